@@ -7,6 +7,7 @@ Runs offline in about a minute:
 
 import argparse
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -24,28 +25,38 @@ points = np.stack([np.cos(angle) + label, np.sin(angle) * (1 - 2 * label) + 0.3 
 points = (points + rng.normal(0, 0.1, points.shape)).astype("float32")
 
 
-def trial(units: int, rate: float) -> tuple[float, object]:
-    """Train one model; whatever it allocates is gone when its process ends."""
+def build(units: int, rate: float) -> Any:
+    """Return a compiled model."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = [keras.Input((2,)), keras.layers.Dense(units, "relu"), keras.layers.Dense(units, "relu")]
     model = keras.Sequential([*layers, keras.layers.Dense(1, "sigmoid")])
     model.compile(keras.optimizers.Adam(rate), "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def trial(units: int, rate: float) -> tuple[float, list[np.ndarray]]:
+    """Train one model; whatever it allocates is gone when its process ends."""
+    model = build(units, rate)
     history = model.fit(points, label, validation_split=0.2, epochs=5, batch_size=64, verbose=0).history
-    return history["val_accuracy"][-1], model
+    return history["val_accuracy"][-1], model.get_weights()
 
 
-best = kerasmem.BestWeights("val_accuracy")
+best_accuracy, best_setting, best_weights = 0.0, None, None  # one model's weights, whatever the number of trials
 print(f"{'units':>6} {'rate':>6} {'accuracy':>9} {'peak':>9}")
 for units, rate in itertools.product((8, 64, 4096), (0.001, 0.01)):
     run = kerasmem.run_isolated(trial, units, rate, device_memory_limit=options.limit, output=False)
     if run.out_of_memory:
         print(f"{units:6} {rate:6} {run.reason}")
         continue
-    accuracy, model = run.get()
-    best.offer(accuracy, model, {"units": units, "rate": rate})
+    accuracy, weights = run.get()
+    if accuracy > best_accuracy:
+        best_accuracy, best_setting, best_weights = accuracy, (units, rate), weights
     print(f"{units:6} {rate:6} {accuracy:9.3f} {format_size(run.peak_bytes or 0):>9}")
 
-model = best.build()
-print(f"\nBest: {best.config}, accuracy {best.score:.3f}, {model.count_params():,} parameters")
+if best_setting is not None:
+    model = build(*best_setting)
+    model.set_weights(best_weights)
+    units, rate = best_setting
+    print(f"\nBest: {units} units, rate {rate}, accuracy {best_accuracy:.3f}, {model.count_params():,} parameters")

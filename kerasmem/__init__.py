@@ -32,12 +32,8 @@ _PUBLIC = {
     "find_executable_batch_size": "kerasmem.training.batch_size",
     "advise": "kerasmem.recovery.facade",
     "run_isolated": "kerasmem.training.isolation",
-    "IsolatedRun": "kerasmem.training.isolation",
-    "BestWeights": "kerasmem.training.best_weights",
     "recompute": "kerasmem.training.segments.building",
-    "require_fit": "kerasmem.training.searches",
-    "optuna_objective": "kerasmem.training.searches",
-    "tuner_class": "kerasmem.training.searches",
+    "require_fit": "kerasmem.training.requiring",
     "clear_session": "kerasmem.models.freeing",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
@@ -70,14 +66,10 @@ if TYPE_CHECKING:
     from kerasmem.streaming.data_source import H5DataSource as H5DataSource
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
     from kerasmem.training.batch_size import find_executable_batch_size as find_executable_batch_size
-    from kerasmem.training.best_weights import BestWeights as BestWeights
     from kerasmem.training.fitting import fit as fit
-    from kerasmem.training.isolation import IsolatedRun as IsolatedRun
     from kerasmem.training.isolation import run_isolated as run_isolated
+    from kerasmem.training.requiring import require_fit as require_fit
     from kerasmem.training.resume import ResumeTraining as ResumeTraining
-    from kerasmem.training.searches import optuna_objective as optuna_objective
-    from kerasmem.training.searches import require_fit as require_fit
-    from kerasmem.training.searches import tuner_class as tuner_class
     from kerasmem.training.segments.building import recompute as recompute
 
 

@@ -79,7 +79,7 @@ ONLY_IN = {
 KERAS_AT_THE_TOP = {
     "training/saving.py", "training/dataset_sources.py", "training/trainer.py",
     "monitoring/logger.py", "monitoring/step_profiler.py", "training/resume.py", "streaming/sequence.py",
-    "training/best_weights.py", "models/recomputed.py", "models/segment_gradient.py", "training/sources.py",
+    "models/recomputed.py", "models/segment_gradient.py", "training/sources.py",
     "training/array_source.py", "training/steps/batches.py", "training/steps/micro.py", "training/steps/losses.py",
     "training/steps/checks.py", "training/steps/packing.py", "training/fitting.py",
     "training/steps/row_sums.py", "models/segment_scope.py", "models/call_gradients.py",

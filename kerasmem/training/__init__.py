@@ -20,6 +20,5 @@ What else goes on:
 - `supervising`: `kerasmem run`; `script`: the process in which it runs the user's script; `run_folder`: what the two
   tell each other.
 - `segments`: `kerasmem.recompute`.
-- `isolation`: `kerasmem.run_isolated`; `best_weights`: the best of many models; `searches`: trials of Optuna and
-  KerasTuner that fail alone.
+- `isolation`: `kerasmem.run_isolated`; `requiring`: `kerasmem.require_fit`.
 """

@@ -12,7 +12,6 @@ import time
 import numpy as np
 import pytest
 
-import kerasmem
 from kerasmem import KerasmemError, run_isolated
 from kerasmem.errors import UsageError
 from kerasmem.processes.forking import running_servers
@@ -287,4 +286,3 @@ def test_all_ends_with_the_process_that_asked(tmp_path, how):
 def test_importing_it_loads_no_tensorflow(program):
     code = "import sys, kerasmem; kerasmem.run_isolated; print('tensorflow' in sys.modules, 'keras' in sys.modules)"
     assert program("-c", code).out.strip() == "False False"
-    assert kerasmem.IsolatedRun is not None
