@@ -19,7 +19,7 @@ import keras
 from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import check_recomputable, functional_class, graph_of
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.segment_cuts import CUTTABLE, Cuts, Segment, all_but_last, chain_of, parted, split
+from kerasmem.models.segment_cuts import CUTTABLE, Segment, all_but_last, chain_of, split
 from kerasmem.models.segment_scope import MakeCall, SegmentFunction, call_at_once
 from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
 
@@ -33,7 +33,7 @@ check_recomputable()
 Functional: Any = functional_class()
 
 
-def _cut_inside(model: Any, cuts: Sequence[Cuts], recomputed: Sequence[bool]) -> Any:
+def _cut_inside(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
     """Return what runs in a nested model's place: the same layers, cut."""
     return _made_again(model, RecomputedFunctional, cuts=cuts, recomputed=recomputed)
 
@@ -49,7 +49,7 @@ def _made_again(model: Any, kind: Any, **options: Any) -> Any:
 class _Configuration(dict[str, Any]):
     """A Functional model's configuration that remembers the cuts, which are no part of it."""
 
-    cuts: tuple[Cuts, ...] = ()
+    cuts: tuple[str, ...] = ()
     recomputed: tuple[bool, ...] | None = None
 
 
@@ -69,8 +69,7 @@ class RecomputedFunctional(Functional):
         inputs: as for `keras.Model`.
         outputs: as for `keras.Model`.
         name: as for `keras.Model`.
-        cuts: names of the operations after which a segment ends, in the order of the model; in tuples, those after
-            which the next segment is cut itself while it runs again.
+        cuts: names of the operations after which a segment ends, in the order of the model.
         recomputed: for each segment whether it is recomputed; None: all but the last.
     """
 
@@ -82,15 +81,14 @@ class RecomputedFunctional(Functional):
         )
         cuts, recomputed = (kwargs.pop("cuts", carried[0]), kwargs.pop("recomputed", carried[1]))
         super().__init__(*args, **kwargs)
-        self._cuts = tuple(each if isinstance(each, str) else tuple(each) for each in cuts)
-        told = all_but_last(parted(self._cuts)[0]) if recomputed is None else recomputed
-        self._recomputed = tuple(map(bool, told))
+        self._cuts = tuple(cuts)
+        self._recomputed = all_but_last(self._cuts) if recomputed is None else tuple(map(bool, recomputed))
         self.plan: Any = None  # of `kerasmem.recompute`; not saved
         self._inside = _Untracked(split(self, self._cuts, self._recomputed, _cut_inside))
 
     @property
-    def cuts(self) -> tuple[Cuts, ...]:
-        """The names of the operations after which a segment ends, and in tuples those inside the next segment."""
+    def cuts(self) -> tuple[str, ...]:
+        """The names of the operations after which a segment ends."""
         return self._cuts
 
     @property
@@ -146,7 +144,7 @@ keras.saving.get_custom_objects()[OWN_NAME] = RecomputedFunctional
 CUTTABLE.add(RecomputedFunctional)
 
 
-def _recomputed(plain: Any, cuts: Sequence[Cuts], recomputed: Sequence[bool]) -> Any:
+def _recomputed(plain: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
     made = _cut_inside(plain, cuts, recomputed)
     if plain.compiled:
         made.compile(**compile_arguments(plain))
@@ -196,16 +194,9 @@ def _is_symbolic(inputs: Any) -> bool:
 
 
 def _runner(segment: Segment, operation_fn: Callable[[Any], Any]) -> SegmentFunction:
-    def run(entering: list[Any], make_call: MakeCall = call_at_once, again: bool = False) -> list[Any]:
+    def run(entering: list[Any], make_call: MakeCall = call_at_once) -> list[Any]:
         tensors = dict(zip(segment.entering, entering, strict=True))
-        parts = segment.parts if again else ()
-        for part in parts[:-1]:
-            taken = [tensors.get(key) for key in part.entering]
-            of_part = _runner(part, operation_fn)
-            call = functools.partial(run_segment, of_part, taken, part.layers, True)
-            made = make_call(call, taken, part) if part.layers else of_part(taken, make_call)
-            tensors.update(zip(part.leaving, made, strict=True))
-        for node in (parts[-1] if parts else segment).nodes:
+        for node in segment.nodes:
             args, kwargs = node.arguments.fill_in(tensors)
             call = functools.partial(operation_fn(segment.inside or node.operation), *args, **kwargs)
             taken = [tensors.get(id(each)) for each in node.input_tensors]

@@ -45,7 +45,7 @@ def run_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[An
         for tensor, mask in zip(inputs, masks, strict=True):
             set_mask(tensor, mask)
         with SegmentScope(zip(variables, values, strict=True)) as scope:
-            outputs = run(inputs, again=True)
+            outputs = run(inputs)
         updates = scope.updates()
         assigned[:] = [variable for variable, _ in updates]
         owners[:] = [loss_owner(loss, inner) or layers[0] for loss in scope.losses]

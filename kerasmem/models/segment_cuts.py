@@ -2,7 +2,7 @@
 
 A cut is the name of an operation after whose (last) call one segment ends and the next begins; "mobilenet/conv1" is one
 of the model "mobilenet" inside the model. Where a cut lies inside a nested model, that is a segment of its own, with
-the cuts that are its own. Names in a tuple are cuts of the segment that comes next: they count while it runs again.
+the cuts that are its own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from kerasmem.compat.keras_functional import calls_of, functional_class, graph_o
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 
-Cuts = str | Sequence[str]
-CutInside = Callable[[Any, Sequence[Cuts], Sequence[bool]], Any]
+CutInside = Callable[[Any, Sequence[str], Sequence[bool]], Any]
 CUTTABLE: set[type] = set()  # classes beside Functional whose models do nothing but call their layers
 
 
@@ -32,7 +31,6 @@ class Segment:
         leaving: ids of those that something after, or the model's output, needs.
         recomputed: whether its inside is computed again for the gradient, rather than kept.
         inside: where it is the call of a nested model with cuts of its own: what is called in its place.
-        parts: the segments that it consists of while it runs again, the last of them kept.
     """
 
     nodes: tuple[Any, ...]
@@ -40,7 +38,6 @@ class Segment:
     leaving: tuple[int, ...]
     recomputed: bool
     inside: Any = None
-    parts: tuple[Segment, ...] = ()
 
     @functools.cached_property
     def layers(self) -> list[Any]:
@@ -48,34 +45,6 @@ class Segment:
         operations = {id(each.operation): each.operation for each in self.nodes}
         layer = import_keras().Layer
         return [each for each in operations.values() if isinstance(each, layer)]
-
-    @property
-    def trainable_variables(self) -> list[Any]:
-        """The weights of its layers that are trained."""
-        return [each for layer in self.layers for each in layer.trainable_variables]
-
-
-def parted(cuts: Sequence[Cuts]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the ends of segments, and for each segment, the last one too, the cuts inside it.
-
-    Examples:
-        >>> parted(["a", ("b", "c"), "d"])
-        (('a', 'd'), [(), ('b', 'c'), ()])
-
-    Raises:
-        UsageError: one is neither a name nor a tuple of names.
-    """
-    ends: list[str] = []
-    inner: list[tuple[str, ...]] = [()]
-    for each in cuts:
-        if isinstance(each, str):
-            ends.append(each)
-            inner.append(())
-        elif isinstance(each, (tuple, list)) and all(isinstance(name, str) for name in each):
-            inner[-1] += tuple(each)
-        else:
-            raise UsageError(f"cuts {each!r}: write names of layers, and a tuple of names for cuts inside a segment")
-    return tuple(ends), inner
 
 
 @dataclass(frozen=True)
@@ -132,7 +101,7 @@ def cut_places(chain: Sequence[ChainCall]) -> dict[str, int]:
 
 def split(
     model: Any,
-    cuts: Sequence[Cuts],
+    cuts: Sequence[str],
     recomputed: Sequence[bool] | None = None,
     cut_inside: CutInside = lambda model, cuts, recomputed: model,
 ) -> list[Segment]:
@@ -140,7 +109,7 @@ def split(
 
     Args:
         model: the model.
-        cuts: names of the operations after which a segment ends, and in tuples of those inside the next segment.
+        cuts: names of the operations after which a segment ends.
         recomputed: for each segment whether it is recomputed; None: all but the last.
         cut_inside: from a nested model, its cuts, and which of its segments are recomputed, to what runs in its place.
 
@@ -150,19 +119,15 @@ def split(
     chain = chain_of(model)
     names = [name for call in chain for name, _ in call.inner]
     places = cut_places(chain)
-    told, inner = parted(cuts)
-    for cut in (*told, *itertools.chain(*inner)):
-        if cut not in places:
+    for cut in cuts:
+        if not isinstance(cut, str) or cut not in places:
             known = ", ".join(names[:6])
             raise UsageError(f"cut {cut!r}: model {model.name!r} calls no layer of that name; it calls {known}, …")
-    ends = [places[cut] for cut in told]
-    bounds = [0, *ends, len(names)]
-    recomputed = all_but_last(told) if recomputed is None else recomputed
-    within = [[places[each] for each in some] for some in inner]
-    whole = [[begin, *some, end] for (begin, end), some in zip(itertools.pairwise(bounds), within, strict=True)]
-    if bounds != sorted(set(bounds)) or len(recomputed) != len(told) + 1 or any(e != sorted(set(e)) for e in whole):
+    bounds = [0, *(places[cut] for cut in cuts), len(names)]
+    recomputed = all_but_last(cuts) if recomputed is None else recomputed
+    if bounds != sorted(set(bounds)) or len(recomputed) != len(cuts) + 1:
         raise UsageError(f"cuts {list(cuts)}: name each layer once, in the order in which the model calls them")
-    groups = list(_grouped(chain, bounds, recomputed, within, cut_inside))
+    groups = list(_grouped(chain, bounds, recomputed, cut_inside))
     return _segments(groups, {id(each) for each in model.outputs})
 
 
@@ -176,23 +141,8 @@ def _segments(groups: Sequence[_Group], wanted: Set[int]) -> list[Segment]:
         later = wanted | {id(tensor) for each in after for tensor in each.input_tensors}
         entering = tuple(key for key in needed if key not in made)
         leaving = tuple(key for key in made if key in later)
-        parts = _segments(list(_parts(group)), set(leaving)) if group.cuts else ()
-        segments.append(Segment(tuple(group.nodes), entering, leaving, group.recomputed, group.inside, tuple(parts)))
+        segments.append(Segment(tuple(group.nodes), entering, leaving, group.recomputed, group.inside))
     return segments
-
-
-def _parts(group: _Group) -> Iterator[_Group]:
-    """Yield the parts of a segment that is cut itself.
-
-    Raises:
-        UsageError: a cut lies inside a model that the segment calls as a whole.
-    """
-    numbers = {end: number for number, end in enumerate(group.ends, 1)}
-    wrong = [each for each in group.cuts if each not in numbers]
-    if wrong:
-        raise UsageError("cuts inside a segment: one lies in a model that the segment calls as a whole")
-    for begin, end in itertools.pairwise([0, *(numbers[each] for each in group.cuts), len(group.nodes)]):
-        yield _Group(group.number, end != len(group.nodes), group.nodes[begin:end])
 
 
 def all_but_last(cuts: Sequence[str]) -> tuple[bool, ...]:
@@ -206,15 +156,12 @@ class _Group:
     recomputed: bool
     nodes: list[Any] = field(default_factory=list)
     inside: Any = None
-    cuts: Sequence[int] = ()  # places where it is cut itself
-    ends: list[int] = field(default_factory=list)  # the places where its calls end
 
 
 def _grouped(
     chain: Sequence[ChainCall],
     bounds: Sequence[int],
     recomputed: Sequence[bool],
-    within: Sequence[Sequence[int]],
     cut_inside: CutInside,
 ) -> Iterator[_Group]:
     """Yield the calls between two cuts together, and each nested model with cuts inside alone."""
@@ -230,16 +177,11 @@ def _grouped(
             group = None
         if first != last:
             model, skipped = call.node.operation, len(call.node.operation.name) + 1
-            cuts: list[Cuts] = []
-            for number in range(first, last + 1):
-                own = tuple(names[place - 1][skipped:] for place in within[number] if begin < place < end)
-                cuts += [own] if own else []
-                cuts += [names[bounds[number + 1] - 1][skipped:]] if number < last else []
+            cuts = [names[place - 1][skipped:] for place in bounds[first + 1 : last + 1]]
             yield _Group(None, False, [call.node], cut_inside(model, cuts, recomputed[first : last + 1]))
         else:
-            group = group or _Group(first, recomputed[first], cuts=within[first])
+            group = group or _Group(first, recomputed[first])
             group.nodes.append(call.node)
-            group.ends.append(end)
         begin = end
     yield from () if group is None else (group,)
 

@@ -217,8 +217,8 @@ class _Recomputed(_Segment):
 
     def _run_again(self, calls: CallGradients, inputs: list[Any]) -> list[Any]:
         if tf.executing_eagerly():  # all is in turn; and sums have their terms in the order of the plain model
-            return calls.make(lambda: self._run(inputs, again=True), inputs, None)
-        return self._run(inputs, calls.make, again=True)
+            return calls.make(lambda: self._run(inputs), inputs, None)
+        return self._run(inputs, calls.make)
 
 
 def _fresh(tensors: Iterable[Any]) -> list[Any]:

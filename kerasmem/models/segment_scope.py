@@ -16,8 +16,8 @@ MakeCall = Callable[[Callable[[], Any], list[Any], Any], list[Any]]
 class SegmentFunction(Protocol):
     """From the tensors that enter a segment to those that leave it; it may be called more than once."""
 
-    def __call__(self, entering: list[Any], make_call: MakeCall = ..., again: bool = ...) -> list[Any]:
-        """Run the segment, each call of a layer made by `make_call`; again: for the gradient, cut itself if it is."""
+    def __call__(self, entering: list[Any], make_call: MakeCall = ...) -> list[Any]:
+        """Run the segment, each call of a layer made by `make_call`."""
 
 
 def call_at_once(call: Callable[[], Any], _taken: list[Any], _layer: Any) -> list[Any]:

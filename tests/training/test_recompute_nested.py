@@ -11,7 +11,6 @@ import pytest
 from recomputed_models import make
 
 import kerasmem
-from kerasmem.errors import UsageError
 from kerasmem.models.recomputed import RecomputedFunctional
 from kerasmem.training.segments.chain import Kept, Step
 from kerasmem.training.segments.planning import plan_segments
@@ -125,27 +124,3 @@ def test_cuts_that_are_given_get_the_edges_of_the_nested_model():
     model = kerasmem.recompute(stack(6, 8), cuts=["backbone/dense_1", "backbone/dense_3"])
     assert model.cuts == ("scale", "backbone/dense_1", "backbone/dense_3")
     assert model.recomputed == (True, True, True, False)
-
-
-def test_a_segment_that_calls_a_model_is_not_cut_inside_that():
-    names = [*(f"net/{letter}" for letter in "abcdef"), "g", *"hijklmnop"]
-    steps = [Step(name, 1.0, 1, 0, (Kept(90, None, None, True), Kept(10, n + 1, n + 1, True)))
-             for n, name in enumerate(names)]  # fmt: skip
-    plan = plan_segments(steps, segments=2, batch_size=1, levels=2)
-    assert plan.segments[0].cuts
-    first = names[: names.index(plan.segments[0].last) + 1]
-    assert not (len(first) > 6 and any(each.startswith("net/") and each != "net/f" for each in plan.segments[0].cuts))
-    with pytest.raises(UsageError, match="a model that the segment calls as a whole"):
-        kerasmem.recompute(stack(6, 8), cuts=["scale", ("backbone/dense_1",), "backbone"])
-
-
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_segments_cut_inside_take_less_as_measured(is_compiled):
-    plain = stack(24)
-    plain.compile("sgd", "mse", jit_compile=is_compiled)
-    once, twice = (kerasmem.recompute(plain, batch_size=4096, levels=levels) for levels in (1, 2))
-    assert any(isinstance(each, tuple) for each in twice.cuts)
-    one, other = (kerasmem.measure(each, batch_size=4096, steps=3).bytes.total for each in (once, twice))
-    assert other < 0.9 * one
-    assert other == pytest.approx(twice.plan.predicted_bytes, rel=0.3)
-    assert kerasmem.recompute(plain, batch_size=4096, cuts=twice.cuts).plan.segments == twice.plan.segments

@@ -73,49 +73,6 @@ def test_no_partition_is_better(seed):
     assert cheapest(table, min(most for _, most, _ in every) * 0.99) is None
 
 
-def inside(steps, begin, end):
-    """Every way to cut a segment while it runs again."""
-    ends = [number for number in range(begin + 1, end) if steps[number - 1].may_end]
-    return [places for count in range(len(ends) + 1) for places in itertools.combinations(ends, count)]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_no_partition_of_segments_that_are_cut_themselves_is_better(seed):
-    steps = chain(6, seed)
-    table = Table.of(steps)
-    peaks = []
-    for cuts in partitions(steps):
-        if all(again for _, again in cuts[:-1]):
-            begins = [0, *(place for place, _ in cuts)]
-            ways = [inside(steps, a, b) if again else [()] for a, (b, again) in zip(begins, cuts, strict=False)]
-            peaks += [max(most for _, most in table.peak_of(cuts, inner)) for inner in itertools.product(*ways)]
-    plan = plan_segments(steps, batch_size=1, levels=2)
-    assert plan.activation_bytes == pytest.approx(min(peaks), rel=2e-3, abs=1)
-    assert plan.activation_bytes <= plan_segments(steps, batch_size=1).activation_bytes
-
-
-def test_a_segment_is_cut_itself_only_where_that_helps():
-    once, twice = (plan_segments(dense(64), batch_size=1, levels=levels) for levels in (1, 2))
-    assert twice.activation_bytes < 0.75 * once.activation_bytes
-    assert once.extra_time < twice.extra_time < 2 / 3
-    assert all(isinstance(each, str) for each in once.cuts)
-    assert any(each.cuts for each in twice.segments)
-    within = once.activation_bytes + 1
-    assert plan_segments(dense(64), batch_size=1, levels=2, target_bytes=within).cuts == (
-        plan_segments(dense(64), batch_size=1, target_bytes=within).cuts
-    )
-    below = (once.activation_bytes + twice.activation_bytes) // 2
-    with pytest.raises(UsageError, match="levels=2"):
-        plan_segments(dense(64), batch_size=1, target_bytes=below)
-    met = plan_segments(dense(64), batch_size=1, levels=2, target_bytes=below)
-    assert met.activation_bytes <= below
-    assert met.extra_time < twice.extra_time
-    assert RecomputePlan.from_dict(met.to_dict()) == met
-    assert met.extra_flops == sum(each.extra_flops for each in met.segments)
-    with pytest.raises(UsageError, match="levels 3"):
-        plan_segments(dense(), batch_size=1, levels=3)
-
-
 def dense(count=24, inside=30, crossing=10, working=5):
     return [
         Step(f"d{n}", 1.0, 100, working, (Kept(inside, None, None, True), Kept(crossing, n + 1, n + 1, True)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -21,20 +20,10 @@ from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
-from kerasmem.models.segment_cuts import Cuts
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.segments.chain import nested_models
-from kerasmem.training.segments.planning import (
-    AUTO,
-    RecomputePlan,
-    check_levels,
-    described,
-    listed,
-    plan_segments,
-    uncut,
-    way_out,
-)
+from kerasmem.training.segments.planning import AUTO, RecomputePlan, described, plan_segments, uncut
 from kerasmem.training.segments.shapes import shaped_chain
 from kerasmem.training.segments.tracing import trace_chain
 from kerasmem.units import format_size
@@ -49,9 +38,8 @@ def recompute(
     *,
     memory: int | str | None = None,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    cuts: Sequence[Cuts] | None = None,
+    cuts: Sequence[str] | None = None,
     input_shape: Any = None,
-    levels: int = 1,
 ) -> Any:
     """Return the same model, which keeps only what crosses a few cuts and computes the rest again for the gradient.
 
@@ -68,10 +56,7 @@ def recompute(
         batch_size: samples in a batch, for which the cuts are chosen; other batches run too.
         cuts: names of the layers after which a segment ends, in place of all that; "mobilenet/conv1" is a layer of the
             model "mobilenet" inside the model. Cuts around such a model are added, as a segment lies inside or outside.
-            Those in a tuple are cuts inside the segment that comes next, while it runs again: `("a", ("b", "c"), "d")`.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
-        levels: how often a layer may be computed again. With 2, segments are cut inside too, while they run again,
-            where that makes the peak lower: it takes up to another forward pass. Not beside `cuts`, which say it.
 
     Returns:
         A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
@@ -93,7 +78,7 @@ def recompute(
     """
     target = None if memory is None else resolve_device(str(memory))
     model = _as_graph(model, input_shape)
-    options = {"segments": segments, "cuts": cuts, "input_shape": input_shape, "levels": levels}
+    options = {"segments": segments, "cuts": cuts, "input_shape": input_shape}
     plan = _planned(model, target, batch_size, **options)
     if target is not None and cuts is None:
         return _estimated_within(model, plan, target, options)
@@ -110,20 +95,14 @@ def _planned(
     target: DeviceTarget | None,
     batch_size: int,
     segments: int | str,
-    cuts: Sequence[Cuts] | None,
+    cuts: Sequence[str] | None,
     input_shape: Any,
-    levels: int,
 ) -> RecomputePlan:
     """Return where to cut a model, as `recompute` does with these arguments."""
     source = _functional(model)
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
         raise UsageError("cuts and segments: give the one or the other")
-    check_levels(levels)  # before the model is traced
-    if cuts is not None and levels != 1:
-        raise UsageError(
-            'cuts and levels: give the one or the other; in cuts, a tuple cuts a segment inside: ("a", "b")'
-        )
     if runs_on_jax():
         steps = shaped_chain(source, batch_size, input_shape)
     else:
@@ -133,22 +112,18 @@ def _planned(
     limit = None if target is None else target.available_bytes
     if cuts is None:
         return plan_segments(
-            steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=limit,
-            levels=levels,
-        )  # fmt: skip
-    from kerasmem.models.segment_cuts import chain_of, cut_places, parted, split
+            steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=limit
+        )
+    from kerasmem.models.segment_cuts import chain_of, cut_places, split
 
     split(source, cuts)  # names the cut that is wrong
     places = cut_places(chain_of(source))
-    ends = {places[each] for each in cuts if isinstance(each, str)}
+    ends = {places[each] for each in cuts}
     for first, last in nested_models(steps):  # a segment recomputes calls of one model alone
         if any(first < each < last for each in ends):
             ends |= {each for each in (first, last) if 0 < each < max(ends)}
-    within = sorted(places[each] for each in itertools.chain(*parted(cuts)[1]))
-    bounds = [*sorted(ends), len(steps)]
-    inner = [[each for each in within if begin < each < end] for begin, end in itertools.pairwise([0, *bounds])]
-    ending = [*((each, True) for each in bounds[:-1]), (len(steps), False)]
-    return described(steps, ending, batch_size, persistent, limit, inner)
+    ending = [*((each, True) for each in sorted(ends)), (len(steps), False)]
+    return described(steps, ending, batch_size, persistent, limit)
 
 
 def _rules(model: Any, target: DeviceTarget | None) -> KernelRules | None:
@@ -178,7 +153,7 @@ def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:
 
 
 def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
-    what = f"cut after {listed(plan.cuts)}" if plan.cuts else "wherever it is cut"
+    what = f"cut after {', '.join(plan.cuts)}" if plan.cuts else "wherever it is cut"
     return (
         f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} the backward "
         f"pass needs {format_size(plan.plain_activation_bytes)} of activations as the model is, and "
@@ -227,7 +202,7 @@ def _estimated_within(model: Any, plan: RecomputePlan, target: DeviceTarget, opt
             break
     raise UsageError(
         f"memory {format_size(limit)}: by the estimate the step may need {format_size(most)} at batch "
-        f"{plan.batch_size:,} cut as {listed(made.cuts) or 'it is'}; {way_out(options['levels'])}"
+        f"{plan.batch_size:,} cut as {', '.join(made.cuts) or 'it is'}; take a smaller batch"
     )
 
 

@@ -3,15 +3,13 @@
 In the backward pass of a segment there are in memory: what every segment before it holds, its own inside, the
 gradient that comes from above, and scratch. A recomputed segment holds the tensors that cross its end; a kept one its
 whole inside. So the state of a partition is what is held at a place, and everything after it depends on that number
-alone: dynamic programming over the places, with the time spent as the second coordinate where a target is given.
-
-A segment that runs again can be cut itself, and hold no more than what crosses those cuts while it does.
+alone: dynamic programming over the places, with the time spent as the second coordinate if a target is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,6 @@ class Table:
         held_kept: as `held`, where its inside is kept.
         peak_kept: as `peak`, where its inside is kept.
         seconds: of its forward pass.
-        nested: for each model inside the model how many steps lie before it, and before its end.
     """
 
     places: Any
@@ -45,7 +42,6 @@ class Table:
     held_kept: Any
     peak_kept: Any
     seconds: Any
-    nested: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, steps: Sequence[Step], places: Sequence[int] | None = None) -> Table:
@@ -61,62 +57,25 @@ class Table:
         seconds = time[None, :] - time[:, None]
         held, peak = _swept(steps, at, again=True)
         begin, end = at[:, None], at[None, :]
-        nested = tuple(nested_models(steps))
-        for first, last in nested:
+        for first, last in nested_models(steps):
             peak[
                 ((begin < first) & (first < end) & (end < last)) | ((first < begin) & (begin < last) & (last < end))
             ] = np.inf
-        return cls(at, held, peak, *_swept(steps, at, again=False), seconds, nested)
+        return cls(at, held, peak, *_swept(steps, at, again=False), seconds)
 
-    def peak_of(self, cuts: Sequence[Cut], inner: Sequence[Sequence[int]] = ()) -> list[tuple[float, float]]:
-        """Return for each segment what it holds and the peak in its backward pass.
+    def peak_of(self, cuts: Sequence[Cut]) -> list[tuple[float, float]]:
+        """Return the bytes that each segment holds, and the peak in its backward pass.
 
         Args:
             cuts: the ends of the segments.
-            inner: for each segment the places where it is cut while it runs again.
         """
-        held, begin, found = 0.0, 0, []
-        for number, (place, again) in enumerate(cuts):
+        before, begin, costs = 0.0, 0, []
+        for place, again in cuts:
             end = int(np.searchsorted(self.places, place))
-            own, peak = (self.held, self.peak) if again else (self.held_kept, self.peak_kept)
-            parts = [*np.searchsorted(self.places, inner[number] if inner else ()), end]
-            most, beside, start = 0.0, 0.0, begin
-            for part in parts:
-                most, beside = max(most, beside + float(peak[start, part])), beside + float(own[start, part])
-                start = part
-            found.append((float(own[begin, end]), held + most))
-            held, begin = held + float(own[begin, end]), end
-        return found
-
-    def cut_inside(self) -> Table:
-        """Return the table of segments that are cut themselves while they run again: each with its lowest peak."""
-        peak = self.peak.copy()
-        for end in range(2, len(self.places)):
-            for begin in range(end - 2, -1, -1):
-                middle = self._between(begin, end) if np.isfinite(peak[begin, end]) else ()
-                if len(middle):
-                    best = np.maximum(self.peak[begin, middle], self.held[begin, middle] + peak[middle, end]).min()
-                    peak[begin, end] = min(peak[begin, end], best)
-        return replace(self, peak=peak)
-
-    def inside(self, begin: int, end: int, limit: float) -> tuple[int, ...]:
-        """Return the places where a segment is cut while it runs again, so that its peak stays within the limit."""
-        if self.peak[begin, end] <= limit:
-            return ()
-        at = np.array([begin, *self._between(begin, end), end])
-        held, peak = self.held[np.ix_(at, at)], self.peak[np.ix_(at, at)]
-        # Its last part is run once more with the segment, and then kept.
-        parts = replace(self, places=self.places[at], held=held, peak=peak, peak_kept=peak)
-        return tuple(place for place, _ in (_least_held(parts, limit, None) or ())[:-1])
-
-    def _between(self, begin: int, end: int) -> Any:
-        """Return the places between two where a segment between them can be cut: outside of models that it calls."""
-        middle = np.arange(begin + 1, end)
-        for first, last in self.nested:
-            if self.places[begin] <= first and last <= self.places[end]:
-                at = self.places[middle]
-                middle = middle[(at <= first) | (at >= last)]
-        return middle
+            held, peak = (self.held, self.peak) if again else (self.held_kept, self.peak_kept)
+            costs.append((float(held[begin, end]), before + float(peak[begin, end])))
+            before, begin = before + float(held[begin, end]), end
+        return costs
 
 
 def lowest_peak(table: Table, segments: int | None = None) -> list[Cut]:
@@ -136,22 +95,6 @@ def lowest_peak(table: Table, segments: int | None = None) -> list[Cut]:
         else:
             best, high = (found, min(middle, max(peak for _, peak in table.peak_of(found))))
     return best or [(int(table.places[-1]), False)]
-
-
-def inner_places(table: Table, cuts: Sequence[Cut], limit: float) -> list[tuple[int, ...]]:
-    """Return for each segment the places where it is cut while it runs again; none where it stays within the limit so.
-
-    Args:
-        table: of the chain, of segments that are not cut themselves.
-        cuts: a partition by the table of those that are (`Table.cut_inside`).
-        limit: that no peak is above.
-    """
-    begin, before, found = 0, 0.0, []
-    for place, again in cuts:
-        end = int(np.searchsorted(table.places, place))
-        found.append(table.inside(begin, end, limit - before) if again else ())
-        before, begin = before + float((table.held if again else table.held_kept)[begin, end]), end
-    return found
 
 
 def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] | None:

@@ -5,21 +5,18 @@ Sizes are bytes.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
 from kerasmem.errors import UsageError
-from kerasmem.models.segment_cuts import Cuts
 from kerasmem.records import Record
 from kerasmem.training.segments.chain import Step
-from kerasmem.training.segments.choosing import Cut, Table, cheapest, inner_places, lowest_peak
+from kerasmem.training.segments.choosing import Cut, Table, cheapest, lowest_peak
 from kerasmem.units import format_size
 
 AUTO = "auto"
-MOST_LEVELS = 2
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,6 @@ class PlannedSegment:
         peak_bytes: activations in memory while its gradient is computed, those of the segments before included.
         flops: of its matrix products and convolutions, forward.
         extra_flops: of those that are computed again.
-        cuts: the layers after which it is cut itself while it runs again; all but its last part then run once more.
     """
 
     first: str
@@ -45,7 +41,6 @@ class PlannedSegment:
     peak_bytes: int
     flops: int
     extra_flops: int = 0
-    cuts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,9 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
     target_bytes: int | None = None
 
     @property
-    def cuts(self) -> tuple[Cuts, ...]:
-        """The layers after which a segment ends; before its end, in a tuple, those after which it is cut itself."""
-        parts = [(*((each.cuts,) if each.cuts else ()), each.last) for each in self.segments]
-        return tuple(each for part in parts for each in part)[:-1]
+    def cuts(self) -> tuple[str, ...]:
+        """The layers after which a segment ends."""
+        return tuple(each.last for each in self.segments[:-1])
 
     @property
     def recomputed(self) -> tuple[bool, ...]:
@@ -99,7 +93,6 @@ def plan_segments(
     batch_size: int,
     persistent_bytes: int = 0,
     target_bytes: int | None = None,
-    levels: int = 1,
 ) -> RecomputePlan:
     """Return where to cut a chain.
 
@@ -110,7 +103,6 @@ def plan_segments(
         batch_size: samples in a batch, for which the steps were traced.
         persistent_bytes: what is in memory besides activations.
         target_bytes: the memory to stay within, `persistent_bytes` included.
-        levels: how often a step may run again; with 2 a segment that runs again may be cut itself.
 
     Raises:
         UsageError: the chain has not so many places to be cut, or no partition meets the target.
@@ -123,9 +115,7 @@ def plan_segments(
         >>> plan.cuts, plan.activation_bytes, plan.plain_activation_bytes
         (('dense_2', 'dense_5'), 330, 910)
     """
-    check_levels(levels)
     table = Table.of(steps)
-    chosen = table.cut_inside() if levels > 1 else table
     budget = None if target_bytes is None else target_bytes - persistent_bytes
     cuts: list[Cut] | None
     if segments != AUTO:
@@ -135,20 +125,19 @@ def plan_segments(
             raise UsageError(
                 f"segments {segments!r}: write 'auto' or a whole number from 1 to {most}, one for each layer"
             )
-        cuts = lowest_peak(chosen, int(segments))
+        cuts = lowest_peak(table, int(segments))
     elif budget is not None:
-        cuts = cheapest(table, budget) or cheapest(chosen, budget)
+        cuts = cheapest(table, budget)
     else:
-        cuts = lowest_peak(chosen)
-    lowest = max(peak for _, peak in chosen.peak_of(cuts or lowest_peak(chosen)))
+        cuts = lowest_peak(table)
+    lowest = max(peak for _, peak in table.peak_of(cuts or lowest_peak(table)))
     if budget is not None and (cuts is None or lowest > budget):
         raise UsageError(
             f"memory {format_size(target_bytes or 0)}: even cut {'at the best places' if segments == AUTO else 'so'} "
             f"the step needs about {format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
-            f"{format_size(persistent_bytes)} of it weights, optimizer and batch; {way_out(levels)}"
+            f"{format_size(persistent_bytes)} of it weights, optimizer and batch; take a smaller batch"
         )
-    inner = inner_places(table, cuts or (), lowest if budget is None else budget)
-    return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes, inner)
+    return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes)
 
 
 def described(
@@ -157,16 +146,14 @@ def described(
     batch_size: int,
     persistent_bytes: int,
     target_bytes: int | None,
-    inner: Sequence[Sequence[int]] = (),
 ) -> RecomputePlan:
-    """Return the plan of given cuts, and of those inside each segment, with what it is predicted to take."""
-    inner = inner or [()] * len(cuts)
-    table = Table.of(steps, sorted({0, len(steps), *(place for place, _ in cuts), *itertools.chain(*inner)}))
+    """Return the plan of given cuts, with its predicted bytes and time."""
+    table = Table.of(steps, sorted({0, len(steps), *(place for place, _ in cuts)}))
     begins = [0, *(place for place, _ in cuts)]
     parts, twice = [], 0.0
-    for begin, (end, again), places, (held, peak) in zip(begins, cuts, inner, table.peak_of(cuts, inner), strict=False):
-        runs_again = [*steps[begin:end], *steps[begin : max(places, default=begin)]] if again else []
-        twice += sum(each.seconds for each in runs_again)
+    for begin, (end, again), (held, peak) in zip(begins, cuts, table.peak_of(cuts), strict=False):
+        flops = sum(each.flops for each in steps[begin:end])
+        twice += sum(each.seconds for each in steps[begin:end]) if again else 0.0
         parts.append(
             PlannedSegment(
                 first=steps[begin].name,
@@ -174,9 +161,8 @@ def described(
                 recomputed=again,
                 held_bytes=round(held),
                 peak_bytes=round(peak),
-                flops=sum(each.flops for each in steps[begin:end]),
-                extra_flops=sum(each.flops for each in runs_again),
-                cuts=tuple(steps[place - 1].name for place in places),
+                flops=flops,
+                extra_flops=flops if again else 0,
             )
         )
     forward = sum(each.seconds for each in steps)
@@ -199,19 +185,3 @@ def uncut(plan: RecomputePlan) -> RecomputePlan:
     peak, flops = plan.plain_activation_bytes, sum(each.flops for each in plan.segments)
     whole = PlannedSegment(first.first, last.last, recomputed=False, held_bytes=peak, peak_bytes=peak, flops=flops)
     return replace(plan, segments=(whole,), activation_bytes=peak, extra_flops=0, extra_time=0.0)
-
-
-def check_levels(levels: object) -> None:
-    """Refuse a number of levels that there is not."""
-    if levels not in range(1, MOST_LEVELS + 1):
-        raise UsageError(f"levels {levels!r}: write a whole number from 1 to {MOST_LEVELS}")
-
-
-def way_out(levels: int) -> str:
-    """Return what is left to do where a step does not fit, cut on so many levels."""
-    return "take a smaller batch" + (", or levels=2, which computes more again" if levels < MOST_LEVELS else "")
-
-
-def listed(cuts: Sequence[Cuts]) -> str:
-    """Return cuts as a message names them."""
-    return ", ".join(each if isinstance(each, str) else f"({', '.join(each)})" for each in cuts)
