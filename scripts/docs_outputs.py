@@ -275,7 +275,7 @@ def supervise(folder: Path) -> str:
         model.fit(x, y, epochs=2, verbose=0, callbacks=[Killed()])
         """,
     )
-    return run("kerasmem run train.py", folder)
+    return run("kerasmem run --checkpoint runs train.py", folder)
 
 
 # ---------------------------------------------------------------- tutorials

@@ -82,7 +82,7 @@ KERAS_AT_THE_TOP = {
     "models/recomputed.py", "models/segment_gradient.py", "training/sources.py",
     "training/array_source.py", "training/steps/batches.py", "training/steps/micro.py", "training/steps/losses.py",
     "training/steps/checks.py", "training/steps/packing.py", "training/fitting.py",
-    "training/steps/row_sums.py", "models/segment_scope.py", "models/call_gradients.py",
+    "models/segment_scope.py", "models/call_gradients.py",
 }  # fmt: skip
 
 

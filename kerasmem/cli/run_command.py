@@ -21,12 +21,13 @@ from kerasmem.cli.terminal import is_quiet
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @all_of("--micro-batches", "--save-freq", "--restarts", "--checkpoint")
 def command(checkpoint: str | None, **options: Any) -> int:
-    """Run SCRIPT with its ARGUMENTS, and go on where it runs out of memory or is killed.
+    """Run SCRIPT with its ARGUMENTS; its `model.fit` survives running out of memory.
 
-    Each `model.fit` in it becomes `kerasmem.fit`: a step that runs out is repeated in micro-batches. Where the process
-    dies (under XLA it has to) the script is run again from its beginning: calls of `fit` that were over give what they
-    gave, and the one that was not goes on with the very next batch. So the script must do the same when it is run
-    again: the same models, the same data (seeded where random), nothing that must not happen twice before `fit`.
+    Each `model.fit` in it becomes `kerasmem.fit`: a step that runs out is repeated in micro-batches. With --checkpoint
+    a script that was killed is started again from its beginning. Each `fit` has its own checkpoint in that folder, by
+    its number: one that was over is not trained again, the other resumes at the next batch. So the script must do the
+    same when it is started again: the same models, the same data (seeded if random), nothing that must not happen
+    twice. The checkpoints are removed when the script ends with exit code 0.
 
     Examples:
       kerasmem run train.py
@@ -34,8 +35,7 @@ def command(checkpoint: str | None, **options: Any) -> int:
       kerasmem run --save-freq 20 --checkpoint runs/first train.py
       kerasmem run --module package.train --epochs 20
 
-    The exit code is the script's own; 1 where it ran out of memory with one row at a time too;
-    2 wrong usage; 128 + N where signal N ended it and nothing could be gone on with.
+    The exit code is the script's own; 2 wrong usage; 128 + N if signal N ended it and it was not started again.
     """
     from kerasmem.rendering.escape import printable
     from kerasmem.training.supervising import supervise

@@ -9,8 +9,6 @@ from typing import Any
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 _STREAMS = "kerasmem.fit(checkpoint=…) on tf.data and generators"
-# Its other parameters go to its base class.
-EPOCH_ITERATOR = Borrowed("keras.src.backend.tensorflow.trainer:TFEpochIterator(distribute_strategy)", feature=_STREAMS)
 CATCH_STOP = Borrowed("keras.src.backend.tensorflow.trainer:TFEpochIterator.catch_stop_iteration", feature=_STREAMS)
 MAYBE_BUILD = Borrowed("keras:Model._maybe_symbolic_build(iterator, data_batch)", feature=_STREAMS)
 STEP_LOGS = Borrowed("keras:Model._get_metrics_result_or_logs(logs)", feature="kerasmem.fit(isolated=True)")
@@ -63,18 +61,6 @@ def noted_epoch_iterator(model: Any) -> Iterator[list[Any]]:
         yield found
     finally:
         del model.__dict__["_maybe_symbolic_build"]
-
-
-def new_epoch_iterator(model: Any, data: Any, steps: int | None) -> Any:
-    """Return an object that goes through data as a `fit` of the model would, having begun it as often as `fit` has."""
-    found = EPOCH_ITERATOR.get()(
-        x=data,
-        steps_per_epoch=steps,
-        steps_per_execution=model.steps_per_execution,
-        distribute_strategy=model.distribute_strategy,
-    )
-    found.reset()
-    return found
 
 
 def read_epoch(epoch_iterator: Any, read: Callable[[Any], Any]) -> Any:

@@ -17,8 +17,7 @@ Where a run stands, for all of them:
 What else goes on:
 
 - `resume`: `ResumeTraining`, for a `fit` of Keras's own, and where several workers go on from.
-- `supervising`: `kerasmem run`; `script`: the process in which it runs the user's script; `run_folder`: what the two
-  tell each other.
+- `supervising`: `kerasmem run`; `script`: the process in which it runs the user's script.
 - `segments`: `kerasmem.recompute`.
 - `isolation`: `kerasmem.run_isolated`; `requiring`: `kerasmem.require_fit`.
 """

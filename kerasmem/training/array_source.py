@@ -50,12 +50,6 @@ class ArraySource(CountedSource):
         self._digest = digest(leaves)
         self.arguments = {"x": self._dataset(parts), "shuffle": False}
 
-    def difference(self, at_once: int) -> str | None:
-        """Say what Keras does with epochs that are not the data's."""
-        if self._steps and self._batches % self._steps:
-            return f"Keras ends an epoch where the {self._batches} batches of the data end; here the next pass begins"
-        return None
-
     def describe(self) -> dict[str, Any]:
         """Return what decides the order, and what tells the data from other data."""
         return {"rows": self._rows, "batch_size": self._batch_size, "shuffle": str(self._shuffle), "data": self._digest}

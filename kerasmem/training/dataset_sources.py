@@ -67,12 +67,6 @@ class DatasetSource(CountedSource):
         self._to_restore: Any = None
         self.arguments = {"x": _Ordered(dataset, self), "shuffle": False}
 
-    def difference(self, at_once: int) -> str | None:
-        """Say where the order is ours."""
-        if self._draws or not self._shuffle or self._batches is None:
-            return None
-        return "with steps_per_epoch the batches of a PyDataset are shuffled in an order of kerasmem's"
-
     @property
     def batches(self) -> int | None:
         """Batches of an epoch, as Keras is told."""

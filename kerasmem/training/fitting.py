@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +22,9 @@ from kerasmem.training.resume import ResumeTraining
 from kerasmem.training.run_state import RunState, plain
 from kerasmem.training.saving import SAVE_FREQ, read_save_freq
 from kerasmem.training.steps.checks import check_fit
-from kerasmem.training.steps.division import INEXACT
+from kerasmem.training.steps.division import INEXACT, MEAN, SUM
 from kerasmem.training.steps.packing import refuse_in_worker
-from kerasmem.training.trainer import SaveCallback, Trainer, load_saved
+from kerasmem.training.trainer import SaveCallback, Trainer
 
 
 def fit(
@@ -37,7 +36,7 @@ def fit(
     validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
     *,
     micro_batches: int | str | None = None, checkpoint: str | os.PathLike[str] | None = None,
-    save_freq: int | None = None, keep: bool = False, isolated: bool | None = None,
+    save_freq: int | None = None, keep: bool = False, isolated: bool | None = None, loss_reduction: str | None = None,
 ) -> Any:  # fmt: skip
     """Train a model as `model.fit` does, and go on where a step runs out of memory.
 
@@ -49,8 +48,9 @@ def fit(
     answer the batch is halved. Later batches are taken in pieces of the same size.
 
     Divided is what is known to come out the same: Keras's own step, also below a `train_step` that only calls
-    `super()`, with a loss that is provably a mean or a sum over rows. A model with another step of its own, or made
-    under a strategy, trains as it stands; where it runs out the step is undone, and the error names the ways on.
+    `super()`; with a `compute_loss` of the model's own if `loss_reduction` states how it reduces over rows. A model
+    with another step of its own, or made under a strategy, trains as it stands; if it runs out, the step is undone and
+    the error lists the options.
 
     A failed step may leave weights half updated, so there is always a copy on the host to go back to, taken before
     each step of new shapes and then from time to time; the batches since (at most 1 GiB) are trained on once more.
@@ -65,7 +65,6 @@ def fit(
     shuffled batches of a `PyDataset` with `steps_per_epoch`, in one that depends on the epoch's number and a seed that
     is saved. Data of tf.data or a generator is read again up to the place, and must be the same. Not saved is what
     callbacks remember; see `ResumeTraining`. With deterministic operations the result is the same bit for bit.
-    Under `kerasmem run` each call goes on after a kill in any case; with `checkpoint` it does so from this file.
     Where data of unknown length ends no step is counted; Keras's graph counts one in `optimizer.iterations` there.
 
     Args:
@@ -79,7 +78,9 @@ def fit(
         checkpoint: file in which to save where training stands; removed at its end. On JAX for an `H5ChunkSequence`.
         save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
         keep: leave the file where it is at the end.
-        isolated: run steps in a process of their own; None: where XLA compiles them, except under `kerasmem run`.
+        isolated: run steps in a process of their own. Defaults to whether XLA compiles them.
+        loss_reduction: "mean" or "sum": how the model's own `compute_loss` reduces over rows, a penalty on weights
+            included in a mean. Keras's own losses need no statement.
 
     Returns:
         Keras's `History`, also of the epochs before it was gone on with; its attribute `recoveries` has a `Recovery`
@@ -100,37 +101,44 @@ def fit(
     """
     arguments = {name: value for name, value in locals().items() if name not in _OWN}
     refuse_in_worker()
-    options = _read_options(micro_batches, checkpoint, save_freq, keep, isolated)
+    options = _read_options(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction)
     if runs_on_jax():
         return _fit_on_jax(model, arguments, options)
     check_fit(model, arguments)
     arguments["batch_size"] = _largest(model, arguments, options) if batch_size == MAX else batch_size
-    if (script := sys.modules.get("kerasmem.training.script")) is not None and script.SESSION is not None:
-        return script.SESSION.fit(model, arguments, options)  # `kerasmem run` has begun this process
     return train(model, arguments, _isolating(model, options, isolated))
 
 
 _ON_TENSORFLOW = "KERAS_BACKEND=tensorflow has it"
-_OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated")
+_OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "loss_reduction")
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What `kerasmem.fit` is told beyond `model.fit`, checked.
+    """The arguments of `kerasmem.fit` beyond those of `model.fit`, checked.
 
     Attributes:
         micro_batches: pieces of a batch from the start; None for whole batches; or "inexact".
-        checkpoint: absolute path; None for none.
-        save_freq: batches from one saving to the next; None where the caller leaves it open.
+        checkpoint: absolute path; None for no checkpoint.
+        save_freq: batches between two checkpoints.
         keep: whether the file stays at the end.
         isolated: whether steps run in a process of their own.
+        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
+        halvings: times that the pieces of a batch are halved if a checkpoint is resumed, since the process was killed
+            there before.
     """
 
     micro_batches: int | str | None = None
     checkpoint: str | None = None
-    save_freq: int | None = None
+    save_freq: int = SAVE_FREQ
     keep: bool = False
     isolated: bool = False
+    loss_reduction: str | None = None
+    halvings: int = 0
+
+    def saving(self, checkpoint: str, *, keep: bool) -> FitOptions:
+        """Return the options with a checkpoint."""
+        return replace(self, checkpoint=checkpoint, keep=keep)
 
 
 def _fit_on_jax(model: Any, arguments: dict[str, Any], options: FitOptions) -> Any:
@@ -159,7 +167,7 @@ def _fit_on_jax(model: Any, arguments: dict[str, Any], options: FitOptions) -> A
 
 
 def _largest(model: Any, arguments: dict[str, Any], options: FitOptions) -> int:
-    if options.checkpoint is not None or "kerasmem.training.script" in sys.modules:
+    if options.checkpoint is not None:
         raise UsageError(
             "batch_size: 'max' may come out otherwise when the run is gone on with; see once what it is "
             '(history.params["batch_size"]), and give that number'
@@ -175,29 +183,29 @@ def _isolating(model: Any, options: FitOptions, isolated: Any) -> FitOptions:
     return options
 
 
-def _read_options(micro_batches: Any, checkpoint: Any, save_freq: Any, keep: Any, isolated: Any) -> FitOptions:
+def _read_options(
+    micro_batches: Any, checkpoint: Any, save_freq: Any, keep: Any, isolated: Any, loss_reduction: Any
+) -> FitOptions:
     return FitOptions(
         micro_batches=micro_batches
         if micro_batches is None or micro_batches == INEXACT
         else checks.whole("micro_batches", micro_batches),
         checkpoint=None if checkpoint is None else os.path.abspath(checks.path("checkpoint", checkpoint)),
-        save_freq=None if save_freq is None else read_save_freq(save_freq),
+        save_freq=read_save_freq(save_freq),
         keep=bool(keep),
         isolated=bool(isolated),
+        loss_reduction=None if loss_reduction is None else checks.choice("loss_reduction", loss_reduction, (MEAN, SUM)),
     )
 
 
-def train(
-    model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None, supervisor: Any = None
-) -> Any:
+def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None) -> Any:
     """Train a model that was checked.
 
     Args:
-        model: to be trained.
+        model: compiled.
         arguments: of `model.fit`, by name.
-        options: those beyond.
-        source: what `make_source` made of the arguments, if it was called.
-        supervisor: for `kerasmem run`, a `Supervised`.
+        options: of `kerasmem.fit`.
+        source: result of `make_source` for the arguments, if it was called.
 
     Returns:
         Keras's `History`.
@@ -214,17 +222,10 @@ def train(
         if saved is not None:
             run = saved.run
             run.resume()
+            options = _halved(options, run)
             arguments["initial_epoch"] = max(run.epoch, first_epoch)
-    trainer = Trainer(
-        model,
-        run,
-        first_epoch,
-        isolated=options.isolated,
-        micro_batches=options.micro_batches,
-        checkpoint=checkpoint,
-        supervisor=supervisor,
-    )
-    arguments["callbacks"] = [trainer, *callbacks, SaveCallback(trainer, options.save_freq or SAVE_FREQ)]
+    trainer = Trainer(model, run, first_epoch, options, checkpoint)
+    arguments["callbacks"] = [trainer, *callbacks, SaveCallback(trainer, options.save_freq)]
     with trainer.in_place(callbacks):
         history = model.fit(**arguments)
     if history is None or (checkpoint is not None and checkpoint.saved is not None):
@@ -238,18 +239,13 @@ def train(
     return history
 
 
-def finished(model: Any, source: Any, path: str) -> Any:
-    """Return the history of a run that was over when its checkpoint was written, its state in the model; or None."""
-    checkpoint = Checkpoint(path, source)
-    saved = checkpoint.read()
-    if saved is None or not saved.run.is_over:
-        return None
-    checkpoint.check(steps=None, at_once=1)
-    load_saved(model, checkpoint)
-    source.finish(saved.position)
-    history = _history_of(model, saved.run)
-    history.recoveries = []
-    return history
+def _halved(options: FitOptions, run: RunState) -> FitOptions:
+    """Take batches in smaller pieces after the process was killed here before."""
+    if options.halvings and run.micro_batch_rows is not None:
+        run.micro_batch_rows = max(1, run.micro_batch_rows >> options.halvings)
+    elif options.halvings:
+        return replace(options, micro_batches=2**options.halvings)
+    return options
 
 
 def _history_of(model: Any, run: Any) -> Any:
@@ -266,7 +262,6 @@ def _write_end(checkpoint: Any, model: Any, history: Any, run: Any, epochs: int)
     run.history = {name: [plain(each) for each in some] for name, some in history.history.items()}
     run.epochs = list(history.epoch)
     run.epoch, run.batch, run.steps, run.logs = max(epochs, *run.epochs, 0) if run.epochs else epochs, 0, None, {}
-    run.is_over = True
     checkpoint.write(run, read_state(model))
 
 

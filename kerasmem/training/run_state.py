@@ -23,7 +23,6 @@ class RunState(Record, what="run"):
         history: logs of the epochs that are over, by name.
         epochs: the numbers of those epochs.
         micro_batch_rows: rows of a micro-batch; None for whole batches.
-        is_over: whether the run ended by itself.
         skipped: batches of the epoch that an earlier process trained on, and that Keras counts once more.
         unsaved: batches trained on since the last saving.
     """
@@ -35,7 +34,6 @@ class RunState(Record, what="run"):
     history: dict[str, list[Any]] = field(default_factory=dict)
     epochs: list[int] = field(default_factory=list)
     micro_batch_rows: int | None = None
-    is_over: bool = False
     skipped: int = field(default=0, init=False)
     unsaved: int = field(default=0, init=False)
 
@@ -51,7 +49,7 @@ class RunState(Record, what="run"):
 
     def resume(self) -> None:
         """Note that another process goes on from here."""
-        self.skipped, self.is_over = self.batch, False
+        self.skipped = self.batch
 
     def begin_epoch(self, epoch: int) -> None:
         """Note that Keras begins an epoch."""

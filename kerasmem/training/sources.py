@@ -41,14 +41,6 @@ class Source:
         """Return what must agree between the run that was saved and the one that goes on, as JSON has it."""
         return {}
 
-    def difference(self, at_once: int) -> str | None:
-        """Return in which way training is another than by `model.fit`, as a clause; None where it is the same.
-
-        Args:
-            at_once: steps in one execution.
-        """
-        return None
-
     def position(self, run: RunState) -> dict[str, Any]:
         """Return what `go_to` wants for the batch that comes next."""
         raise NotImplementedError
@@ -67,10 +59,10 @@ class Source:
         """
 
     def finish(self, position: dict[str, Any]) -> None:
-        """Leave random generators as a run that is over left them, where the data draws from one.
+        """Set random generators from which the data draws to their state at the end of the run.
 
         Args:
-            position: saved at its end.
+            position: saved at the end.
         """
 
     def begin_epoch(self, epoch: int) -> None:
@@ -159,13 +151,6 @@ class StreamSource(Source):
         self._last = 0
         self._expected: int | None = None
         self.arguments = {"x": x}
-
-    def difference(self, at_once: int) -> str | None:
-        """Say what Keras does where it asks for a batch after the last."""
-        known = self._steps or not hasattr(self._data, "cardinality")
-        if at_once > 1 or known or int(self._data.cardinality()) != tf.data.UNKNOWN_CARDINALITY:
-            return None
-        return "at the end of data of unknown length Keras counts one optimizer iteration more"
 
     def describe(self) -> dict[str, Any]:
         """Return the steps of an epoch."""

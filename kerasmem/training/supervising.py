@@ -1,23 +1,24 @@
-"""`kerasmem run`: a script in a process of its own, run again from where it was when memory ran out."""
+"""`kerasmem run`: start a script whose `model.fit` is `kerasmem.fit`, and start it again after it was killed."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
-import tempfile
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
+from kerasmem import files
 from kerasmem.errors import UsageError
 from kerasmem.processes.children import GOES_ON, SIGKILL, exit_reason, start_module
-from kerasmem.training.run_folder import RAN_OUT, VARIABLE, RunFolder, ScriptPosition
 
 _DEATHS = (SIGKILL, signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", SIGKILL))
 _POLL_SECONDS = 0.5
 _SENT_BY_PROCESS = 0  # `si_code` of a signal by kill(2), and above that of one by the kernel
-_MOST_AT_ONE_PLACE = 3  # without a step of training in between, and with no smaller micro-batches to try
+_MOST_HALVINGS = 10
+# Steps that XLA compiles run in a process of their own, which needs a part of the card.
+_GROWTH = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 def supervise(
@@ -31,123 +32,95 @@ def supervise(
     folder: str | None = None,
     is_module: bool = False,
 ) -> int:
-    """Run a script until it ends by itself, or nothing more can be done; return the exit code.
+    """Run a script and return its exit code; with a folder, start it again after it was killed.
 
     Args:
         script: path of a Python script.
-        arguments: for it.
-        say: called with a sentence for each restart, and at an end that is not the script's own.
+        arguments: for the script.
+        say: called with a sentence for each restart, and if the script is not started again.
         micro_batches: pieces of a batch from the start.
-        save_freq: batches from one saving to the next.
-        restarts: no more than so many.
-        folder: where to keep the run's checkpoints; they are left there, and a later call goes on from them.
+        save_freq: batches between two checkpoints.
+        restarts: maximum number of restarts.
+        folder: folder for checkpoints, one for each `fit`. They are removed when the script ends with exit code 0.
         is_module: `script` is the name of a module, as after `python -m`.
 
     Raises:
-        UsageError: there is no such script.
+        UsageError: If the script does not exist.
     """
-    if not hasattr(os, "pwrite"):
-        raise UsageError(
-            "kerasmem run works on Linux and macOS; in the script, use kerasmem.fit(model, x, y, checkpoint='run.ckpt')"
-        )
     if not is_module and not os.path.isfile(script):
         raise UsageError(f"{script}: there is no such script")
-    with tempfile.TemporaryDirectory(prefix="kerasmem-run-") as own:
-        kept = RunFolder(own if folder is None else os.path.abspath(folder))
-        kept.write("settings", {"micro_batches": micro_batches, "save_freq": save_freq})
-        return Supervisor([*(["-m"] if is_module else []), script, *arguments], kept, say, restarts).run()
-
-
-class Supervisor:
-    """Runs one script, and runs it again.
-
-    Args:
-        arguments: the script or "-m" and the module, and what follows it.
-        folder: of the run.
-        say, restarts: as for `supervise`.
-    """
-
-    def __init__(self, arguments: Sequence[str], folder: RunFolder, say: Callable[[str], None], restarts: int) -> None:
-        self._arguments = arguments
-        self._folder, self._say, self._restarts = folder, say, restarts
-        self._last: ScriptPosition | None = None
-        self._deaths_here = 0
-        self._asked: int | None = None  # bytes that the last failure asked for
-
-    def run(self) -> int:
-        """Run the script until it ends by itself, or nothing more can be done; return the exit code."""
-        while True:
-            code = self._once()
-            if code != RAN_OUT and -code not in _DEATHS:
-                return 128 - code if code < 0 else code
-            failure = self._folder.read("failure") if code == RAN_OUT else {}
-            given_up = self.plan(code, self._folder.position(), failure)
-            if given_up is not None:
-                self._say(given_up)
-                return 1 if code == RAN_OUT else 128 - code
-            self._restarts -= 1
-
-    def _once(self) -> int:
+    if folder is not None:
+        folder = files.follow("checkpoint", os.path.abspath(folder))
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        files.own_folder("checkpoint", folder)
+    command = [*(["-m"] if is_module else []), script, *arguments]
+    deaths = 0  # since a checkpoint was last written
+    while True:
+        before = _checkpoints(folder)
+        options = {
+            "folder": folder,
+            "micro_batches": micro_batches,
+            "save_freq": save_freq,
+            "halvings": max(0, deaths - 1),
+        }
         process = start_module(
             "kerasmem.training.script",
-            *self._arguments,
-            environ={
-                **os.environ,
-                VARIABLE: self._folder.path,
-                GOES_ON: "1" if self._folder.position().fit else "",
-            },
+            json.dumps(options),
+            *command,
+            environ={**_GROWTH, **os.environ, GOES_ON: "1" if before else ""},
             own_group=False,
             stdin=None,  # the script's is ours
         )
-        return _wait(process) if hasattr(signal, "sigtimedwait") else _wait_plainly(process)
-
-    def plan(self, code: int, at: ScriptPosition, failure: dict[str, Any]) -> str | None:
-        """Plan the next run of the script; or return why there is none.
-
-        Args:
-            code: exit code of the last one.
-            at: where it was.
-            failure: what it said before it died; empty where it said nothing.
-        """
-        how = _how(code, failure)
-        if not at.in_fit:
-            return (
-                f"outside of model.fit, where nothing is saved, the script was ended {how}; a training loop of its own "
-                "(train_on_batch, GradientTape) cannot be gone on with"
-            )
-        if self._restarts == 0:
-            return f"the script was ended {how}, and there have been as many restarts as are allowed"
-        has_moved = self._last is None or at[:3] > self._last[:3]
-        self._deaths_here = 1 if has_moved else self._deaths_here + 1
-        self._last = at
-        kind, rows = failure.get("kind", "train"), failure.get("rows", at.rows)
-        size = failure.get("size", at.size)
-        if failure.get("certain") or self._deaths_here > 1:
-            now = min(size or rows, rows)
-            if now > 1:
-                asked, before = _requested(failure), self._asked
-                self._asked = asked
-                is_stuck = self._deaths_here > 1 and asked is not None and before is not None and asked >= before
-                size = 1 if is_stuck else -(-now // 2)
-                place = f"{at.fit} {kind}"
-                self._folder.write("plan", {**self._folder.read("plan"), place: size})
-                self._folder.write("guess", {place: self._deaths_here == 1})
-            elif failure.get("certain") or self._deaths_here > _MOST_AT_ONE_PLACE:
-                return (
-                    f"the script was ended {how}, with one row at a time too; a smaller batch cannot help: see "
-                    "kerasmem.advise, kerasmem.recompute, a smaller model or a larger card"
-                )
-        pieces = f"in micro-batches of {size} rows" if size and size < rows else "with whole batches"
-        pieces = f"validating {pieces}" if kind == "test" else pieces
-        self._say(
-            f"in fit {at.fit}, epoch {at.epoch + 1}, batch {at.batch + 1}, the script was ended {how}"
-            f"; it is run again and goes on from the last checkpoint, {pieces}"
+        code = _wait(process) if hasattr(signal, "sigtimedwait") else _wait_plainly(process)
+        if folder is None or -code not in _DEATHS:
+            if folder is not None and code == 0:
+                _remove_checkpoints(folder)
+            return 128 - code if code < 0 else code
+        after = _checkpoints(folder)
+        deaths = deaths + 1 if after == before else 1
+        reason = _reason_to_stop(after, deaths, restarts)
+        if reason is not None:
+            say(f"the script was ended by {exit_reason(code)}; {reason}")
+            return 128 - code
+        restarts -= 1
+        pieces = f", with its batches divided by {2 ** (deaths - 1)}" if deaths > 1 else ""
+        say(
+            f"in {max(after, key=lambda name: after[name])} the script was ended by {exit_reason(code)}; it is started "
+            f"again and resumes from the last checkpoint{pieces}"
         )
-        return None
+
+
+def _reason_to_stop(checkpoints: Mapping[str, int], deaths: int, restarts: int) -> str | None:
+    if not checkpoints:
+        return (
+            "it is not started again: nothing was saved before the first step of model.fit, and a training loop of its "
+            "own (train_on_batch, GradientTape) cannot be resumed"
+        )
+    if restarts == 0:
+        return "it is not started again: --restarts is used up"
+    if deaths > _MOST_HALVINGS + 1:
+        return f"it is not started again: that happened {deaths} times since the last checkpoint"
+    return None
+
+
+def _checkpoints(folder: str | None) -> dict[str, int]:
+    """Return the time at which each file of the folder was written, by name."""
+    if folder is None:
+        return {}
+    with os.scandir(folder) as entries:
+        return {each.name: each.stat().st_mtime_ns for each in entries if not each.name.endswith(".part")}
+
+
+def _remove_checkpoints(folder: str) -> None:
+    for name in os.listdir(folder):
+        if name.startswith("fit-"):
+            os.unlink(os.path.join(folder, name))
+    with contextlib.suppress(OSError):  # it holds files of the script's
+        os.rmdir(folder)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of the script; signals that were sent to this process alone are handed on to it.
+    """Return the exit code of the script, after passing on signals that were sent to this process alone.
 
     Ctrl-C in a terminal, which the kernel sends, has reached the script too.
     """
@@ -164,7 +137,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def _wait_plainly(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of the script, where the system does not tell who has sent a signal."""
+    """Return the exit code of the script on systems that do not tell who has sent a signal."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
     try:
         while True:
@@ -172,20 +145,3 @@ def _wait_plainly(process: subprocess.Popen[bytes]) -> int:
                 return process.wait()
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _how(code: int, failure: dict[str, Any]) -> str:
-    if code == RAN_OUT:
-        return f"by want of memory ({_summary(failure).rstrip('.')})"
-    return f"by {exit_reason(code)}"
-
-
-def _requested(failure: dict[str, Any]) -> int | None:
-    diagnosis = failure.get("diagnosis")
-    asked = diagnosis.get("requested_bytes") if isinstance(diagnosis, dict) else None
-    return asked if isinstance(asked, int) else None
-
-
-def _summary(failure: dict[str, Any]) -> str:
-    diagnosis = failure.get("diagnosis")
-    return str(diagnosis.get("summary", "")) if isinstance(diagnosis, dict) else ""

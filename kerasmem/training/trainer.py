@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -16,16 +16,18 @@ from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.freeing import drop_frames
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
-from kerasmem.training.run_folder import Supervised
 from kerasmem.training.run_state import RunState
 from kerasmem.training.saving import SavingCallback
 from kerasmem.training.sources import last_of
-from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
+from kerasmem.training.steps.batches import has_any_rows, without_optionals
 from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 from kerasmem.training.steps.remote import Engine, RemoteEngine
 from kerasmem.training.steps.ways_out import nothing_fits
+
+if TYPE_CHECKING:
+    from kerasmem.training.fitting import FitOptions
 
 # Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
 _HARMLESS = (
@@ -51,29 +53,19 @@ class Trainer(keras.callbacks.Callback):
         model: compiled.
         run: where the run stands; the callback that saves keeps it up to date.
         first_epoch: that the whole run began with.
-        isolated: whether steps run in a process of their own.
-        micro_batches: pieces from the first batch on, or None.
-        checkpoint: where the run is saved, with the place in its data; None for nowhere.
-        supervisor: told of each step; a failure that costs the process is then not dealt with here.
+        options: of `kerasmem.fit`.
+        checkpoint: file of the run, with the position in its data; None for no checkpoint.
     """
 
     def __init__(
-        self,
-        model: Any,
-        run: RunState,
-        first_epoch: int,
-        *,
-        isolated: bool,
-        micro_batches: int | str | None,
-        checkpoint: Checkpoint | None = None,
-        supervisor: Supervised | None = None,
+        self, model: Any, run: RunState, first_epoch: int, options: FitOptions, checkpoint: Checkpoint | None = None
     ) -> None:
         super().__init__()
         self.set_model(model)
-        self.run, self.isolated, self.checkpoint = run, isolated, checkpoint
+        self.run, self.isolated, self.checkpoint = run, options.isolated, checkpoint
         self.source = None if checkpoint is None else checkpoint.source
         self.driver: Driver | None = None
-        self._first_epoch, self._micro_batches, self._supervisor = first_epoch, micro_batches, supervisor
+        self._first_epoch, self._options = first_epoch, options
         self._keras_train = model.train_function  # traced already, where the model was trained before
         self._keras_test = model.test_function
         self._epoch_iterator: list[Any] = []
@@ -144,7 +136,8 @@ class Trainer(keras.callbacks.Callback):
     def test(self, iterator: Any) -> dict[str, Any]:
         """Stand in for Keras's function that evaluates, within the validation of this `fit`."""
         self._bring_swapped()
-        return self._execute(iterator, partial(self._take, "test"))
+        assert self.driver is not None
+        return self._execute(iterator, partial(self.driver.step, "test"))
 
     def _execute(self, iterator: Any, take: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Take the steps of one execution."""
@@ -178,23 +171,10 @@ class Trainer(keras.callbacks.Callback):
             self._look_for_changes(driver)
         rate = self._new_rate() if self._is_epochs_first or self._callbacks_watch_batches else None
         self._is_epochs_first = False
-        if self._supervisor is not None:
-            self.run.micro_batch_rows = driver.size
-            self._supervisor.before_step(self.run, row_count(batch))
-        logs = self._take("train", batch, rate)
+        logs = driver.step("train", batch, rate)
         if self.source is not None:
             self.source.seen(batch)
         return logs
-
-    def _take(self, kind: str, batch: Any, rate: float | None = None) -> dict[str, Any]:
-        """Take a step; the supervisor is told where this process cannot go on."""
-        assert self.driver is not None
-        try:
-            return self.driver.step(kind, batch, rate)
-        except RanOut as failure:
-            if self._supervisor is not None:
-                self._supervisor.die(failure, kind, row_count(batch), self.driver.sizes[kind])
-            raise
 
     def _begin(self, batch: Any) -> Driver:
         """Make all variables there will be, and what takes the steps."""
@@ -214,18 +194,15 @@ class Trainer(keras.callbacks.Callback):
         if self._to_restore and self.checkpoint is not None:
             load_state(model, self.checkpoint.restored(model))
             self._to_restore = False
-        supervisor = self._supervisor
         self.driver = Driver(
             self._engine(batch),
             model,
-            micro_batches=self._micro_batches,
-            sizes={"train": self.run.micro_batch_rows, **(supervisor.sizes if supervisor is not None else {})},
+            micro_batches=self._options.micro_batches,
+            micro_batch_rows=self.run.micro_batch_rows,
+            loss_reduction=self._options.loss_reduction,
             uneven=uneven_layers(model),
-            may_stay=supervisor is None or self.isolated,
             good=read_state(model) if self.isolated else None,
         )
-        if supervisor is not None and supervisor.is_guess:
-            self.driver.foresee(batch)
         if self.checkpoint is not None and self.checkpoint.saved is None:
             self.save()  # so that weights and order are those of this run from its first step
         return self.driver
@@ -235,12 +212,12 @@ class Trainer(keras.callbacks.Callback):
         model = self.model
         if self.isolated:
             try:
-                return RemoteEngine(model, batch, any_rows=self._any_rows)
+                return RemoteEngine(model, batch, self._options.loss_reduction, any_rows=self._any_rows)
             except RanOut as failure:
                 raise ModelError(f"the process that is to take the steps does not start: {failure}") from None
         ours, model.train_function = model.train_function, self._keras_train
         try:
-            return LocalEngine(model, any_rows=self._any_rows)
+            return LocalEngine(model, self._options.loss_reduction, any_rows=self._any_rows)
         finally:
             model.train_function = ours
 
@@ -326,9 +303,14 @@ class Trainer(keras.callbacks.Callback):
         self._is_swapped = self.isolated and self._callbacks_swap  # back, by callbacks that are called after this
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give the model what was saved, where nothing was left to train."""
-        if self._to_restore and self.checkpoint is not None:
-            load_saved(self.model, self.checkpoint)
+        """Give the model its saved state if nothing was left to train."""
+        checkpoint = self.checkpoint
+        if not self._to_restore or checkpoint is None or checkpoint.saved is None:
+            return
+        if not self.model.built or not self.model.optimizer.built:
+            build_step(self.model, checkpoint.source.peek())
+        load_state(self.model, checkpoint.restored(self.model, WEIGHTS), WEIGHTS)
+        checkpoint.source.finish(checkpoint.saved.position)
 
     def save(self) -> None:
         """Write where the run stands."""
@@ -351,10 +333,3 @@ class SaveCallback(SavingCallback):
     def save(self) -> None:
         """Write where the run stands."""
         self._trainer.save()
-
-
-def load_saved(model: Any, checkpoint: Checkpoint) -> None:
-    """Load weights and optimizer of a run that has nothing left to train."""
-    if not model.built or not model.optimizer.built:
-        build_step(model, checkpoint.source.peek())
-    load_state(model, checkpoint.restored(model, WEIGHTS), WEIGHTS)

@@ -14,8 +14,7 @@ import pytest
 
 from kerasmem.monitoring.output import Output
 from kerasmem.processes.children import GOES_ON
-from kerasmem.training.run_folder import RAN_OUT, RunFolder, ScriptPosition
-from kerasmem.training.supervising import Supervisor
+from kerasmem.training import supervising
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -24,10 +23,10 @@ ROOT = SCRIPT.parent.parent.parent
 LIMITED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "18"}
 
 
-def run(folder, what, *options, script=SCRIPT, **env):
+def run(folder, what, *options, **env):
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "kerasmem", "run", "--save-freq", "3", *options, str(script), str(folder), what],
+        [sys.executable, "-m", "kerasmem", "run", "--save-freq", "3", *options, str(SCRIPT), str(folder), what],
         capture_output=True,
         text=True,
         timeout=600,
@@ -39,23 +38,24 @@ def run(folder, what, *options, script=SCRIPT, **env):
 
 
 def test_a_killed_script_ends_as_one_that_was_not(tmp_path):
-    code, whole, told, _ = run(tmp_path / "whole", "exit")
+    code, whole, told, _ = run(tmp_path / "whole", "exit", "--checkpoint", str(tmp_path / "kept"))
     assert code == 7 and not told
-    code, killed, told, _ = run(tmp_path / "killed", "kill")
-    assert code == 0
-    assert killed == ["begun", whole[1], "begun", *whole[1:]], "the first two fits are over, the third goes on"
-    assert len(told) == 1
-    assert "in fit 3, epoch 1, batch 5, the script was ended by SIGKILL" in told[0]
+    assert sorted(os.listdir(tmp_path / "kept")) == [f"fit-{number}" for number in range(1, 6)]
+    code, killed, told, _ = run(tmp_path / "killed", "kill", "--checkpoint", str(tmp_path / "runs"))
+    assert code == 0 and not (tmp_path / "runs").exists()
+    assert killed == ["begun", whole[1], "begun", *whole[1:]], "the first two fits are over, the third resumes"
+    assert len(told) == 1 and "in fit-3" in told[0] and "SIGKILL" in told[0]
+    code, again, _, _ = run(tmp_path / "again", "exit", "--checkpoint", str(tmp_path / "kept"))
+    assert code == 7 and again == whole, "all five fits are over"
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("loaded_python")
 def test_a_script_that_runs_out_under_xla(tmp_path):
     code, said, _, _ = run(tmp_path / "whole", "xla")
     assert code == 0 and len(said) == 3
-    code, said, told, errors = run(tmp_path / "limited", "xla", **LIMITED)
+    code, said, _, errors = run(tmp_path / "limited", "xla", **LIMITED)
     assert code == 0, errors[-2000:]
-    assert "want of memory" in told[0] and "micro-batches of 1024 rows" in told[0]
+    assert "ran out of memory" in errors and "micro-batches of" in errors
     with np.load(tmp_path / "whole" / "weights.npz") as one, np.load(tmp_path / "limited" / "weights.npz") as other:
         for name in one:
             scale = max(np.abs(one[name]).max(), 1e-2)
@@ -63,27 +63,10 @@ def test_a_script_that_runs_out_under_xla(tmp_path):
 
 
 def test_a_loop_of_ones_own_is_told(tmp_path):
-    code, said, told, _ = run(tmp_path / "loop", "loop")
+    code, said, told, _ = run(tmp_path / "loop", "loop", "--checkpoint", str(tmp_path / "runs"))
     assert code == 128 + 9
-    assert said == ["begun"], "it is not run again for nothing"
-    assert "outside of model.fit" in told[0] and "train_on_batch" in told[0]
-
-
-@pytest.mark.usefixtures("loaded_python")  # Keras is imported before the script
-def test_what_a_script_asks_of_kerasmem_fit_is_done(tmp_path):
-    asked = SCRIPT.parent / "asked.py"
-    code, said, told, errors = run(tmp_path / "killed", "kill", "--save-freq", "100", script=asked)
-    assert code == 0, errors
-    assert len(told) == 1
-    first, again = said[:5], said[5:]
-    assert [line.split(",")[0] for line in first] == [f"batch {n}: step {n + 1}" for n in range(5)]
-    assert [line.split(",")[0] for line in again[:-1]] == [
-        *(f"batch {n}: step 0" for n in range(4)), *(f"batch {n}: step {n + 1}" for n in range(4, 8)),
-    ], "gone on with from its own checkpoint, which was written every other batch"  # fmt: skip
-    assert first[0].endswith("0 other process, True") and again[-1] == "left: True"
-    code, said, _, errors = run(tmp_path / "isolated", "isolated", script=asked)
-    assert code == 0, errors
-    assert said[-2].endswith("1 other process, True") and said[-1] == "left: False"
+    assert said == ["begun"], "it is not started again for nothing"
+    assert "train_on_batch" in told[0]
 
 
 def test_wrong_usage(cli, tmp_path):
@@ -93,32 +76,56 @@ def test_wrong_usage(cli, tmp_path):
 
 
 @pytest.fixture
-def supervisor(tmp_path):
-    told, folder = [], RunFolder(str(tmp_path))
-    return lambda restarts=5: Supervisor(["train.py"], folder, told.append, restarts), folder, told
+def supervised(tmp_path, monkeypatch):
+    """Return a function that runs a script which is killed, with what each start writes; and the halvings of each."""
+    (tmp_path / "train.py").touch()
+    halvings, told = [], []
+
+    def run(*starts, **options):
+        ends = iter(starts)
+
+        def start(module, given, *command, **_):
+            halvings.append(json.loads(given)["halvings"])
+            written = next(ends)
+            if written is not None:
+                (tmp_path / "runs" / "fit-1").write_text(written)
+            return len(halvings)
+
+        monkeypatch.setattr(supervising, "start_module", start)
+        monkeypatch.setattr(supervising, "_wait", lambda number: -9 if number < len(starts) else 0)
+        monkeypatch.setattr(supervising, "_checkpoints", lambda folder: {
+            path.name: hash(path.read_text()) for path in Path(folder).iterdir()
+        })  # fmt: skip
+        script = str(tmp_path / "train.py")
+        code = supervising.supervise(script, [], say=told.append, folder=str(tmp_path / "runs"), **options)
+        return code, halvings, told
+
+    return run
 
 
-def test_pieces_are_halved_where_it_is_known_or_comes_again(supervisor):
-    make, folder, told = supervisor
-    made, at = make(), ScriptPosition(2, 0, 5, 64, 0, in_fit=True)
-    assert made.plan(-9, at, {}) is None and folder.read("plan") == {}
-    assert made.plan(-9, at, {}) is None and folder.read("plan") == {"2 train": 32}
-    known = {"certain": True, "diagnosis": {"summary": "It ran out."}}
-    assert made.plan(RAN_OUT, ScriptPosition(2, 0, 6, 64, 32, in_fit=True), known) is None
-    assert folder.read("plan") == {"2 train": 16}
-    assert "one row at a time too" in made.plan(RAN_OUT, ScriptPosition(2, 0, 6, 64, 1, in_fit=True), known)
-    assert "as many restarts" in make(restarts=0).plan(-9, ScriptPosition(2, 1, 0, 64, 16, in_fit=True), {})
-    assert len(told) == 3
+def test_batches_are_halved_if_the_script_dies_twice_without_a_checkpoint(supervised):
+    code, halvings, told = supervised("1", None, None, "2", None, None)
+    assert code == 0 and halvings == [0, 0, 1, 2, 0, 1]
+    assert "divided by 4" in told[2] and "divided" not in told[3]
 
 
-def test_the_position_survives_and_reads_back(tmp_path):
-    at, folder = ScriptPosition(3, 1, 7, 64, 16, in_fit=True), RunFolder(str(tmp_path))
-    folder.note(at)
-    assert RunFolder(str(tmp_path)).position() == at
-    folder.write("plan", {"1": 2})
-    assert folder.read("plan") == {"1": 2}
-    (tmp_path / "plan").write_text(json.dumps([1]))
-    assert folder.read("plan") == {} == folder.read("none")
+def test_a_script_is_started_again_so_often_at_most(supervised):
+    code, halvings, told = supervised(*"12345", restarts=2)
+    assert code == 137 and len(halvings) == 3 and "--restarts" in told[-1]
+
+
+def test_a_script_that_dies_again_and_again_at_one_place_is_given_up(supervised):
+    code, halvings, told = supervised("1", *[None] * 20)
+    assert code == 137 and halvings[-1] == 10 and "12 times since the last checkpoint" in told[-1]
+
+
+@pytest.mark.parametrize(("saved", "pieces"), [(None, (4, None)), (20, (None, 5))])
+def test_halvings_are_of_what_the_checkpoint_has(saved, pieces):
+    from kerasmem.training.fitting import FitOptions, _halved
+    from kerasmem.training.run_state import RunState
+
+    run = RunState(micro_batch_rows=saved)
+    assert (_halved(FitOptions(halvings=2), run).micro_batches, run.micro_batch_rows) == pieces
 
 
 SHOW = """

@@ -317,7 +317,7 @@ def test_a_checkpoint_that_numpy_cannot_read(tmp_path, damage):
     from kerasmem.training.checkpoint import Checkpoint
 
     run = {"epoch": 0, "batch": 1, "steps": 4, "logs": {}, "history": {}, "epochs": [], "micro_batch_rows": None}
-    story = {"format_version": 1, "run": {**run, "is_over": False}, "data": "", "agrees": {}, "position": {}}
+    story = {"format_version": 1, "run": run, "data": "", "agrees": {}, "position": {}}
     story["variables"] = {"trainable": [["float32", 1]]}
     content = {"saved": np.frombuffer(json.dumps(story).encode(), np.uint8), "trainable0": np.zeros(4, np.uint8)}
     np.savez(tmp_path / "run.npz", **content)

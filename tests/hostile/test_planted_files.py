@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 
 import numpy as np
@@ -16,7 +15,6 @@ from kerasmem.errors import UsageError
 from kerasmem.hdf5.remote.access import read_remote
 from kerasmem.hdf5.remote.cache import DiskCache
 from kerasmem.monitoring.logfile import LogFile
-from kerasmem.training.run_folder import RunFolder
 
 SOMEBODY = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -82,8 +80,6 @@ def test_a_folder_of_another_user_is_not_used(tmp_path, arrays):
     given_away(folder_of(str(tmp_path / "out.h5")))
     with pytest.raises(UsageError, match="belongs to another user"):
         kerasmem.data.convert(arrays, tmp_path / "out.h5")
-    with pytest.raises(UsageError, match=r"^folder: .* belongs to another user"):
-        RunFolder(given_away(str(tmp_path)))
 
 
 def test_where_files_have_no_owners_nothing_is_refused(tmp_path, monkeypatch):
@@ -155,20 +151,6 @@ class TestCacheOfRemoteFiles:
 
 
 class TestRuns:
-    def test_a_run_folder_is_for_its_user(self, tmp_path, victim):
-        folder = RunFolder(str(tmp_path / "run"))
-        assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
-        os.symlink(victim, os.path.join(folder.path, "plan.part"))
-        folder.write("plan", {"1 train": 4})
-        assert folder.read("plan") == {"1 train": 4}
-        os.unlink(os.path.join(folder.path, "plan"))
-        os.symlink(victim, os.path.join(folder.path, "plan"))
-        assert folder.read("plan") == {}
-        os.unlink(os.path.join(folder.path, "position"))
-        os.symlink(victim, os.path.join(folder.path, "position"))
-        with pytest.raises(OSError, match="is a link, which is not followed"):
-            RunFolder(folder.path)
-
     def test_a_file_that_is_replaced_was_made_for_it(self, tmp_path, victim):
         path = tmp_path / "state"
         for planted in ("state", "state.part"):

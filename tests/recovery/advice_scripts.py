@@ -37,7 +37,6 @@ def peaks_of(order):
     import tensorflow as tf
 
     import kerasmem
-    from kerasmem.training.steps.division import Division
     from kerasmem.training.steps.micro import MicroStep
 
     names = {"keras": keras, "kerasmem": kerasmem, "tf": tf}
@@ -58,7 +57,7 @@ def peaks_of(order):
     )
     if runs and "micro_batches" in runs[0]:  # as `kerasmem.fit`, without its pipeline: a CPU has one allocator for both
         pieces = int(re.search(r"micro_batches=(\d+)", runs[0])[1])
-        step = MicroStep(model, Division(model))
+        step = MicroStep(model)
 
         def train():
             return step.train((x, y), -(-batch // pieces))

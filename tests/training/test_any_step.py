@@ -19,7 +19,6 @@ from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.training.model_state import read_state
 from kerasmem.training.steps.engine import LocalEngine, RanOut
-from kerasmem.training.steps.row_sums import loss_over_rows
 
 pytestmark = [
     pytest.mark.usefixtures("loaded_python"),
@@ -200,17 +199,21 @@ def test_a_step_of_its_own_trains_as_it_stands(make, tmp_path):
     assert_same(whole, trained(make, epochs=3, **file))
 
 
-@pytest.mark.parametrize("make", [vae, gan], ids=lambda each: each.__name__)
-def test_what_is_not_proven_is_not_divided_unless_asked(make, limited):
+@pytest.mark.parametrize(
+    ("make", "step"),
+    [(vae, "train_step"), (gan, "train_step"), (compiled, 'compute_loss.*loss_reduction="mean"')],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_a_step_of_its_own_is_not_divided_unless_asked(make, step, limited):
     limited(3)
     keras.utils.set_random_seed(1)
     model, data = make()
-    with pytest.raises(ModelError, match=r'(?s)has its own train_step.*batch_size.*"inexact".*recompute') as caught:
+    with pytest.raises(ModelError, match=f'(?s)has its own {step}.*batch_size.*"inexact".*recompute') as caught:
         kerasmem.fit(model, *data, batch_size=9, verbose=0)
     assert "The model is as it was before the step" in str(caught.value)
     assert all(int(each.iterations) == 0 for each in (model.optimizer, *vars(model).values())
                if isinstance(each, keras.Optimizer))  # fmt: skip
-    with pytest.raises(UsageError, match=r"own train_step.*other arithmetic"):
+    with pytest.raises(UsageError, match=f"own {step}.*other arithmetic"):
         kerasmem.fit(model, *data, batch_size=9, verbose=0, micro_batches=3)
     with pytest.warns(RuntimeWarning, match="batches of their own"):
         divided = trained(make, batch_size=9, shuffle=False, micro_batches="inexact", epochs=1)
@@ -230,53 +233,19 @@ def test_steps_that_only_call_super_are_divided_exactly(limited):
 EXACT = {
     "mean": lambda self, x, y, p, w: ops.mean(ops.square(y - p)),
     "sum": lambda self, x, y, p, w: ops.sum(ops.square(y - p)),
-    "of functions": lambda self, x, y, p, w: ops.mean(keras.losses.mean_squared_error(y, p)),
     "of losses": lambda self, x, y, p, w: keras.losses.Huber()(y, p) + 2 * keras.losses.MeanSquaredError()(y, p),
     "base and more": lambda self, x, y, p, w: base(self, x, y, p, w) + ops.mean(ops.abs(self.teacher(x) - p)),
     "penalty": lambda self, x, y, p, w: base(self, x, y, p, w) + ops.sum(ops.square(self.student.weights[0])),
-    "by count": lambda self, x, y, p, w: ops.sum(ops.square(y - p)) / ops.cast(ops.shape(y)[0], "float32"),
-    "divergence": lambda self, x, y, p, w: ops.mean(-0.5 * ops.sum(1 + p - ops.square(p) - ops.exp(p), axis=1)),
 }
-UNPROVEN = {
-    "contrastive": lambda self, x, y, p, w: ops.mean(ops.matmul(p, ops.transpose(p))),
-    "a loss of pairs": lambda self, x, y, p, w: keras.losses.MeanSquaredError()(
-        ops.matmul(y, ops.transpose(y)), ops.matmul(p, ops.transpose(p))
-    ),
-    "centred": lambda self, x, y, p, w: ops.mean(ops.square(p - ops.mean(p, 0))),
-    "a sum and a penalty": lambda self, x, y, p, w: ops.sum(ops.square(y - p)) + ops.sum(self.student.weights[0]),
-    "root": lambda self, x, y, p, w: ops.sqrt(ops.mean(ops.square(y - p))),
-    "a mean and a sum": lambda self, x, y, p, w: ops.mean(p) + ops.sum(p),
-    "noise": lambda self, x, y, p, w: ops.mean(p * keras.random.normal((3,))),
-    "neighbours": lambda self, x, y, p, w: ops.mean(p * ops.roll(p, 1, 0)),
-    "reversed": lambda self, x, y, p, w: ops.mean(p * p[::-1]),
-    "some rows": lambda self, x, y, p, w: ops.mean(p[:4]),
-    "largest": lambda self, x, y, p, w: ops.max(p),
-}
-
-
-@pytest.mark.parametrize("name", UNPROVEN)
-def test_losses_that_are_not_of_rows_are_told(name):
-    model, data = compiled(with_loss(UNPROVEN[name]))
-    model(X)
-    assert loss_over_rows(model, data) == "unknown"
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_losses_over_rows_are_divided_exactly(name):
+@pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_stated_loss_reduction_divides_exactly(name, isolated):
     make = with_loss(EXACT[name])
-    divided = trained(lambda: compiled(make), micro_batches=4)
+    stated = {"loss_reduction": "sum" if name == "sum" else "mean", "isolated": isolated}
+    divided = trained(lambda: compiled(make), micro_batches=4, **stated)
     assert_same(trained(lambda: compiled(make), plain), divided, rtol=1e-4)
-
-
-def test_a_loss_that_counts_on_the_way_is_not_proven():
-    def counting(self, x, y, p, w):
-        self.count.update_state(ops.mean(p))
-        return ops.mean(ops.square(y - p))
-
-    model, data = compiled(with_loss(counting))
-    model.count = keras.metrics.Mean()
-    model(X)
-    assert loss_over_rows(model, data) == "unknown"
 
 
 def test_a_stateful_layer_is_refused_before_the_first_step():

@@ -12,7 +12,7 @@ import pytest
 import kerasmem
 from kerasmem.errors import UsageError
 from kerasmem.training.array_source import ArraySource
-from kerasmem.training.dataset_sources import DatasetSource, make_source
+from kerasmem.training.dataset_sources import DatasetSource
 from kerasmem.training.run_state import RunState
 
 ROWS = 45
@@ -116,26 +116,6 @@ def test_the_order_of_arrays_is_that_of_tensorflows_seed_alone():
     assert sorted(first.order(0)) == list(range(ROWS)) != list(first.order(0))
     keras.utils.set_random_seed(12)
     assert list(ArraySource(x, y, None, 6, True, None).order(0)) != list(first.order(0))
-
-
-def test_what_is_not_the_same_is_said():
-    import tensorflow as tf
-
-    x, y = data()
-
-    def difference(at_once=1, **arguments):
-        return make_source(arguments).difference(at_once)
-
-    assert difference(x=x, y=y, batch_size=6) is None
-    assert difference(x=x, y=y, batch_size=9, steps_per_epoch=5) is None
-    assert "8 batches" in difference(x=x, y=y, batch_size=6, steps_per_epoch=3)
-    assert "steps_per_epoch" in difference(x=Batches(), steps_per_epoch=3)
-    assert difference(x=Batches(), shuffle=False, steps_per_epoch=3) is None
-    known = tf.data.Dataset.from_tensor_slices((x, y)).batch(6)
-    unknown = known.filter(lambda *_: True)
-    assert difference(x=known) is None and difference(x=unknown, steps_per_epoch=3) is None
-    assert "unknown length" in difference(x=unknown)
-    assert difference(at_once=2, x=unknown) is None, "Keras asks there whether there is a batch"
 
 
 def test_a_finished_run_leaves_pythons_generator_where_it_left_it(tmp_path):

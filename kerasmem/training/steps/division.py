@@ -1,4 +1,4 @@
-"""Whether a batch can be divided with the same result: proven of the step, or not done unless asked for."""
+"""Whether a batch can be divided with the same result."""
 
 from __future__ import annotations
 
@@ -7,47 +7,31 @@ from types import CodeType
 from typing import Any
 
 from kerasmem.compat.keras_fit import is_under_strategy
-from kerasmem.training.steps.row_sums import MEAN, UNKNOWN, loss_over_rows
 
-INEXACT = "inexact"  # `micro_batches`: pieces are batches of their own where the step cannot be divided
+INEXACT = "inexact"  # `micro_batches`: pieces are batches of their own if the step cannot be divided
+MEAN, SUM = "mean", "sum"  # `loss_reduction`
 _STEPS = {"train": ("train_step", "make_train_function"), "test": ("test_step", "make_test_function")}
 
 
-class Division:
-    """How the batches of a model are divided; found out when it is first asked.
+def division_obstacle(model: Any, kind: str, loss_reduction: str | None) -> str | None:
+    """Return the reason why a batch cannot be divided with the same result; None if it can.
 
     Args:
-        model: compiled and built.
+        model: compiled.
+        kind: "train" or "test".
+        loss_reduction: "mean" or "sum" if the user states how the model's own `compute_loss` reduces over rows.
     """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._over_rows: str | None = None
-
-    def obstacle(self, kind: str, batch: Any) -> str | None:
-        """Return why a batch cannot be divided with the same result, in words; None where it can.
-
-        Args:
-            kind: "train" or "test".
-            batch: one that the step takes; only its shapes count.
-        """
-        model = self._model
-        if is_under_strategy(model):
-            return f"it was made under {type(model.distribute_strategy).__name__}, which divides batches itself"
-        for name in _STEPS[kind]:
-            if not _is_keras_own(type(model), name):
-                return f"{type(model).__name__} has its own {name}(), whose gradients and updates are not known"
-        if self.over_rows(batch) == UNKNOWN:
-            return f"{type(model).__name__} has its own compute_loss(), which is not provably a mean or a sum over rows"
-        return None
-
-    def over_rows(self, batch: Any) -> str:
-        """Return whether the loss of a batch is the "mean" or the "sum" of what its rows give, or "unknown"."""
-        if not has_own_loss(self._model):
-            return MEAN
-        if self._over_rows is None:
-            self._over_rows = loss_over_rows(self._model, batch)
-        return self._over_rows
+    if is_under_strategy(model):
+        return f"it was made under {type(model.distribute_strategy).__name__}, which divides batches itself"
+    for name in _STEPS[kind]:
+        if not _is_keras_own(type(model), name):
+            return f"{type(model).__name__} has its own {name}(), whose gradients and updates are not known"
+    if loss_reduction is None and has_own_loss(model):
+        return (
+            f'{type(model).__name__} has its own compute_loss(); state how it reduces over rows: loss_reduction="mean" '
+            'or loss_reduction="sum"'
+        )
+    return None
 
 
 def has_own_loss(model: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from kerasmem.records import Record
 from kerasmem.training.model_state import ModelState
 from kerasmem.training.model_state import byte_count as state_bytes
 from kerasmem.training.steps.batches import byte_count, first_replica, on_host, part, row_count, signature
-from kerasmem.training.steps.division import INEXACT, Division
+from kerasmem.training.steps.division import INEXACT, division_obstacle
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import Engine
 from kerasmem.training.steps.sizing import Fitting, Room, StepSizes, even_rows
@@ -79,11 +78,10 @@ class Driver:
         engine: where the steps run.
         micro_batches: pieces from the first batch on; None for whole batches until one runs out; "inexact" for that,
             also where a batch cannot be divided with the same result.
-        sizes: rows of a piece in training ("train") and validation ("test"), where an earlier process knows them; for
-            training they come before `micro_batches`.
+        micro_batch_rows: rows of a training piece in an earlier process; they come before `micro_batches`.
+        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         uneven: what to say, once, of layers for which pieces are not the same as the whole.
         model: of which the estimator is asked how many rows fit.
-        may_stay: whether a failure that costs the process is dealt with here; else it is raised.
         good: a copy to go back to from the start.
 
     Attributes:
@@ -96,26 +94,23 @@ class Driver:
         model: Any,
         *,
         micro_batches: int | str | None = None,
-        sizes: Mapping[str, int | None] | None = None,
+        micro_batch_rows: int | None = None,
+        loss_reduction: str | None = None,
         uneven: str | None = None,
-        may_stay: bool = True,
         good: ModelState | None = None,
     ) -> None:
         self.engine = engine
         self._model = model
         self._sizes_of = StepSizes(model)
-        known = dict(sizes or {})
-        self.sizes = {kind: known.get(kind) or WHOLE for kind in ("train", "test")}
+        self.sizes = {"train": micro_batch_rows or WHOLE, "test": WHOLE}
         self.recoveries: list[Recovery] = []
         self.steps = 0
         self._may_differ = micro_batches == INEXACT
         pieces = micro_batches if isinstance(micro_batches, int) else None
-        self._micro_batches = None if known.get("train") else pieces
-        self._division = Division(model)
+        self._micro_batches = None if micro_batch_rows else pieces
+        self._loss_reduction = loss_reduction
         self._is_spread = is_under_strategy(model)
-        self._obstacles: dict[str, str | None] = {}
         self._uneven, self._is_warned = uneven, False
-        self._may_stay = may_stay
         self.good = good
         self._room = min(JOURNAL_BYTES, host_memory().available_bytes // 20)
         self._journal: list[_Entry] = []
@@ -141,7 +136,7 @@ class Driver:
             self.sizes[kind] = -(-row_count(batch) // self._micro_batches)
             self._micro_batches = None
         if self.sizes[kind] < row_count(batch):
-            obstacle = self._obstacle(kind, batch)
+            obstacle = self._obstacle(kind)
             if obstacle is not None and not self._may_differ:
                 raise UsageError(f"micro_batches: {obstacle}{_INEXACTLY}")
             if kind == "train":
@@ -156,14 +151,6 @@ class Driver:
         self._note(entry)
         self.steps += 1
         return logs
-
-    def foresee(self, batch: Any) -> None:
-        """Where an earlier process has halved what ran out, ask the estimator how many rows fit."""
-        self.keep()
-        limit, size = allocator_limit(), self.sizes["train"]
-        found = None if limit is None else self._ask("train", batch, size, limit)
-        if found is not None and size != WHOLE:
-            self.sizes["train"] = even_rows(row_count(batch), found.rows)
 
     def reset_metrics(self, *, has_happened: bool) -> None:
         """Note that an epoch or an evaluation begins, which resets the metrics."""
@@ -216,8 +203,6 @@ class Driver:
                 done = self._take(entry)
                 break
             except RanOut as failure:
-                if failure.is_dead and not self._may_stay:
-                    raise
                 failures.append(failure)
         if failures:
             rows = 0 if entry.batch is None else row_count(entry.batch)
@@ -276,7 +261,7 @@ class Driver:
         now = min(self.sizes[kind], rows)
         if now == 1:
             raise ModelError(nothing_fits(failure.diagnosis.summary, self._model, self._fitting, self._since()))
-        obstacle = self._obstacle(kind, entry.batch)
+        obstacle = self._obstacle(kind)
         if len(failures) == 1:
             limit = failure.diagnosis.limit_bytes or allocator_limit()
             most = -(-now // (_LESS if self.recoveries else 2))  # the estimate was wrong before
@@ -319,21 +304,18 @@ class Driver:
         """Return how many rows fit by the estimate; None where it has no answer."""
         room = Room(limit, self.engine.other_bytes(state_bytes(self.good or {})))
         batch, replicas = first_replica(batch), self._model.distribute_strategy.num_replicas_in_sync
-        accumulates = self._obstacle(kind, batch) is None
+        accumulates = self._obstacle(kind) is None
         return self._sizes_of.fitting(kind, batch, max(1, most // replicas), room, accumulates=accumulates)
 
-    def _obstacle(self, kind: str, batch: Any) -> str | None:
-        """Return why a batch cannot be divided with the same result; None where it can."""
-        if kind not in self._obstacles:
-            self._obstacles[kind] = self._division.obstacle(kind, batch)
-        return self._obstacles[kind]
+    def _obstacle(self, kind: str) -> str | None:
+        return division_obstacle(self._model, kind, self._loss_reduction)
 
     def _since(self) -> int:
         """Return how many training steps there were since the last good copy."""
         return sum(old.kind == "train" for old in self._journal)
 
     def _warn_uneven(self) -> None:
-        obstacle = self._obstacles.get("train")
+        obstacle = self._obstacle("train")
         if not self._is_warned and (obstacle or self._uneven):
             warnings.warn(f"{obstacle}; {_OTHERWISE}" if obstacle else str(self._uneven), RuntimeWarning, stacklevel=2)
         self._is_warned = True

@@ -15,7 +15,7 @@ from kerasmem.models.freeing import drop_frames
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.training.model_state import ModelState, load_state, read_state
 from kerasmem.training.steps.batches import first_replica, part, row_count
-from kerasmem.training.steps.division import Division
+from kerasmem.training.steps.division import division_obstacle
 from kerasmem.training.steps.micro import MicroStep
 
 
@@ -41,17 +41,17 @@ class LocalEngine:
 
     Args:
         model: compiled and built.
+        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         any_rows: whether Keras's pipeline leaves open how many rows a batch has.
 
     Attributes:
         whole: Keras's functions that train and test a whole batch.
     """
 
-    def __init__(self, model: Any, *, any_rows: bool = False) -> None:
-        self.model = model
+    def __init__(self, model: Any, loss_reduction: str | None = None, *, any_rows: bool = False) -> None:
+        self.model, self._loss_reduction = model, loss_reduction
         self.whole = {kind: _keras_function(model, kind) for kind in ("train", "test")}
-        self._division = Division(model)
-        self._micro = MicroStep(model, self._division, any_rows=any_rows)
+        self._micro = MicroStep(model, loss_reduction, any_rows=any_rows)
         self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
         self._in_use = in_use_reader()
         self._most_before = 0  # bytes that were in use before a step, beside what micro-batches keep
@@ -66,7 +66,7 @@ class LocalEngine:
         self._micro.is_updating = False
         try:
             total = row_count(batch)
-            if size < total and self._division.obstacle(kind, batch) is None:
+            if size < total and division_obstacle(self.model, kind, self._loss_reduction) is None:
                 logs: dict[str, Any] = getattr(self._micro, kind)(batch, size)
                 return logs
             if size < total:

@@ -18,9 +18,8 @@ from kerasmem.compat.keras_optimizers import set_to_zero, updated_in_turn
 from kerasmem.models.freeing import collect
 from kerasmem.training.model_state import lend
 from kerasmem.training.steps.batches import part, row_count
-from kerasmem.training.steps.division import Division, has_own_loss
+from kerasmem.training.steps.division import SUM, has_own_loss
 from kerasmem.training.steps.losses import Divisors
-from kerasmem.training.steps.row_sums import SUM
 
 _NUMPY_TYPES = (np.float16, np.float32, np.float64, np.int32, np.int64)
 
@@ -34,7 +33,7 @@ class MicroStep:
 
     Args:
         model: compiled and built; it has Keras's own `train_step`.
-        division: of this model's batches, with no obstacle.
+        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         any_rows: whether Keras's pipeline leaves open how many rows a batch has; then the shown losses of a model's
             outputs are means over batches, not over rows.
 
@@ -43,14 +42,14 @@ class MicroStep:
         is_updating: whether what runs, or ran out last, is the update, which takes as much whatever a piece has.
     """
 
-    def __init__(self, model: Any, division: Division, *, any_rows: bool = False) -> None:
+    def __init__(self, model: Any, loss_reduction: str | None = None, *, any_rows: bool = False) -> None:
         self.model = model
-        self._division = division
+        self._is_sum = loss_reduction == SUM and has_own_loss(model)
         self._is_told_of_training = "training" in inspect.signature(model.call).parameters
         self._loss, self._loss_tracker = compiled_loss(model), loss_tracker(model)
         self._any_rows = any_rows
         self._divisors = Divisors()
-        self._is_known = self._is_sum = False
+        self._is_known = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
         self._accumulators: list[Any] | None = None
         self._stand_ins: list[Any] = []  # of variables that are updated in blocks
@@ -93,7 +92,6 @@ class MicroStep:
         """Yield each piece, its share of the rows, and what its losses are multiplied by."""
         total = row_count(batch)
         bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
-        self._is_sum = self._division.over_rows(batch) == SUM
         if not self._is_known:  # tracing tells whether there is anything to count
             first = part(batch, *bounds[0])
             count = self._function("count", self._count, row_count(first))

@@ -28,14 +28,14 @@ def pack(model: Any) -> dict[str, Any]:
     except Exception as error:
         raise UsageError(
             f"model: it cannot be made once more in another process ({type(error).__name__}: {error}); give "
-            "its class get_config(), compile with jit_compile=False and isolated=False, or use `kerasmem run`"
+            "its class get_config(), or compile with jit_compile=False and isolated=False"
         ) from error
     try:
         objects = cloudpickle.dumps(own_objects(model))  # those of a script or notebook as they are, others by name
     except Exception as error:
         raise UsageError(
             f"model: what it is made of cannot be sent to another process ({error}); define classes and functions in "
-            "a module, or use `kerasmem run`"
+            "a module"
         ) from error
     return {
         "config": config,
@@ -73,6 +73,6 @@ def refuse_in_worker() -> None:
     if os.environ.get(WORKER):
         raise UsageError(
             "fit: the module that calls it was imported by the process that takes its steps, for classes it defines; "
-            'begin the part that trains with `if __name__ == "__main__":`, put the classes into a module of their own, '
-            "or use `kerasmem run`"
+            'begin the part that trains with `if __name__ == "__main__":`, or put the classes into a '
+            "module of their own"
         )

@@ -26,12 +26,12 @@ class RemoteEngine:
     Args:
         model: compiled; it stands still here until `load_state` brings it what the other process has.
         batch: the first one, which shows what variables there will be.
-        any_rows: as for `LocalEngine`.
+        loss_reduction, any_rows: as for `LocalEngine`.
     """
 
-    def __init__(self, model: Any, batch: Any, *, any_rows: bool = False) -> None:
+    def __init__(self, model: Any, batch: Any, loss_reduction: str | None = None, *, any_rows: bool = False) -> None:
         check_card()
-        self._batch, self._any_rows = on_host(batch), any_rows
+        self._batch, self._loss_reduction, self._any_rows = on_host(batch), loss_reduction, any_rows
         self._packed = pack(model)
         self._own = {group: describe(some) for group, some in variables(model).items() if group != "random"}
         self._child: ChannelChild | None = None
@@ -79,20 +79,19 @@ class RemoteEngine:
     def _start(self) -> None:
         self._child = ChannelChild("kerasmem.training.steps.worker", **{_GROWTH: "true", WORKER: "1"})
         try:
-            theirs_has = self._ask("make", self._packed, self._batch, self._any_rows)
+            theirs_has = self._ask("make", self._packed, self._batch, self._loss_reduction, self._any_rows)
         except ModelError as error:
             self.close()
             raise UsageError(
                 f"model: it cannot be made once more in another process ({error}); give its class get_config(), "
-                "compile with jit_compile=False and isolated=False, or use `kerasmem run`"
+                "or compile with jit_compile=False and isolated=False"
             ) from None
         for group, mine in self._own.items():
             if theirs_has[group] != mine:
                 self.close()
                 raise UsageError(
                     f"model: made once more in another process it has other variables ({group}: "
-                    f"{len(theirs_has[group])} for {len(mine)}); see that get_config() says all that it is made of, "
-                    "or use `kerasmem run`"
+                    f"{len(theirs_has[group])} for {len(mine)}); see that get_config() says all that it is made of"
                 )
 
     def _ask(self, name: str, *arguments: Any, **named: Any) -> Any:
@@ -147,8 +146,7 @@ def check_card() -> None:
         if not grows and not (limited and limited[0].memory_limit):
             raise UsageError(
                 f"isolated: this process has reserved the memory of {card.name} as a whole, so that none is left for "
-                "the one that is to take the steps; call kerasmem.enable_memory_growth() before anything else, or "
-                "use `kerasmem run train.py`"
+                "the one that is to take the steps; call kerasmem.enable_memory_growth() before anything else"
             )
 
 

@@ -33,7 +33,7 @@ class _Worker:
     def __init__(self) -> None:
         self.engine: Any = None
 
-    def make(self, packed: dict[str, Any], batch: Any, any_rows: bool) -> dict[str, Any]:
+    def make(self, packed: dict[str, Any], batch: Any, loss_reduction: str | None, any_rows: bool) -> dict[str, Any]:
         """Make the model and all its variables; return what they are."""
         from kerasmem.training.model_state import describe, variables
         from kerasmem.training.steps.engine import LocalEngine, build_step
@@ -41,7 +41,7 @@ class _Worker:
 
         model = unpack(packed)
         build_step(model, _tensors(batch))
-        self.engine = LocalEngine(model, any_rows=any_rows)
+        self.engine = LocalEngine(model, loss_reduction, any_rows=any_rows)
         return {group: describe(some) for group, some in variables(model).items() if group != "random"}
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
