@@ -33,7 +33,7 @@ class ArraySource(CountedSource):
     def __init__(
         self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: Any, steps: int | None
     ) -> None:
-        parts = map_arrays(_array, keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
+        parts = map_arrays(keras_array, keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
         leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
         if not leaves:
             raise UsageError("x: no data was given; give arrays, a PyDataset, H5ChunkSequence or tf.data")
@@ -156,7 +156,7 @@ def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
     Raises:
         UsageError: one of the two would be empty.
     """
-    parts = map_arrays(_array, parts)
+    parts = map_arrays(keras_array, parts)
     rows = next((len(leaf) for leaf in keras.tree.flatten(parts) if leaf is not None), 0)
     at = math.floor(rows * (1.0 - share))
     if not 0 < at < rows:
@@ -165,7 +165,7 @@ def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
     return map_arrays(lambda leaf: leaf[:at], parts), map_arrays(lambda leaf: leaf[at:], parts)
 
 
-def _array(leaf: Any) -> Any:
+def keras_array(leaf: Any) -> Any:
     """Return an array as Keras would have it: floats as the default float."""
     if not getattr(leaf, "shape", ()) or not hasattr(leaf, "__array__"):
         raise UsageError(

@@ -105,7 +105,10 @@ def fit(
     if runs_on_jax():
         return _fit_on_jax(model, arguments, options)
     check_fit(model, arguments)
-    arguments["batch_size"] = _largest(model, arguments, options) if batch_size == MAX else batch_size
+    if batch_size == MAX:
+        if options.checkpoint is not None:
+            raise UsageError("batch_size: 'max' may differ when the run is resumed; give a number with a checkpoint")
+        arguments["batch_size"] = largest_batch_size(model, arguments)
     return train(model, arguments, _isolating(model, options, isolated))
 
 
@@ -164,15 +167,6 @@ def _fit_on_jax(model: Any, arguments: dict[str, Any], options: FitOptions) -> A
         history.history, history.epoch = resume.run.history, resume.run.epochs
     history.recoveries = []
     return history
-
-
-def _largest(model: Any, arguments: dict[str, Any], options: FitOptions) -> int:
-    if options.checkpoint is not None:
-        raise UsageError(
-            "batch_size: 'max' may come out otherwise when the run is gone on with; see once what it is "
-            '(history.params["batch_size"]), and give that number'
-        )
-    return largest_batch_size(model, arguments)
 
 
 def _isolating(model: Any, options: FitOptions, isolated: Any) -> FitOptions:

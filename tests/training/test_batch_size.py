@@ -97,5 +97,5 @@ def test_the_largest_batch_by_the_estimate(monkeypatch):
 def test_what_has_no_largest_batch_is_told(tmp_path):
     with pytest.raises(UsageError, match="'max' is for arrays"):
         kerasmem.fit(small(), tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), batch_size="max")
-    with pytest.raises(UsageError, match="give that number"):
+    with pytest.raises(UsageError, match="give a number"):
         kerasmem.fit(small(), X, Y, batch_size="max", checkpoint=tmp_path / "run.ckpt")

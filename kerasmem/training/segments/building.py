@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kerasmem.checks import whole
@@ -22,7 +23,8 @@ from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
-from kerasmem.training.segments.chain import nested_models
+from kerasmem.training.segments.chain import Step, nested_models
+from kerasmem.training.segments.choosing import Cut
 from kerasmem.training.segments.planning import AUTO, RecomputePlan, described, plan_segments, uncut
 from kerasmem.training.segments.shapes import shaped_chain
 from kerasmem.training.segments.tracing import trace_chain
@@ -77,43 +79,40 @@ def recompute(
         ('dense_2', 'dense_5', 'dense_8')
     """
     target = None if memory is None else resolve_device(str(memory))
+    limit = None if target is None else target.available_bytes
     model = _as_graph(model, input_shape)
-    options = {"segments": segments, "cuts": cuts, "input_shape": input_shape}
-    plan = _planned(model, target, batch_size, **options)
-    if target is not None and cuts is None:
-        return _estimated_within(model, plan, target, options)
-    made, is_free = build_recomputed(model, plan), segments == AUTO and cuts is None
-    saves = plan.activation_bytes < plan.plain_activation_bytes
-    if saves and (not is_free or _saves_by_estimate(model, made, input_shape)):
-        return made
-    warnings.warn(_nothing_saved(model, plan), stacklevel=2)
-    return build_recomputed(model, uncut(plan)) if is_free else made
-
-
-def _planned(
-    model: Any,
-    target: DeviceTarget | None,
-    batch_size: int,
-    segments: int | str,
-    cuts: Sequence[str] | None,
-    input_shape: Any,
-) -> RecomputePlan:
-    """Return where to cut a model, as `recompute` does with these arguments."""
     source = _functional(model)
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
-        raise UsageError("cuts and segments: give the one or the other")
+        raise UsageError("cuts and segments: give one of them")
     if runs_on_jax():
         steps = shaped_chain(source, batch_size, input_shape)
     else:
         loss = model.loss if model.compiled else None
         steps = trace_chain(source, batch_size, input_shape, loss, _rules(model, target))
-    persistent = _persistent_bytes(model, source, batch_size, input_shape)
-    limit = None if target is None else target.available_bytes
-    if cuts is None:
-        return plan_segments(
-            steps, segments=segments, batch_size=batch_size, persistent_bytes=persistent, target_bytes=limit
-        )
+    held = _persistent_bytes(model, source, batch_size, input_shape)
+    if cuts is not None:
+        made = build_recomputed(model, described(steps, _ends(source, steps, cuts), batch_size, held, limit))
+        if not _saves(made.plan):
+            warnings.warn(_nothing_saved(model, made.plan), stacklevel=2)
+        return made
+    choose = partial(plan_segments, steps, segments=segments, batch_size=batch_size, persistent_bytes=held)
+    plan = choose(target_bytes=limit)
+    if limit is not None:
+        return _estimated_within(model, plan, choose, limit, input_shape)
+    made = build_recomputed(model, plan)
+    if _saves(plan) and (segments != AUTO or _saves_by_estimate(model, made, input_shape)):
+        return made
+    warnings.warn(_nothing_saved(model, plan), stacklevel=2)
+    return build_recomputed(model, uncut(plan)) if segments == AUTO else made
+
+
+def _saves(plan: RecomputePlan) -> bool:
+    return plan.activation_bytes < plan.plain_activation_bytes
+
+
+def _ends(source: Any, steps: Sequence[Step], cuts: Sequence[str]) -> list[Cut]:
+    """Return the ends of the segments between given cuts."""
     from kerasmem.models.segment_cuts import chain_of, cut_places, split
 
     split(source, cuts)  # names the cut that is wrong
@@ -122,8 +121,7 @@ def _planned(
     for first, last in nested_models(steps):  # a segment recomputes calls of one model alone
         if any(first < each < last for each in ends):
             ends |= {each for each in (first, last) if 0 < each < max(ends)}
-    ending = [*((each, True) for each in sorted(ends)), (len(steps), False)]
-    return described(steps, ending, batch_size, persistent, limit)
+    return [*((each, True) for each in sorted(ends)), (len(steps), False)]
 
 
 def _rules(model: Any, target: DeviceTarget | None) -> KernelRules | None:
@@ -157,8 +155,7 @@ def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
     return (
         f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} the backward "
         f"pass needs {format_size(plan.plain_activation_bytes)} of activations as the model is, and "
-        f"{format_size(plan.activation_bytes)} so, before what the allocator wastes. With "
-        'segments="auto" the model is left as it is. Frozen layers keep nothing that recomputing could save; inside a '
+        f"{format_size(plan.activation_bytes)} so. Frozen layers keep nothing that recomputing could save; inside a "
         "layer, a model that is called more than once and a model with code of its own there are no cuts"
     )
 
@@ -178,26 +175,31 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
     return made
 
 
-def _estimated_within(model: Any, plan: RecomputePlan, target: DeviceTarget, options: dict[str, Any]) -> Any:
-    """Return the model cut so that the estimator, too, says that it stays within the target.
+def _estimated_within(
+    model: Any, plan: RecomputePlan, choose: Callable[..., RecomputePlan], limit: int, input_shape: Any
+) -> Any:
+    """Return the model cut so that the estimator, too, says that it stays within the limit.
 
     Args:
-        options: as `_planned` takes them.
+        model: to be cut.
+        plan: the first one to try.
+        choose: `target_bytes` → a plan.
+        limit: bytes that the step may take.
+        input_shape: as for `recompute`.
 
     Raises:
-        UsageError: it does not, however it is cut.
+        UsageError: If it does not, however it is cut.
     """
-    limit = aim = target.available_bytes
+    aim = limit
     for _ in range(_TRIES):
         made = build_recomputed(model, replace(plan, target_bytes=limit))
-        need = estimate(made, batch_size=plan.batch_size, input_shape=options["input_shape"]).bytes
+        need = estimate(made, batch_size=plan.batch_size, input_shape=input_shape).bytes
         most = need.total if need.high is None else need.high
         if most <= limit:
             return made
         aim -= most - limit
         try:
-            nearer = replace(target, available_bytes=max(aim, 1))
-            plan = _planned(model, nearer, plan.batch_size, **options)
+            plan = choose(target_bytes=max(aim, 1))
         except UsageError:
             break
     raise UsageError(

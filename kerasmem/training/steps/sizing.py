@@ -117,24 +117,6 @@ class StepSizes:
         is_sure = rows in asked and not is_in_doubt
         return Fitting(rows, is_sure, is_in_doubt, is_hopeless, one, room, added, is_impossible, look_closer)
 
-    def largest(self, batch: Any, most: int, room: Room) -> int | None:
-        """Return the largest training batch that surely fits, to a sixteenth; None where the estimator has no answer.
-
-        Args:
-            batch: arrays or their specifications.
-            most: rows.
-            room: what there is.
-        """
-        ask = self._asking(batch, "train", {})
-        end, free = self._clock() + 2 * MOST_SECONDS, room.limit - room.other
-        try:
-            return most_rows(
-                partial(_need, at_most, ask), free, most, lambda: self._clock() < end,
-                between=2 * _MOST_BETWEEN, near=16,
-            )  # fmt: skip
-        except Exception:
-            return None
-
     def _asking(self, batch: Any, kind: str, asked: dict[int, Outcome]) -> Callable[[int], Outcome]:
         def ask(rows: int) -> Outcome:
             if rows not in asked:
@@ -155,14 +137,7 @@ def _least_held(found: Outcome) -> int:
     return at_least(found) - (found.categories.get("workspace") or 0)
 
 
-def most_rows(
-    need: Callable[[int], int],
-    room: int,
-    most: int,
-    has_time: Callable[[], bool],
-    between: int = _MOST_BETWEEN,
-    near: int = 4,
-) -> int:
+def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callable[[], bool]) -> int:
     """Return the most rows, `most` or fewer, that fit; 1 where none do. Pure.
 
     A few sizes are asked for; where there is no time for more, the answer is on the line between those that were. What
@@ -180,8 +155,8 @@ def most_rows(
     fits, fails, is_above = 1, most, False
     if need(fits) > room:
         return 1
-    for _ in range(between):
-        if fails - fits <= max(1, fits // near):
+    for _ in range(_MOST_BETWEEN):
+        if fails - fits <= max(1, fits // 4):
             break
         slope = (need(fails) - need(fits)) / (fails - fits)
         middle = fits + int((room - need(fits)) / slope) if slope > 0 else (fits + fails) // 2
