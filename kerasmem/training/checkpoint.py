@@ -21,6 +21,7 @@ from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import Source
 
 _MOST = 1 << 40  # epochs, and batches of one: more than anybody trains
+_DELETE = "delete it to start over"
 BEFORE = ".before"  # the file before the last, where there are several workers
 
 
@@ -89,11 +90,11 @@ class Checkpoint:
         return dict(sorted(found.items()))
 
     def go_to(self, run: RunState) -> None:
-        """Have the data go on where the file says.
+        """Move the data to the saved position.
 
         Raises:
-            DataError: what it says makes no sense.
-            UsageError: the data is other than before.
+            DataError: If the position makes no sense.
+            UsageError: If the data is other than before.
         """
         assert self.saved is not None
         try:
@@ -102,41 +103,35 @@ class Checkpoint:
             raise
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"{shown(self.path)}: the place in the data that it says makes no sense ({one_line(str(error), 100)}); "
-                "delete it to start over"
+                f"{shown(self.path)}: its position in the data makes no sense ({one_line(str(error), 100)}); {_DELETE}"
             ) from error
 
     def check(self, *, steps: int | None, at_once: int) -> None:
-        """Refuse to go on with other data or settings than before.
+        """Refuse to resume with other data or settings than before.
 
         Args:
-            steps: batches of an epoch now; None where Keras does not know.
+            steps: batches of an epoch now; None if unknown.
             at_once: steps in one execution.
 
         Raises:
-            UsageError: the message names what differs.
+            UsageError: If they differ; the message names the setting.
         """
         assert self.saved is not None
-        saved, run, kind, path = self.saved, self.saved.run, self.source.kind, shown(self.path)
-        if saved.data != kind:
-            raise UsageError(f"checkpoint: {path} is of a run on {saved.data}, and x is now {kind}")
-        for name, now in self.source.describe().items():
-            before = saved.agrees.get(name)
-            if before != now:
+        saved, run, path = self.saved, self.saved.run, shown(self.path)
+        differences = [("x", f"data of the kind {saved.data}", f"data of the kind {self.source.kind}")]
+        if saved.data == self.source.kind:
+            now = self.source.describe()
+            differences = [(name, repr(saved.agrees.get(name)), repr(value)) for name, value in now.items()]
+        if run.batch:
+            differences.append(("steps_per_epoch", f"{run.steps} batches", f"{steps} batches"))
+        for name, before, after in differences:
+            if before != after:
                 raise UsageError(
-                    f"checkpoint: {name} was {before!r} in the run that {path} was saved in and is {now!r} now; "
-                    "give fit the data and settings of that run, or delete the file to start over"
+                    f"checkpoint: {name} was {before} in the run that {path} was saved in and is {after} now; give fit "
+                    "the data and settings of that run, or delete the file to start over"
                 )
-        if run.batch and run.steps != steps:
-            raise UsageError(
-                f"steps_per_epoch: {path} was saved within an epoch of {run.steps} batches, and fit now has {steps}; "
-                "give fit the same data and steps_per_epoch, or delete the file to start over"
-            )
         if run.steps is not None and run.batch >= run.steps + at_once:
-            raise DataError(
-                f"{path}: says that {run.batch:,} batches were trained on in an epoch of {run.steps:,}, which makes no "
-                "sense; delete it to start over"
-            )
+            raise DataError(f"{path}: batch {run.batch:,} of an epoch of {run.steps:,} makes no sense; {_DELETE}")
         if run.batch % at_once:
             raise UsageError(
                 f"steps_per_execution: {path} was saved after {run.batch} batches of an epoch, and fit now takes "
@@ -208,12 +203,10 @@ def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
     except UsageError as error:
         raise UsageError(f"checkpoint: {error}") from None
     except InputError as error:
-        raise DataError(f"{shown(path)}: {error}; delete it to start over") from error
-    except Exception as error:  # NumPy, zipfile and Python's parser raise whatever they meet in damaged ones
-        raise DataError(
-            f"{shown(path)}: not a checkpoint of kerasmem, or a damaged one ({one_line(str(error), 100)}); "
-            "delete it to start over"
-        ) from error
+        raise DataError(f"{shown(path)}: {error}; {_DELETE}") from error
+    except Exception as error:  # NumPy, zipfile and Python's parser raise many kinds for damaged files
+        reason = one_line(str(error), 100)
+        raise DataError(f"{shown(path)}: no checkpoint of kerasmem, or a damaged one ({reason}); {_DELETE}") from error
 
 
 def _refuse_absurd(run: RunState) -> None:

@@ -16,7 +16,7 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -131,8 +131,7 @@ def main(options: str, *arguments: str) -> None:
     except SystemExit:
         raise
     except BaseException:
-        show = sys.excepthook  # the script may have set its own
-        sys.excepthook = lambda kind, error, traceback: show(kind, error, _of_script(traceback))
+        sys.excepthook = functools.partial(_show, sys.excepthook)  # the script may have set its own
         raise
 
 
@@ -147,12 +146,12 @@ def _run_file(arguments: list[str]) -> None:
     exec(code, vars(module))
 
 
-def _of_script(traceback: Any) -> Any:
-    """Return a traceback from the script's first call on."""
+def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    """Show an error of the script from the script's first call on."""
     each = traceback
     while each is not None and each.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<frozen runpy>")):
         each = each.tb_next
-    return each or traceback
+    show(kind, error.with_traceback(each or traceback), each or traceback)
 
 
 if __name__ == "__main__":

@@ -324,7 +324,7 @@ def test_a_checkpoint_that_numpy_cannot_read(tmp_path, damage):
     if damage == "header":
         with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
             archive.writestr("saved.npy", npy(b"{'descr': '<f4', ("))
-    with pytest.raises(DataError, match="not a checkpoint of kerasmem, or a damaged one"):
+    with pytest.raises(DataError, match="no checkpoint of kerasmem, or a damaged one"):
         Checkpoint(str(tmp_path / "run.npz"), None).read()
 
 

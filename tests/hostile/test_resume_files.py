@@ -134,7 +134,7 @@ def test_a_file_to_go_on_from_takes_no_more_than_it_has(checkpoint, make):
     make(checkpoint)
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=r"run\.resume': not a checkpoint of kerasmem.*delete it to start over"):
+        with pytest.raises(DataError, match=r"run\.resume': no checkpoint of kerasmem.*delete it to start over"):
             Checkpoint(checkpoint.path, Data()).read()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -151,7 +151,7 @@ def test_a_file_to_go_on_from_takes_no_more_than_it_has(checkpoint, make):
 def test_counts_that_no_run_has(checkpoint, counts):
     story = said(checkpoint, lambda found: {**found, "run": {**found["run"], **counts}})
     rewrite(checkpoint, entries(checkpoint) | {"saved.npy": story})
-    with pytest.raises(DataError, match=rf"run\.resume': not a checkpoint of kerasmem.*its {next(iter(counts))}"):
+    with pytest.raises(DataError, match=rf"run\.resume': no checkpoint of kerasmem.*its {next(iter(counts))}"):
         Checkpoint(checkpoint.path, Data()).read()
 
 

@@ -43,32 +43,15 @@ def skips():
         y = L.Dropout(0.3, seed=number, name=f"drop_{number}")(y)
         x = L.Add(name=f"add_{number}")([x, y])
     x = L.Concatenate(name="join")([x, entry])
-    return (
-        keras.Model(inputs, L.Dense(1, name="out")(x)),
-        _numbers(12, 16),
-        _targets(12),
-        ["norm_0", "add_1", "drop_2"],
-    )
+    return keras.Model(inputs, L.Dense(1, name="out")(x)), _numbers(12, 16), _targets(12), ["norm_0", "add_1", "drop_2"]
 
 
 def losses():
     """Regularisers of weights and of outputs, and a layer that adds a loss, inside segments."""
-    model = keras.Sequential(
-        [
-            keras.Input((8,)),
-            L.Dense(
-                8,
-                activation="tanh",
-                activity_regularizer="l2",
-                kernel_regularizer="l2",
-                name="a",
-            ),
-            Penalised(name="b"),
-            L.Dense(8, name="c"),
-            L.ActivityRegularization(l1=0.01, name="d"),
-            L.Dense(1, name="e"),
-        ]
-    )
+    first = L.Dense(8, activation="tanh", activity_regularizer="l2", kernel_regularizer="l2", name="a")
+    penalty = L.ActivityRegularization(l1=0.01, name="d")
+    parts = [first, Penalised(name="b"), L.Dense(8, name="c"), penalty, L.Dense(1, name="e")]
+    model = keras.Sequential([keras.Input((8,)), *parts])
     return model, _numbers(6, 8), _targets(6), ["b", "d"]
 
 
@@ -83,12 +66,7 @@ def masks():
     x = L.GRU(5, name="gru")(x)
     tokens = np.random.RandomState(0).randint(0, 20, (6, 7))
     tokens[:, 4:] = 0
-    return (
-        keras.Model(inputs, L.Dense(1, name="out")(x)),
-        tokens,
-        _targets(6),
-        ["embed", "drop", "norm"],
-    )
+    return keras.Model(inputs, L.Dense(1, name="out")(x)), tokens, _targets(6), ["embed", "drop", "norm"]
 
 
 def shared():
@@ -96,11 +74,8 @@ def shared():
     one, two = keras.Input((8,), name="one"), keras.Input((8,), name="two")
     twin = L.Dense(8, activation="relu", name="twin")
     inner_in = keras.Input((8,))
-    inner = keras.Model(
-        inner_in,
-        L.Dense(8, name="deep")(L.BatchNormalization(name="inner_norm")(inner_in)),
-        name="inner",
-    )
+    normed = L.BatchNormalization(name="inner_norm")(inner_in)
+    inner = keras.Model(inner_in, L.Dense(8, name="deep")(normed), name="inner")
     a, b = twin(one), twin(two)
     a = inner(a)
     c = keras.ops.tanh(a * 2.0 + b)
@@ -110,12 +85,8 @@ def shared():
         "second": L.Dense(1, name="second")(d),
     }
     x = {"one": _numbers(6, 8), "two": _numbers(6, 8)[::-1].copy()}
-    return (
-        keras.Model({"one": one, "two": two}, outputs),
-        x,
-        {"first": _targets(6), "second": -_targets(6)},
-        ["inner", "d"],
-    )
+    model = keras.Model({"one": one, "two": two}, outputs)
+    return model, x, {"first": _targets(6), "second": -_targets(6)}, ["inner", "d"]
 
 
 def tied():
@@ -131,18 +102,9 @@ def tied():
 
 def frozen():
     """Layers that are not trained, before and between those that are."""
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 2)),
-            L.Conv2D(4, 3, name="c0"),
-            L.BatchNormalization(name="n0"),
-            L.ReLU(name="r0"),
-            L.Conv2D(4, 3, activation="relu", name="c1"),
-            L.BatchNormalization(name="n1"),
-            L.Flatten(name="f"),
-            L.Dense(1, name="out"),
-        ]
-    )
+    parts = [L.Conv2D(4, 3, name="c0"), L.BatchNormalization(name="n0"), L.ReLU(name="r0")]
+    parts += [L.Conv2D(4, 3, activation="relu", name="c1"), L.BatchNormalization(name="n1")]
+    model = keras.Sequential([keras.Input((8, 8, 2)), *parts, L.Flatten(name="f"), L.Dense(1, name="out")])
     model.get_layer("c0").trainable = model.get_layer("n0").trainable = model.get_layer("n1").trainable = False
     return model, _numbers(4, 8, 8, 2), _targets(4), ["r0", "n1"]
 
@@ -154,12 +116,7 @@ def global_seed():
     for number in range(3):
         x = SharedNoise(name=f"noise_{number}")(x)
         x = L.Dense(8, activation="tanh", name=f"b{number}")(x)
-    return (
-        keras.Model(inputs, L.Dense(1, name="out")(x)),
-        _numbers(6, 8),
-        _targets(6),
-        ["noise_0", "b1"],
-    )
+    return keras.Model(inputs, L.Dense(1, name="out")(x)), _numbers(6, 8), _targets(6), ["noise_0", "b1"]
 
 
 def _entry():
@@ -189,17 +146,9 @@ def nested():
 
 def transfer():
     """A backbone, its lower half frozen, between layers of its own kind."""
-    backbone = keras.Sequential(
-        [
-            keras.Input((8, 8, 2)),
-            L.Conv2D(4, 3, name="c0"),
-            L.BatchNormalization(name="n0"),
-            L.Conv2D(4, 3, activation="relu", name="c1"),
-            L.BatchNormalization(name="n1"),
-            L.ReLU(name="r1"),
-        ],
-        name="backbone",
-    )
+    parts = [L.Conv2D(4, 3, name="c0"), L.BatchNormalization(name="n0"), L.Conv2D(4, 3, activation="relu", name="c1")]
+    parts += [L.BatchNormalization(name="n1"), L.ReLU(name="r1")]
+    backbone = keras.Sequential([keras.Input((8, 8, 2)), *parts], name="backbone")
     backbone.get_layer("c0").trainable = backbone.get_layer("n0").trainable = False
     inputs = keras.Input((8, 8, 2))
     x = L.Dropout(0.2, seed=4, name="drop")(L.GlobalAveragePooling2D(name="pool")(backbone(inputs)))

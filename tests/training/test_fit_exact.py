@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_run(tmp_path):
     for model, other, message in (
         (small(), {"batch_size": 5}, "batch_size was 4 .* and is 5 now"),
         (small(), {"x": X + 1}, "data was"),
-        (small(), {"x": tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(4), "y": None}, "on arrays"),
+        (small(), {"x": tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(4), "y": None}, "kind arrays"),
         (wide, {}, "model: the model saved in"),
     ):
         with pytest.raises(UsageError, match=message):

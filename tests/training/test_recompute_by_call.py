@@ -74,11 +74,6 @@ class Branching(Deep):
         return self.head(self.stem(x) if training else x)
 
 
-class Drawing(Deep):
-    def call(self, x):
-        return self.head(x + keras.random.normal((1, 8)))
-
-
 class Counting(Deep):
     calls = 0
 
@@ -101,11 +96,6 @@ class Losing(Deep):
         return self.head(x)
 
 
-class Valued(Deep):
-    def call(self, x):
-        return self.head(x) if float(keras.ops.mean(x)) > -9 else x
-
-
 class Stepping(Deep):
     def train_step(self, data):
         return super().train_step(data)
@@ -116,11 +106,9 @@ class Stepping(Deep):
     [
         (Fixed, "decides itself whether 'drop' trains"),
         (Branching, "not make the same graph each time, or not whatever `training` is"),
-        (Drawing, "not make the same graph each time"),
         (Counting, "not make the same graph each time"),
         (Weighted, "uses a weight of its own"),
         (Losing, "does not work on symbolic tensors"),
-        (Valued, "does not work on symbolic tensors"),
         (Stepping, "its class Stepping has a train_step of its own"),
     ],
 )

@@ -269,7 +269,7 @@ class TestRefusals:
             ({"segments": "some"}, "segments 'some'"),
             ({"cuts": ["nowhere"]}, "no layer of that name; it calls dense_0"),
             ({"cuts": ["dense_3", "dense_1"]}, "in the order in which the model calls them"),
-            ({"cuts": ["dense_1"], "segments": 2}, "the one or the other"),
+            ({"cuts": ["dense_1"], "segments": 2}, "cuts and segments"),
             ({"cuts": [3]}, "no layer of that name"),
             ({"batch_size": 0}, "batch_size:? 0"),
             ({"memory": "2MB", "batch_size": 65536}, "take a smaller batch"),

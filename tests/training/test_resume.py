@@ -231,7 +231,7 @@ def test_refusals(numbered, tmp_path):
 
     with pytest.raises(UsageError, match=r"batch_size was 8 .* is 16"):
         resume(settings={"batch_size": 16}, steps_per_epoch=26)
-    with pytest.raises(UsageError, match=r"steps_per_epoch: .* 26 batches, and fit now has 10"):
+    with pytest.raises(UsageError, match=r"steps_per_epoch was 26 batches .* is 10 batches now"):
         resume(steps_per_epoch=10)
     with pytest.raises(
         UsageError, match=r"model: the model saved .* float32 \(3, 2\) where the one given has .*\(3, 4\)"
