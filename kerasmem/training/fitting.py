@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import keras
 
-from kerasmem import checks
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import runs_on_jax
@@ -17,12 +16,11 @@ from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.training.batch_size import MAX, largest_batch_size
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.dataset_sources import make_source
+from kerasmem.training.fit_options import FitOptions
 from kerasmem.training.model_state import read_state
 from kerasmem.training.resume import ResumeTraining
 from kerasmem.training.run_state import RunState, plain
-from kerasmem.training.saving import SAVE_FREQ, read_save_freq
 from kerasmem.training.steps.checks import check_fit
-from kerasmem.training.steps.division import INEXACT, MEAN, SUM
 from kerasmem.training.steps.packing import refuse_in_worker
 from kerasmem.training.trainer import SaveCallback, Trainer
 
@@ -101,7 +99,7 @@ def fit(
     """
     arguments = {name: value for name, value in locals().items() if name not in _OWN}
     refuse_in_worker()
-    options = _read_options(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction)
+    options = FitOptions.read(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction)
     if runs_on_jax():
         return _fit_on_jax(model, arguments, options)
     check_fit(model, arguments)
@@ -114,34 +112,6 @@ def fit(
 
 _ON_TENSORFLOW = "KERAS_BACKEND=tensorflow has it"
 _OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "loss_reduction")
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """The arguments of `kerasmem.fit` beyond those of `model.fit`, checked.
-
-    Attributes:
-        micro_batches: pieces of a batch from the start; None for whole batches; or "inexact".
-        checkpoint: absolute path; None for no checkpoint.
-        save_freq: batches between two checkpoints.
-        keep: whether the file stays at the end.
-        isolated: whether steps run in a process of their own.
-        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
-        halvings: times that the pieces of a batch are halved if a checkpoint is resumed, since the process was killed
-            there before.
-    """
-
-    micro_batches: int | str | None = None
-    checkpoint: str | None = None
-    save_freq: int = SAVE_FREQ
-    keep: bool = False
-    isolated: bool = False
-    loss_reduction: str | None = None
-    halvings: int = 0
-
-    def saving(self, checkpoint: str, *, keep: bool) -> FitOptions:
-        """Return the options with a checkpoint."""
-        return replace(self, checkpoint=checkpoint, keep=keep)
 
 
 def _fit_on_jax(model: Any, arguments: dict[str, Any], options: FitOptions) -> Any:
@@ -177,21 +147,6 @@ def _isolating(model: Any, options: FitOptions, isolated: Any) -> FitOptions:
     return options
 
 
-def _read_options(
-    micro_batches: Any, checkpoint: Any, save_freq: Any, keep: Any, isolated: Any, loss_reduction: Any
-) -> FitOptions:
-    return FitOptions(
-        micro_batches=micro_batches
-        if micro_batches is None or micro_batches == INEXACT
-        else checks.whole("micro_batches", micro_batches),
-        checkpoint=None if checkpoint is None else os.path.abspath(checks.path("checkpoint", checkpoint)),
-        save_freq=read_save_freq(save_freq),
-        keep=bool(keep),
-        isolated=bool(isolated),
-        loss_reduction=None if loss_reduction is None else checks.choice("loss_reduction", loss_reduction, (MEAN, SUM)),
-    )
-
-
 def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None) -> Any:
     """Train a model that was checked.
 
@@ -216,7 +171,6 @@ def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source:
         if saved is not None:
             run = saved.run
             run.resume()
-            options = _halved(options, run)
             arguments["initial_epoch"] = max(run.epoch, first_epoch)
     trainer = Trainer(model, run, first_epoch, options, checkpoint)
     arguments["callbacks"] = [trainer, *callbacks, SaveCallback(trainer, options.save_freq)]
@@ -231,15 +185,6 @@ def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source:
     elif checkpoint is not None:
         checkpoint.remove()
     return history
-
-
-def _halved(options: FitOptions, run: RunState) -> FitOptions:
-    """Take batches in smaller pieces after the process was killed here before."""
-    if options.halvings and run.micro_batch_rows is not None:
-        run.micro_batch_rows = max(1, run.micro_batch_rows >> options.halvings)
-    elif options.halvings:
-        return replace(options, micro_batches=2**options.halvings)
-    return options
 
 
 def _history_of(model: Any, run: Any) -> Any:

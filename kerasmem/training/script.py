@@ -17,6 +17,7 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +47,8 @@ def replace_fit(
         if getattr(model.train_function, "is_kerasmem", False):  # `kerasmem.fit` calls it
             return keras_fit(model, *arguments, **named)
         from kerasmem.training.dataset_sources import make_source
-        from kerasmem.training.fitting import FitOptions, train
+        from kerasmem.training.fit_options import FitOptions
+        from kerasmem.training.fitting import train
         from kerasmem.training.steps.checks import check_fit
 
         bound = signature.bind(model, *arguments, **named).arguments
@@ -69,7 +71,7 @@ def replace_fit(
             _warn(f"fit {number} of the script cannot be resumed: {error}")
             return train(model, bound, options)
         checkpoint = os.path.join(folder, f"fit-{number}")
-        return train(model, prepared, options.saving(checkpoint, keep=True), source=source)
+        return train(model, prepared, replace(options, checkpoint=checkpoint, keep=True), source=source)
 
     keras.Model.fit = fit
 

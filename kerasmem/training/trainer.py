@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,6 +15,7 @@ from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.freeing import drop_frames
 from kerasmem.training.checkpoint import Checkpoint
+from kerasmem.training.fit_options import FitOptions
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
 from kerasmem.training.run_state import RunState
 from kerasmem.training.saving import SavingCallback
@@ -25,9 +26,6 @@ from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 from kerasmem.training.steps.remote import Engine, RemoteEngine
 from kerasmem.training.steps.ways_out import nothing_fits
-
-if TYPE_CHECKING:
-    from kerasmem.training.fitting import FitOptions
 
 # Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
 _HARMLESS = (
@@ -194,11 +192,12 @@ class Trainer(keras.callbacks.Callback):
         if self._to_restore and self.checkpoint is not None:
             load_state(model, self.checkpoint.restored(model))
             self._to_restore = False
+        micro_batches, rows = self._options.pieces(self.run)
         self.driver = Driver(
             self._engine(batch),
             model,
-            micro_batches=self._options.micro_batches,
-            micro_batch_rows=self.run.micro_batch_rows,
+            micro_batches=micro_batches,
+            micro_batch_rows=rows,
             loss_reduction=self._options.loss_reduction,
             uneven=uneven_layers(model),
             good=read_state(model) if self.isolated else None,

@@ -15,6 +15,8 @@ import pytest
 from kerasmem.monitoring.output import Output
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training import supervising
+from kerasmem.training.fit_options import FitOptions
+from kerasmem.training.run_state import RunState
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -121,11 +123,7 @@ def test_a_script_that_dies_again_and_again_at_one_place_is_given_up(supervised)
 
 @pytest.mark.parametrize(("saved", "pieces"), [(None, (4, None)), (20, (None, 5))])
 def test_halvings_are_of_what_the_checkpoint_has(saved, pieces):
-    from kerasmem.training.fitting import FitOptions, _halved
-    from kerasmem.training.run_state import RunState
-
-    run = RunState(micro_batch_rows=saved)
-    assert (_halved(FitOptions(halvings=2), run).micro_batches, run.micro_batch_rows) == pieces
+    assert FitOptions(halvings=2).pieces(RunState(micro_batch_rows=saved)) == pieces
 
 
 SHOW = """
