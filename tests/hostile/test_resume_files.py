@@ -159,7 +159,7 @@ def test_more_batches_than_the_epoch_has(checkpoint):
     checkpoint.write(RunState(batch=9, steps=4), {"model": []})
     read = Checkpoint(checkpoint.path, Data())
     read.read()
-    with pytest.raises(DataError, match=r"run\.resume': says that 9 batches were trained on in an epoch of 4"):
+    with pytest.raises(DataError, match=r"run\.resume': batch 9 of an epoch of 4"):
         read.check(steps=4, at_once=1)
 
 
@@ -172,7 +172,7 @@ def test_a_place_in_the_data_that_makes_no_sense(checkpoint, place):
     checkpoint.write(RunState(), {"model": []})
     saved = checkpoint.read()
     object.__setattr__(saved, "position", place)
-    with pytest.raises(DataError, match=r"run\.resume': the place in the data that it says makes no sense"):
+    with pytest.raises(DataError, match=r"run\.resume': its position in the data makes no sense"):
         checkpoint.go_to(saved.run)
 
 
