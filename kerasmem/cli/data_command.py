@@ -165,7 +165,7 @@ def _read_scale(text: str) -> float:
 
 @click.command("index", cls=GuardedCommand, seconds=None)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@all_of(option("--output", required=True), "--dataset", "--checksums", "--workers", "--dask", TRUST, "--json")
+@all_of(option("--output", required=True), "--dataset", "--workers", "--dask", TRUST, "--json")
 def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write an index, NAME.index, of HDF5 files read as one, in the order given; of a pattern, part-2 before part-10.
 
@@ -174,7 +174,7 @@ def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_jso
 
     Examples:
       kerasmem data index 'parts/part-*.h5' -o parts/train.index
-      kerasmem data index 's3://bucket/part-*.h5' -o train.index --checksums
+      kerasmem data index 's3://bucket/part-*.h5' -o train.index
       kerasmem data index a.h5 b.h5 -o train.index --dataset x --dataset y
     """
     from kerasmem import data

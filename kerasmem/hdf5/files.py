@@ -17,7 +17,7 @@ from kerasmem.hdf5.direct.sources import Outputs
 from kerasmem.hdf5.grid import Grid, ranges
 from kerasmem.hdf5.index import IndexedData
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout
-from kerasmem.hdf5.opened import IndexedFile, OpenFile
+from kerasmem.hdf5.opened import OpenFile
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
 from kerasmem.hdf5.remote.handle import Claim
 from kerasmem.hdf5.remote.urls import is_url, proves_version, scheme_of
@@ -121,7 +121,7 @@ class OpenFiles:
     def _make(self, number: int) -> dict[str, OpenFile]:
         layout = self._layout
         file, start = layout.files[number], layout.starts[number]
-        indexed = IndexedFile(layout.index, number) if isinstance(layout, IndexedData) else None
+        indexed = layout.index.file(number) if isinstance(layout, IndexedData) else None
         found: dict[str, OpenFile] = {}
         for part in file.lies_in:
             fetcher = self._start_fetcher if is_url(part.path) else None

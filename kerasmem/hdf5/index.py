@@ -2,13 +2,13 @@
 
 It is an archive as NumPy's `savez` writes it, of plain arrays that nothing compresses and no pickle: `about`, a JSON
 text on the datasets and the ways of storing them, `files`, one with the name and version of each file, and for each
-file a number in `rows`, `sizes` and so on. Arrays with a number a chunk are looked up where the chunks of a file are
-asked for, and not read as a whole.
+file a number in `rows`, `sizes` and so on; others have a number for each chunk.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 from collections import defaultdict
@@ -19,21 +19,22 @@ from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 
+from kerasmem.archives import open_archive
 from kerasmem.errors import DataError, InputError, UsageError
 from kerasmem.files import read_json, replacing
-from kerasmem.hdf5.index_archive import IndexArchive
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.remote.access import RemoteAccess
+from kerasmem.hdf5.remote.file import RemoteFile
 from kerasmem.hdf5.remote.urls import is_url, scheme_of
 from kerasmem.records import Record
-from kerasmem.units import MIB
+from kerasmem.units import GIB, MIB
 
-CHECKSUM = "checksum"  # among the filters of data without others whose blocks have checksums
+_MOST_REMOTE = GIB  # an index of millions of files has less
 _ALIKE = 1024
 _MOST_ABOUT = 64 * MIB
 _PER_FILE = {"rows": "<i8", "sizes": "<i8", "times": "<i8"}
 _PER_DATASET = {"kinds": "<u4", "stored": "<i8", "begins": "<i8", "chunk_ends": "<i8"}
-_PER_CHUNK = {"offsets": "<i8", "lengths": "<u4", "masks": "<u4", "sums": "<u4"}
+_PER_CHUNK = {"offsets": "<i8", "lengths": "<u4", "masks": "<u4"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class StoredAs(Record, what="way of storing a dataset"):
 
     Args:
         storage: "contiguous", "chunked" and so on.
-        chunks: chunk shape; of data without chunks whose blocks have checksums, the shape of a block.
+        chunks: chunk shape; None if the data is not chunked.
         filters: their names.
         pipeline: code and numbers of each filter.
         plain_edges: whether chunks at the edge are stored without the filters.
@@ -66,14 +67,12 @@ class About(Record, what="index of data files", version=1):
         dtypes: type of each as stored.
         row_shapes: shape of a row of each.
         kinds: ways of storing, referred to by number.
-        checksums: whether there is a checksum for each block.
     """
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     row_shapes: tuple[tuple[int, ...], ...]
     kinds: tuple[StoredAs, ...]
-    checksums: bool = False
 
 
 class Table(NamedTuple):
@@ -85,7 +84,6 @@ class Table(NamedTuple):
         offsets: place of each chunk.
         lengths: its bytes.
         masks: which filters were left out for it.
-        sums: CRC-32 of its bytes; None where the index has none.
     """
 
     kind: StoredAs
@@ -93,7 +91,20 @@ class Table(NamedTuple):
     offsets: np.ndarray
     lengths: np.ndarray
     masks: np.ndarray
-    sums: np.ndarray | None
+
+
+class IndexedFile(NamedTuple):
+    """What an index knows about one file.
+
+    Attributes:
+        index: path of the index.
+        time: time of change of a local file when the index was made, in ns; 0 if unknown.
+        tables: where datasets lie; those that only HDF5 finds are missing.
+    """
+
+    index: str
+    time: int
+    tables: dict[str, Table]
 
 
 class DataIndex(Sequence[str]):
@@ -109,9 +120,8 @@ class DataIndex(Sequence[str]):
 
     def __init__(self, path: str, access: RemoteAccess) -> None:
         self.path = path
-        self._archive = IndexArchive(path, access, _PER_CHUNK)
         try:
-            arrays = self._archive.read()
+            arrays = _read_arrays(path, access)
             text = arrays["about"].tobytes()
             if len(text) > _MOST_ABOUT:
                 raise ValueError(f"it describes itself in {len(text):,} bytes")
@@ -181,52 +191,36 @@ class DataIndex(Sequence[str]):
             ]
             yield FileLayout(path, sizes[number], tuple(datasets), self._tags[number])
 
-    def time(self, number: int) -> int:
-        """Return when a file of this machine was changed, in ns; 0 where checksums tell more."""
-        return 0 if self.about.checksums else int(self._arrays["times"][number])
-
-    def table(self, number: int, name: str) -> Table | None:
-        """Return where a dataset lies in a file; None where the index does not know."""
-        at, arrays = self.about.names.index(name), self._arrays
-        kind = self.about.kinds[int(arrays[f"kinds{at}"][number])]
-        if not kind.direct:
-            return None
-        ends = arrays[f"chunk_ends{at}"]
-        start, stop = (int(ends[number - 1]) if number else 0), int(ends[number])
-        found = {}
-        for what in _PER_CHUNK:
-            if self._archive.length(f"{what}{at}"):
-                found[what] = self._archive.part(f"{what}{at}", start, stop)
-        empty = np.zeros(stop - start, np.uint32)
-        if stop > start and not {"offsets", "lengths"} <= set(found):
-            raise DataError(f"{shown(self.path)}: the index is damaged: it has no places of chunks")
-        return Table(
-            kind,
-            int(arrays[f"begins{at}"][number]),
-            found.get("offsets", empty[:0].astype(np.int64)),
-            found.get("lengths", empty[:0]),
-            found.get("masks", empty),
-            found.get("sums"),
-        )
+    def file(self, number: int) -> IndexedFile:
+        """Return what is known about one file."""
+        tables = {}
+        for at, name in enumerate(self.about.names):
+            kind = self.about.kinds[int(self._arrays[f"kinds{at}"][number])]
+            if kind.direct:
+                ends = self._arrays[f"chunk_ends{at}"]
+                chunks = slice(int(ends[number - 1]) if number else 0, int(ends[number]))
+                parts = {name: self._arrays[f"{name}{at}"][chunks] for name in _PER_CHUNK}
+                tables[name] = Table(kind, int(self._arrays[f"begins{at}"][number]), **parts)
+        return IndexedFile(self.path, int(self._arrays["times"][number]), tables)
 
     def _checked(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays that there have to be, each with a number a file."""
+        """Return the arrays of an index, each of the right type and length."""
         about = self.about
         _refuse_nonsense(about)
-        wanted = {**_PER_FILE}
-        for at in range(len(about.names)):
-            wanted |= {f"{name}{at}": dtype for name, dtype in _PER_DATASET.items()}
-        files = len(arrays["rows"])
-        for name, dtype in wanted.items():
-            if arrays[name].shape != (files,) or arrays[name].dtype != np.dtype(dtype):
-                raise ValueError(f"{name} has another shape or type")
-        numbers = {name: arrays[name] for name in wanted}
-        if not files or (numbers["rows"] < 1).any() or int(numbers["rows"].astype(object).sum()) >= 1 << 62:
+        files, found = len(arrays["rows"]), {}
+        for name, dtype in _PER_FILE.items():
+            found[name] = _numbers(arrays, name, files, dtype)
+        if not files or (found["rows"] < 1).any() or int(found["rows"].astype(object).sum()) >= 1 << 62:
             raise ValueError("its files have no rows, or too many")
         for at in range(len(about.names)):
-            if (numbers[f"kinds{at}"] >= len(about.kinds)).any() or (np.diff(numbers[f"chunk_ends{at}"]) < 0).any():
+            for name, dtype in _PER_DATASET.items():
+                found[f"{name}{at}"] = _numbers(arrays, f"{name}{at}", files, dtype)
+            ends = found[f"chunk_ends{at}"]
+            if (found[f"kinds{at}"] >= len(about.kinds)).any() or (np.diff(ends, prepend=0) < 0).any():
                 raise ValueError("it names ways of storing, or chunks, that it does not have")
-        return numbers
+            for name, dtype in _PER_CHUNK.items():
+                found[f"{name}{at}"] = _numbers(arrays, f"{name}{at}", int(ends[-1]), dtype)
+        return found
 
     def _absolute(self, name: str) -> str:
         """Return a file that the index names; names without a folder or a server count from the index's."""
@@ -241,6 +235,25 @@ class DataIndex(Sequence[str]):
                 "files of its own server or bucket only: download it to use it so"
             )
         return found
+
+
+def _read_arrays(path: str, access: RemoteAccess) -> dict[str, np.ndarray]:
+    file: Any = None
+    if is_url(path):
+        with RemoteFile(path, access) as remote:
+            if remote.known.size > _MOST_REMOTE:
+                raise ValueError(f"it has {remote.known.size:,} bytes, and {_MOST_REMOTE:,} are read at most")
+            file = io.BytesIO(remote.read(remote.known.size))
+    with file or open(path, "rb") as stream, open_archive(stream) as content:
+        return {name: content[name] for name in content}
+
+
+def _numbers(arrays: dict[str, np.ndarray], name: str, count: int, dtype: str) -> np.ndarray:
+    optional = not count or name.startswith("masks")
+    array = arrays.get(name, np.zeros(count, dtype)) if optional else arrays[name]
+    if array.shape != (count,) or array.dtype != np.dtype(dtype):
+        raise ValueError(f"{name} has another shape or type")
+    return array
 
 
 def _refuse_nonsense(about: About) -> None:
@@ -262,7 +275,7 @@ def _joined(url: str, name: str) -> str:
     return f"{folder}/{name}"
 
 
-class IndexedData(DataLayout, what="layout of indexed data", version=1):
+class IndexedData(DataLayout):
     """The layout that an index tells, and the way back to it.
 
     Args:
@@ -283,13 +296,12 @@ class IndexWriter:
     Args:
         path: of the index to be written.
         datasets: those of any of the files; names, types and row shapes are the same in all.
-        checksums: whether each block has one.
     """
 
-    def __init__(self, path: str, datasets: Sequence[DatasetLayout], checksums: bool) -> None:
+    def __init__(self, path: str, datasets: Sequence[DatasetLayout]) -> None:
         self.path = path
         names, dtypes, shapes = zip(*((each.name, each.dtype, each.row_shape) for each in datasets), strict=True)
-        self._about = About(names, dtypes, shapes, (), checksums)
+        self._about = About(names, dtypes, shapes, ())
         self._kinds: dict[StoredAs, int] = {}
         self._named: list[tuple[str, str]] = []
         self._numbers: dict[str, list[Any]] = defaultdict(list)
@@ -306,9 +318,7 @@ class IndexWriter:
             for name, value in zip(_PER_DATASET, (kind, dataset.stored_bytes, table.begin, end), strict=True):
                 numbers[f"{name}{at}"].append(value)
             for name in _PER_CHUNK:
-                values = getattr(table, name)
-                if values is not None and len(values):
-                    numbers[f"{name}{at}"].append(np.asarray(values, _PER_CHUNK[name]))
+                numbers[f"{name}{at}"].append(np.asarray(getattr(table, name), _PER_CHUNK[name]))
 
     def write(self) -> None:
         """Write the index, under another name until it is whole."""
@@ -321,9 +331,9 @@ class IndexWriter:
             for name, dtype in _PER_DATASET.items():
                 arrays[f"{name}{at}"] = np.array(self._numbers[f"{name}{at}"], dtype)
             for name, dtype in _PER_CHUNK.items():
-                parts = self._numbers[f"{name}{at}"]
-                if parts and (name != "masks" or any(part.any() for part in parts)):
-                    arrays[f"{name}{at}"] = np.concatenate(parts).astype(dtype)
+                numbers = np.concatenate(self._numbers[f"{name}{at}"]).astype(dtype)
+                if name != "masks" or numbers.any():  # most files have none
+                    arrays[f"{name}{at}"] = numbers
         with replacing(self.path) as file:
             np.savez(file, allow_pickle=False, **arrays)
 

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.remote.urls import place_of, redact
-from kerasmem.records import Record
 
 
 def shown(name: str, limit: int = 120) -> str:
@@ -91,7 +89,7 @@ class DatasetLayout:
 
 
 @dataclass(frozen=True)
-class FileLayout(Record, what="layout of a file", version=1):
+class FileLayout:
     """A file and those of its datasets that were asked for.
 
     Args:
@@ -111,13 +109,9 @@ class FileLayout(Record, what="layout of a file", version=1):
         """The files that it is: itself, or those that are read beside one another."""
         return (self,)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the layout, ready for JSON; a URL's secrets are left out."""
-        return {**super().to_dict(), "path": redact(self.path)}
-
 
 @dataclass(frozen=True)
-class JoinedLayout(FileLayout, what="layout of joined files", version=1):
+class JoinedLayout(FileLayout):
     """Datasets that lie in different files, row by row beside one another, as if they lay in one.
 
     Args:
@@ -149,7 +143,7 @@ class JoinedLayout(FileLayout, what="layout of joined files", version=1):
 
 
 @dataclass(frozen=True)
-class DataLayout(Record, what="layout of data", version=1):
+class DataLayout:
     """One file, or several whose rows are counted through in the order of the files.
 
     Args:
@@ -224,10 +218,6 @@ class DataLayout(Record, what="layout of data", version=1):
     def _chunks_of(self, name: str) -> list[int]:
         at = [layout.name for layout in self.files[0].datasets].index(name)
         return [file.datasets[at].chunk_rows for file in self.files]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the layout, ready for JSON; secrets in URLs are left out."""
-        return {**super().to_dict(), "files": [file.to_dict() for file in self.files]}
 
 
 def _together(parts: Sequence[DatasetLayout]) -> DatasetLayout:

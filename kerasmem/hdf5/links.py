@@ -8,9 +8,6 @@ dataset's shape before that: for the shape of a virtual dataset without an end H
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import h5py
@@ -20,11 +17,8 @@ from kerasmem.hdf5.direct.indexes import refuse_endless_index, refuse_endless_so
 from kerasmem.hdf5.direct.raw import RawError, RawFile, raw_file
 from kerasmem.hdf5.layout import shown
 
-_SOURCES = 10_000  # of a virtual dataset, looked at one by one
-_DEPTH = 16  # virtual datasets that read virtual datasets
-_LINKS = 16  # soft and external links followed for one name
+_LINKS = 16  # soft links followed for one name
 _TRUST = "pass trust_file=True if you trust the file"
-_ENDLESS = int(h5py.h5s.UNLIMITED)  # how often a block is repeated as long as there is data
 
 DAMAGED = (OSError, RuntimeError, ValueError, TypeError, LookupError, OverflowError, MemoryError, EOFError)
 """What h5py raises at damaged files, one as well as another."""
@@ -94,100 +88,14 @@ def open_dataset(file: h5py.File, name: str, *, trust_file: bool) -> Any:
     _check_path(file, name)
     found = file[encoded(name)]
     if isinstance(found, h5py.Dataset):
-        _check_storage(file, name, found, _Trail())
+        here = f"{shown(file.filename)}: dataset {shown(name)}"
+        creation = found.id.get_create_plist()
+        if creation.get_external_count():
+            other = shown(os.fsdecode(creation.get_external(0)[0]))
+            raise DataError(f"{here} keeps its data in another file, {other}; {_TRUST}")
+        if creation.get_layout() == h5py.h5d.VIRTUAL:
+            raise DataError(f"{here} is virtual and may read other files; {_TRUST}")
     return found
-
-
-@dataclass
-class _Trail:
-    """Datasets visited from one virtual dataset, and the depth reached."""
-
-    seen: set[str] = field(default_factory=set)
-    inside: set[str] = field(default_factory=set)  # those that are being looked at
-    depth: int = 0
-
-
-def _check_storage(file: h5py.File, name: str, dataset: h5py.Dataset, trail: _Trail) -> None:
-    """Refuse data that lies in other files, also at the end of a row of virtual datasets."""
-    here = f"{shown(file.filename)}: dataset {shown(name)}"
-    creation = dataset.id.get_create_plist()
-    if creation.get_external_count():
-        other = os.fsdecode(creation.get_external(0)[0])
-        raise DataError(f"{here} keeps its data in another file, {shown(other)}; {_TRUST}")
-    if creation.get_layout() != h5py.h5d.VIRTUAL:
-        return
-    trail.depth += 1
-    for number, (where, source) in enumerate(_named_sources(here, creation)):
-        if where != ".":
-            raise DataError(f"{here} is virtual and reads other files, such as {shown(where)}; {_TRUST}")
-        if "%" in source:
-            raise DataError(f"{here} is virtual and names its sources by a pattern, {shown(source)}; {_TRUST}")
-        _check_source(file, here, source, trail)
-        _check_selection(file, here, source, creation, number)
-    trail.depth -= 1
-
-
-def _named_sources(here: str, creation: Any) -> Iterator[tuple[str, str]]:
-    """Yield file and name of each source of a virtual dataset."""
-    try:
-        for number in range(creation.get_virtual_count()):
-            yield creation.get_virtual_filename(number), creation.get_virtual_dsetname(number)
-    except DAMAGED as error:
-        raise DataError(f"{here} is virtual, and its list of sources cannot be read; {_TRUST}") from error
-
-
-def _check_source(file: h5py.File, here: str, source: str, trail: _Trail) -> None:
-    if source in trail.inside:  # which HDF5 follows until its stack is full
-        raise DataError(
-            f"{here} is virtual and reads itself by way of {shown(source)}; it is damaged: write the file again"
-        )
-    if source in trail.seen:
-        return
-    trail.seen.add(source)
-    if trail.depth > _DEPTH or len(trail.seen) > _SOURCES:
-        raise DataError(f"{here} is virtual and has too many sources, or sources within sources; {_TRUST}")
-    trail.inside.add(source)
-    _check_path(file, source)
-    try:
-        found = file.get(encoded(source))
-    except DAMAGED as error:
-        raise DataError(f"{here} is virtual, and its source {shown(source)} cannot be opened") from error
-    if isinstance(found, h5py.Dataset):
-        _check_storage(file, source, found, trail)
-    trail.inside.discard(source)
-
-
-def _check_selection(file: h5py.File, here: str, source: str, creation: Any, number: int) -> None:
-    """Refuse what lies outside the source: HDF5 reads beyond its end, memory of the process, or divides by zero."""
-    try:
-        there = file.get(encoded(source))
-        shape = shape_of(there) if isinstance(there, h5py.Dataset) else None
-        taken = creation.get_virtual_srcspace(number)
-        if shape is None or taken.get_select_type() == h5py.h5s.SEL_NONE:
-            return
-        if taken.get_select_type() == h5py.h5s.SEL_ALL:  # whose extent is not stored
-            fits = points_of(creation.get_virtual_vspace(number)) == prod(shape)
-        else:
-            fits = taken.get_simple_extent_ndims() == len(shape) and _lies_within(taken, shape)
-    except DAMAGED as error:
-        raise DataError(f"{here} is virtual, and where it lies in {shown(source)} cannot be read") from error
-    if not fits:
-        raise DataError(
-            f"{here} is virtual and speaks of more than its source {shown(source)} of shape {shape} holds; it is "
-            "damaged: write the file again"
-        )
-
-
-def _lies_within(taken: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a selection is of a dataset of some shape; where it has no end HDF5 ends it with the dataset."""
-    if taken.is_regular_hyperslab():
-        start, stride, count, block = (tuple(map(int, each)) for each in taken.get_regular_hyperslab())
-        endless = [_ENDLESS in (often, long) for often, long in zip(count, block, strict=True)]
-        ends = [
-            at + (often - 1) * step + long for at, step, often, long in zip(start, stride, count, block, strict=True)
-        ]
-        return all(free or end <= extent for free, end, extent in zip(endless, ends, shape, strict=True))
-    return all(int(last) < extent for last, extent in zip(taken.get_select_bounds()[1], shape, strict=True))
 
 
 def _check_path(file: h5py.File, name: str) -> None:

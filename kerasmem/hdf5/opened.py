@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import warnings
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import h5py
@@ -20,7 +17,7 @@ from kerasmem.hdf5.direct.delivery import RowRun
 from kerasmem.hdf5.direct.handle import FileHandle, Handle
 from kerasmem.hdf5.direct.opening import indexed_source, open_source
 from kerasmem.hdf5.direct.sources import Hdf5Source, Refuse, Source
-from kerasmem.hdf5.index import DataIndex, Table
+from kerasmem.hdf5.index import IndexedFile, Table
 from kerasmem.hdf5.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
@@ -29,43 +26,6 @@ from kerasmem.hdf5.remote.handle import Claim, RemoteHandle
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.scan import close_file, find_dataset, open_file, rows_of
 from kerasmem.hdf5.settings import Access
-
-
-@dataclass(frozen=True)
-class IndexedFile:
-    """What an index of files says of one of them.
-
-    Args:
-        index: the index.
-        number: of the file in it.
-    """
-
-    index: DataIndex
-    number: int
-
-    def table(self, name: str) -> Table | None:
-        """Return where a dataset lies; None where the index does not know."""
-        return self.index.table(self.number, name)
-
-    def refuse_change(self, handle: Handle) -> None:
-        """Raise if a file of this machine is not what it was when the index was made.
-
-        Raises:
-            DataError: it is not. Of a remote file, each answer is of the version known, or an error.
-        """
-        time = self.index.time(self.number)
-        if not isinstance(handle, FileHandle):
-            return
-        if handle.length != handle.size:
-            what = f"it had {handle.size:,} bytes and has {handle.length:,}"
-        elif time and handle.seen.st_mtime_ns != time:
-            what = "it has another time of change"
-        else:
-            return
-        raise DataError(
-            f"{shown(handle.path)}: the file was changed after the index {shown(self.index.path)} was made ({what}); "
-            "make the index again with `kerasmem data index`, with --checksums if only the time is another"
-        )
 
 
 class OpenFile:
@@ -98,17 +58,11 @@ class OpenFile:
         self._file: h5py.File | None = None
         self._handle: Handle | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
-        self._lengths: dict[str, int] = {}  # rows in the file when last opened, those appended too
         self._sources: dict[str, Source] = {}
         self._bytes_before = 0
         self.traffic = Traffic()  # what came so far, where it is remote
         self._spoiled = ""
         self._resting = False
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is behind a URL."""
-        return self._fetcher is not None
 
     @property
     def bytes_read(self) -> int:
@@ -123,16 +77,6 @@ class OpenFile:
     def time(self) -> int:
         """When the open file of this machine was changed last, in ns; 0 of a remote one."""
         return self._handle.seen.st_mtime_ns if isinstance(self._handle, FileHandle) else 0
-
-    def checksums(self, offsets: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """Return the CRC-32 of some stretches of the open file."""
-        assert self._handle is not None
-        found = []
-        for offset, length in zip(offsets, lengths, strict=True):
-            data = bytearray(length)
-            self._handle.read(memoryview(data), offset)
-            found.append(zlib.crc32(data))
-        return found
 
     def claims(self, name: str, runs: Sequence[RowRun]) -> Sequence[Claim | None]:
         """Have fetched what tasks will read of a dataset of the open file, in their order; return a claim for each."""
@@ -169,19 +113,14 @@ class OpenFile:
     def check(self) -> None:
         """Raise if the file is no longer what it was: HDF5 itself gives zeros for what was cut off.
 
-        A file whose time of change is another, but whose size is not, was written to or merely touched. Where its
-        metadata, its index of chunks and some pieces of its content are as before it is read on, with a warning.
-
         Raises:
-            DataError: the file was cut, replaced or rewritten since it was opened.
+            DataError: If the file was cut, replaced or written to since it was opened.
         """
         with self._lock:
             handle = self._handle
             if handle is None or self._resting:
                 return
             self._spoiled = self._spoiled or handle.changed()
-            if not self._spoiled and handle.written():
-                self._look_again(handle)
             if self._spoiled:
                 raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
 
@@ -211,14 +150,12 @@ class OpenFile:
 
     def _open_first(self) -> Handle:
         try:
-            tables: dict[str, Table] = {}
-            if self._indexed is not None:
-                found = {layout.name: self._indexed.table(layout.name) for layout in self._layout.datasets}
-                tables = {name: table for name, table in found.items() if table is not None}
-            file = self._hdf5() if len(tables) < len(self._layout.datasets) else None
+            tables = self._indexed.tables if self._indexed is not None else {}
+            known = all(layout.name in tables for layout in self._layout.datasets)
+            file = None if known else self._hdf5()
             handle = self._handle = self._open_handle()
             if self._indexed is not None:
-                self._indexed.refuse_change(handle)
+                _refuse_change(handle, self._indexed)
             if file is not None:
                 self._refuse_other_file(file, handle)
             for layout in self._layout.datasets:
@@ -239,31 +176,6 @@ class OpenFile:
                 raise DataError(f"{shown(self._layout.path)}: there is no such file, which an index names")
             return FileHandle(self._layout.path, self._layout.size)
         return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self.traffic)
-
-    def _look_again(self, before: Handle) -> None:
-        """Open the file once more; what was there has to lie where it lay, and to look as it did."""
-        self._bytes_before = self.bytes_read
-        sources, self._sources = self._sources, {}
-        lengths = dict(self._lengths)
-        self._handle = None  # tasks of another window may still be reading: it goes with the last of them
-        self._close_file()
-        try:
-            after = self._open_first()
-            same = all(self._sources[name].lies_where(source) for name, source in sources.items())
-        except DataError as error:
-            self._handle, self._sources = before, {}
-            self._spoiled = before.changed() or f"the file was written to while in use ({error})"
-            return
-        grown = after.length > before.length or self._lengths != lengths
-        if not same or not (grown or after.sample == before.sample):
-            how = ", or rows were appended to a compressed chunk that was not full" if grown else ""
-            self._spoiled = f"the file was rewritten while in use{how}; make the sequence again"
-        elif not grown:
-            warnings.warn(
-                f"{shown(self._layout.path)}: the file has another time of change than when it was opened, and the "
-                "same layout, index of chunks and, where looked at, content; it is read on",
-                stacklevel=2,
-            )
 
     def _refuse_other_file(self, file: h5py.File, handle: Handle) -> None:
         """Refuse a file that was replaced between the two times it was opened."""
@@ -310,7 +222,6 @@ class OpenFile:
                 access.set_chunk_cache(1, 0, 1.0)
                 dataset = h5py.Dataset(h5py.h5d.open(file.id, layout.name.encode("utf-8", "surrogateescape"), access))
             self._datasets[layout.name] = dataset
-            self._lengths[layout.name] = shape[0]
             return dataset
 
     def _open_source(
@@ -343,3 +254,19 @@ class OpenFile:
 
 
 _DAMAGE = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"
+
+
+def _refuse_change(handle: Handle, indexed: IndexedFile) -> None:
+    """Refuse a local file that was changed after the index was made; remote answers prove their version."""
+    if not isinstance(handle, FileHandle):
+        return
+    if handle.length != handle.size:
+        what = f"it had {handle.size:,} bytes and has {handle.length:,}"
+    elif indexed.time and handle.seen.st_mtime_ns != indexed.time:
+        what = "it has another time of change"
+    else:
+        return
+    raise DataError(
+        f"{shown(handle.path)}: the file was changed after the index {shown(indexed.index)} was made ({what}); "
+        "make the index again with `kerasmem data index`"
+    )

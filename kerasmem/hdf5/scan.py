@@ -44,15 +44,7 @@ def open_file(path: str) -> h5py.File:
     if os.path.getsize(path) == 0:  # as the kernel's files are that never end
         raise DataError(f"{shown(path)}: the file is empty (0 bytes)")
     try:
-        try:
-            return h5py.File(path, "r")
-        except OSError as error:
-            if not any(text in str(error) for text in _IN_USE):
-                raise
-            # HDF5 reads a file that is being written only so, and only where its writer has said so as well.
-            with contextlib.suppress(OSError):
-                return h5py.File(path, "r", libver="latest", swmr=True)
-            raise
+        return h5py.File(path, "r")
     except PermissionError:
         raise DataError(f"{shown(path)}: no permission to read it") from None
     except DAMAGED as error:

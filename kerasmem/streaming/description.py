@@ -10,9 +10,6 @@ from kerasmem.streaming.plan import StreamPlan
 from kerasmem.streaming.quality import ShuffleQuality
 from kerasmem.units import KIB, MIB, format_count, format_size
 
-_SMALL = 64 * KIB  # of a block
-_FEW = 256  # blocks for which their size does not matter
-
 
 def describe_plan(plan: StreamPlan, prepared_by: str = "") -> str:
     """Return rows, types, order and memory of a stream, one fact a line.
@@ -92,17 +89,6 @@ def advise(quality: ShuffleQuality, *, shuffle: bool) -> str:
     size = quality.enough_memory
     budget = f"{-(-size // MIB)}MiB" if size >= 8 * MIB else f"{-(-size // KIB)}KiB"
     return f"{why}; memory_budget={budget!r} is enough for 99 %, or {rewrite}"
-
-
-def advise_blocks(rows: int, row_bytes: float, blocks: int) -> str:
-    """Return what to do about blocks so small that asking for them takes longer than they do; "" where it does not."""
-    size = round(rows * row_bytes)
-    if size >= _SMALL or blocks <= _FEW:
-        return ""
-    return (
-        f"a block is {rows:,} rows ({format_size(size)}), fetched by a request of its own, {blocks:,} an epoch; a "
-        "larger memory_budget makes blocks larger and requests fewer, up to the chunks of the file and beyond"
-    )
 
 
 def name_batch(batch: int, epoch: int, rows: np.ndarray) -> str:

@@ -7,7 +7,6 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
@@ -15,9 +14,8 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, can_scatter, part_of
 from kerasmem.hdf5.files import Claims, DatasetRows, OpenFiles, ResidentRows
-from kerasmem.hdf5.grid import Grid, ranges
+from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.layout import DataLayout, shown
-from kerasmem.hdf5.remote.handle import GAP
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.order import EpochOrder, Segment
 
@@ -75,7 +73,6 @@ class RowReader:
         arrays: Sequence[np.ndarray],
         *,
         in_file_order: bool,
-        due: int = 0,
         ahead: bool = True,
     ) -> list[Task]:
         """Return what has to be done to fill a window; the tasks may run in any order and all at once.
@@ -85,7 +82,6 @@ class RowReader:
             window: which window of it.
             arrays: the window's array of each column, as long as the window has rows.
             in_file_order: leave the rows in the order of the blocks, in place of that of delivery.
-            due: the first row of the window, in the order of delivery, that is needed.
             ahead: whether the window to come may be fetched along with this one, for which nobody waits yet.
 
         Raises:
@@ -95,25 +91,26 @@ class RowReader:
         self._make_resident(order.blocks.run(int(order.window_order(window)[0]))[0])
         rows = order.window_rows(window)
         places = slice(0, rows) if in_file_order else _places(order, window)
-        self.rows_read += rows - due
+        self.rows_read += rows
 
         @functools.cache
-        def needed() -> tuple[np.ndarray, Places]:
-            return _needed(order.blocks.rows(order.window_order(window)), places, due)
+        def numbers() -> np.ndarray:
+            return order.blocks.rows(order.window_order(window))
 
-        tasks = [self._from_resident(name, *needed(), arrays) for name in self._by_dataset if name in self.resident]
+        resident = [name for name in self._by_dataset if name in self.resident]
+        tasks = [self._from_resident(name, numbers(), places, arrays) for name in resident]
         heavy = []
         for name in self._by_dataset:
             if name not in self.resident:
-                straight = self._straight(name, needed, arrays)
+                straight = self._straight(name, numbers, places, arrays)
                 if straight is None:
                     heavy.append(name)
                 else:
                     tasks += straight
         if heavy:
-            runs = self._runs(heavy, order, window, places, due)
+            runs = self._runs(order, window, places)
             remote = self.files.remote
-            claims = self._announce(heavy, order.key(window), runs, due) if remote else itertools.repeat([])
+            claims = self._announce(heavy, order.key(window), runs) if remote else itertools.repeat([])
             needs = ((name, run) for run in runs for name in heavy)
             tasks += [self._from_file(*need, arrays, claim) for need, claim in zip(needs, claims, strict=False)]
         if heavy and self.files.remote and window + 1 < order.windows:
@@ -153,14 +150,14 @@ class RowReader:
     # ---- tasks
 
     def _straight(
-        self, name: str, needed: Callable[[], tuple[np.ndarray, Places]], arrays: Sequence[np.ndarray]
+        self, name: str, numbers: Callable[[], np.ndarray], places: Places, arrays: Sequence[np.ndarray]
     ) -> list[Task] | None:
         """Return the tasks for a dataset whose rows are delivered as they lie in the files; None for others."""
         number, *others = self._by_dataset[name]
         column, target = self.columns[number], arrays[number]
         if others or not self._deliveries[number].plain or not can_scatter(column.row_bytes):
             return None
-        plans = self._rows[name].plan(*needed(), target)
+        plans = self._rows[name].plan(numbers(), places, target)
         if plans is None:
             return None
         return [self._share(name, plan, share) for plan in plans for share in plan.shares()]
@@ -176,35 +173,29 @@ class RowReader:
 
         return task
 
-    def _announce(
-        self, names: Sequence[str], key: tuple[int, int], runs: Sequence[RowRun], due: int
-    ) -> Sequence[Claims]:
+    def _announce(self, names: Sequence[str], key: tuple[int, int], runs: Sequence[RowRun]) -> Sequence[Claims]:
         """Have fetched what the tasks of a window will read, unless that is under way."""
         with self._announcing:
             self._now, (known, claims), self._next = key, self._next or (None, []), None
             # Where it is another window than the one foreseen, what was announced is dropped.
-            return claims if known == key and not due else self._claims(names, runs)
+            return claims if known == key else self._claims(names, runs)
 
     def _foresee(self, names: Sequence[str], order: EpochOrder, window: int) -> None:
         """Have fetched what the tasks of the window to come will read, after all that was announced so far."""
         key = order.key(window)
         with self._announcing:
             if key != self._now and (self._next is None or self._next[0] != key):
-                self._next = key, self._claims(names, self._runs(names, order, window, _places(order, window)))
+                self._next = key, self._claims(names, self._runs(order, window, _places(order, window)))
 
-    def _runs(self, names: Sequence[str], order: EpochOrder, window: int, places: Places, due: int = 0) -> list[RowRun]:
+    def _runs(self, order: EpochOrder, window: int, places: Places) -> list[RowRun]:
         """Return the runs of rows to be read for a window, in the order in which that is done."""
         runs, done = [], 0
-        columns = [self.columns[self._by_dataset[name][0]] for name in names]
-        row_bytes = max(prod(column.row_shape) * np.dtype(column.stored).itemsize for column in columns)
         for block in order.window_order(window).tolist():
             start, stop, picked = order.blocks.run(block)
             count = stop - start if picked is None else len(picked)
-            run = RowRun(start, stop, picked, part_of(places, done, done + count))
-            part = _due_part(run, due, GAP // max(row_bytes, 1)) if due else run
-            runs += [] if part is None else [part]
+            runs.append(RowRun(start, stop, picked, part_of(places, done, done + count)))
             done += count
-        return _by_need(runs, due) if self.files.remote and order.windows > 1 else runs
+        return _by_need(runs) if self.files.remote and order.windows > 1 else runs
 
     def _claims(self, names: Sequence[str], runs: Sequence[RowRun]) -> list[Claims]:
         """Return the claims of the tasks, in their order: run by run, and name by name for each."""
@@ -268,35 +259,11 @@ def _places(order: EpochOrder, window: int) -> Places:
     return places
 
 
-def _needed(rows: np.ndarray, places: Places, due: int) -> tuple[np.ndarray, Places]:
-    """Return the rows whose places are not before `due`, and their places."""
-    if not due:
-        return rows, places
-    if isinstance(places, slice):
-        return rows[due:], slice(places.start + due, places.stop)
-    late = places >= due
-    return rows[late], places[late]
-
-
-def _due_part(run: RowRun, due: int, gap: int) -> RowRun | None:
-    """Return a run without the rows whose places are before `due`, but for gaps of a few; None if nothing is left."""
-    places = np.arange(run.places.start, run.places.stop) if isinstance(run.places, slice) else run.places
-    late = np.flatnonzero(places >= due)
-    if len(late) in (0, len(places)):
-        return run if len(late) else None
-    wide = np.flatnonzero(np.diff(late) > gap + 1)
-    first, last = late[np.r_[0, wide + 1]], late[np.r_[wide, -1]] + 1
-    kept = ranges(first, last - first)
-    rows = kept if run.picked is None else run.picked[kept]
-    start, stop = run.start + int(rows[0]), run.start + int(rows[-1]) + 1
-    return RowRun(start, stop, None if stop - start == len(rows) else rows - rows[0], places[kept])
-
-
-def _by_need(runs: Sequence[RowRun], due: int) -> list[RowRun]:
+def _by_need(runs: Sequence[RowRun]) -> list[RowRun]:
     """Return runs in the order in which their first rows are delivered; those that lie together stay together."""
 
     def need(run: RowRun) -> int:
-        return run.places.start if isinstance(run.places, slice) else int(run.places[run.places >= due].min())
+        return run.places.start if isinstance(run.places, slice) else int(run.places.min())
 
     groups: list[list[RowRun]] = []
     for run in runs:

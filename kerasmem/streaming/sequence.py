@@ -8,9 +8,8 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,36 +17,24 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.compat.keras_reading import Call, attach_reader
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.columns import Column, read_dtype, read_scale
-from kerasmem.hdf5.layout import DataLayout, shown
+from kerasmem.hdf5.columns import read_dtype, read_scale
+from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import ahead_bytes
-from kerasmem.hdf5.remote.urls import is_url, name_of
+from kerasmem.hdf5.remote.urls import name_of
 from kerasmem.hdf5.scan import scan_files
 from kerasmem.hdf5.settings import all_files, check_transform, read_data, read_parts
 from kerasmem.streaming.ahead import Batch, Preparation
-from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.cursor import Cursor, Position, Progress
 from kerasmem.streaming.dataset import batches_signature, make_dataset, plan_signature
-from kerasmem.streaming.description import advise, advise_blocks, describe_plan, describe_quality
+from kerasmem.streaming.description import advise, describe_plan, describe_quality
 from kerasmem.streaming.distributed import check_devices, check_reader, for_strategy
 from kerasmem.streaming.opened import OpenStream, opening
 from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
 from kerasmem.streaming.quality import ShuffleQuality, examine
-from kerasmem.streaming.service import make_graph_dataset, served
+from kerasmem.streaming.service import make_graph_dataset
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.state import make_state, read_state
 from kerasmem.units import parse_size
-
-
-class _Request(NamedTuple):
-    """The batch that a cursor asks a sequence for, through its public methods so that overridden ones are honoured."""
-
-    sequence: H5ChunkSequence
-    position: Position | None = None
-    cursor: Cursor | None = None
-
-
-_request: ContextVar[_Request | None] = ContextVar("kerasmem_request", default=None)
 
 
 class H5ChunkSequence(keras.utils.PyDataset):
@@ -64,10 +51,12 @@ class H5ChunkSequence(keras.utils.PyDataset):
     permute them and read the file back and forth. So `shuffle` here is the one that counts. Each epoch of `fit` is
     another epoch of the data, and so is each loop over the sequence, `for x, y in train: …`. `evaluate`, `predict`
     and `seq[i]` give batch `i` of the current epoch, also while a `fit` over the same sequence is in progress or was
-    broken off. A subclass may override `__getitem__`: `fit`, loops and `as_tf_dataset` all go through it. This rests
-    on how Keras reads a `PyDataset`; where it cannot be seen (another version of Keras, a `PyDataset` of yours that
-    reads from this one), index `i` is batch `i` for `fit` too: still every row once, but in the order that Keras asks
-    for. A map-style `torch.utils.data.DataLoader` asks for indices too: call `set_epoch` before each of its epochs.
+    broken off. `transform` changes batches; a subclass must not override `__getitem__`.
+
+    All this rests on how Keras reads a `PyDataset`. If that is not recognized (another version of Keras, a `PyDataset`
+    of yours that reads from this one), index `i` is batch `i` for `fit` too: still every row once, but in the order
+    that Keras asks for. A map-style `torch.utils.data.DataLoader` asks for indices too: call `set_epoch` before each of
+    its epochs.
 
     Windows, threads and the open file stay from the first batch to `close()`, and TensorFlow may hold a
     sequence for as long as the process lives: where there are many, one a fold for instance, use each as a
@@ -153,6 +142,11 @@ class H5ChunkSequence(keras.utils.PyDataset):
         (8, 2)
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__getitem__" in cls.__dict__:
+            raise UsageError(f"{cls.__name__}: fit would pass by its __getitem__; change batches with transform=")
+
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any],
@@ -210,28 +204,13 @@ class H5ChunkSequence(keras.utils.PyDataset):
                 stacklevel=2,
             )
         self.stream_plan = make_plan(scan_files(self._files, names, access), parts, settings)
-        ahead = ahead_bytes(settings.memory_budget, self.plan.total_bytes)
+        ahead = ahead_bytes(settings.memory_budget, self.stream_plan.memory.total_bytes)
         self._access = replace(access, remote=replace(access.remote, ahead_bytes=ahead))
-        self._warn_of_small_requests()
         self.progress = Progress(len(self))
         self._opened: OpenStream | None = None
+        self._keras_reads = False
 
     # ---- what it was made with
-
-    @property
-    def layout(self) -> DataLayout:
-        """What the files look like."""
-        return self.stream_plan.layout
-
-    @property
-    def plan(self) -> MemoryPlan:
-        """Sizes of blocks, windows and buffers."""
-        return self.stream_plan.memory
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The arrays of a batch, each dataset and type once."""
-        return self.stream_plan.columns
 
     @property
     def batch_size(self) -> int:
@@ -257,11 +236,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
     def shard(self) -> tuple[int, int]:
         """The part of the rows, (index, count)."""
         return self.stream_plan.settings.shard
-
-    @property
-    def path(self) -> str:
-        """Absolute path of the file, of several the first."""
-        return self.paths[0]
 
     @property
     def transform(self) -> Callable[..., Any] | None:
@@ -308,13 +282,13 @@ class H5ChunkSequence(keras.utils.PyDataset):
     def on_epoch_begin(self) -> None:
         """Begin an epoch: indices mean its batches until `on_epoch_end`; Keras calls this."""
         check_devices(self.stream_plan)
-        if self._asked() is None:
+        if not self._keras_reads:
             check_reader(self.stream_plan)
             self.progress.direct.begin()
 
     def on_epoch_end(self) -> None:
         """End an epoch that `on_epoch_begin` began; Keras calls this, and where none was begun it changes nothing."""
-        if self._asked() is None and self.progress.direct.end():
+        if not self._keras_reads and self.progress.direct.end():
             self.opened().stop_ahead(self.progress.direct)
 
     # ---- batches
@@ -326,16 +300,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
                 "a sequence gives one batch for one index, not a slice of them; take "
                 "[sequence[i] for i in range(1, 3)], or for some rows make it with rows=(start, stop)"
             )
-        index = self._check_index(index)
-        asked = self._asked()
-        if asked is None:
-            position, counts = self.progress.direct.named(index)
-            return self.opened().batch(position, self.progress.direct if counts else None)
-        if asked.position is None:
-            return self.batch(index)
-        if index == asked.position.batch:
-            return self.opened().batch(asked.position, asked.cursor)
-        return self.opened().batch(Position(asked.position.epoch, index))
+        position, counts = self.progress.direct.named(self._check_index(index))
+        return self.opened().batch(position, self.progress.direct if counts else None)
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the batches of the next epoch, as `next_epoch` does: each loop over the sequence is another epoch."""
@@ -362,30 +328,18 @@ class H5ChunkSequence(keras.utils.PyDataset):
         cursor.end()
 
     def read(self, cursor: Cursor) -> Iterator[Batch]:
-        """Yield the batches of the epoch that a cursor has begun; where `__getitem__` is overridden, through that."""
-        overridden = self._overridden
+        """Yield the batches of the epoch that a cursor has begun."""
         for position, counts in cursor.positions():
-            reader = cursor if counts else None
-            if overridden:
-                with self.asking(position, reader):
-                    batch = self[position.batch]
-                yield batch
-            else:
-                yield self.opened().batch(position, reader)
+            yield self.opened().batch(position, cursor if counts else None)
 
     @contextmanager
-    def asking(self, position: Position | None = None, cursor: Cursor | None = None) -> Iterator[None]:
-        """Have calls of this thread count as those of a reader.
-
-        Args:
-            position: the batch that it means by its index; None where it asks for none.
-            cursor: the reader, where the batch counts as read.
-        """
-        token = _request.set(_Request(self, position, cursor))
+    def hooks_of_keras(self) -> Iterator[None]:
+        """Mark calls of `on_epoch_begin` and `on_epoch_end` as Keras's, which reads through a cursor of its own."""
+        self._keras_reads = True
         try:
             yield
         finally:
-            _request.reset(token)
+            self._keras_reads = False
 
     def batch(self, place: int, epoch: int | None = None) -> Batch:
         """Return batch number `place` of an epoch, whatever has been asked for before.
@@ -427,18 +381,17 @@ class H5ChunkSequence(keras.utils.PyDataset):
             [(5, 3), (5, 3)]
         """
         prefetch = checks.whole("prefetch", prefetch, 0)
-        if self.transform is None and not self._overridden:
+        if self.transform is None:
             signature = plan_signature(self.stream_plan)
         else:
-            with self.asking():
-                signature = batches_signature([self[place] for place in sorted({0, len(self) - 1})])
+            signature = batches_signature([self.batch(place) for place in sorted({0, len(self) - 1})])
         if checks.flag("endless", endless):
             return make_dataset(self._epochs, signature, batches=-1, prefetch=prefetch)
         # Under tf.distribute a worker's share comes in smaller and more batches: Keras must not stop at this number.
         whole = self.progress.position.batch == 0 and self.shard[1] == 1
         return make_dataset(self.next_epoch, signature, batches=len(self) if whole else None, prefetch=prefetch)
 
-    def as_service_dataset(self, *, epochs: int = 1, service: str | None = None, timeout: float = 600) -> Any:
+    def as_service_dataset(self, *, epochs: int = 1) -> Any:
         """Return a `tf.data.Dataset` of the same rows that workers of the tf.data service can run, wherever they are.
 
         It reads the file with TensorFlow's own operations alone, so that a worker needs neither this process nor
@@ -447,21 +400,16 @@ class H5ChunkSequence(keras.utils.PyDataset):
         `seed`, and rows shuffled within a worker's window, which holds as many rows as the sequence's.
 
         With `ShardingPolicy.DYNAMIC` the service hands out each piece once: every row comes exactly once an epoch. A
-        piece that a worker was reading when it died is lost, with what lay in its window and its buffers: rows then
-        come at most once, none twice. TensorFlow's client does not give a dead worker up: it waits, however long, until
-        one is started at the same address. With `service` that ends after `timeout` seconds, with an error.
-
-        A worker's last batch may be short: `rebatch` makes even ones of all, as `service` does.
+        piece that a worker was reading when it died is lost, with the content of its window and buffers: rows then
+        come at most once, none twice. TensorFlow's client waits without end for a worker at the same address.
+        A worker's last batch may be short: `rebatch` makes even ones of all.
 
         Args:
             epochs: how often each row comes; each time in another order of pieces.
-            service: the dispatcher's address, "grpc://host:port"; what is returned then is what its workers send.
-            timeout: seconds that a batch is waited for, with `service`.
 
         Raises:
-            DataError: a dataset is compressed otherwise, or stored in another way that TensorFlow cannot read; or no
-                batch came in time.
-            UsageError: the sequence has a `transform` or checks for NaN, which takes Python.
+            DataError: If a dataset is compressed otherwise, or stored in another way that TensorFlow cannot read.
+            UsageError: If the sequence has a `transform` or checks for NaN, which needs Python, or pads batches.
 
         Examples:
             >>> import h5py, numpy as np
@@ -473,16 +421,16 @@ class H5ChunkSequence(keras.utils.PyDataset):
             [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
             >>> # served = data.apply(tf.data.experimental.service.distribute("dynamic", "grpc://host:5000")).rebatch(4)
         """
-        if self.transform is not None or self._check_finite:
-            which = "check_finite" if self._check_finite else "transform"
-            raise UsageError(
-                f"{which}: another process has no Python to do that; leave it out here, and map the data set"
-            )
-        if self.stream_plan.settings.remainder == "pad":
-            raise UsageError("remainder='pad': the tf.data service shares rows out itself; leave it out here")
-        epochs, timeout = checks.whole("epochs", epochs, 1), checks.number("timeout", timeout, least=0)
-        data = make_graph_dataset(self.stream_plan, self.opened().reader.files, epochs)
-        return data if service is None else served(data, service, self.batch_size, timeout)
+        settings = self.stream_plan.settings
+        unserved = {
+            "transform": self.transform is not None,
+            "check_finite": self._check_finite,
+            "remainder": settings.remainder == "pad",
+        }
+        for name, is_set in unserved.items():
+            if is_set:
+                raise UsageError(f"{name}: a worker of the tf.data service cannot apply it; leave it out here")
+        return make_graph_dataset(self.stream_plan, self.opened().reader.files, checks.whole("epochs", epochs, 1))
 
     # ---- where training stands
 
@@ -540,7 +488,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         order = f"shuffled with seed {self.seed}" if self.shuffle else "in file order"
         more = f" and {len(self.paths) - 1:,} more" if len(self.paths) > 1 else ""
         return (
-            f"<H5ChunkSequence {shown(name_of(self.path))}{more}: {self.num_rows:,} rows in "
+            f"<H5ChunkSequence {shown(name_of(self.paths[0]))}{more}: {self.num_rows:,} rows in "
             f"{len(self):,} batches of {self.batch_size:,}, {order}>"
         )
 
@@ -551,9 +499,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             labels: name of a dataset with class labels: then how well they are mixed is said too, for which
                 they are read.
         """
-        lines = describe_plan(self.stream_plan, self._preparation.describe(self.plan.ahead))
-        if self._is_remote:
-            lines += "\n" + self.opened().reader.files.traffic.describe(self._access.remote)
+        lines = describe_plan(self.stream_plan, self._preparation.describe(self.stream_plan.memory.ahead))
         if labels is None:
             return lines
         quality = examine(self.stream_plan, labels, self._files, self._access)
@@ -629,16 +575,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     # ---- within
 
-    @property
-    def _overridden(self) -> bool:
-        """Whether a subclass has a `__getitem__` of its own."""
-        return type(self).__getitem__ is not H5ChunkSequence.__getitem__
-
-    def _asked(self) -> _Request | None:
-        """Return the request that this thread is in, if it is for this sequence."""
-        request = _request.get()
-        return request if request is not None and request.sequence is self else None
-
     def _epochs(self) -> Iterator[Batch]:
         while True:
             yield from self.next_epoch()
@@ -657,17 +593,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
         self.progress.go_to(*position, skipped=skipped)
         if self._opened is not None and self._opened.is_here:
             self._opened.stop_ahead()
-
-    @property
-    def _is_remote(self) -> bool:
-        return any(is_url(file.path) for file in self.layout.files)
-
-    def _warn_of_small_requests(self) -> None:
-        if self._is_remote and self.shuffle:
-            stored = sum(layout.stored_bytes / max(layout.rows, 1) for layout in self.layout.datasets)
-            advice = advise_blocks(self.plan.block_rows, stored, self.stream_plan.blocks.count)
-            if advice:
-                warnings.warn(f"H5ChunkSequence: {advice}", stacklevel=3)
 
 
 class KerasReader:
@@ -696,9 +621,7 @@ class KerasReader:
 
     def __getitem__(self, index: int) -> Batch:
         """Return a batch to look at."""
-        position = Position(self._sequence.epoch, index % len(self._sequence))
-        with self._sequence.asking(position):
-            return self._sequence[position.batch]
+        return self._sequence.batch(index % len(self._sequence))
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
@@ -707,14 +630,14 @@ class KerasReader:
     def on_epoch_begin(self) -> None:
         """Begin an epoch."""
         self._cursor.begin()
-        with self._sequence.asking():
+        with self._sequence.hooks_of_keras():
             self._sequence.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
         """End an epoch."""
         if self._cursor.end():
             self._sequence.opened().stop_ahead(self._cursor)
-        with self._sequence.asking():
+        with self._sequence.hooks_of_keras():
             self._sequence.on_epoch_end()
 
     def for_tensorflow(self, data: Any, look: Callable[[], Iterator[Any]]) -> Any:

@@ -12,10 +12,7 @@ all workers; rows are shuffled within a window of pieces of whichever worker rea
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotInTime
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -224,57 +221,3 @@ def _cut(number: int, rows: np.ndarray, places: Mapping[str, Any], row_bytes: Ma
         {name: there.places[begins] * (there.element >= 0) for name, there in places.items()},
         {name: there.element for name, there in places.items() if there.element >= 0},
     )
-
-
-def served(data: Any, service: str, batch_size: int, timeout: float) -> Any:
-    """Return what the readers of a tf.data service send, in even batches.
-
-    Args:
-        data: what they read.
-        service: the dispatcher's address, "grpc://host:port".
-        batch_size: rows a batch.
-        timeout: seconds after which waiting for a batch is an error.
-    """
-    import tensorflow as tf
-
-    way = tf.data.experimental.service
-    sent = data.apply(way.distribute(way.ShardingPolicy.DYNAMIC, service)).rebatch(batch_size).prefetch(2)
-    return within(sent, timeout, f"the readers of the tf.data service at {service}")
-
-
-def within(data: Any, timeout: float, who: str) -> Any:
-    """Return a data set whose batches are waited for only so long; TensorFlow waits for a dead reader without end.
-
-    Args:
-        data: the data set.
-        timeout: seconds.
-        who: sends the batches, for the message.
-    """
-    import tensorflow as tf
-
-    def batches() -> Iterator[Any]:
-        source = iter(data)
-        while True:
-            answer: Future[Any] = Future()
-            # Nothing ends a thread that waits for a dead reader: this one does not keep the process from ending.
-            threading.Thread(target=_ask, args=(source, answer), name="kerasmem-service", daemon=True).start()
-            try:
-                batch = answer.result(timeout)
-            except NotInTime:
-                raise DataError(
-                    f"no batch came from {who} for {timeout:g} s: one has most likely died; start a reader again "
-                    "at its address, or all of them, or wait longer with `timeout`"
-                ) from None
-            if batch is None:
-                return
-            yield batch
-
-    return tf.data.Dataset.from_generator(batches, output_signature=data.element_spec)
-
-
-def _ask(source: Iterator[Any], answer: Future[Any]) -> None:
-    """Answer with the next batch, None after the last, or what went wrong."""
-    try:
-        answer.set_result(next(source, None))
-    except BaseException as error:  # whoever waits gets it
-        answer.set_exception(error)

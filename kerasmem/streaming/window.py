@@ -64,7 +64,7 @@ class WindowStore:
 
     Rows lie in a window in the order in which they are delivered, so a batch is a view of it. A batch that
     is the caller's own is given away for good: should its rows be asked for again, they are read again. It waits for
-    its own rows only, and whoever begins in the middle of a window has read what is delivered from there on.
+    its own rows only.
     Where all rows fit into one window, it stays, and batches are copies. Memory is used again when nobody
     holds an array in it any more.
 
@@ -130,16 +130,9 @@ class WindowStore:
     def _any_batch(self, order: EpochOrder, start: int, stop: int, own: bool) -> list[np.ndarray]:
         segments = order.segments(start, stop)
         arrays: list[np.ndarray] | None = None
-        done, due = 0, {}
-        for segment in sorted(segments, key=lambda each: each.start, reverse=True):
-            due[segment.window] = segment.start if own and order.windows > 1 else 0
-        if 1 < len(due) <= self.count:  # all at once, for each is waited for
-            with self._changed:
-                for window in sorted(due):
-                    if order.key(window) not in self._slots:
-                        self._begin(order, window, ahead=False, due=due[window])
+        done = 0
         for segment in segments:
-            slot = self._use(order, segment, due[segment.window])
+            slot = self._use(order, segment)
             try:
                 if own and len(segments) == 1 and self._may_give(order, segment.window):
                     with self._changed:
@@ -197,7 +190,7 @@ class WindowStore:
 
     # ---- which windows there are
 
-    def _use(self, order: EpochOrder, segment: Segment, due: int) -> _Slot:
+    def _use(self, order: EpochOrder, segment: Segment) -> _Slot:
         """Return the window of a segment once its rows are there; it stays until `_leave`."""
         key = order.key(segment.window)
         with self._changed:
@@ -212,7 +205,7 @@ class WindowStore:
                         self._shared = key
                     self._drop(key)
                     slot = None
-                slot = slot or self._begin(order, segment.window, ahead=False, due=due)
+                slot = slot or self._begin(order, segment.window, ahead=False)
                 if slot is None:
                     self._changed.wait()
                 elif self._wait_for(slot, key, segment):
@@ -258,14 +251,13 @@ class WindowStore:
         if window < order.windows and self.count > 1 and order.key(window) not in self._slots:
             self._begin(order, window, ahead=True)
 
-    def _begin(self, order: EpochOrder, window: int, *, ahead: bool, due: int = 0) -> _Slot | None:
+    def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
         """Begin to read a window in the place of the one longest out of use; None when all are in use.
 
         Args:
             order: the order of the epoch.
             window: which.
             ahead: whether nobody waits for it yet.
-            due: the first row of it that is delivered; those before it count as given away.
         """
         keep = order.key(window - 1) if ahead else None
         while len(self._slots) >= self.count:
@@ -285,13 +277,12 @@ class WindowStore:
         filled = None if in_file_order or not reader.checked_at_once else np.zeros(rows, np.uint16)
         filling = Filling(
             reader,
-            lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order, due=due, ahead=ahead),
+            lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order, ahead=ahead),
             self._changed,
             filled,
         )
         self._clock += 1
-        given = [(0, due)] if due else []
-        slot = self._slots[order.key(window)] = _Slot(arrays, filling, filled, used=self._clock, given=given)
+        slot = self._slots[order.key(window)] = _Slot(arrays, filling, filled, used=self._clock)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="kerasmem-reader")
         filling.start(self._pool, self.threads)

@@ -57,12 +57,10 @@ def write_index(path: Path, scale: Scale) -> None:
     kind = StoredAs("chunked", (scale.chunk, FEATURES), ("gzip",), ((1, (4,)),))
     places = np.arange(chunks) * 1_000_000, np.full(chunks, 900_000, np.uint32), np.zeros(chunks, np.uint32)
     dataset = DatasetLayout("x", (scale.rows, FEATURES), "<f4", "chunked", kind.chunks, ("gzip",), chunks * 900_000)
-    writer = IndexWriter(str(path), (dataset,), checksums=False)
+    writer = IndexWriter(str(path), (dataset,))
     for number in range(scale.files):
         url = f"https://127.0.0.1/bucket/part-{number:05}.h5"
-        writer.add(
-            FileLayout(url, chunks * 1_000_000, (dataset,), f'"{number:032x}"'), 0, [Table(kind, -1, *places, None)]
-        )
+        writer.add(FileLayout(url, chunks * 1_000_000, (dataset,), f'"{number:032x}"'), 0, [Table(kind, -1, *places)])
     writer.write()
 
 

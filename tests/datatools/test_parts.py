@@ -221,8 +221,8 @@ def test_an_index_is_the_same(tmp_path, threads, monkeypatch):
     for number in range(5):
         with h5py.File(tmp_path / f"p{number}.h5", "w") as file:
             file.create_dataset("x", data=np.full((50 + number, 3), number, "f4"), chunks=(8, 3), compression="gzip")
-    found = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "one.index", checksums=True)
-    told = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "many.index", checksums=True, executor=threads)
+    found = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "one.index")
+    told = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "many.index", executor=threads)
     assert (told.rows, told.files, told.index_bytes) == (found.rows, found.files, found.index_bytes)
     with np.load(tmp_path / "one.index") as one, np.load(tmp_path / "many.index") as many:
         assert_same(dict(one), dict(many))

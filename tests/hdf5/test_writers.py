@@ -34,17 +34,15 @@ def check(path, x, y, wanted=X, **settings):
 # ---- programs
 
 
-@pytest.mark.parametrize("complib", ["zlib", "blosc", "blosc2:zstd", "bzip2"])
+@pytest.mark.parametrize("complib", ["zlib", "blosc", "bzip2"])
 def test_pytables(tmp_path, complib):
     tables = pytest.importorskip("tables")
-    if tables.which_lib_version(complib.split(":")[0]) is None:
+    if tables.which_lib_version(complib) is None:
         pytest.skip(f"this PyTables has no {complib}")
     path = tmp_path / "tables.h5"
     with tables.open_file(str(path), "w", filters=tables.Filters(5, complib, fletcher32=complib == "zlib")) as file:
         file.create_carray("/", "x", obj=X, chunkshape=(32, 6))
-        # By itself PyTables makes chunks for Blosc 2 as large as the processor's last cache.
-        shape = (100,) if complib.startswith("blosc2") else None
-        grown = file.create_earray("/", "y", tables.Int64Atom(), (0,), chunkshape=shape)
+        grown = file.create_earray("/", "y", tables.Int64Atom(), (0,))
         for start in range(0, ROWS, 50):
             grown.append(np.arange(start, start + 50))
         file.create_table("/", "table", obj=np.zeros(3, [("a", "f4"), ("b", "i4")]))
@@ -171,7 +169,7 @@ def test_a_virtual_dataset_over_other_files(tmp_path):
     with h5py.File(path, "w", libver="latest") as file:
         file.create_virtual_dataset("x", layout)
         file["y"] = np.arange(ROWS)
-    with pytest.raises(DataError, match=r"virtual and reads other files, such as 'run0.h5'; pass trust_file=True"):
+    with pytest.raises(DataError, match=r"is virtual.*pass trust_file=True"):
         H5ChunkSequence(path)
     check(path, "x", "y", trust_file=True)
     os.unlink(tmp_path / "run1.h5")
@@ -212,57 +210,22 @@ def test_ragged_rows_and_objects_are_refused(tmp_path):
             H5ChunkSequence(path, name, None)
 
 
-APPEND = """
-import sys, h5py, numpy as np
-x, rows = np.load(sys.argv[2]), int(sys.argv[3])
-with h5py.File(sys.argv[1], "r+", libver="latest", locking=False) as file:
-    first = len(file["y"])
-    for name, values in {"x": x, "y": np.arange(len(x))}.items():
-        file[name].resize(first + rows, 0)
-        file[name][first:] = values[first : first + rows]
-"""
-
-
-@pytest.mark.parametrize(("filters", "rows"), [({"compression": "gzip"}, 192), ({}, 200)])
-def test_rows_appended_between_epochs_are_left_to_the_next_sequence(tmp_path, filters, rows):
-    """A writer appends while training goes on: the length is that of when the sequence was made."""
-    path, append = growing_file(tmp_path, filters, rows)
-    with H5ChunkSequence(path, batch_size=32, memory_budget="12kB") as stream:
-        for appended in (0, 8, 42):
-            if appended:
-                append(appended)
-            delivered = []
-            for features, y in stream.next_epoch():
-                assert np.array_equal(features, X[y])
-                delivered += y.tolist()
-            assert sorted(delivered) == list(range(rows))
-    with H5ChunkSequence(path, batch_size=32) as stream:
-        assert stream.num_rows == rows + 50
-
-
-def test_a_compressed_chunk_that_is_written_again_is_an_error(tmp_path):
-    """HDF5 moves such a chunk, and may write others where it was."""
-    path, append = growing_file(tmp_path, {"compression": "gzip"}, 200)
-    with H5ChunkSequence(path, batch_size=32, memory_budget="12kB") as stream:
-        assert sum(len(y) for _, y in stream.next_epoch()) == 200
-        append(5)
-        with pytest.raises(DataError, match=r"rows were appended to a compressed chunk .*make the sequence again"):
-            list(stream.next_epoch())
-    with H5ChunkSequence(path) as stream:
-        assert sum(len(y) for _, y in stream.next_epoch()) == 205
-
-
-def growing_file(folder, filters, rows):
-    path = folder / "growing.h5"
+def test_rows_appended_before_a_sequence_opens_the_file_are_left_to_the_next_one(tmp_path):
+    path = tmp_path / "growing.h5"
     with h5py.File(path, "w", libver="latest") as file:
-        file.create_dataset("x", data=X[:rows], maxshape=(None, 6), chunks=(16, 6), **filters)
-        file.create_dataset("y", data=np.arange(rows), maxshape=(None,), chunks=(64,), **filters)
-    np.save(folder / "x.npy", X)
-
-    def append(more):
-        subprocess.run([sys.executable, "-c", APPEND, str(path), str(folder / "x.npy"), str(more)], check=True)
-
-    return path, append
+        file.create_dataset("x", data=X[:192], maxshape=(None, 6), chunks=(16, 6), compression="gzip")
+        file.create_dataset("y", data=np.arange(192), maxshape=(None,), chunks=(64,))
+    with H5ChunkSequence(path, batch_size=32, memory_budget="12kB") as stream:
+        with h5py.File(path, "r+", libver="latest") as file:
+            file["x"].resize(200, 0)
+            file["y"].resize(200, 0)
+            file["x"][192:], file["y"][192:] = X[192:200], np.arange(192, 200)
+        assert sorted(row for _, y in stream for row in y) == list(range(192))
+        with open(path, "ab") as file:
+            file.write(b"more")
+        with pytest.raises(DataError, match="written to while in use; make the sequence again"):
+            list(stream)
+    assert H5ChunkSequence(path).num_rows == 200
 
 
 def test_external_storage_and_links_want_permission(tmp_path):

@@ -27,8 +27,7 @@ KINDS = {"gzip": dict(compression="gzip", shuffle=True), "checked": dict(compres
 try:
     import hdf5plugin as plugin, imagecodecs
     KINDS |= {"blosc": plugin.Blosc("lz4", shuffle=1), "blosc zstd": plugin.Blosc("zstd", shuffle=2),
-              "blosclz": plugin.Blosc("blosclz"), "blosc2": plugin.Blosc2("lz4"), "blosc2 zstd": plugin.Blosc2("zstd"),
-              "blosc2 delta": plugin.Blosc2("lz4", filters=3), "lz4": plugin.LZ4(), "zstd": plugin.Zstd(),
+              "blosclz": plugin.Blosc("blosclz"), "lz4": plugin.LZ4(), "zstd": plugin.Zstd(),
               "bitshuffle": plugin.Bitshuffle(cname="lz4"), "bzip2": plugin.BZip2()}
 except ImportError:
     pass
@@ -115,16 +114,13 @@ SHORT = zlib.compress(b"\7" * 40)
         (lambda creation: creation.set_scaleoffset(h5py.h5z.SO_INT, 0), b"\x08\0\0\0\x08" + bytes(8)),
     ],
 )
-@pytest.mark.parametrize("virtual", [False, True, "other order"])
+@pytest.mark.parametrize("virtual", [False, True])
 def test_no_way_leads_a_short_chunk_to_hdf5(tmp_path, set_filters, chunk, virtual):
     """Each of these brings memory of the process into the rows, or ends it, where HDF5 reads it."""
     path = write_chunk(tmp_path / "short.h5", chunk, set_filters)
     if virtual:
         layout = h5py.VirtualLayout((64, 8), "u1")
-        order = slice(None, None, 2) if virtual == "other order" else slice(None)
-        layout[order] = h5py.VirtualSource(".", "x", (64, 8))[order]
-        if virtual == "other order":
-            layout[1::2] = h5py.VirtualSource(".", "x", (64, 8))[1::2]
+        layout[:] = h5py.VirtualSource(".", "x", (64, 8))
         with h5py.File(path, "a") as file:
             file.create_virtual_dataset("v", layout)
     with pytest.raises(DataError, match=r"cannot be read|trust_file=True"):

@@ -76,7 +76,7 @@ def main(file, settings, *tasks):
 
     def fit(callbacks=(), make_callbacks=lambda data: [], **changes):
         data = stream(**changes)
-        width = data.layout.datasets[0].row_shape[0]
+        width = data.stream_plan.layout.datasets[0].row_shape[0]
         with strategy.scope():
             model = make_model(width)
         trained.clear()

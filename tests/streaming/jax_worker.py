@@ -25,18 +25,17 @@ class Noted(H5ChunkSequence):
     """Notes the targets of each batch that is asked for within an epoch."""
 
     def __init__(self, *args, **settings):
-        super().__init__(*args, **settings)
+        super().__init__(*args, transform=self.note, **settings)
         self.epochs = []
 
     def on_epoch_begin(self):
         super().on_epoch_begin()
         self.epochs.append([])
 
-    def __getitem__(self, index):
-        batch = super().__getitem__(index)
+    def note(self, x, y):
         if self.epochs:
-            self.epochs[-1].append(batch[1].tolist())
-        return batch
+            self.epochs[-1].append(y.tolist())
+        return x, y
 
 
 def make_model():

@@ -57,7 +57,8 @@ def main(task: str, path: str, limit: str, budget: str) -> None:
         stream = H5ChunkSequence(path, batch_size=256, memory_budget=budget)
         history = model.fit(stream, verbose=0).history
         reader = stream.opened().reader
-        result.update(loss=history["loss"][0], rows=rows, rows_read=reader.rows_read, plan=stream.plan.total_bytes)
+        plan = stream.stream_plan.memory.total_bytes
+        result.update(loss=history["loss"][0], rows=rows, rows_read=reader.rows_read, plan=plan)
         result.update(held=stream.opened().windows.nbytes)
     result.update(seconds=time.perf_counter() - started, data=status("VmData"))
     result.update(grown=status("VmHWM") - before)

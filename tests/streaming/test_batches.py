@@ -275,7 +275,7 @@ def test_splits_are_disjoint_and_complete(numbered):
 def test_file_order(numbered):
     sequence = H5ChunkSequence(numbered(rows=50), batch_size=8, shuffle=False, rows=[3, 5, 6, 40])
     assert joined(sequence, 1).tolist() == [3, 5, 6, 40]
-    sequence = H5ChunkSequence(sequence.path, batch_size=8, shuffle=False)
+    sequence = H5ChunkSequence(sequence.paths[0], batch_size=8, shuffle=False)
     assert sequence[2][1].tolist() == list(range(16, 24)), "an index is a place"
     assert sequence[2][1].tolist() == sequence.batch_rows(2).tolist()
     with pytest.raises(IndexError, match="there are 7 batches"):
@@ -417,12 +417,3 @@ def test_describe_and_repr(numbered):
     assert "3 threads, 1 ahead at most" in text
     assert repr(sequence) == "<H5ChunkSequence 'data.h5': 1,000 rows in 100 batches of 10, shuffled with seed 0>"
     assert "file order" in H5ChunkSequence(path, shuffle=False).describe()
-
-
-def test_layout_survives_json(numbered):
-    import json
-
-    from kerasmem.hdf5.layout import DataLayout
-
-    layout = H5ChunkSequence(numbered()).layout
-    assert DataLayout.from_dict(json.loads(json.dumps(layout.to_dict()))) == layout

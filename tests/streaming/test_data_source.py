@@ -52,7 +52,7 @@ def test_a_row_is_the_files_row_whatever_is_asked_for_with_it(data, name):
 
 
 def test_structures_rows_and_an_index(data, tmp_path):
-    kerasmem.data.index(data, tmp_path / "all.index", checksums=True)
+    kerasmem.data.index(data, tmp_path / "all.index")
     chosen = np.array([5, 17, 230])
     source = H5DataSource(tmp_path / "all.index", {"a": "x", "b": "plain"}, None, rows=chosen, dtype="stored")
     assert [int(row["a"][0]) for row in source] == chosen.tolist()

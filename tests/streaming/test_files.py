@@ -77,7 +77,7 @@ def test_a_pattern_sorts_names_as_people_count(parts):
     stream = H5ChunkSequence(pattern, shuffle=False)
     assert [os.path.basename(path) for path in stream.paths] == [path.name for path in parts]
     assert rows_of_epoch(stream) == list(range(TOTAL))
-    assert stream.path == str(parts[0])
+    assert stream.paths[0] == str(parts[0])
     assert "'part-1.h5' and 4 more: 157 rows" in repr(stream)
     assert "and 4 more files: 157 rows" in stream.describe()
     assert rows_of_epoch(H5ChunkSequence(str(parts[0].parent.parent / "**" / "*.h5"), shuffle=False))
@@ -142,7 +142,7 @@ def test_each_chunk_is_read_once(parts):
     with H5ChunkSequence(parts, y=None, x="x", batch_size=16, shuffle=False, memory_budget="6kB") as stream:
         for _ in stream:
             pass
-        stored = sum(file.datasets[0].stored_bytes for file in stream.layout.files)
+        stored = sum(file.datasets[0].stored_bytes for file in stream.stream_plan.layout.files)
         assert stream.opened().reader.bytes_read <= 1.05 * stored
 
 

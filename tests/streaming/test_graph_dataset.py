@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import threading
 
 import h5py
 import numpy as np
@@ -13,7 +12,6 @@ from streams import slow_double
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming.service import within
 
 TYPES = ("u1", "i2", ">i4", "u4", "u8", "f4", ">f8", "f2", "?")
 
@@ -94,25 +92,11 @@ def test_the_service_sends_each_row_in_even_batches(numbered):
     address = dispatcher.target.split("://")[1]
     reader = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
     sequence = H5ChunkSequence(numbered(rows=400), batch_size=16, memory_budget="6kB")
-    batches = [y.tolist() for _, y in sequence.as_service_dataset(service=dispatcher.target).as_numpy_iterator()]
+    data = sequence.as_service_dataset().apply(service.distribute("dynamic", dispatcher.target)).rebatch(16)
+    batches = [y.tolist() for _, y in data.as_numpy_iterator()]
     assert [len(batch) for batch in batches] == [16] * 25
     assert sorted(row for batch in batches for row in batch) == list(range(400))
     del reader
-
-
-def test_a_dead_reader_is_waited_for_only_so_long():
-    asleep = threading.Event()
-
-    def sent():
-        yield from range(3)
-        asleep.wait(60)
-
-    data = tf.data.Dataset.from_generator(sent, output_signature=tf.TensorSpec((), tf.int64))
-    batches = within(data, 3.0, "the readers")
-    seen = []
-    with pytest.raises(tf.errors.OpError, match=r"no batch came from the readers for 3 s.*start a reader again"):
-        seen.extend(int(batch) for batch in batches)
-    asleep.set()
 
 
 def test_the_graph_holds_no_python(numbered):
@@ -127,9 +111,9 @@ def test_what_cannot_be_served_is_refused(numbered):
     packed = numbered(name="packed.h5", options={"x": {"compression": "lzf"}})
     with pytest.raises(DataError, match=r"'x' is compressed by another.*kerasmem data repack --compression none"):
         H5ChunkSequence(packed).as_service_dataset()
-    with pytest.raises(UsageError, match="transform: another process has no Python"):
+    with pytest.raises(UsageError, match=r"transform: .* leave it out"):
         H5ChunkSequence(numbered(), transform=slow_double).as_service_dataset()
-    with pytest.raises(UsageError, match="check_finite: another process"):
+    with pytest.raises(UsageError, match=r"check_finite: .* leave it out"):
         H5ChunkSequence(numbered(), check_finite=True).as_service_dataset()
     with pytest.raises(UsageError, match="epochs: 0 is too small"):
         H5ChunkSequence(numbered()).as_service_dataset(epochs=0)

@@ -29,8 +29,8 @@ def accuracy(data, labels, features, **settings):
 def test_streaming_learns_like_shuffling_in_memory(write):
     features, labels, path = class_sorted(write)
     stream = H5ChunkSequence(path, batch_size=32, memory_budget="150kB")
-    assert stream.plan.window_rows < ROWS / 5, "a fifth of the rows at a time"
-    assert stream.plan.window_blocks > 20
+    assert stream.stream_plan.memory.window_rows < ROWS / 5, "a fifth of the rows at a time"
+    assert stream.stream_plan.memory.window_blocks > 20
     memory = accuracy((features, labels), labels, features, batch_size=32)
     streamed = accuracy((stream,), labels, features)
     in_order = accuracy((H5ChunkSequence(path, batch_size=32, shuffle=False),), labels, features)

@@ -155,7 +155,7 @@ def test_fork_while_threads_read(numbered):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_threads_hammering(numbered, workers):
     stream = H5ChunkSequence(numbered(rows=600), batch_size=7, memory_budget="5kB", workers=workers)
-    assert stream.plan.windows == 2
+    assert stream.stream_plan.memory.windows == 2
     expected = targets(stream)
     indices = np.random.default_rng(0).permutation(np.repeat(np.arange(len(stream)), 6))
     with ThreadPoolExecutor(8) as pool:
@@ -211,7 +211,7 @@ def test_windows_in_use_are_not_taken_by_others(numbered):
 def test_what_was_handed_out_is_never_overwritten(numbered):
     """Batches are views of windows, whose memory is used again only once nobody holds any of it."""
     stream = H5ChunkSequence(numbered(rows=2000, width=40), batch_size=16, memory_budget="60kB")
-    assert stream.plan.windows == 2
+    assert stream.stream_plan.memory.windows == 2
     kept = []
     for epoch in range(3):
         stream.set_epoch(epoch)
@@ -221,7 +221,8 @@ def test_what_was_handed_out_is_never_overwritten(numbered):
     stream.set_epoch(4)
     for _ in stream:
         pass
-    assert stream.opened().windows.nbytes <= stream.plan.windows * stream.plan.window_bytes, "and then it is"
+    memory = stream.stream_plan.memory
+    assert stream.opened().windows.nbytes <= memory.windows * memory.window_bytes, "and then it is"
     stream.close()
 
 
@@ -235,7 +236,7 @@ def test_two_ways_through_one_epoch_at_once(numbered):
         assert not np.shares_memory(one[0], other[0])
         one[0][:] = -1
         assert other[0].min() >= 0
-    assert stream.opened().reader.rows_read - read <= 2 * 600 + stream.plan.window_rows
+    assert stream.opened().reader.rows_read - read <= 2 * 600 + stream.stream_plan.memory.window_rows
     stream.close()
 
 

@@ -39,7 +39,7 @@ def test_every_way_gives_every_row_once_and_the_same_batches(path):
     for way in WAYS:
         for shuffle in (True, False):
             stream = sequence(path, transform=slow_double, **way)
-            assert stream.plan.window_rows < ROWS / 2, "several windows"
+            assert stream.stream_plan.memory.window_rows < ROWS / 2, "several windows"
             shared_model().fit(stream, epochs=3, shuffle=shuffle, verbose=0)
             stream.close()
             assert [sorted(rows) for rows in stream.rows] == [list(range(ROWS))] * 3, (way, shuffle)
@@ -56,11 +56,11 @@ def test_every_way_gives_every_row_once_and_the_same_batches(path):
 def test_each_row_is_read_about_once_an_epoch(numbered, shuffle, workers):
     path = numbered(rows=4000, chunks=16)
     stream = sequence(path, memory_budget="30kB", workers=workers, batch_size=32)
-    assert stream.plan.window_rows < 1500
+    assert stream.stream_plan.memory.window_rows < 1500
     shared_model().fit(stream, epochs=2, shuffle=shuffle, verbose=0)
     reader = stream.opened().reader
     # two epochs, and the first window or two for the batches that Keras looks at before
-    assert 8000 <= reader.rows_read <= 8000 + 2 * stream.plan.window_rows
+    assert 8000 <= reader.rows_read <= 8000 + 2 * stream.stream_plan.memory.window_rows
     assert [sorted(rows) for rows in stream.rows] == [list(range(4000))] * 2
 
 
@@ -258,7 +258,7 @@ def test_keras_keeps_little_in_its_queue(numbered):
     import time
 
     stream = Recorded(numbered(rows=6000, chunks=8), batch_size=10, memory_budget="30kB")
-    assert stream.plan.window_rows < 1000, "several windows"
+    assert stream.stream_plan.memory.window_rows < 1000, "several windows"
     tasks = stream.opened().reader.tasks
 
     def slow_tasks(*arguments, **settings):

@@ -59,7 +59,8 @@ def test_windows_take_what_was_planned(write):
         stream = H5ChunkSequence(path, memory_budget=budget)
         for _ in stream:
             held = stream.opened().windows.nbytes
-            assert held <= stream.plan.windows * stream.plan.window_bytes <= parse_size(budget)
+            memory = stream.stream_plan.memory
+            assert held <= memory.windows * memory.window_bytes <= parse_size(budget)
         assert held > 0.6 * parse_size(budget)
         stream.close()
 

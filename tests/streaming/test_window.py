@@ -35,12 +35,11 @@ class FakeReader:
     def __init__(self, delay=0.0):
         self.files, self.windows, self.closed, self.checked = Files(), [], 0, 0
         self.delay, self.failure, self.failed_check = delay, None, None
-        self.checked_at_once, self.due = True, []
+        self.checked_at_once = True
         self.held, self.gate = ROWS, threading.Event()
 
-    def tasks(self, order, window, arrays, *, in_file_order, due=0, ahead=True):
+    def tasks(self, order, window, arrays, *, in_file_order, ahead=True):
         self.windows.append((order.epoch, window))
-        self.due.append(due)
         rows = order.rows(*window_bounds(order, window))
         if in_file_order:
             rows = np.sort(rows)
@@ -52,14 +51,14 @@ class FakeReader:
                     assert self.gate.wait(20)
                 if self.failure is not None:
                     raise self.failure
-                some = slice(max(start, due), stop)
+                some = slice(start, stop)
                 arrays[column][some] = rows[some] if column else rows[some, None]
                 return some
 
             return task
 
         blocks = [(start, min(start + BLOCK, len(rows))) for start in range(0, len(rows), BLOCK)]
-        return [fill(start, stop, column) for start, stop in blocks if stop > due for column in (0, 1)]
+        return [fill(start, stop, column) for start, stop in blocks for column in (0, 1)]
 
     def check(self):
         self.checked += 1
@@ -215,11 +214,11 @@ def test_a_batch_waits_for_its_own_rows_alone():
     store.close()
 
 
-def test_rows_before_the_first_batch_are_read_when_they_are_asked_for():
+def test_batches_can_be_asked_for_out_of_turn():
     reader, order = FakeReader(), an_order()
     store, wanted = a_store(reader), order.rows(0, ROWS)
     assert store.batch(order, 40, 48, own=True)[1].tolist() == wanted[40:48].tolist()
-    assert (reader.windows[0], reader.due[0]) == ((0, 1), 40 - WINDOW * BLOCK)
+    assert reader.windows[0] == (0, 1)
     assert store.batch(order, 24, 32, own=False)[1].tolist() == wanted[24:32].tolist()
     assert store.batch(order, 48, 56, own=True)[1].tolist() == wanted[48:56].tolist()
     assert store.batch(order, 20, 28, own=True)[1].tolist() == wanted[20:28].tolist(), "of two windows"
@@ -340,27 +339,6 @@ def test_tasks_fill_a_window_in_any_order(numbered, resident, options, in_file_o
         assert arrays[1].tolist() == wanted.tolist()
         assert np.array_equal(arrays[0][:, 0], arrays[1])
     assert reader.rows_read == ROWS
-    reader.close()
-
-
-@pytest.mark.parametrize("resident", [(), ("y",)])
-@pytest.mark.parametrize(("options", "width"), [({}, 3), ({"x": {"compression": "gzip"}}, 3), ({}, 400)])
-@pytest.mark.parametrize("due", [1, 13, 23])
-def test_tasks_bring_what_is_still_due(numbered, resident, options, width, due):
-    from kerasmem.hdf5.direct.delivery import Scratch
-
-    reader = a_reader(numbered(rows=ROWS, chunks=8, width=width, options=options), resident)
-    order = an_order()
-    count = order.window_rows(1)
-    arrays = [np.full((count, width), -1, "f4"), np.full(count, -1, "i8")]
-    tasks = reader.tasks(order, 1, arrays, in_file_order=False, due=due)
-    brought = [np.arange(count)[task(Scratch())] for task in tasks]
-    rows = order.rows(*window_bounds(order, 1))
-    assert arrays[1][due:].tolist() == rows[due:].tolist()
-    assert np.array_equal(arrays[0][due:, 0], arrays[1][due:])
-    told = np.bincount(np.concatenate(brought), minlength=count)
-    assert (told[due:] == 2).all(), "each of the two datasets is told once"
-    assert reader.rows_read == count - due
     reader.close()
 
 

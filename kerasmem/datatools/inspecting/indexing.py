@@ -9,7 +9,8 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -20,22 +21,19 @@ from kerasmem.datatools.inspecting.results import DataIndexed
 from kerasmem.datatools.progress import Progress
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Source
-from kerasmem.hdf5.index import CHECKSUM, IndexWriter, StoredAs, Table
+from kerasmem.hdf5.index import IndexWriter, StoredAs, Table
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, plain_name, shown
 from kerasmem.hdf5.links import walk_objects
 from kerasmem.hdf5.opened import OpenFile
-from kerasmem.hdf5.remote.access import REQUESTS, RemoteAccess, read_remote
+from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
 from kerasmem.hdf5.remote.fetcher import RangeFetcher
 from kerasmem.hdf5.remote.file import ask_for_info, open_remote, put_file
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.scan import close_file, look_at, open_file, scan_file
 from kerasmem.hdf5.settings import INDEX_SUFFIX, Access, read_paths, read_place
 from kerasmem.processes.executors import run_tasks
-from kerasmem.units import MIB
 
 _GROUP = 128  # remote files whose first bytes are asked for at once, and stay in memory until they are looked at
-_BLOCK = MIB // 4  # of data without chunks that gets one checksum
-_TASK = 4 * MIB  # read by a thread to find checksums
 _LOOKED_AT = 2000  # objects of the first file
 
 
@@ -44,7 +42,6 @@ def index(
     output: str | os.PathLike[str],
     *,
     datasets: Sequence[str] | None = None,
-    checksums: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     trust_file: bool = False,
     executor: Executor | None = None,
@@ -61,9 +58,6 @@ def index(
         output: the index to write, a path or URL that ends with ".index". Files beside and below a path are named
             relative to it, so that both can be moved together.
         datasets: their names; by default all that have as many rows as the largest one of the first file.
-        checksums: read all data, and note a CRC-32 of each chunk, or of each quarter of a MiB of data without chunks.
-            They are compared whenever these bytes are read, so that a byte that changed on disk or on its way is an
-            error.
         storage_options: for URLs, as for `H5ChunkSequence`.
         trust_file: as for `H5ChunkSequence`.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
@@ -95,22 +89,20 @@ def index(
     files = read_paths(given[0] if len(given) == 1 else given, remote)
     access = Access(checks.flag("trust_file", trust_file), remote)
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
-    with_sums = checks.flag("checksums", checksums)
     try:
         with _written_to(target, remote) as path:
-            look = functools.partial(_look_into_group, names=wanted, access=access, checksums=with_sums)
+            look = functools.partial(_look_into_group, names=wanted, access=access)
             groups = (files[start : start + _GROUP] for start in range(0, len(files), _GROUP))
             found: Iterator[_Found] = itertools.chain.from_iterable(run_tasks(executor, look, groups))
-            rows, stored, hidden = _write(path, found, wanted, with_sums, len(files), progress)
+            rows, stored, hidden = _write(path, found, wanted, len(files), progress)
             size = os.path.getsize(path)
     except OSError as error:
         raise DataError(f"{shown(target)}: the index cannot be written: {error.strerror or error}") from error
     notes = [
-        f"{shown(name)} is stored so that HDF5 itself has to look where it lies; its files are opened for it, and it "
-        "has no checksums"
+        f"{shown(name)} is stored so that HDF5 itself has to look where it lies; its files are opened for it"
         for name in sorted(hidden)
     ]
-    return DataIndexed(target, len(files), rows, tuple(wanted), stored, size, with_sums, tuple(notes))
+    return DataIndexed(target, len(files), rows, tuple(wanted), stored, size, tuple(notes))
 
 
 @contextlib.contextmanager
@@ -130,7 +122,7 @@ _Found = tuple[FileLayout, int, list[Table]]
 
 
 def _write(
-    path: str, found: Iterable[_Found], names: list[str], checksums: bool, files: int, progress: Progress | None
+    path: str, found: Iterable[_Found], names: list[str], files: int, progress: Progress | None
 ) -> tuple[int, int, set[str]]:
     """Write an index; return the rows, the bytes that the datasets take, and those that HDF5 alone finds."""
     writer: IndexWriter | None = None
@@ -140,7 +132,7 @@ def _write(
     for done, (layout, time, tables) in enumerate(found):
         first = first or layout
         DataLayout((first, layout))  # refuses one that differs
-        writer = writer or IndexWriter(path, layout.datasets, checksums)
+        writer = writer or IndexWriter(path, layout.datasets)
         writer.add(layout, time, tables)
         hidden |= {name for name, table in zip(names, tables, strict=True) if not table.kind.direct}
         rows += layout.datasets[0].rows
@@ -172,13 +164,13 @@ def _choose(path: str, access: Access) -> list[str]:
     return [layout.name for layout in found if layout.rows == largest.rows]
 
 
-def _look_into_group(files: Sequence[str], names: list[str], access: Access, checksums: bool) -> list[_Found]:
+def _look_into_group(files: Sequence[str], names: list[str], access: Access) -> list[_Found]:
     """Look into some files."""
     known = ask_for_info([path for path in files if is_url(path)], access.remote)
     fetcher = _Fetcher(access.remote)
     try:
         layouts = (scan_file(path, names, access, known.get(path)) for path in files)
-        return [(layout, *_look_into(layout, access, fetcher, checksums)) for layout in layouts]
+        return [(layout, *_look_into(layout, access, fetcher)) for layout in layouts]
     finally:
         fetcher.close()
 
@@ -200,20 +192,12 @@ class _Fetcher:
             self._made.close()
 
 
-def _look_into(
-    layout: FileLayout, access: Access, fetcher: Callable[[], RangeFetcher], checksums: bool
-) -> tuple[int, list[Table]]:
+def _look_into(layout: FileLayout, access: Access, fetcher: Callable[[], RangeFetcher]) -> tuple[int, list[Table]]:
     """Return when a file was changed, and where each of its datasets lies."""
     file = OpenFile(layout, access, None, fetcher if is_url(layout.path) else None)
     file.open()
     try:
         tables = [_table(dataset, file.source(dataset.name)) for dataset in layout.datasets]
-        if checksums:
-            with ThreadPoolExecutor(REQUESTS if file.is_remote else 1, "kerasmem-index") as pool:
-                tables = [
-                    _with_sums(table, dataset, file, pool)
-                    for table, dataset in zip(tables, layout.datasets, strict=True)
-                ]
         file.check()
         return file.time, tables
     finally:
@@ -226,40 +210,10 @@ _NONE = np.zeros(0, np.int64)
 def _table(layout: DatasetLayout, source: Source) -> Table:
     kind = StoredAs(layout.storage, layout.chunks, layout.filters)
     if isinstance(source, ContiguousSource):
-        return Table(kind, source.offset, _NONE, _NONE, _NONE, None)
+        return Table(kind, source.offset, _NONE, _NONE, _NONE)
     places = source.index.table() if isinstance(source, ChunkedSource) else None
     if not isinstance(source, ChunkedSource) or places is None:
-        return Table(
-            StoredAs(layout.storage, layout.chunks, layout.filters, direct=False), -1, _NONE, _NONE, _NONE, None
-        )
+        return Table(replace(kind, direct=False), -1, _NONE, _NONE, _NONE)
     pipeline = tuple((int(code), tuple(map(int, numbers))) for code, numbers in source.pipeline.filters)
-    kind = StoredAs(layout.storage, layout.chunks, layout.filters, pipeline, source.plain_edges)
-    return Table(kind, -1, *places, None)
-
-
-def _with_sums(table: Table, layout: DatasetLayout, file: OpenFile, pool: ThreadPoolExecutor) -> Table:
-    """Return the table with a checksum of each chunk, or of each block of data that has none."""
-    kind = table.kind
-    if not kind.direct:
-        return table
-    offsets, lengths, chunks = table.offsets, table.lengths, kind.chunks
-    if chunks is None:
-        whole = 1 << (layout.rows - 1).bit_length()  # so that files of about as many rows are stored alike
-        rows = min(max(1, _BLOCK // max(1, layout.row_bytes)), whole)
-        first = np.arange(0, layout.rows, rows)
-        offsets = table.begin + first * layout.row_bytes
-        lengths = np.minimum(rows, layout.rows - first) * layout.row_bytes
-        chunks = (rows, *layout.row_shape)
-    filters = kind.filters or (CHECKSUM,)
-    sums = np.fromiter(
-        itertools.chain.from_iterable(pool.map(file.checksums, *_batches(offsets, lengths))), np.uint32, len(offsets)
-    )
-    masks = table.masks if len(table.masks) else np.zeros(len(offsets), np.uint32)
-    known = StoredAs(kind.storage, chunks, filters, kind.pipeline, kind.plain_edges)
-    return Table(known, table.begin, offsets, lengths, masks, sums)
-
-
-def _batches(offsets: np.ndarray, lengths: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the chunks in runs of some MiB, for a thread each."""
-    cuts = np.searchsorted(np.cumsum(lengths), np.arange(_TASK, int(lengths.sum()), _TASK)) + 1
-    return [part.tolist() for part in np.split(offsets, cuts)], [part.tolist() for part in np.split(lengths, cuts)]
+    kind = replace(kind, pipeline=pipeline, plain_edges=source.plain_edges)
+    return Table(kind, -1, *places)

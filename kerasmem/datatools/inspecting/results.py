@@ -171,7 +171,6 @@ class DataIndexed(Record, what="account of an index", version=1):
         datasets: their names.
         stored_bytes: bytes that the datasets take in the files.
         index_bytes: bytes of the index.
-        checksums: whether blocks have checksums.
         notes: what the index cannot do for this data.
     """
 
@@ -181,14 +180,12 @@ class DataIndexed(Record, what="account of an index", version=1):
     datasets: tuple[str, ...]
     stored_bytes: int
     index_bytes: int
-    checksums: bool
     notes: tuple[str, ...] = ()
 
     @property
     def answer(self) -> str:
         """What the index is of, and how large it is."""
-        sums = ", a checksum for each block" if self.checksums else ""
         return (
             f"{self.path}: {self.rows:,} rows of {self.files:,} files, {format_size(self.stored_bytes)}, in "
-            f"{format_size(self.index_bytes)}{sums}"
+            f"{format_size(self.index_bytes)}"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 from kerasmem.hdf5.direct.codecs import DecodeError
 
 MOST_CHUNKS = 8_000_000  # that are remembered, 24 bytes each
-_CACHE_BYTES = 256 << 10  # of HDF5's metadata while it reads an index
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,6 @@ class Chunk:
         offset: place in the file; None where it was never written.
         size: bytes in the file.
         mask: which filters were left out.
-        sum: CRC-32 of its bytes in the file; None where nobody knows it.
         edge: whether a part of it lies outside the dataset.
     """
 
@@ -36,7 +33,6 @@ class Chunk:
     size: int = 0
     mask: int = 0
     edge: bool = False
-    sum: int | None = None
 
 
 class ChunkIndex:
@@ -49,7 +45,6 @@ class ChunkIndex:
         file_size: bytes of the file.
         places: offset, size and mask of each chunk, an array each.
         cells: row of chunks and number in it of each, rising; by default there are all chunks, one after another.
-        sums: CRC-32 of the bytes of each; None where nobody knows them.
 
     Raises:
         DecodeError: the index is damaged: two chunks lie in one place, or one lies outside the file.
@@ -63,13 +58,11 @@ class ChunkIndex:
         file_size: int,
         places: tuple[np.ndarray, np.ndarray, np.ndarray],
         cells: tuple[np.ndarray, np.ndarray] | None = None,
-        sums: np.ndarray | None = None,
     ) -> None:
         self._chunks, self._shape, self._stored_rows = chunks, shape, stored_rows
         self._grid = grid_of(chunks, shape)
         self._per_row = prod(self._grid[1:])
         self._offsets, self._sizes, self._masks = places
-        self._sums = sums
         if cells is None:
             if len(self._offsets) != prod(self._grid):
                 raise DecodeError(f"its index has {len(self._offsets):,} chunks, and there are {prod(self._grid):,}")
@@ -92,11 +85,6 @@ class ChunkIndex:
         if len(self._offsets) != prod(self._grid):
             return None
         return self._offsets, self._sizes, self._masks
-
-    @property
-    def has_sums(self) -> bool:
-        """Whether it is known what each chunk's checksum is."""
-        return self._sums is not None
 
     def row_of_chunks(self, number: int) -> Iterator[Chunk]:
         """Return the chunks that hold the rows from `number` × chunk rows onwards."""
@@ -141,18 +129,9 @@ class ChunkIndex:
         ragged = any(extent % chunk for extent, chunk in zip(extents, self._chunks, strict=True))
         return ragged and bool((self._sizes == size).any())
 
-    def same_as(self, other: ChunkIndex) -> bool:
-        """Return whether every chunk known here lies where it lay when `other` was made, or has been added."""
-        return set(other._entries()) <= set(self._entries())
-
-    def _entries(self) -> Iterator[tuple[int, ...]]:
-        columns = (self._rows, self._numbers, self._offsets, self._sizes, self._masks)
-        return zip(*(column.tolist() for column in columns), strict=True)
-
     def _stored(self, at: int, inner: tuple[slice, ...], edge: bool) -> Chunk:
         edge = edge or any(part.stop - part.start < chunk for part, chunk in zip(inner, self._chunks[1:], strict=False))
-        known = None if self._sums is None else int(self._sums[at])
-        return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]), edge, known)
+        return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]), edge)
 
     def _inner(self, cell: int) -> tuple[slice, ...]:
         if self._chunks[1:] == self._shape[1:]:
@@ -215,30 +194,7 @@ def walk_chunks(dataset: h5py.Dataset, note: Callable[[Any], None]) -> None:
         note: called once a chunk, in the order of the index; what it raises goes through.
     """
     if hasattr(dataset.id, "chunk_iter"):
-        with _small_cache(h5py.h5i.get_file_id(dataset.id)):
-            dataset.id.chunk_iter(note)
+        dataset.id.chunk_iter(note)
     else:  # h5py over an HDF5 before 1.14
         for number in range(dataset.id.get_num_chunks()):
             note(dataset.id.get_chunk_info(number))
-
-
-@contextmanager
-def _small_cache(file: h5py.h5f.FileID) -> Iterator[None]:
-    """Hold HDF5's cache of metadata small meanwhile.
-
-    It counts a node of the index by its bytes in the file, and unpacked a node takes some ten times those: its own
-    two MiB to begin with are 17 MB of memory for an index that is gone through once and then not needed.
-    """
-    before, config = file.get_mdc_config(), file.get_mdc_config()
-    if before.max_size == _CACHE_BYTES:  # another thread's doing, which will set it back
-        yield
-        return
-    config.set_initial_size = True
-    config.initial_size = config.max_size = _CACHE_BYTES
-    config.min_size = min(config.min_size, _CACHE_BYTES)
-    config.incr_mode = config.decr_mode = config.flash_incr_mode = 0
-    file.set_mdc_config(config)
-    try:
-        yield
-    finally:
-        file.set_mdc_config(before)

@@ -15,17 +15,16 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.hdf5.direct.blosc2 import decode_frame
 from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.direct.handle import view_of
 
 Decoder = Callable[[Any, np.ndarray, Sequence[int]], Any]
 
 GZIP, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
-LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
+LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 32000, 32001, 32004, 32008, 32015
 BZIP2 = 307
 _BLOSC_HEADER = 16  # bytes; the decoder trusts the sizes in them
-EXTRA = frozenset({BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2})  # what `kerasmem[codecs]` brings
+EXTRA = frozenset({LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD})  # what `kerasmem[codecs]` brings
 _CHECKSUM = 4  # bytes of it after the data
 _WORDS = {2: "<u2", 4: "<u4"}  # of so many bytes, whose first is the lowest, as in a shuffled chunk
 _PIECE = 1 << 16  # elements put together, or words added up, at a time
@@ -44,10 +43,9 @@ def find_decoder(filter_code: int) -> Decoder | None:
     """Return the decoder of an HDF5 filter, or None where only HDF5 itself may know it."""
     if filter_code == GZIP:
         return _libdeflate if _load("deflate") is not None else _zlib
-    has_codecs = _load("imagecodecs") is not None
-    if filter_code in _ALWAYS:
-        return _lzf if filter_code == LZF and has_codecs else _ALWAYS[filter_code]
-    return _WITH_CODECS.get(filter_code) if has_codecs else None
+    if filter_code == BZIP2:
+        return _bzip2
+    return _WITH_CODECS.get(filter_code) if _load("imagecodecs") is not None else None
 
 
 def is_undone_here(filter_code: int) -> bool:
@@ -90,33 +88,6 @@ def _all_of(decoder: Any, stored: Any, size: int) -> bytes:
     return result
 
 
-def _lzf_in_python(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
-    """Decode LZF: a byte below 32 begins so many bytes and one as they are, others say how far back to copy from."""
-    data, made, at, most = bytes(stored), bytearray(), 0, out.nbytes
-    try:
-        while at < len(data) and len(made) <= most:
-            control = data[at]
-            at += 1
-            if control < 32:
-                made += data[at : at + control + 1]
-                at += control + 1
-                continue
-            length = control >> 5
-            if length == 7:
-                length += data[at]
-                at += 1
-            back = (control & 31) << 8 | data[at]
-            at += 1
-            start = len(made) - back - 1
-            if start < 0:
-                raise DecodeError("it copies from before its beginning")
-            piece = made[start : start + length + 2]
-            made += (piece * (-(-(length + 2) // len(piece))))[: length + 2]  # what is copied may include itself
-    except IndexError:
-        raise DecodeError("it is cut off") from None
-    return made
-
-
 def _lzf(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
     return _load("imagecodecs").lzf_decode(stored, out=out)
 
@@ -132,10 +103,6 @@ def _blosc(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
             f"its header speaks of another size than the {len(stored):,} bytes stored"
         )  # read beyond them
     return _load("imagecodecs").blosc_decode(stored, numthreads=1, out=out)
-
-
-def _blosc2(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
-    return decode_frame(stored, out, _load("imagecodecs").blosc2_decode, DecodeError)
 
 
 def _lz4(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
@@ -198,9 +165,8 @@ def _bitshuffle(stored: Any, out: np.ndarray, numbers: Sequence[int]) -> Any:
     return out
 
 
-_ALWAYS: dict[int, Decoder] = {LZF: _lzf_in_python, BZIP2: _bzip2}
 _WITH_CODECS: dict[int, Decoder] = {
-    BLOSC: _blosc, BLOSC2: _blosc2, LZ4: _lz4, BITSHUFFLE: _bitshuffle, ZSTD: _zstd,
+    LZF: _lzf, BLOSC: _blosc, LZ4: _lz4, BITSHUFFLE: _bitshuffle, ZSTD: _zstd,
 }  # fmt: skip
 
 

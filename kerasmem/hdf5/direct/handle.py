@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -45,10 +46,8 @@ class Handle:
     Attributes:
         length: bytes that it had when it was opened.
         bytes_read: bytes taken from it so far.
-        sample: a digest of some of its content.
     """
 
-    sample = b""
     bytes_read = 0
 
     def __init__(self, path: str, size: int) -> None:
@@ -69,10 +68,6 @@ class Handle:
         """Return in words what makes the file unfit to be read on; "" where nothing does."""
         raise NotImplementedError
 
-    def written(self) -> bool:
-        """Return whether the file may have been written to since it was opened."""
-        return False
-
 
 class FileHandle(Handle):
     """An open file that any number of threads read at given places.
@@ -92,10 +87,10 @@ class FileHandle(Handle):
         self.open()
         self.seen = os.fstat(self._number)
         self.length = self.seen.st_size
-        self.sample = self._take_sample()
+        self._sample = self._take_sample()
 
     def open(self) -> None:
-        """Open the file again after `close`; `changed` and `written` tell whether it is still what it was.
+        """Open the file again after `close`; `changed` tells whether it is still what it was.
 
         Raises:
             DataError: it cannot be opened.
@@ -160,7 +155,10 @@ class FileHandle(Handle):
             got += more
 
     def changed(self) -> str:
-        """Return in words what makes the file unfit to be read on; "" where it is as it was or is longer."""
+        """Return the reason why the file must not be read on; "" if there is none.
+
+        `touch` changes the time alone. Then samples of the content decide, and a warning tells of it.
+        """
         now = os.fstat(self._number)
         if now.st_size < self.size:
             return (
@@ -173,15 +171,13 @@ class FileHandle(Handle):
             return ""  # deleted: what is open stays whole until it is closed
         if (there.st_ino, there.st_dev) != (self.seen.st_ino, self.seen.st_dev):
             return "the file was replaced by another while in use; make the sequence again"
+        if now.st_mtime_ns == self.seen.st_mtime_ns and now.st_size == self.length:
+            return ""
+        if now.st_size > self.length or self._take_sample() != self._sample:
+            return "the file was written to while in use; make the sequence again"
+        self.seen = now
+        warnings.warn(f"{shown(self.path)}: the time of change is another, the content is not", stacklevel=2)
         return ""
-
-    def written(self) -> bool:
-        """Return whether the file may have been written to since it was opened: it is longer, or its time is another.
-
-        `touch` sets the time too, so that this is no proof; another `sample` is.
-        """
-        now = os.fstat(self._number)
-        return now.st_size > self.seen.st_size or now.st_mtime_ns != self.seen.st_mtime_ns
 
     def close(self) -> None:
         """Close the file; reading from it is an error afterwards."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
 
@@ -20,20 +20,17 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex, read_index, walk_chunks
-from kerasmem.hdf5.direct.codecs import EXTRA, DecodeError, Pipeline, register_filters
+from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline, register_filters
 from kerasmem.hdf5.direct.delivery import PIECE_BYTES, Delivery, RowRun, Scratch
 from kerasmem.hdf5.direct.handle import Handle
 from kerasmem.hdf5.direct.raw import RawError, raw_file
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
-from kerasmem.hdf5.direct.virtual import SegmentedSource, find_segments
 from kerasmem.hdf5.index import Table
 from kerasmem.hdf5.layout import DatasetLayout, shown
-from kerasmem.hdf5.links import encoded
 from kerasmem.hdf5.settings import Access
 
 # Bits that fill their bytes; what h5py makes of others is a number of other bits.
 _WHOLE_BITFIELDS = tuple(getattr(h5py.h5t, f"STD_B{bits}{order}") for bits in (8, 16, 32, 64) for order in ("LE", "BE"))
-_DEPTH = 16  # virtual datasets of virtual datasets
 
 
 def open_source(
@@ -60,13 +57,14 @@ def open_source(
     """
     dataset = find()
     shape, dtype, chunks = layout.shape, np.dtype(layout.dtype), layout.chunks
-    source = _Opening(file, handle, access, refuse).direct(dataset, shape, dtype)
-    if source is not None:
-        return source
-    if not access.trust_file:
-        _refuse_unchecked(file, dataset, layout.name, {layout.name})
-    elif EXTRA & {code for code, _ in filters_of(dataset)}:
+    if _stored_as_read(dataset) and not dataset.external and _lies_in(file, dataset):
+        source = _Opening(file, handle, access, refuse).stored(dataset, shape, dtype)
+        if source is not None:
+            return source
+    if access.trust_file:
         register_filters()
+    else:
+        _refuse_unchecked(file, dataset, layout.name)
     cell = chunks[0] if chunks else max(1, PIECE_BYTES // max(1, layout.row_bytes))
     return Hdf5Source(shape, dtype, refuse, find, cell)
 
@@ -93,14 +91,8 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: 
     chunk = kind.chunks + shape[len(kind.chunks) :]
     pipeline = Pipeline(kind.pipeline, prod(chunk) * dtype.itemsize)
     places = table.offsets, table.lengths, table.masks
-    index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], shape[0], handle.length, places, sums=table.sums)
-    cut = kind.storage == "contiguous"
-    if cut:
-        row_bytes = prod(shape[1:]) * dtype.itemsize
-        rows = np.minimum(chunk[0], shape[0] - np.arange(len(table.offsets)) * chunk[0])
-        if not np.array_equal(table.lengths, rows * row_bytes):
-            raise DecodeError("the index says that its blocks are of other sizes than its rows")
-    return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, None, kind.plain_edges, cut)
+    index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], shape[0], handle.length, places)
+    return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, None, kind.plain_edges)
 
 
 def read_elements(
@@ -157,20 +149,9 @@ class _Opening:
     handle: Handle
     access: Access
     refuse: Refuse
-    known: dict[str, Source | None] = field(default_factory=dict)  # those of virtual datasets, each looked at once
-
-    def direct(
-        self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], depth: int = 0
-    ) -> Source | None:
-        """Return what reads a dataset; None where only HDF5 can."""
-        if not _stored_as_read(dataset) or dataset.external or not _lies_in(self.file, dataset):
-            return None
-        if dataset.is_virtual:
-            return self._segmented(dataset, shape, dtype, depth)
-        return self.stored(dataset, shape, dtype)
 
     def stored(self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Source | None:
-        """Return what reads the bytes of a dataset that is not virtual; None where only HDF5 can."""
+        """Return a source that reads the stored bytes; None if only HDF5 can read the dataset."""
         kind = dataset.id.get_create_plist().get_layout()
         if kind == h5py.h5d.CONTIGUOUS:
             offset = dataset.id.get_offset()
@@ -194,26 +175,6 @@ class _Opening:
         plain = bool(pipeline.filters) and index.has_edges(pipeline.chunk_bytes) and self._plain_edges(dataset)
         return ChunkedSource(shape, dtype, self.refuse, self.handle, index, chunk, pipeline, fill, plain)
 
-    def _segmented(
-        self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], depth: int
-    ) -> Source | None:
-        same = depth < _DEPTH and dataset.shape[0] == shape[0]
-        segments = find_segments(self.file, dataset) if same else None
-        if segments is None:
-            return None
-        each: list[Source] = []
-        for segment in segments:
-            name = segment.source
-            if name not in self.known:
-                inner = self.file[encoded(name)]
-                rows = tuple(map(int, inner.shape)) + shape[len(dataset.shape) :]
-                self.known[name] = self.direct(inner, rows, dtype, depth + 1)
-            source = self.known[name]
-            if source is None:
-                return None
-            each.append(source)
-        return SegmentedSource(shape, dtype, self.refuse, segments, each)
-
     def _plain_edges(self, dataset: h5py.Dataset) -> bool:
         """Return whether HDF5 was told to leave the filters out for chunks at the edge."""
         try:
@@ -222,25 +183,14 @@ class _Opening:
             raise DecodeError(str(error)) from error
 
 
-def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str, seen: set[str]) -> None:
+def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:
     """Refuse what HDF5 cannot read without undoing filters, or reads without looking how much there is."""
     here = f"{shown(file.filename)}: dataset {shown(name)}"
-    if dataset.external or not _lies_in(file, dataset):
-        return  # other files: these were allowed
     creation = dataset.id.get_create_plist()
-    if dataset.is_virtual:
-        for number in range(creation.get_virtual_count()):
-            source = creation.get_virtual_dsetname(number)
-            there = file.get(encoded(source)) if creation.get_virtual_filename(number) == "." else None
-            if isinstance(there, h5py.Dataset) and source not in seen:
-                seen.add(source)  # sources may lead back, or be named many times over
-                _refuse_unchecked(file, there, source, seen)
-        return
     if creation.get_nfilters():
         raise DataError(
             f"{here} is compressed, and stored in a way that only HDF5 can read, unchecked: a damaged chunk would end "
-            "this process, or bring its memory into the data. Name the datasets that a virtual one is made of, write "
-            "the data as plain numbers, or pass trust_file=True"
+            "this process, or bring its memory into the data. Write the data as plain numbers, or pass trust_file=True"
         )
     itemsize = dataset.id.get_type().get_size()
     if dataset.chunks is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,10 +49,6 @@ class Source(ABC):
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
 
-    @abstractmethod
-    def lies_where(self, other: Source) -> bool:
-        """Return whether the data known to `other`, made earlier, still lies where it did."""
-
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
         return None
@@ -87,10 +82,6 @@ class Hdf5Source(Source):
         self._reading = threading.Lock()
         self._scratch = Scratch()
         self.bytes_read = 0
-
-    def lies_where(self, other: Source) -> bool:
-        """Return whether the data known to `other`, made earlier, still lies where it did."""
-        return isinstance(other, Hdf5Source)
 
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
         """Read rows into the windows."""
@@ -188,10 +179,6 @@ class ContiguousSource(DirectSource):
 
     offset: int
 
-    def lies_where(self, other: Source) -> bool:
-        """Return whether the data known to `other`, made earlier, still lies where it did."""
-        return isinstance(other, ContiguousSource) and other.offset == self.offset
-
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where the rows lie."""
         return self.extents_from(self.offset + run.start * self.row_bytes, run)
@@ -218,7 +205,6 @@ class ChunkedSource(DirectSource):
         pipeline: the filters.
         fill: value of what was never written; None where that is an error.
         plain_edges: whether chunks that reach beyond the dataset's edge are stored without the filters.
-        cut: whether the last chunk ends with the rows: blocks of data that HDF5 does not store in chunks.
     """
 
     index: ChunkIndex
@@ -226,15 +212,10 @@ class ChunkedSource(DirectSource):
     pipeline: Pipeline
     fill: np.ndarray | None
     plain_edges: bool = False
-    cut: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._whole = bool(self.pipeline.filters) or self.index.has_sums  # whether chunks are read as a whole
-
-    def lies_where(self, other: Source) -> bool:
-        """Return whether the data known to `other`, made earlier, still lies where it did."""
-        return isinstance(other, ChunkedSource) and self.index.same_as(other.index)
+        self._whole = bool(self.pipeline.filters)  # whether chunks are read as a whole
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
@@ -298,11 +279,6 @@ class ChunkedSource(DirectSource):
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
         self.handle.read(view_of(stored), chunk.offset)
-        if chunk.sum is not None and zlib.crc32(view_of(stored)) != chunk.sum:
-            raise DecodeError("its checksum is another than the index has: the file was changed, or came changed")
-        if self.cut:
-            rows = chunk.size // self.row_bytes
-            return stored[: rows * self.row_bytes].view(self.dtype).reshape(rows, *self.chunk[1:])
         if self.plain_edges and chunk.edge:
             if chunk.size != self.pipeline.chunk_bytes:
                 raise DecodeError(f"a chunk of {self.pipeline.chunk_bytes:,} bytes takes {chunk.size:,} in the file")
@@ -311,8 +287,7 @@ class ChunkedSource(DirectSource):
         return data.view(self.dtype).reshape(self.chunk)
 
     def _check_size(self, chunk: Chunk) -> None:
-        most = self.pipeline.most_stored()
-        if self.cut and chunk.size <= most:
-            return  # the index says where blocks lie, and `_decode` how many rows are needed of them
-        if chunk.size > most or (not self.pipeline.filters and chunk.size != self.pipeline.chunk_bytes):
+        if chunk.size > self.pipeline.most_stored() or (
+            not self.pipeline.filters and chunk.size != self.pipeline.chunk_bytes
+        ):
             raise DecodeError(f"a chunk of {self.pipeline.chunk_bytes:,} bytes takes {chunk.size:,} in the file")

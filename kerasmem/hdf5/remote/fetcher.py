@@ -18,13 +18,12 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from kerasmem.compat.event_loops import call_before_threads_are_joined
-from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import REQUESTS, SMALL_REQUESTS, RemoteAccess
 from kerasmem.hdf5.remote.cache import DiskCache
 from kerasmem.hdf5.remote.failures import PermanentError, retry
 from kerasmem.hdf5.remote.file_systems import FileSystems
 from kerasmem.hdf5.remote.objects import ObjectInfo, PartialRange, RemoteObject
-from kerasmem.units import KIB, MIB, format_count, format_size
+from kerasmem.units import KIB, MIB
 
 _FILLED = 4 * MIB  # in flight fill a link of 100 MB/s on which an answer takes 40 ms
 _PROGRESS = 64 * KIB  # that came before an answer broke off, so that the next may be asked for patiently
@@ -42,17 +41,6 @@ class Traffic:
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
-
-    def describe(self, access: RemoteAccess) -> str:
-        """Return how files are fetched and what came so far, one fact a line."""
-        lines = [f"  fetched       {SMALL_REQUESTS} requests and {format_size(access.ahead_bytes)} at a time at most"]
-        if access.cache is not None:
-            lines.append(f"  cache         {shown(access.cache)}, {format_size(access.cache_size)} at most")
-        if self.requests or self.from_cache:
-            line = f"  so far        {format_count(self.requests)} requests, {format_size(self.received)} received"
-            line += f", {format_count(self.retries)} asked again" if self.retries else ""
-            lines.append(line + (f", {format_size(self.from_cache)} from the cache" if self.from_cache else ""))
-        return "\n".join(lines)
 
 
 async def _call_here(work: Callable[..., Any], *arguments: Any) -> Any:
