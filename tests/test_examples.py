@@ -95,26 +95,6 @@ def test_recomputation_sweep(program):
     assert float(rows[1][2]) < 0.8 * float(rows[0][2])
 
 
-def served(program, *arguments):
-    result = program(EXAMPLES / "tf_data_service.py", *arguments)
-    assert result.code == 0, result.err
-    counts = re.search(r"^once ([\d,]+), never ([\d,]+), more than once ([\d,]+)$", result.out, re.MULTILINE).groups()
-    return result, [int(count.replace(",", "")) for count in counts]
-
-
-def test_tf_data_service(program):
-    assert served(program, "--rows", 8000)[1] == [8000, 0, 0]
-
-
-@pytest.mark.slow
-def test_tf_data_service_with_a_reader_killed(program):
-    """What it had read and not sent is lost, and nothing comes twice: its window, and what is on the way."""
-    result, (once, never, twice) = served(program, "--rows", 30_000, "--kill")
-    assert "one was killed, and started again at its address" in result.out
-    assert (once + never, twice) == (30_000, 0)
-    assert never <= 12_000
-
-
 def test_free_models(program):
     result = program(EXAMPLES / "free_models.py")
     assert result.code == 0, result.err

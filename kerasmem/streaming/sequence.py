@@ -31,7 +31,6 @@ from kerasmem.streaming.distributed import check_devices, check_reader, for_stra
 from kerasmem.streaming.opened import OpenStream, opening
 from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
 from kerasmem.streaming.quality import ShuffleQuality, examine
-from kerasmem.streaming.service import make_graph_dataset
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.state import make_state, read_state
 from kerasmem.units import parse_size
@@ -390,47 +389,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
         # Under tf.distribute a worker's share comes in smaller and more batches: Keras must not stop at this number.
         whole = self.progress.position.batch == 0 and self.shard[1] == 1
         return make_dataset(self.next_epoch, signature, batches=len(self) if whole else None, prefetch=prefetch)
-
-    def as_service_dataset(self, *, epochs: int = 1) -> Any:
-        """Return a `tf.data.Dataset` of the same rows that workers of the tf.data service can run, wherever they are.
-
-        It reads the file with TensorFlow's own operations alone, so that a worker needs neither this process nor
-        kerasmem, only the file at the same path. The data must lie in the file as it is, contiguous or in chunks, or be
-        compressed by gzip. The order is another than the sequence's own: pieces of the file in an order drawn from
-        `seed`, and rows shuffled within a worker's window, which holds as many rows as the sequence's.
-
-        With `ShardingPolicy.DYNAMIC` the service hands out each piece once: every row comes exactly once an epoch. A
-        piece that a worker was reading when it died is lost, with the content of its window and buffers: rows then
-        come at most once, none twice. TensorFlow's client waits without end for a worker at the same address.
-        A worker's last batch may be short: `rebatch` makes even ones of all.
-
-        Args:
-            epochs: how often each row comes; each time in another order of pieces.
-
-        Raises:
-            DataError: If a dataset is compressed otherwise, or stored in another way that TensorFlow cannot read.
-            UsageError: If the sequence has a `transform` or checks for NaN, which needs Python, or pads batches.
-
-        Examples:
-            >>> import h5py, numpy as np
-            >>> with h5py.File("/tmp/served.h5", "w") as f:
-            ...     f["x"], f["y"] = np.zeros((10, 3)), np.arange(10)
-            >>> from kerasmem import H5ChunkSequence
-            >>> data = H5ChunkSequence("/tmp/served.h5", batch_size=4).as_service_dataset()
-            >>> sorted(int(row) for x, y in data.as_numpy_iterator() for row in y)
-            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-            >>> # served = data.apply(tf.data.experimental.service.distribute("dynamic", "grpc://host:5000")).rebatch(4)
-        """
-        settings = self.stream_plan.settings
-        unserved = {
-            "transform": self.transform is not None,
-            "check_finite": self._check_finite,
-            "remainder": settings.remainder == "pad",
-        }
-        for name, is_set in unserved.items():
-            if is_set:
-                raise UsageError(f"{name}: a worker of the tf.data service cannot apply it; leave it out here")
-        return make_graph_dataset(self.stream_plan, self.opened().reader.files, checks.whole("epochs", epochs, 1))
 
     # ---- where training stands
 

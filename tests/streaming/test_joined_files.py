@@ -76,8 +76,6 @@ def test_refused(files):
     path = files()
     with pytest.raises(UsageError, match="as many files as the others, and there are 1 for 'images', 2 for 'labels'"):
         stream({"images": path["images"], "labels": [path["/labels"], path["images"]]})
-    with pytest.raises(UsageError, match="not of several beside one another"):
-        stream(path).as_service_dataset()
 
 
 def test_a_file_that_has_gone_is_named(files):

@@ -106,22 +106,13 @@ class ChunkIndex:
     def offsets(self, cells: np.ndarray, size: int) -> np.ndarray | None:
         """Return where in the file the only chunk of each row of chunks begins.
 
-        None where there are several to a row, or one of these was not written or has not the right size.
-        """
-        found = self.stored(cells)
-        return None if found is None or (found[1] != size).any() else found[0]
-
-    def stored(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return where in the file the only chunk of each row of chunks begins, and its bytes there.
-
-        None where there are several to a row, or one was not written or left a filter out.
+        None where there are several to a row, or one of these was not written or is not stored as it is.
         """
         if self._per_row != 1 or self._chunks[1:] != self._shape[1:] or not len(self._rows):
             return None
         at = np.minimum(np.searchsorted(self._rows, cells), len(self._rows) - 1)
-        if not np.array_equal(self._rows[at], cells) or self._masks[at].any():
-            return None
-        return self._offsets[at], self._sizes[at]
+        plain = np.array_equal(self._rows[at], cells) and not self._masks[at].any() and (self._sizes[at] == size).all()
+        return self._offsets[at] if plain else None
 
     def has_edges(self, size: int) -> bool:
         """Return whether a chunk of so many stored bytes may reach beyond the dataset's edge."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,22 +39,6 @@ class Scratch:
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[name] = np.empty(size, np.uint8)
         return buffer[:size]
-
-
-class Packed(NamedTuple):
-    """Rows in chunks packed by gzip.
-
-    Attributes:
-        offsets: where in the file the chunk of each row begins.
-        sizes: bytes of that chunk there.
-        places: which of the chunk's rows each is.
-        element: bytes of an element where chunks were shuffled byte by byte, else 0.
-    """
-
-    offsets: np.ndarray
-    sizes: np.ndarray
-    places: np.ndarray
-    element: int
 
 
 @dataclass(frozen=True)

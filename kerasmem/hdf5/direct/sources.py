@@ -14,8 +14,8 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.chunks import Chunk, ChunkIndex
-from kerasmem.hdf5.direct.codecs import GZIP, SHUFFLE, DecodeError, Pipeline
-from kerasmem.hdf5.direct.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, Packed, RowRun, ScatterRead, Scratch
+from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline
+from kerasmem.hdf5.direct.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead, Scratch
 from kerasmem.hdf5.direct.handle import FileHandle, Handle, view_of
 from kerasmem.hdf5.layout import one_line
 from kerasmem.hdf5.links import DAMAGED
@@ -51,10 +51,6 @@ class Source(ABC):
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return where in the file each row begins; None where not all lie there as they are."""
-        return None
-
-    def packed(self, rows: np.ndarray) -> Packed | None:
-        """Return where the chunks of rows lie that are packed by gzip, shuffled or not; None for other ones."""
         return None
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
@@ -224,15 +220,6 @@ class ChunkedSource(DirectSource):
         cells, inside = np.divmod(rows, self.chunk[0])
         chunks = self.index.offsets(cells, self.pipeline.chunk_bytes)
         return None if chunks is None else chunks + inside * self.row_bytes
-
-    def packed(self, rows: np.ndarray) -> Packed | None:
-        """Return where the chunks of rows lie that are packed by gzip, shuffled or not; None for other ones."""
-        codes = [code for code, _ in self.pipeline.filters]
-        found = self.index.stored(rows // self.chunk[0])
-        if codes not in ([GZIP], [SHUFFLE, GZIP]) or found is None or self.plain_edges:
-            return None
-        element = self.pipeline.filters[0][1][0] if codes[0] == SHUFFLE else 0
-        return Packed(found[0], found[1].astype(np.int64), rows % self.chunk[0], element)
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return where the chunks lie, or of those without filters the rows."""
