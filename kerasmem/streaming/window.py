@@ -275,7 +275,10 @@ class WindowStore:
         reader = self.reader
         in_file_order = order.windows == 1
         filled = None if in_file_order or not reader.checked_at_once else np.zeros(rows, np.uint16)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="kerasmem-reader")
         filling = Filling(
+            self._pool,
             reader,
             lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order, ahead=ahead),
             self._changed,
@@ -283,7 +286,4 @@ class WindowStore:
         )
         self._clock += 1
         slot = self._slots[order.key(window)] = _Slot(arrays, filling, filled, used=self._clock)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="kerasmem-reader")
-        filling.start(self._pool, self.threads)
         return slot

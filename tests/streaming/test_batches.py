@@ -304,7 +304,9 @@ def test_large_batches_in_file_order_need_small_windows(write, chunks, settings)
 
 def test_windows_in_file_order_are_no_larger_than_they_need_be(write):
     path = write(x=np.zeros((6000, 8192), "f4"), y=np.arange(6000))
-    small, large = (H5ChunkSequence(path, shuffle=shuffle, memory_budget="160MiB").plan for shuffle in (False, True))
+    small, large = (
+        H5ChunkSequence(path, shuffle=shuffle, memory_budget="160MiB").stream_plan.memory for shuffle in (False, True)
+    )
     assert small.windows == large.windows == 2
     assert small.window_bytes < 35e6
     assert large.window_bytes > 45e6

@@ -133,7 +133,7 @@ def test_rows_shards_and_budgets_go_through_all_files(parts):
         assert sorted(seen) == list(range(TOTAL))
         assert len(steps) == 1
     small, large = (H5ChunkSequence(parts, memory_budget=budget, batch_size=8) for budget in ("4kB", "1MB"))
-    assert small.plan.window_rows < large.plan.window_rows
+    assert small.stream_plan.memory.window_rows < large.stream_plan.memory.window_rows
     with pytest.raises(UsageError, match=r"memory_budget: .* smallest that works"):
         H5ChunkSequence(parts, memory_budget="100B")
 

@@ -81,7 +81,7 @@ def test_large_packed_chunks_are_warned_of_with_the_memory_that_would_do(class_s
     assert "advice" in stream.describe(labels="y")
     larger = H5ChunkSequence(path, memory_budget=quality.enough_memory)
     assert larger.quality().good
-    assert larger.plan.windows == 2 or quality.enough_memory > 5_000_000
+    assert larger.stream_plan.memory.windows == 2 or quality.enough_memory > 5_000_000
     text = larger.describe(labels="y")
     assert "99." in text or "100." in text
     assert "advice" not in text

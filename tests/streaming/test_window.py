@@ -91,9 +91,8 @@ def epoch(store, order, batch=8, own=True):
 
 def fill(tasks, threads=3, reader=None):
     changed = threading.Condition()
-    filling = Filling(reader or FakeReader(), tasks if callable(tasks) else lambda: tasks, changed)
     pool = ThreadPoolExecutor(threads)
-    filling.start(pool, threads)
+    filling = Filling(pool, reader or FakeReader(), tasks if callable(tasks) else lambda: tasks, changed)
     with changed:
         assert changed.wait_for(lambda: filling.over, timeout=20)
     pool.shutdown()
@@ -148,11 +147,12 @@ def test_a_file_that_changed_explains_what_went_wrong():
 
 
 def test_a_stopped_filling_begins_no_further_task():
-    done, changed = [], threading.Condition()
-    filling = Filling(FakeReader(), lambda: [lambda scratch: done.append(1)], changed)
+    done, changed, begun = [], threading.Condition(), threading.Event()
+    pool = ThreadPoolExecutor(1)
+    pool.submit(begun.wait, 20)
+    filling = Filling(pool, FakeReader(), lambda: [lambda scratch: done.append(1)], changed)
     filling.stop()
-    pool = ThreadPoolExecutor(2)
-    filling.start(pool, 2)
+    begun.set()
     with changed:
         assert changed.wait_for(lambda: filling.over, timeout=20)
     pool.shutdown()

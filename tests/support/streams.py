@@ -17,19 +17,17 @@ class Recorded(H5ChunkSequence):
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.epochs, self.asked, self.indices = [], 0, []
+        self.epochs, self.asked = [], 0
 
     def on_epoch_begin(self):
         super().on_epoch_begin()
         self.epochs.append([])
 
-    def __getitem__(self, index):
-        batch = super().__getitem__(index)
-        if self.epochs:
+    def read(self, cursor):
+        for batch in super().read(cursor):
             self.asked += 1
-            self.indices.append(index)
             self.epochs[-1].append(np.array(batch[1]).tolist())
-        return batch
+            yield batch
 
     @property
     def rows(self):
