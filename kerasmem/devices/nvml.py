@@ -163,7 +163,7 @@ class Nvml:
         api = self._api
         if parent is None:
             pci = self._ask(api.nvmlDeviceGetPciInfo, handle)
-            bus = _text(pci.busId) if pci is not None else None
+            bus = pci.busId if pci is not None else None
             capability = self._ask(api.nvmlDeviceGetCudaComputeCapability, handle)
             mode = self._ask(api.nvmlDeviceGetMigMode, handle)
         else:
@@ -189,14 +189,9 @@ class Nvml:
     def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return the answer, or None where the driver has none."""
         try:
-            return _text(function(*args))
+            return function(*args)
         except self._api.NVMLError:
             return None
-
-
-def _text(value: Any) -> Any:
-    """Older nvidia-ml-py answers in bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _code(error: Exception) -> int | None:

@@ -6,42 +6,6 @@ from kerasmem.devices.growth import enable_memory_growth
 
 # What tf.config.experimental.set_memory_growth of TensorFlow 2.21 says.
 TOO_LATE = "Physical devices cannot be modified after being initialized"
-VIRTUAL = "Cannot set memory growth on device when virtual devices configured"
-
-
-class PretendConfig:
-    """tf.config with pretend GPUs, answering as TensorFlow does."""
-
-    def __init__(self, gpus=1, *, before=None, initialised=False, limited=()):
-        self.gpus = [PretendGpu(f"/physical_device:GPU:{i}") for i in range(gpus)]
-        self.growth = dict.fromkeys(self.gpus)
-        self.growth.update(zip(self.gpus, before or (), strict=False))
-        self.initialised = initialised
-        self.limited = {self.gpus[i] for i in limited}
-        self.experimental = SimpleNamespace(
-            get_memory_growth=self.growth.__getitem__, set_memory_growth=self.set_memory_growth
-        )
-
-    def get_visible_devices(self, kind):
-        assert kind == "GPU"
-        return self.gpus
-
-    def get_logical_device_configuration(self, gpu):
-        return ["limit"] if gpu in self.limited else None
-
-    def set_memory_growth(self, gpu, enable):
-        if gpu in self.limited:
-            raise ValueError(VIRTUAL)
-        if self.growth[gpu] == enable:
-            return
-        if self.initialised:
-            raise RuntimeError(TOO_LATE)
-        self.growth[gpu] = enable
-
-
-class PretendGpu:
-    def __init__(self, name):
-        self.name = name
 
 
 class RealContext:
@@ -73,18 +37,17 @@ class RealContext:
         return self.context.get_visible_devices(kind)
 
 
-@pytest.fixture(params=[PretendConfig, RealContext])
-def make(request):
+@pytest.fixture
+def make():
     made = []
 
     def make(*args, **kwargs):
-        made.append(request.param(*args, **kwargs))
+        made.append(RealContext(*args, **kwargs))
         return made[-1]
 
     yield make
     for config in made:
-        if isinstance(config, RealContext):
-            config.context._context_handle = None
+        config.context._context_handle = None
 
 
 def test_growth_is_switched_on_for_every_gpu(make):
@@ -122,28 +85,28 @@ def test_growth_that_the_program_refused_stays_off(make):
     assert list(config.growth.values()) == [None, False]
 
 
-def test_gpus_are_switched_all_or_none():
-    config = PretendConfig(2)
+def test_gpus_are_switched_all_or_none(make, monkeypatch):
+    config = make(2)
+    switch = config.context.set_memory_growth
 
     def refuse_second(gpu, enable):
         if gpu is config.gpus[1]:
             raise ValueError("no")
-        config.growth[gpu] = enable
+        switch(gpu, enable)
 
-    config.experimental.set_memory_growth = refuse_second
+    monkeypatch.setattr(config.context, "set_memory_growth", refuse_second)
     status = enable_memory_growth(config, environ={})
     assert status.state == "failed" and "no" in status.message
     assert set(config.growth.values()) == {None}
 
 
 @pytest.mark.parametrize(("value", "state"), [("true", "already on"), ("false", "set differently"), ("1", "too late")])
-def test_the_environment_variable_overrides_the_program(value, state):
-    config = PretendConfig(1, initialised=True)
-    assert enable_memory_growth(config, environ={"TF_FORCE_GPU_ALLOW_GROWTH": value}).state == state
+def test_the_environment_variable_overrides_the_program(make, value, state):
+    assert enable_memory_growth(make(1, initialised=True), environ={"TF_FORCE_GPU_ALLOW_GROWTH": value}).state == state
 
 
-def test_no_gpu_is_no_trouble():
-    status = enable_memory_growth(PretendConfig(0), environ={})
+def test_no_gpu_is_no_trouble(make):
+    status = enable_memory_growth(make(0), environ={})
     assert status.state == "no gpu" and not status.refused
     assert status.to_dict() == {"state": "no gpu", "devices": [], "message": status.message}
 

@@ -8,7 +8,7 @@ import pytest
 
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.devices import kernels
-from kerasmem.devices.kernels import EIGEN, ONEDNN, cpu_kernels, onednn_dtypes, onednn_is_chosen
+from kerasmem.devices.kernels import EIGEN, ONEDNN, cpu_kernels, onednn_is_chosen
 
 OLD = frozenset({"fpu", "avx", "avx2", "fma"})
 NEW = OLD | {"avx512f", "avx512_vnni"}
@@ -21,12 +21,6 @@ NEW = OLD | {"avx512f", "avx512_vnni"}
 )  # fmt: skip
 def test_tensorflows_rule(flags, asked, chosen):
     assert onednn_is_chosen(flags, {} if asked is None else {"TF_ENABLE_ONEDNN_OPTS": asked}) is chosen
-
-
-def test_what_onednn_computes_in():
-    assert onednn_dtypes(OLD) == ("float32",)
-    assert onednn_dtypes(NEW) == ("float32", "bfloat16")
-    assert onednn_dtypes(NEW | {"avx512_fp16"}) == ("float32", "bfloat16", "float16")
 
 
 def test_this_process_is_asked(monkeypatch):
@@ -50,6 +44,8 @@ def test_a_tensorflow_that_does_not_tell_goes_by_its_rule(monkeypatch):
     assert cpu_kernels().kind == EIGEN
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
     assert (cpu_kernels().kind, cpu_kernels().dtypes) == (ONEDNN, ("float32",))
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: NEW | {"avx512_fp16"})
+    assert cpu_kernels().dtypes == ("float32", "bfloat16", "float16")
 
 
 def test_the_cache_is_a_whole_number_of_its_ways():

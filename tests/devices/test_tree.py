@@ -51,11 +51,6 @@ def test_children_are_found_when_a_second_has_passed_and_forgotten_when_they_end
     assert reader.read().processes == alone.processes
 
 
-def test_the_high_water_mark_is_at_least_what_is_resident():
-    reading = TreeReader().read()
-    assert reading.high_water_bytes >= reading.rss_bytes > 0
-
-
 def test_without_proc_psutil_answers(monkeypatch, tmp_path):
     from pathlib import Path
 
