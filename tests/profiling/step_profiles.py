@@ -92,10 +92,6 @@ def by_xla():
     return fit(convnet(jit_compile=True), StepProfiler(4))
 
 
-def several_at_once():
-    return fit(convnet(steps_per_execution=2), StepProfiler(2), batches=8)
-
-
 def too_few():
     return fit(convnet(), StepProfiler(50), batches=2)
 

@@ -7,8 +7,7 @@ from itertools import count
 import pytest
 
 from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent
-from kerasmem.profiling.replaying import KnownTensor, replay_step, thin
-from kerasmem.profiling.results import TimelinePoint
+from kerasmem.profiling.replaying import KnownTensor, replay_step
 
 
 class Recording:
@@ -102,15 +101,3 @@ def test_what_a_complete_recording_does_not_have_is_no_chunk():
     found = replay_step([], earlier, [KnownTensor(99, 4000, "constant", "a view")], is_complete=True)
     assert len(found.live) == 1
     assert found.live[0].tensor is None
-
-
-def test_thinning_keeps_extremes_and_ends():
-    points = [TimelinePoint(float(time), 500 + (time * 7919) % 100, f"{time}") for time in range(30_000)]
-    points[12_345] = TimelinePoint(12_345.0, 9000, "peak")
-    points[23_456] = TimelinePoint(23_456.0, 1, "low")
-    kept = thin(points)
-    assert len(kept) <= 2000
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
-    assert {"peak", "low"} <= {point.operation for point in kept}
-    assert [point.time_us for point in kept] == sorted(point.time_us for point in kept)
-    assert thin(points[:2000]) == tuple(points[:2000])

