@@ -266,7 +266,8 @@ def write_summary(rows: Iterable[dict[str, Any]], options: argparse.Namespace) -
             errors = f"median {graph['median_absolute_error_percent']} %, 95th {graph['p95_absolute_error_percent']} %"
             covers = f"{graph['maximum_within_high_percent']} % at {graph['median_high_to_measured']} x"
             print(f"{kind}: {graph['rows']} rows, error {errors}, high covers {covers}")
-        write_results("estimates_kernels", {"kernels": kinds})
+        if not options.rows:
+            write_results("estimates_kernels", {"kernels": kinds})
         return
     summary = summarise(rows)
     print(table(summary))

@@ -114,6 +114,7 @@ def capped(row: dict[str, Any]) -> dict[str, Any]:
 
 def estimate(row: dict[str, Any]) -> dict[str, Any]:
     """Estimate the row by one method, without its weights."""
+    began = time.perf_counter()
     from zoo import ZOO
 
     import kerasmem
@@ -121,7 +122,6 @@ def estimate(row: dict[str, Any]) -> dict[str, Any]:
     shape = ZOO[row["model"]].input_shape
     jit_compile = row["mode"] == "xla"
     settings = {name: row[name] for name in ("optimizer", "dtype", "metrics")}
-    began = time.perf_counter()
     report, error = None, None
     try:
         report = kerasmem.estimate(
