@@ -15,15 +15,15 @@ from kerasmem.errors import UsageError
 
 
 @click.command("cards", cls=GuardedCommand, seconds=7200)
-@model_options("--max-batch", "--prices", "--method", output=("--json",))
-def command(model: str | None, method: Method, max_batch: bool, prices: str | None, **options: Any) -> int:
+@model_options("--max-batch", "--method", output=("--json",))
+def command(model: str | None, method: Method, max_batch: bool, **options: Any) -> int:
     """Say which cards of the catalogue are enough to train MODEL.
 
-    MODEL is as for `kerasmem estimate`. Prices are yours: none is built in.
+    MODEL is as for `kerasmem estimate`.
 
     Examples:
       kerasmem cards model.keras -b 64
-      kerasmem cards keras.applications:ResNet50 -b 256 --max-batch --prices prices.csv
+      kerasmem cards keras.applications:ResNet50 -b 256 --max-batch
 
     Exit codes: 0 a card fits · 1 the model failed · 2 wrong usage or unreadable
     input · 3 no card fits · 4 too close to call
@@ -34,10 +34,9 @@ def command(model: str | None, method: Method, max_batch: bool, prices: str | No
     from kerasmem.rendering.cards_table import cards_table
 
     with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", method):
-        from kerasmem.estimation.card_ranking import rank_cards, read_prices
+        from kerasmem.estimation.card_ranking import rank_cards
 
-        priced = None if prices is None else read_prices(prices)
         arguments = {name: value for name, value in call_arguments(options).items() if name != "device"}
-        ranking = rank_cards(model, method=method, max_batch=max_batch, prices=priced, **arguments)
+        ranking = rank_cards(model, method=method, max_batch=max_batch, **arguments)
     show_result(ranking, options["as_json"], partial(cards_table, largest=max_batch))
     return EXIT_CODES[ranking.cards[0].verdict]

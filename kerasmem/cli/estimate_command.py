@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import json
 import os
@@ -104,41 +103,33 @@ def _estimate_many(
         check_options("estimate", model, options)
     if None in models:  # and a factory is named
         models, options = [options["factory"]], {**options, "factory": None}
-    from kerasmem.estimation.facade import estimate
-    from kerasmem.estimation.many import EstimateTable, estimate_each
+    from kerasmem.estimation.many import estimate_many
     from kerasmem.rendering.data import rows_to_csv
     from kerasmem.rendering.many_table import many_table
 
-    ask = functools.partial(_with_objects, options["custom_objects"]) if options["custom_objects"] else estimate
-    settings = {name: options[name] for name in _OWN}
-    rows, count = estimate_each(
-        models, grid=grid, executor=executor, ask=ask, timeout=limits.seconds, host_memory_limit=limits.host_bytes,
-        **settings, **call_arguments({**options, "custom_objects": ()}),
-    )  # fmt: skip
-    found = []
-    with progress_bar() as progress:
-        for row in rows:
-            found.append(row)
+    arguments = call_arguments({**options, "custom_objects": ()})
+    with progress_bar() as show:
+
+        def progress(row: Any, done: int, count: int) -> None:
             if options["as_json"]:
                 click.echo(json.dumps(row.to_dict(), allow_nan=False))
-            if progress is not None:
-                progress(row.model, len(found), count)
+            if show is not None:
+                show(row.model, done, count)
+
+        table = estimate_many(
+            models, grid=grid, executor=executor, timeout=limits.seconds, host_memory_limit=limits.host_bytes,
+            progress=progress, **{name: options[name] for name in _OWN},
+            **{**arguments, "custom_objects": options["custom_objects"] or None},
+        )  # fmt: skip
+    found = table.candidates
     if options["as_csv"]:
         click.echo(rows_to_csv([each.row() for each in found]), nl=False)
     elif not options["as_json"]:
         sort, top = options["sort"] or "order", options["top"]
-        show_text(lambda terminal: many_table(EstimateTable(tuple(found)), terminal, sort=sort, top=top))
+        show_text(lambda terminal: many_table(table, terminal, sort=sort, top=top))
     if any(each.report is None for each in found):
         return 1
     return worst(each.verdict for each in found if each.verdict is not None)
-
-
-def _with_objects(modules: Sequence[str], model: Any, **settings: Any) -> Any:
-    """Estimate with the classes and functions of some modules, which each process imports for itself."""
-    from kerasmem.estimation.facade import estimate
-    from kerasmem.models.vocabulary import load_custom_objects
-
-    return estimate(model, **{**settings, "custom_objects": load_custom_objects(modules)})
 
 
 def _expanded(models: Sequence[str]) -> list[str | None]:

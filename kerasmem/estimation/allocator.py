@@ -8,8 +8,9 @@ is free in pieces does not serve a large request. The rules, from `xla/tsl/frame
 - The chunk is split when it has at least twice the request, or 128 MiB more; else the request gets all of it.
 - A freed chunk merges with free neighbours, within its region.
 - Without a chunk that fits, the pool grows by a region: 2 MiB first, then double each time, and double again until the
-  request fits; no more than the limit leaves. Without growth the first region is the whole limit.
-- Before it gives up, the allocator hands regions back that are wholly free, where that can help, and tries again.
+  request fits; no more than the limit leaves. (Without memory growth TensorFlow takes the whole limit at once; that is
+  not simulated.)
+- On a card the allocator hands regions back that are wholly free before it gives up, if that helps, and tries again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kerasmem.errors import KerasmemError
 GRAIN = 256  # every size and address is a multiple
 FIRST_REGION = 2 << 20
 LARGEST_WASTE = 128 << 20  # a chunk that exceeds the request by as much is split
+RESOLUTION = 1 << 20  # bytes to which the smallest limit is found
 
 _SHIFT = 48  # a free chunk is one integer, size << 48 | address: sorted, they are in the allocator's order
 _ADDRESS = (1 << _SHIFT) - 1
@@ -57,11 +59,8 @@ class BFCAllocator:
 
     Args:
         limit: the bytes that all regions together may have (`memory_limit`); None for no limit.
-        growth: regions as needed ("memory growth", and the CPU); False: one region of the whole limit at once, as
-            TensorFlow does on a GPU unless told otherwise.
-        collect: hand wholly free regions back before running out of memory, as on a GPU.
-        descending: each new region lies below the others, as the CPU's do, not above. It decides between free chunks
-            of equal size only.
+        descending: this is a CPU's allocator: each new region lies below the others, not above, which decides between
+            free chunks of equal size; and no region is handed back.
 
     Examples:
         >>> pool = BFCAllocator()
@@ -74,20 +73,15 @@ class BFCAllocator:
     """
 
     __slots__ = (
-        "_ends", "_free", "_high", "_low", "_next_bytes", "_regions", "_starts", "_used", "collect", "descending",
+        "_ends", "_free", "_high", "_low", "_next_bytes", "_regions", "_starts", "_used", "descending",
         "in_use", "limit", "next_address", "peak", "requested_at_peak", "requested_in_use", "reserved",
     )  # fmt: skip
 
-    def __init__(
-        self, limit: int | None = None, growth: bool = True, *, collect: bool = True, descending: bool = False
-    ) -> None:
-        if not growth and limit is None:
-            raise ValueError("without growth the one region is the limit: give a limit")
-        self.limit, self.collect, self.descending = limit, collect, descending
+    def __init__(self, limit: int | None = None, *, descending: bool = False) -> None:
+        self.limit, self.descending = limit, descending
         self.in_use = self.peak = self.reserved = self.requested_in_use = self.requested_at_peak = 0
         self.next_address: int | None = None  # where the next region lies, for replays of recorded addresses
-        first = limit if not growth and limit is not None else min(limit or FIRST_REGION, FIRST_REGION)
-        self._next_bytes = max(_round(first), GRAIN)
+        self._next_bytes = max(_round(min(limit or FIRST_REGION, FIRST_REGION)), GRAIN)
         self._free: list[int] = []  # size << 48 | address, sorted
         self._starts: dict[int, int] = {}  # free chunks: address -> size
         self._ends: dict[int, int] = {}  # free chunks: end -> address
@@ -213,7 +207,7 @@ class BFCAllocator:
 
     def _collect_regions(self, rounded: int) -> bool:
         """Hand back the regions that are wholly free, where the request could then fit."""
-        if not self.collect:
+        if self.descending:
             return False
         unused = [each for each, size in self._regions.items() if self._starts.get(each) == size]
         total = sum(self._regions[each] for each in unused)
@@ -262,21 +256,17 @@ def replay(allocator: BFCAllocator, steps: Iterable[Step], handles: dict[int, in
 def smallest_limit(
     steps: Sequence[Step],
     *,
-    growth: bool = True,
-    resolution: int = 1 << 20,
     descending: bool = False,
     enough: int | None = None,
 ) -> int:
     """Return the smallest memory limit under which the steps run without running out of memory.
 
-    Found by halving: the limit returned was replayed and sufficed, one smaller by at most `resolution` did not. (A
+    Found by halving: the limit returned was replayed and sufficed, one smaller by at most `RESOLUTION` did not. (A
     still smaller one may suffice by accident, since fragmentation is not monotonous.)
 
     Args:
         steps: (key, bytes) and (key, FREE), from an empty allocator on.
-        growth: regions as needed, or one region of the whole limit.
-        resolution: in bytes.
-        descending: the allocator is a CPU's: its regions lie as for `BFCAllocator`, and it never hands one back.
+        descending: as for `BFCAllocator`.
         enough: the bytes of all regions after these steps without a limit, where known: a limit that none of them
             meets changes nothing, and is not replayed.
 
@@ -286,10 +276,10 @@ def smallest_limit(
     """
 
     def suffices(limit: int) -> bool:
-        if growth and enough is not None and limit >= max(enough, FIRST_REGION):
+        if enough is not None and limit >= max(enough, FIRST_REGION):
             return True
         try:
-            replay(BFCAllocator(limit, growth, collect=not descending, descending=descending), steps)
+            replay(BFCAllocator(limit, descending=descending), steps)
         except OutOfMemory:
             return False
         return True
@@ -297,10 +287,10 @@ def smallest_limit(
     least = _least_bytes(steps)
     if suffices(least):
         return least
-    most = max(2 * least, resolution)
+    most = max(2 * least, RESOLUTION)
     while not suffices(most):
         most *= 2
-    while most - least > resolution:
+    while most - least > RESOLUTION:
         middle = (least + most) // 2 // GRAIN * GRAIN
         if suffices(middle):
             most = middle

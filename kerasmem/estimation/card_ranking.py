@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +11,7 @@ from kerasmem import checks
 from kerasmem.checks import Method
 from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import available_bytes, find_card
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.facade import estimate, kept_open
 from kerasmem.estimation.graph.cuda import channels_last
@@ -28,7 +25,6 @@ _FIRST = "t4"  # asks `auto` for the plan of a card
 # What of a card's compute capability a method goes by; the others by nothing.
 _KINDS: dict[str, Callable[[tuple[int, int]], Any]] = {"gpu-target": tuple, "graph": channels_last}
 _TOLERANCE = 0.05  # of the largest batch
-_MOST_ROWS = 10_000  # of a file of prices
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,6 @@ class RankedCard:
         high: the most that it may take; None where that is not known.
         verdict: "fits", "too close to call" or "does not fit".
         largest_batch: the largest batch that surely fits, to within 5 %; None where it was not asked for, or none fits.
-        price: an hour, as given; None where it was not.
     """
 
     key: str
@@ -53,7 +48,6 @@ class RankedCard:
     high: int | None
     verdict: str
     largest_batch: int | None = None
-    price: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class CardRanking(Record, what="card ranking", version=FORMAT_VERSION, rows="car
 
     Attributes:
         report: the first estimate, of no device.
-        cards: those that fit first; among them the cheapest, or the one with the least memory, first.
+        cards: those that fit first; among them the one with the least memory first.
         plans: how many estimates stand behind it; more than one where a plan holds for one kind of card only.
     """
 
@@ -99,7 +93,6 @@ def rank_cards(
     batch_size: int = DEFAULT_BATCH_SIZE,
     method: Method = "auto",
     max_batch: bool = False,
-    prices: Mapping[str, float] | None = None,
     **options: Any,
 ) -> CardRanking:
     """Return the cards of the catalogue by whether a training step fits there.
@@ -112,14 +105,13 @@ def rank_cards(
         batch_size: samples in a batch.
         method: as for `kerasmem.estimate`.
         max_batch: look for the largest batch on each card too, which takes several estimates.
-        prices: an hour's price by card, as `--device` names them; then the cheapest card that fits comes first.
         **options: the other arguments of `kerasmem.estimate`, but for `device`.
 
     Returns:
         A `CardRanking`; sizes in bytes.
 
     Raises:
-        UsageError: an argument is wrong, or a price is that of no known card.
+        UsageError: an argument is wrong.
         KerasmemError: as `kerasmem.estimate`.
 
     Examples:
@@ -131,9 +123,8 @@ def rank_cards(
     if "device" in options:
         raise UsageError("device: rank_cards asks about all cards; kerasmem.estimate takes a device")
     checks.whole("batch_size", batch_size, 1)
-    priced = {find_card(name).key: price for name, price in (prices or {}).items()}
     with kept_open():
-        return _ranked(model, batch_size, method, max_batch, priced, options)
+        return _ranked(model, batch_size, method, max_batch, options)
 
 
 def _ranked(
@@ -141,20 +132,19 @@ def _ranked(
     batch_size: int,
     method: str,
     max_batch: bool,
-    priced: Mapping[str, float],
     options: Mapping[str, Any],
 ) -> CardRanking:
     first = estimate(model, batch_size=batch_size, method=method, device=_FIRST, **options)
     kind_of = _KINDS.get(first.settings.method, lambda capability: None)
     kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
+    # XLA's compiler does not know every card of the catalogue; "auto" has another method for those.
+    chosen = method if first.settings.method == "gpu-target" else first.settings.method
     planned = {(batch_size, kind_of(find_card(_FIRST).compute_capability)): first}
 
     def need(kind: Any, size: int) -> Bytes:
         if (size, kind) not in planned:
             device = _FIRST if kind is None else kinds[kind]
-            planned[size, kind] = estimate(
-                model, batch_size=size, method=first.settings.method, device=device, **options
-            )
+            planned[size, kind] = estimate(model, batch_size=size, method=chosen, device=device, **options)
         return planned[size, kind].bytes
 
     ranked = []
@@ -163,42 +153,6 @@ def _ranked(
         most = search(of, room, guess=batch_size, tolerance=_TOLERANCE).largest if max_batch else None
         here = of(batch_size)
         said = verdict(here, room)
-        ranked.append(RankedCard(card.key, card.name, room, here.total, here.high, said, most, priced.get(card.key)))
-    ranked.sort(key=lambda each: (_ORDER.index(each.verdict), _price(each), each.available_bytes))
+        ranked.append(RankedCard(card.key, card.name, room, here.total, here.high, said, most))
+    ranked.sort(key=lambda each: (_ORDER.index(each.verdict), each.available_bytes))
     return CardRanking(replace(first, device=None), tuple(ranked), len(kinds))
-
-
-def _price(card: RankedCard) -> float:
-    return math.inf if card.price is None else card.price
-
-
-def read_prices(path: str | os.PathLike[str]) -> dict[str, float]:
-    """Return the prices in a CSV file of rows `card,price an hour`; a first row of words is a heading.
-
-    Raises:
-        InputError: the file cannot be read, or a row is none.
-        UsageError: a card is not in the catalogue.
-    """
-    prices: dict[str, float] = {}
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            for number, row in enumerate(csv.reader(file), 1):
-                if number > _MOST_ROWS:
-                    raise InputError(f"{os.fspath(path)}: more than {_MOST_ROWS:,} rows are no list of prices")
-                price = _number(row[1]) if len(row) == 2 else None
-                if price is None and (number == 1 or not row):
-                    continue
-                if price is None:
-                    raise InputError(f"{os.fspath(path)}: row {number}: write card,price, such as t4,0.35")
-                prices[find_card(row[0]).key] = price
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{os.fspath(path)}: {error}; give a CSV file of rows such as t4,0.35") from error
-    return prices
-
-
-def _number(text: str) -> float | None:
-    try:
-        price = float(text)
-    except ValueError:
-        return None
-    return price if math.isfinite(price) and price >= 0 else None

@@ -18,6 +18,7 @@ from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.facade import estimate, forked_report
 from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
+from kerasmem.models.vocabulary import load_custom_objects
 from kerasmem.processes.children import Limits, off_the_cards
 from kerasmem.processes.executors import run_tasks
 from kerasmem.records import Record
@@ -106,7 +107,7 @@ def estimate_many(
     executor: Executor | None = None,
     timeout: float | None = LONGEST,
     host_memory_limit: int | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Callable[[Candidate, int, int], None] | None = None,
     **options: Any,
 ) -> EstimateTable:
     """Return what training each of many models takes, in each setting of a grid.
@@ -123,8 +124,8 @@ def estimate_many(
         executor: runs the estimates, such as `ProcessPoolExecutor(4)`. Defaults to one at a time from this process.
         timeout: seconds for each estimate; None for no limit.
         host_memory_limit: bytes of resident memory for each; None: 80 % of what its job may have.
-        progress: called with what was estimated, how many are done, and of how many.
-        **options: the other arguments of `kerasmem.estimate`.
+        progress: called with each row as it comes, how many are done, and of how many.
+        **options: the other arguments of `kerasmem.estimate`; `custom_objects` may also list modules to import.
 
     Returns:
         An `EstimateTable`, in the order of `models`, and for each in that of the grid, its last name varying fastest.
@@ -140,32 +141,6 @@ def estimate_many(
         >>> [(row.grid["batch_size"], row.verdict) for row in table.candidates]
         [(8, None), (64, None), (8, 'failed'), (64, 'failed')]
     """
-    found: list[Candidate] = []
-    rows, count = estimate_each(
-        models, grid=grid, executor=executor, timeout=timeout, host_memory_limit=host_memory_limit, **options
-    )
-    for row in rows:
-        found.append(row)
-        if progress is not None:
-            progress(row.model, len(found), count)
-    return EstimateTable(tuple(found))
-
-
-def estimate_each(
-    models: Iterable[Any],
-    *,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    executor: Executor | None = None,
-    timeout: float | None = LONGEST,
-    host_memory_limit: int | None = None,
-    ask: Callable[..., MemoryReport] = estimate,
-    **options: Any,
-) -> tuple[Iterator[Candidate], int]:
-    """Return the rows of `estimate_many` as they come, in order, and how many there will be.
-
-    Raises:
-        UsageError: an argument is wrong; before anything is estimated.
-    """
     settings = list(_settings(grid or {}))
     asked = [(model, setting) for model in models for setting in settings]
     if not asked or len(asked) > _MOST:
@@ -178,8 +153,13 @@ def estimate_each(
         EstimateArguments(None, **_arguments(setting, options))
     for model, _ in asked[:: len(settings)]:
         _check_model(model)
-    work = functools.partial(_candidate, ask=ask, seconds=timeout, host_bytes=host_memory_limit, options=options)
-    return run_tasks(executor, work, asked), len(asked)
+    work = functools.partial(_candidate, seconds=timeout, host_bytes=host_memory_limit, options=options)
+    found: list[Candidate] = []
+    for row in run_tasks(executor, work, asked):
+        found.append(row)
+        if progress is not None:
+            progress(row, len(found), len(asked))
+    return EstimateTable(tuple(found))
 
 
 def _settings(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -213,7 +193,6 @@ def _check_model(model: Any) -> None:
 def _candidate(
     task: tuple[Any, Mapping[str, Any]],
     *,
-    ask: Callable[..., MemoryReport],
     seconds: float | None,
     host_bytes: int | None,
     options: Mapping[str, Any],
@@ -223,7 +202,7 @@ def _candidate(
     is_named = isinstance(model, (str, os.PathLike))
     name = os.fspath(model) if is_named else getattr(model, "__qualname__", type(model).__name__)
     limits = Limits(seconds, default_memory_limit() if host_bytes is None else host_bytes)
-    work = functools.partial(_report, ask, model, _arguments(setting, options))
+    work = functools.partial(_report, model, _arguments(setting, options))
     try:
         report = forked_report(name, limits, work) if hasattr(os, "pidfd_open") else work()
     except KerasmemError as error:
@@ -231,6 +210,9 @@ def _candidate(
     return Candidate(name, setting, replace(report, layers=(), nested=()))
 
 
-def _report(ask: Callable[..., MemoryReport], model: Any, options: Mapping[str, Any]) -> MemoryReport:
+def _report(model: Any, options: Mapping[str, Any]) -> MemoryReport:
+    modules = options.get("custom_objects")
+    if isinstance(modules, (list, tuple)):  # each process imports them for itself
+        options = {**options, "custom_objects": load_custom_objects(modules)}
     with off_the_cards():
-        return ask(model, **options)
+        return estimate(model, **options)

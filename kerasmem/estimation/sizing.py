@@ -15,9 +15,8 @@ from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.facade import estimate, kept_open
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
-from kerasmem.estimation.search import MOST_EVALUATIONS, Found, SearchResult, search
+from kerasmem.estimation.search import MOST_EVALUATIONS, Found, SearchResult, Trial, largest_that_ran, search
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
-from kerasmem.estimation.verification import Trial, largest_that_ran
 from kerasmem.models.backend import require_tensorflow
 from kerasmem.processes.children import child_environment
 

@@ -61,7 +61,6 @@ class TracedShapes:
         inputs: those, without open dimensions but the batch.
         is_fixed: the model's input fixes the batch.
         batch_size: samples; of several devices one device's share.
-        whole_batch: the samples of all devices together.
         inferred: the rows of the report, and which of them counts which weight.
         layers: the rows, with their bytes by the formula.
         formula: the formula's figures.
@@ -74,7 +73,6 @@ class TracedShapes:
     inputs: list[ModelInput]
     is_fixed: bool
     batch_size: int
-    whole_batch: int
     inferred: Inferred
     layers: tuple[LayerMemory, ...]
     formula: Formula
@@ -173,7 +171,7 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep) -> TracedShap
         applied = [type(each).__name__.lower() for each in optimizers_of(opened.model) if each.built]
     layers = share_out(inferred.layers, batch, mode)
     return TracedShapes(
-        structure, inputs, bool(fixed), batch, whole, inferred, layers, formula(layers, batch, mode), slots,
+        structure, inputs, bool(fixed), batch, inferred, layers, formula(layers, batch, mode), slots,
         tuple(applied), tuple(notes),
     )  # fmt: skip
 

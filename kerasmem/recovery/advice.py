@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings, verdict_on
+from kerasmem.estimation.search import Trial
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
-from kerasmem.estimation.verification import Trial
 from kerasmem.records import Record
 from kerasmem.units import format_size
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kerasmem.estimation.allocator import FREE, GRAIN, BFCAllocator, OutOfMemory, replay, smallest_limit
+from kerasmem.estimation.allocator import FREE, GRAIN, RESOLUTION, BFCAllocator, OutOfMemory, replay, smallest_limit
 
 MIB = 1 << 20
 
@@ -42,37 +42,38 @@ def check(pool, live):
     assert pool.largest_free == max(free)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_invariants_hold_under_random_requests(seed):
-    draw = random.Random(seed)
-    options = [
-        {}, {"descending": True}, {"limit": 300 * MIB}, {"limit": 300 * MIB, "growth": False},
-        {"limit": 300 * MIB + 1000, "collect": False},
-    ][seed % 5]  # fmt: skip
-    pool, live, refused = BFCAllocator(**options), {}, 0
-    for count in range(3000):
-        if live and (draw.random() < 0.48 or pool.in_use > 700 * MIB):
-            handle = draw.choice(list(live))
-            pool.free(handle)
-            del live[handle]
-        else:
-            size = int(2 ** draw.uniform(0, 26))
-            try:
-                handle = pool.allocate(size)
-            except OutOfMemory as error:
-                refused += 1
-                assert (error.requested, error.in_use, error.limit) == (size, pool.in_use, pool.limit)
-                assert error.largest_free == pool.largest_free < size
-                continue
-            assert handle not in live
-            live[handle] = size
-        if count % 50 == 0:
-            check(pool, live)
-    for handle in list(live):
+SIZES = st.integers(1, 64 * MIB) | st.integers(1, 4 * GRAIN)
+ALLOCATORS = st.sampled_from(
+    [{}, {"descending": True}, {"limit": 300 * MIB}, {"limit": 300 * MIB + 1000, "descending": True}]
+)
+# A size allocates; anything else frees the chunk at that share of those in use.
+REQUESTS = st.lists(SIZES | st.floats(0, 1, exclude_max=True), min_size=10, max_size=150)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(ALLOCATORS, REQUESTS)
+def test_invariants_hold_after_any_requests(options, requests):
+    pool, live = BFCAllocator(**options), {}
+    for request in requests:
+        if isinstance(request, float):
+            if live:
+                handle = list(live)[int(request * len(live))]
+                pool.free(handle)
+                del live[handle]
+            continue
+        try:
+            handle = pool.allocate(request)
+        except OutOfMemory as error:
+            assert (error.requested, error.in_use, error.limit) == (request, pool.in_use, pool.limit)
+            assert error.largest_free == pool.largest_free < request
+            continue
+        assert handle not in live
+        live[handle] = request
+        check(pool, live)
+    for handle in live:
         pool.free(handle)
     check(pool, {})
     assert pool.in_use == pool.requested_in_use == 0
-    assert bool(refused) == ("limit" in options)
 
 
 def test_sizes_are_rounded_up_and_zero_bytes_take_nothing():
@@ -95,9 +96,10 @@ def test_a_chunk_is_split_from_twice_the_request_on():
 
 
 def test_a_chunk_that_exceeds_the_request_by_128_mib_is_split():
-    for more, given in ((0, 384 * MIB), (GRAIN, 512 * MIB)):
-        pool = BFCAllocator(512 * MIB, growth=False)
-        assert pool.chunk_size(pool.allocate(384 * MIB + more)) == given
+    for more, given_size in ((0, 384 * MIB), (GRAIN, 512 * MIB)):
+        pool = BFCAllocator()
+        pool.free(pool.allocate(512 * MIB))  # a region of so much
+        assert pool.chunk_size(pool.allocate(384 * MIB + more)) == given_size
 
 
 def test_the_smallest_chunk_that_fits_is_taken_then_the_lowest():
@@ -144,16 +146,6 @@ def test_regions_lie_where_they_are_told():
     assert told.allocate(4 * MIB) == 4096
 
 
-def test_without_growth_one_region_is_the_limit():
-    pool = BFCAllocator(100 * MIB + 100, growth=False)
-    pool.allocate(1)
-    assert pool.regions[0][1] == pool.reserved == 100 * MIB
-    with pytest.raises(OutOfMemory, match=r"104,857,600 B within a limit of 104,857,700 B.*smaller batch"):
-        pool.allocate(100 * MIB)
-    with pytest.raises(ValueError, match="give a limit"):
-        BFCAllocator(growth=False)
-
-
 def test_the_limit_cuts_the_last_region():
     pool = BFCAllocator(10 * MIB)
     pool.allocate(2 * MIB)
@@ -163,11 +155,11 @@ def test_the_limit_cuts_the_last_region():
 
 
 def test_free_regions_are_handed_back_before_running_out():
-    for collect in (True, False):
-        pool = BFCAllocator(16 * MIB, collect=collect)
+    for is_card in (True, False):
+        pool = BFCAllocator(16 * MIB, descending=not is_card)
         keep = pool.allocate(2 * MIB)
         pool.free(pool.allocate(4 * MIB))
-        if collect:
+        if is_card:
             big = pool.allocate(14 * MIB)
             check(pool, {keep: 2 * MIB, big: 14 * MIB})
         else:
@@ -199,23 +191,24 @@ def test_replays_can_be_continued():
     assert pool.in_use == 1280
 
 
-@pytest.mark.parametrize("growth", [True, False])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_smallest_limit_suffices_and_a_little_less_does_not(growth, seed):
-    draw = random.Random(seed)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(1, 16 * MIB), st.integers(0, 10**6)), min_size=1, max_size=60), st.booleans())
+def test_the_smallest_limit_suffices_and_a_little_less_does_not(requests, descending):
+    """Of each request the second number says what is freed after it: one of two times nothing."""
     steps, live = [], []
-    for key in range(400):
-        steps.append((key, int(2 ** draw.uniform(8, 24))))
+    for key, (size, drawn) in enumerate(requests):
+        steps.append((key, size))
         live.append(key)
-        while len(live) > 40 or (live and draw.random() < 0.4):
-            steps.append((live.pop(draw.randrange(len(live))), FREE))
-    unlimited = BFCAllocator()
+        if drawn % 2:
+            steps.append((live.pop(drawn % len(live)), FREE))
+    unlimited = BFCAllocator(descending=descending)
     replay(unlimited, steps)
-    limit = smallest_limit(steps, growth=growth, resolution=64 << 10)
-    replay(BFCAllocator(limit, growth), steps)
-    assert limit <= unlimited.reserved + (64 << 10)
-    with pytest.raises(OutOfMemory):
-        replay(BFCAllocator(limit - (64 << 10), growth), steps)
+    limit = smallest_limit(steps, descending=descending)
+    replay(BFCAllocator(limit, descending=descending), steps)
+    assert limit <= unlimited.reserved + RESOLUTION
+    if limit > RESOLUTION:
+        with pytest.raises(OutOfMemory):
+            replay(BFCAllocator(limit - RESOLUTION, descending=descending), steps)
 
 
 def test_the_smallest_limit_of_a_step_that_wastes_nothing():

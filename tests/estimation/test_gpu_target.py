@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from kerasmem.devices.cards import OLDEST_CAPABILITY, all_cards, capability_specs, card_specs, has_spec
+from kerasmem.devices.cards import OLDEST_CAPABILITY, all_cards, card_specs, has_spec
 from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.compiled import hlo
@@ -27,7 +27,7 @@ from kerasmem.estimation.gpu_target.plan import (
 )
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure
-from kerasmem.units import GIB, MIB
+from kerasmem.units import GIB
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -44,24 +44,6 @@ def test_every_card_from_volta_on_is_described():
     assert served == set(card_specs())
     assert all(has_spec(card) for card in all_cards() if card.key in served)
     assert not any(has_spec(card) for card in all_cards() if card.key not in served)
-
-
-@pytest.mark.parametrize("key", card_specs())
-def test_figures_are_of_the_right_order(key):
-    spec = card_specs()[key]
-    assert 20 <= spec.sms <= 200
-    assert 1 < spec.clock_ghz < 3
-    assert 250e9 < spec.bandwidth < 10e12
-    assert 2 * MIB < spec.l2_bytes <= 192 * MIB
-    assert re.match(r"xla: \w+\.txtpb|techpowerup: \w+", spec.source)
-
-
-@pytest.mark.parametrize("capability", capability_specs())
-def test_a_block_never_has_more_shared_memory_than_its_multiprocessor(capability):
-    spec = capability_specs()[capability]
-    assert 48 * 1024 < spec.shared_memory_per_block <= spec.shared_memory_per_sm
-    assert spec.threads_per_sm % 512 == 0
-    assert spec.fpus_per_sm in (64, 128)
 
 
 def field(text, name):
@@ -217,12 +199,6 @@ def test_the_workspace_of_the_largest_convolution_widens_the_interval_upwards():
     assert workspace_bytes(made([], convolutions=((9 * GIB, "huge"),))) == WORKSPACE_LIMIT
 
 
-def test_the_allocator_is_asked_for_each_variant():
-    found = gpu_target_outcome(made([variant(True, True, 0, 0, 0, 1000), variant(True, False, 0, 0, 0, 2000)]))
-    assert (found.total, found.low, found.high) == (3 * 256 + 1024, 1000, 3 * 256 + 2048)  # the waste may be nothing
-    assert "allocator" not in [each.what for each in found.unmodelled]
-
-
 def test_recomputation_is_said_with_what_it_saves():
     squeezed = variant(True, True, 0, 0, 0, 1000, recomputed=True)
     found = gpu_target_outcome(made([squeezed, variant(False, True, 0, 0, 0, 1500)], notes=("assumed",)))
@@ -237,14 +213,13 @@ def test_recomputation_is_said_with_what_it_saves():
 
 ANSWER = {
     "variants": [
-        {"limited": True, "triton": True, "argument": 1, "output": 2, "alias": 1, "temp": 5, "recomputed": False,
-         "seconds": 1.0}
+        {"limited": True, "triton": True, "argument": 1, "output": 2, "alias": 1, "temp": 5, "recomputed": False}
     ],
     "arguments": {"trainable": [4, 8], "inputs": [16]},
     "live": [{"bytes": 5, "operation": "o", "layer": "l", "phase": "forward"}],
     "instant": {"text": "while computing the gradient of l", "operation": "jit(train_step)/transpose(jvp(l))/mul",
                 "layer": "l", "phase": "backward"},
-    "convolutions": [[7, "c"]], "notes": ["n"], "seconds": 2.0, "host_bytes": 3,
+    "convolutions": [[7, "c"]], "notes": ["n"],
 }  # fmt: skip
 
 
@@ -368,7 +343,6 @@ def test_a_plan_has_the_models_bytes(planned):
     assert found.likely.alias > 3 * weights  # the state is given up
     assert {(each.limited, each.triton) for each in found.variants} == {(True, True), (True, False)}
     assert found.live and found.instant is not None
-    assert found.host_bytes < 2 * GIB
     assert planned("dense", batch=4096).likely.temp > found.likely.temp
 
 
@@ -412,11 +386,12 @@ def test_a_step_of_the_models_own_is_refused(planned):
 
 @needs_jax
 @pytest.mark.slow
-def test_a_billion_parameters_take_no_memory_here(planned):
-    found = planned("dense", batch=8, factory_args={"width": 25_000_000})
+@pytest.mark.usefixtures("planned")
+def test_a_billion_parameters_take_no_memory_here():
+    request = ModelRequest("target_models:dense", batch_size=8, factory_args={"width": 25_000_000})
+    found = gpu_target_plan(request, A100, memory_limit=int(1.5 * GIB))
     assert sum(found.arguments["trainable"]) > 4e9
     assert found.likely.total > 12e9
-    assert found.host_bytes < 1.5 * GIB
 
 
 @needs_jax

@@ -9,7 +9,7 @@ import pytest
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.graph.build import _with_absorbed
-from kerasmem.estimation.graph.ordering import KEPT_IN_ORDER, consumers_in_order
+from kerasmem.estimation.graph.executor import KEPT_IN_ORDER, consumers_in_order
 from kerasmem.estimation.graph.program import Node, Program, Tensor
 from kerasmem.estimation.graph.rules import rules_of
 

@@ -82,8 +82,8 @@ def test_one_loaded_process_serves_all_candidates(files):
     kerasmem.estimate_many([dense], method="formula")
     before, told = running_servers(), []
 
-    def tell(*progress):
-        told.append(progress)
+    def tell(row, done, count):
+        told.append((row.model, done, count))
 
     kerasmem.estimate_many([dense], grid={"units": [1, 2, 3]}, method="formula", progress=tell)
     assert running_servers() == before

@@ -132,7 +132,7 @@ class TestProbe:
             monkeypatch.setattr(probing, "read_recording", lambda folder, marks: ((EVENT,), ()))
             monkeypatch.setattr(probing, "fit_recording", lambda segments, sizes: Fit(24, (), (), (0,), 0, 0))
             monkeypatch.setattr(probing, "replay_fit", lambda *_, **__: replayed)
-            return probe(ModelRequest("m.keras", batch_size=target), **options).outcome
+            return probe(ModelRequest("m.keras", batch_size=target), **options)
 
         return ask
 

@@ -22,8 +22,7 @@ MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 @pytest.mark.usefixtures("onednn_kernels")
 def test_a_probe_foretells_what_a_larger_batch_takes():
     request = ModelRequest(f"{MODELS}:convnet", batch_size=64)
-    probed = probe(request, batch_sizes=(8, 16, 24), timeout=300)
-    said = probed.outcome
+    said = probe(request, batch_sizes=(8, 16, 24), timeout=300)
     runs = [run_steps(request, [(64, 10)], timeout=300).runs[0] for _ in range(3)]
     run, peaks = runs[0], [peak for run in runs for peak in run.peaks]
     # a step takes one of four heights, 10 to 15 % apart, as its operations happen to overlap: the probe's is one of
@@ -33,10 +32,8 @@ def test_a_probe_foretells_what_a_larger_batch_takes():
     assert said.low <= said.total <= min(said.high, said.pool.reserved)
     assert said.pool.requested <= said.high
     assert said.pool.smallest_limit >= said.pool.requested
-    assert [batch for batch, _ in probed.points] == [8, 16, 24]
     assert said.categories["inputs"] == run.inputs == 64 * (24 * 24 * 3 + 1) * 4
-    assert (probed.answer.device, said.execution) == ("CPU:0", "graph")
-    assert said.total > 2.2 * dict(probed.points)[24]  # it is no copy of a point
+    assert said.execution == "graph"
 
 
 def test_memory_that_grows_with_the_square_of_the_batch_is_refused():
@@ -47,7 +44,7 @@ def test_memory_that_grows_with_the_square_of_the_batch_is_refused():
 @pytest.mark.slow
 def test_xla_is_foretold_to_a_few_percent():
     request = ModelRequest(f"{MODELS}:perceptron", batch_size=4096, jit_compile=True)
-    said = probe(request, batch_sizes=(512, 1024, 1536), timeout=300).outcome
+    said = probe(request, batch_sizes=(512, 1024, 1536), timeout=300)
     peaks = run_steps(request, [(4096, 3)], timeout=300).runs[0].peaks
     assert len(set(peaks)) == 1
     assert said.execution == "xla"
@@ -56,9 +53,7 @@ def test_xla_is_foretold_to_a_few_percent():
 
 @pytest.mark.slow
 def test_a_small_batch_is_run_itself():
-    probed = probe(ModelRequest(f"{MODELS}:perceptron", batch_size=8, mode="inference"), timeout=300)
-    said = probed.outcome
-    assert probed.points == ((8, said.total),)
+    said = probe(ModelRequest(f"{MODELS}:perceptron", batch_size=8, mode="inference"), timeout=300)
     assert (said.pool.requested, said.categories.get("optimizer")) == (None, None)
     assert "small enough to be run itself" in said.notes[0]
 

@@ -8,9 +8,8 @@ import keras
 import pytest
 
 from kerasmem.errors import UsageError
-from kerasmem.estimation.search import SearchResult
+from kerasmem.estimation.search import SearchResult, Trial, largest_that_ran
 from kerasmem.estimation.sizing import max_batch_size
-from kerasmem.estimation.verification import Trial, largest_that_ran
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

@@ -149,7 +149,7 @@ CRASHES = {
     "reading x.csv": (CONVERSION, "convert", "data", "convert", "x.csv", "-o", "y.h5"),
     "opening m.json": ("kerasmem.estimation.tracing", "open_model", "estimate", "m.json"),
     "asking method graph": (
-        "kerasmem.estimation.choice", "_on_one_device", "estimate", "m.json", "--method", "graph",
+        "kerasmem.estimation.choice", "kernels_on", "estimate", "m.json", "--method", "graph",
     ),
 }  # fmt: skip
 

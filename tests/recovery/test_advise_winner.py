@@ -11,7 +11,7 @@ import pytest
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import EIGEN, ONEDNN, assumed
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.verification import Trial
+from kerasmem.estimation.search import Trial
 from kerasmem.models.facts import Bytes
 from kerasmem.recovery import plans as winner
 from kerasmem.recovery.advice import Advice, Remedy

@@ -39,13 +39,11 @@ class Variant(planned.PlannedBytes):
         limited: XLA planned for the card's memory; where not, for as much as it wants.
         triton: XLA might use Triton for matrix products, as it does unless told otherwise.
         recomputed: XLA computes values a second time to save memory.
-        seconds: how long it took to compile.
     """
 
     limited: bool
     triton: bool
     recomputed: bool = False
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +55,12 @@ class GpuPlan(planned.CompiledPlan, what="GPU plan"):
         memory_bytes: the memory that XLA was told of.
         variants: the compilations; the first is the one that XLA makes by itself on that card, and `live` is its.
         convolutions: for each convolution that cuDNN runs the bytes of its inputs and outputs, and its operation.
-        seconds: how long the whole took.
-        host_bytes: the most memory that the process had.
     """
 
     card: str
     memory_bytes: int
     variants: tuple[Variant, ...]
     convolutions: tuple[tuple[int, str], ...] = ()
-    seconds: float = 0.0
-    host_bytes: int = 0
 
     @property
     def likely(self) -> Variant:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,8 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         "variants" (one dict each), "live" (what lives at the peak), "instant", "convolutions", "arguments" (sizes in
-        bytes, by group), "notes", "seconds", "host_bytes".
+        bytes, by group), "notes".
     """
-    import resource
-
-    begin = time.monotonic()
     request = ModelRequest.from_dict(data["model"])
     options = {"xla_gpu_cuda_data_dir": cuda_folder(), **_ONE_THREAD}
     with open_request(request) as opened:
@@ -59,8 +55,6 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     return {
         **described,
         **_compile_all(lowered, options, data["has_triton"], step, data["folder"]),
-        "seconds": time.monotonic() - begin,
-        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
@@ -130,16 +124,12 @@ def _compile_all(
     described: dict[str, Any] = {}
 
     def variant(limited: bool, triton: bool, more: dict[str, Any], is_first: bool = False) -> dict[str, Any]:
-        begin = time.monotonic()
         dumps = tempfile.mkdtemp(dir=folder)
         module, planned = on_jax.compile_until_assigned(lowered, {**options, **more}, "this target", dumps)
         if is_first:
             described.update(on_jax.at_peak(module, dumps, step))
             described["convolutions"] = [list(each) for each in convolution_bytes(module)]
-        return {
-            "limited": limited, "triton": triton, **planned, "recomputed": is_recomputed(module),
-            "seconds": time.monotonic() - begin,
-        }  # fmt: skip
+        return {"limited": limited, "triton": triton, **planned, "recomputed": is_recomputed(module)}
 
     with ThreadPoolExecutor(2) as pool:
         wanted = [pool.submit(variant, True, has_triton, {}, is_first=True)]

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels, CpuKernels
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last
-from kerasmem.estimation.graph.onednn import ONEDNN_FUNCTIONS
 from kerasmem.estimation.graph.program import ON_HOST, Node
-from kerasmem.estimation.graph.scratch import FUNCTIONS, Chosen, Cores, Inputs, Need, Scratch
+from kerasmem.estimation.graph.scratch import FUNCTIONS, ONEDNN_FUNCTIONS, Chosen, Cores, Inputs, Need, Scratch
 from kerasmem.files import package_data
 
 # Names of operations by what they do; `data/operations.json` is where one is added.

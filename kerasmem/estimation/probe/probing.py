@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kerasmem.devices.recording import of_device, read_recording
 from kerasmem.errors import KerasmemError, UsageError
@@ -27,25 +26,13 @@ _SECONDS_A_RUN = 30.0
 MARKS = "kerasmem-"
 
 
-class Probed(NamedTuple):
-    """What a probe says, and the answer of the process that ran its steps."""
-
-    outcome: Outcome
-    answer: Answer
-
-    @property
-    def points(self) -> tuple[tuple[int, int], ...]:
-        """What was measured: (batch size, median of the peaks in bytes), rising."""
-        return tuple((run.batch_size, run.median) for run in self.answer.runs[::-1])
-
-
 def probe(
     request: ModelRequest,
     *,
     batch_sizes: Sequence[int] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     is_fixed: bool = False,
-) -> Probed:
+) -> Outcome:
     """Return what the step of a request needs at its batch size, from steps that ran at smaller ones.
 
     A batch size that is no larger than the largest of `batch_sizes` is run itself.
@@ -68,7 +55,7 @@ def probe(
         raise UsageError(f"batch_sizes {sizes}: give two or three rising numbers, such as (8, 16, 24)")
     if is_fixed or target <= sizes[-1]:
         answer = run_steps(request, [(target, DIRECT_STEPS)], timeout=timeout)
-        return Probed(_direct(answer), answer)
+        return _direct(answer)
     falling = sizes[::-1]
     with tempfile.TemporaryDirectory(prefix="kerasmem-probe-") as folder:
         answer = run_steps(
@@ -84,7 +71,7 @@ def probe(
         )
     fit = fit_recording(split_recording(events, marks), falling)
     _check(fit, answer, request)
-    return Probed(_extrapolated(fit, answer, target), answer)
+    return _extrapolated(fit, answer, target)
 
 
 def default_batch_sizes(target: int, is_xla: bool = False) -> tuple[int, int, int]:

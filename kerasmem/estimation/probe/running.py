@@ -12,7 +12,7 @@ from typing import Any
 
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.verification import Trial
+from kerasmem.estimation.search import Trial
 from kerasmem.models.backend import TENSORFLOW, keras_backend, runs_on_jax
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure, run_child
