@@ -1,15 +1,13 @@
-"""The outputs that the README and the manual show, each from the command that prints it.
+"""Outputs of commands that the README and the manual show.
 
-A block of text that follows `<!-- output: NAME -->` shows lines of what the scene NAME prints, the command itself
-(`$ …`) and "…" for what is left out. It is rewritten line by line: each is replaced by the next one printed that
-differs from it in numbers and units alone.
+A block of text after `<!-- output: NAME -->` shows lines of what the scene NAME prints: the command itself (`$ …`), and
+"…" for omitted parts. Each line is replaced by the next printed line that differs from it in numbers and units alone.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- output: (\w+) -->\n```text\n)(.*?)(^```)", re.DOTALL | re.MULTILINE)
 _NUMBER = r"[−+-]?\d(?:[\d.,]*\d)?(?:e[+-]?\d+)?"
-_UNIT = r"(?<=\d )(?:[KMGT]i?)?B\b"
-_TOKEN = re.compile(rf"(?P<number>{_NUMBER})|(?P<unit>{_UNIT})|(?P<space>\s+)|(?P<more>…)|(?P<text>[^\s…\d−+-]+|.)")
+_UNIT = r"(?:[KMGT]i?)?B\b"
+_TOKEN = re.compile(rf"{_NUMBER}|(?<=\d ){_UNIT}|\s+|…")
 
 Scene = Callable[[Path], str]
 SCENES: dict[str, Scene] = {}
@@ -34,7 +32,7 @@ def scene(function: Scene) -> Scene:
 
 
 def refreshed(shown: str, printed: str) -> tuple[str, list[str]]:
-    """Return a block with the lines that were printed now, and those of its lines that are printed no more.
+    """Return a block with the lines printed now, and those of its lines that are no longer printed.
 
     Example:
         >>> refreshed("in 2 s\\n…\\nof 9 B\\ngone\\n", "in 13 s\\nmore\\nof 1.5 KiB\\n")
@@ -42,13 +40,13 @@ def refreshed(shown: str, printed: str) -> tuple[str, list[str]]:
     """
     lines, missing, left = [], [], printed.splitlines()
     for line in shown.splitlines():
-        if not line.strip() or line.strip() == "…" or line.startswith(("$ ", ">>> ")):
+        if line.strip() in ("", "…") or line.startswith(("$ ", ">>> ")):
             lines.append(line)
             continue
-        for number, other in enumerate(left):
-            found = as_printed(line, other.rstrip())
-            if found is not None:
-                lines.append(found)
+        for number, candidate in enumerate(left):
+            new = as_printed(line, candidate.rstrip())
+            if new is not None:
+                lines.append(new)
                 left = left[number + 1 :]
                 break
         else:
@@ -58,26 +56,30 @@ def refreshed(shown: str, printed: str) -> tuple[str, list[str]]:
 
 
 def as_printed(shown: str, printed: str) -> str | None:
-    """Return a printed line as it is to be shown, parts left out as before; None where more than numbers differ."""
-    pattern, pieces = "", 0
-    for token in _TOKEN.finditer(shown):
-        if token["more"]:
-            pattern += "(?:.*?)"
-            continue
-        pieces += 1
-        pattern += {
-            "number": f"(?P<p{pieces}>{_NUMBER})",
-            "unit": rf"(?P<p{pieces}>(?:[KMGT]i?)?B\b)",
-            "space": rf"(?P<p{pieces}>\s+)",
-            "text": f"(?P<p{pieces}>{re.escape(token[0])})",
-        }[token.lastgroup or ""]
-    found = re.fullmatch(pattern, printed)
-    if found is None:
+    """Return a printed line with the omissions of the shown one, or None if more than numbers and units differ."""
+    pattern, end = "", 0
+    tokens = list(_TOKEN.finditer(shown))
+    for token in tokens:
+        pattern += re.escape(shown[end : token.start()])
+        pattern += f"({_alternative(token[0])})"
+        end = token.end()
+    match = re.fullmatch(pattern + re.escape(shown[end:]), printed)
+    if match is None:
         return None
-    left, line = iter(range(1, pieces + 1)), ""
-    for token in _TOKEN.finditer(shown):
-        line += "…" if token["more"] else found[f"p{next(left)}"]
-    return line
+    line, end = "", 0
+    for number, token in enumerate(tokens, 1):
+        line += shown[end : token.start()] + ("…" if token[0] == "…" else match[number])
+        end = token.end()
+    return line + shown[end:]
+
+
+def _alternative(token: str) -> str:
+    """Return the pattern of what may replace a token."""
+    if token == "…":
+        return ".*?"
+    if token.isspace():
+        return r"\s+"
+    return _UNIT if token.endswith("B") else _NUMBER
 
 
 def run(command: str, folder: Path, **environment: str) -> str:
@@ -117,9 +119,11 @@ def models(folder: Path) -> None:
     script(
         folder,
         "models.py",
-        """
+        f"""
+        import sys
+        sys.path.insert(0, {str(ROOT / "scripts" / "bench")!r})
         import keras
-        from kerasmem_bench_zoo import mnist_cnn
+        from zoo import mnist_cnn
         for name in ("model.h5", "model.keras"):
             keras.backend.clear_session()  # names are counted from the start
             model = keras.Sequential([keras.Input((28, 28, 1)), *mnist_cnn().layers], name="mnist_cnn")
@@ -127,10 +131,9 @@ def models(folder: Path) -> None:
             model.save(name)
         """,
     )
-    shutil.copy(ROOT / "scripts" / "bench" / "zoo.py", folder / "kerasmem_bench_zoo.py")
-    said = run("python models.py", folder)
+    output = run("python models.py", folder)
     if not (folder / "model.keras").exists():
-        raise RuntimeError(said)
+        raise RuntimeError(output)
 
 
 def estimate_of_resnet50(options: str) -> Scene:
