@@ -111,7 +111,7 @@ def test_what_is_called_twice_is_left_whole_and_said():
 
 def test_no_segment_lies_half_in_a_nested_model():
     names = ["a", "b", *(f"net/{letter}" for letter in "cdefgh"), "i", "j"]
-    steps = [Step(name, 1.0, 1, 0, (Kept(90, None, None, True), Kept(10, n + 1, n + 1, True)))
+    steps = [Step(name, 1.0, 0, (Kept(90, None, None, True), Kept(10, n + 1, n + 1, True)))
              for n, name in enumerate(names)]  # fmt: skip
     plan = plan_segments(steps, batch_size=1)
     assert any(each.startswith("net/") for each in plan.cuts)

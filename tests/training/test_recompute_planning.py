@@ -22,16 +22,7 @@ def chain(count, seed):
         first = number + 1
         last = min(count, first + draw.choice([0, 0, 0, 2, 4]))
         kept.append(Kept(draw.randint(1, 50), first, last, draw.random() < 0.8, draw.random() < 0.5))
-        steps.append(
-            Step(
-                f"s{number}",
-                draw.random() + 0.1,
-                draw.randint(0, 9),
-                draw.randint(0, 40),
-                tuple(kept),
-                draw.random() < 0.9,
-            )
-        )
+        steps.append(Step(f"s{number}", draw.random() + 0.1, draw.randint(0, 40), tuple(kept), draw.random() < 0.9))
     return steps
 
 
@@ -75,7 +66,7 @@ def test_no_partition_is_better(seed):
 
 def dense(count=24, inside=30, crossing=10, working=5):
     return [
-        Step(f"d{n}", 1.0, 100, working, (Kept(inside, None, None, True), Kept(crossing, n + 1, n + 1, True)))
+        Step(f"d{n}", 1.0, working, (Kept(inside, None, None, True), Kept(crossing, n + 1, n + 1, True)))
         for n in range(count)
     ]
 
@@ -87,9 +78,8 @@ def test_a_uniform_stack_is_cut_near_the_square_root():
     assert 5 <= best <= 14
     assert peaks[1] > peaks[2] > peaks[4] > peaks[best] < peaks[24]
     assert plan_segments(dense(), batch_size=1).activation_bytes <= peaks[best] * 1.02
-    assert plans[1].extra_flops == 0
     assert plans[1].extra_time == 0
-    assert plans[4].extra_flops == sum(each.flops for each in plans[4].segments[:-1])
+    assert plans[4].extra_time == pytest.approx(18 / (3 * 24), abs=1e-4)
 
 
 def test_a_looser_target_costs_less_time():
@@ -105,7 +95,7 @@ def test_a_looser_target_costs_less_time():
 
 def test_a_shared_layer_ends_a_segment_only_at_its_last_call():
     steps = dense(6)
-    steps[2] = Step("d2", 1.0, 100, 5, steps[2].kept, may_end=False)
+    steps[2] = Step("d2", 1.0, 5, steps[2].kept, may_end=False)
     assert all("d2" not in plan_segments(steps, segments=count, batch_size=1).cuts for count in range(1, 6))
     with pytest.raises(UsageError, match="from 1 to 5"):
         plan_segments(steps, segments=6, batch_size=1)

@@ -36,7 +36,6 @@ class Step:
     Attributes:
         name: of the layer, with those of the models around it inside the model: "mobilenet/conv1".
         seconds: what its forward pass takes, roughly (`kerasmem.estimation.graph.costs`); only ratios count.
-        flops: of its matrix products and convolutions, forward.
         working_bytes: what is in memory beside what is kept while it is computed, or its gradient, whichever is more:
             what that works on, the kernels' scratch, the gradients that wait for steps before it, and its weights'
             gradients with their update, which follows.
@@ -46,7 +45,6 @@ class Step:
 
     name: str
     seconds: float
-    flops: int
     working_bytes: int
     kept: tuple[Kept, ...]
     may_end: bool = True
@@ -56,7 +54,7 @@ def nested_models(steps: Sequence[Step]) -> list[tuple[int, int]]:
     """Return for each model inside the model how many steps lie before it, and before its end.
 
     Examples:
-        >>> nested_models([Step(name, 1.0, 0, 0, ()) for name in ("scale", "net/conv", "net/block/conv", "head")])
+        >>> nested_models([Step(name, 1.0, 0, ()) for name in ("scale", "net/conv", "net/block/conv", "head")])
         [(1, 3), (2, 3)]
     """
     found: dict[str, tuple[int, int]] = {}

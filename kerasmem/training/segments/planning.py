@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
-from typing import Any
 
+from kerasmem.checks import whole
 from kerasmem.errors import UsageError
 from kerasmem.records import Record
 from kerasmem.training.segments.chain import Step
@@ -30,8 +29,6 @@ class PlannedSegment:
         held_bytes: what it leaves in memory until its gradient is computed: its inside where that is kept, else the
             tensors that cross its end.
         peak_bytes: activations in memory while its gradient is computed, those of the segments before included.
-        flops: of its matrix products and convolutions, forward.
-        extra_flops: of those that are computed again.
     """
 
     first: str
@@ -39,8 +36,6 @@ class PlannedSegment:
     recomputed: bool
     held_bytes: int
     peak_bytes: int
-    flops: int
-    extra_flops: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,6 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
             kernels' scratch and the gradients of the weights that are updated meanwhile.
         plain_activation_bytes: the same without recomputation.
         persistent_bytes: weights, the optimizer's slots and the batch, which recomputation leaves as they are.
-        forward_flops: of one forward pass: matrix products and convolutions.
-        extra_flops: what is computed again.
         extra_time: predicted share by which a step takes longer, the backward pass taken as two forward passes.
         target_bytes: the memory that was asked for; None where none was.
     """
@@ -65,8 +58,6 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
     activation_bytes: int
     plain_activation_bytes: int
     persistent_bytes: int
-    forward_flops: int
-    extra_flops: int
     extra_time: float
     target_bytes: int | None = None
 
@@ -110,7 +101,7 @@ def plan_segments(
     Examples:
         >>> from kerasmem.training.segments.chain import Kept, Step
         >>> inside = Kept(90, None, None, True)
-        >>> steps = [Step(f"dense_{n}", 1.0, 100, 0, (inside, Kept(10, n + 1, n + 1, True))) for n in range(9)]
+        >>> steps = [Step(f"dense_{n}", 1.0, 0, (inside, Kept(10, n + 1, n + 1, True))) for n in range(9)]
         >>> plan = plan_segments(steps, segments=3, batch_size=1)
         >>> plan.cuts, plan.activation_bytes, plan.plain_activation_bytes
         (('dense_2', 'dense_5'), 330, 910)
@@ -120,12 +111,7 @@ def plan_segments(
     cuts: list[Cut] | None
     if segments != AUTO:
         most = len(table.places) - 1
-        given: Any = segments  # NumPy's whole numbers too
-        if isinstance(given, bool) or not isinstance(given, Integral) or not 1 <= int(given) <= most:
-            raise UsageError(
-                f"segments {segments!r}: write 'auto' or a whole number from 1 to {most}, one for each layer"
-            )
-        cuts = lowest_peak(table, int(segments))
+        cuts = lowest_peak(table, whole("segments", segments, most=most))
     elif budget is not None:
         cuts = cheapest(table, budget)
     else:
@@ -141,30 +127,15 @@ def plan_segments(
 
 
 def described(
-    steps: Sequence[Step],
-    cuts: Sequence[Cut],
-    batch_size: int,
-    persistent_bytes: int,
-    target_bytes: int | None,
+    steps: Sequence[Step], cuts: Sequence[Cut], batch_size: int, persistent_bytes: int, target_bytes: int | None
 ) -> RecomputePlan:
     """Return the plan of given cuts, with its predicted bytes and time."""
     table = Table.of(steps, sorted({0, len(steps), *(place for place, _ in cuts)}))
     begins = [0, *(place for place, _ in cuts)]
     parts, twice = [], 0.0
     for begin, (end, again), (held, peak) in zip(begins, cuts, table.peak_of(cuts), strict=False):
-        flops = sum(each.flops for each in steps[begin:end])
         twice += sum(each.seconds for each in steps[begin:end]) if again else 0.0
-        parts.append(
-            PlannedSegment(
-                first=steps[begin].name,
-                last=steps[end - 1].name,
-                recomputed=again,
-                held_bytes=round(held),
-                peak_bytes=round(peak),
-                flops=flops,
-                extra_flops=flops if again else 0,
-            )
-        )
+        parts.append(PlannedSegment(steps[begin].name, steps[end - 1].name, again, round(held), round(peak)))
     forward = sum(each.seconds for each in steps)
     return RecomputePlan(
         batch_size=batch_size,
@@ -172,8 +143,6 @@ def described(
         activation_bytes=max(each.peak_bytes for each in parts),
         plain_activation_bytes=round(table.peak_of([(len(steps), False)])[0][1]),
         persistent_bytes=persistent_bytes,
-        forward_flops=sum(each.flops for each in steps),
-        extra_flops=sum(each.extra_flops for each in parts),
         extra_time=round(twice / (3 * forward), 4) if forward else 0.0,
         target_bytes=target_bytes,
     )
@@ -182,6 +151,6 @@ def described(
 def uncut(plan: RecomputePlan) -> RecomputePlan:
     """Return the plan of the same model that recomputes nothing."""
     first, last = plan.segments[0], plan.segments[-1]
-    peak, flops = plan.plain_activation_bytes, sum(each.flops for each in plan.segments)
-    whole = PlannedSegment(first.first, last.last, recomputed=False, held_bytes=peak, peak_bytes=peak, flops=flops)
-    return replace(plan, segments=(whole,), activation_bytes=peak, extra_flops=0, extra_time=0.0)
+    peak = plan.plain_activation_bytes
+    whole = PlannedSegment(first.first, last.last, recomputed=False, held_bytes=peak, peak_bytes=peak)
+    return replace(plan, segments=(whole,), activation_bytes=peak, extra_time=0.0)

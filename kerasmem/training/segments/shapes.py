@@ -78,4 +78,4 @@ def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]
         if key in uses
     )
     working = taken + sum(made.values()) + 2 * update_bytes(call.operation)
-    return Step(name, working / _BYTES_A_SECOND, 0, working + waiting, kept, may_end)
+    return Step(name, working / _BYTES_A_SECOND, working + waiting, kept, may_end)

@@ -16,7 +16,7 @@ from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.graph.build import node_of, with_compiled_scratch
-from kerasmem.estimation.graph.costs import operations, seconds
+from kerasmem.estimation.graph.costs import seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
 from kerasmem.estimation.graph.rules import ALIASES, KernelRules
 from kerasmem.models.backend import import_keras, keras_reason
@@ -205,7 +205,6 @@ class _Reader:
             Step(
                 name=self._names[number],
                 seconds=sum(seconds(*_as_node(one)) for one in self._made_by(number)),
-                flops=round(sum(operations(*_as_node(one)) for one in self._made_by(number))),
                 working_bytes=max(
                     forward[number], working[number] + update_bytes(each.operation) if trained[number] else 0
                 ),
