@@ -7,15 +7,15 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kerasmem import files
 from kerasmem.errors import UsageError
 from kerasmem.processes.children import GOES_ON, SIGKILL, exit_reason, start_module
 
 _DEATHS = (SIGKILL, signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", SIGKILL))
-_POLL_SECONDS = 0.5
-_SENT_BY_PROCESS = 0  # `si_code` of a signal by kill(2), and above that of one by the kernel
 _MOST_HALVINGS = 10
 # Steps that XLA compiles run in a process of their own, which needs a part of the card.
 _GROWTH = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -57,12 +57,8 @@ def supervise(
     deaths = 0  # since a checkpoint was last written
     while True:
         before = _checkpoints(folder)
-        options = {
-            "folder": folder,
-            "micro_batches": micro_batches,
-            "save_freq": save_freq,
-            "halvings": max(0, deaths - 1),
-        }
+        halvings = max(0, deaths - 1)
+        options = {"folder": folder, "micro_batches": micro_batches, "save_freq": save_freq, "halvings": halvings}
         process = start_module(
             "kerasmem.training.script",
             json.dumps(options),
@@ -71,7 +67,7 @@ def supervise(
             own_group=False,
             stdin=None,  # the script's is ours
         )
-        code = _wait(process) if hasattr(signal, "sigtimedwait") else _wait_plainly(process)
+        code = _wait(process)
         if folder is None or -code not in _DEATHS:
             if folder is not None and code == 0:
                 _remove_checkpoints(folder)
@@ -120,28 +116,15 @@ def _remove_checkpoints(folder: str) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of the script, after passing on signals that were sent to this process alone.
+    """Return the exit code of the script, after passing on signals that were sent to this process alone."""
 
-    Ctrl-C in a terminal, which the kernel sends, has reached the script too.
-    """
-    awaited = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    def forward(number: int, frame: Any) -> None:
+        if number != signal.SIGINT or not sys.stdin.isatty():  # a terminal sends Ctrl-C to the script, too
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        while process.poll() is None:
-            told = signal.sigtimedwait(awaited, _POLL_SECONDS)
-            if told is not None and told.si_signo != signal.SIGCHLD and told.si_code <= _SENT_BY_PROCESS:
-                process.send_signal(told.si_signo)
+        return process.wait()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return process.returncode
-
-
-def _wait_plainly(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of the script on systems that do not tell who has sent a signal."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
-    try:
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):  # the terminal has sent it to the script too
-                return process.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
