@@ -58,7 +58,7 @@ def outcomes(tmp_path_factory):
         {"name": "arrays, killed", **SMALL, "seed": 9, "fit": saving("b"), "kill": 16},
         {"name": "arrays, killed", **SMALL, "seed": 8, "fit": saving("b")},
         {"name": "no slots", "limit": 3, "rows": 8, "size": 4, "valid": False},
-        {"name": "worker", **SMALL, "fit": saving("c", isolated=True), "data": "h5"},
+        {"name": "h5", **SMALL, "fit": saving("c"), "data": "h5"},
         {"name": "worker, killed", **SMALL, "fit": saving("d", isolated=True), "data": "h5", "kill": 21},
     ]
     ended, found = run_all(folder, runs)
@@ -121,7 +121,7 @@ def test_a_killed_run_goes_on_with_the_very_next_batch(outcomes):
 def test_a_process_that_takes_the_steps_may_be_killed(outcomes):
     _, ended, found = outcomes
     assert ended[10:] == [0, 0]
-    whole, killed = found["worker"], found["worker, killed"]
+    whole, killed = found["h5"], found["worker, killed"]
     assert killed["digest"] == whole["digest"]
     assert killed["history"] == whole["history"]
     assert [each["step"] > 20 for each in killed["recoveries"]] == [True]
