@@ -97,7 +97,7 @@ class CallGradients:
 
 
 def _operations() -> list[Any]:
-    """Return the operations of the graph that is being made, in their order; none where there is no order to set."""
+    """Return the operations of the graph that is being made, in their order; none if there is no order to set."""
     if _is_in_order():
         return []
     made: list[Any] = tf.compat.v1.get_default_graph().get_operations()
@@ -146,7 +146,7 @@ def _add(found: dict[int, Any], tensor: Any, gradient: Any) -> None:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Return the sum of two gradients: of rows alone where both are of rows alone."""
+    """Return the sum of two gradients: of rows alone if both are of rows alone."""
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
         parts = [tf.concat(pair, axis=0) for pair in ((one.values, other.values), (one.indices, other.indices))]
         return tf.IndexedSlices(*parts, one.dense_shape)

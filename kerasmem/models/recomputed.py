@@ -1,6 +1,6 @@
 """The Keras model that recomputes its inside in segments: what is saved with it, and how it runs.
 
-It is the Functional model with the same layers, and a list of cuts (see `segment_cuts`). Where a cut lies inside a
+It is the Functional model with the same layers, and a list of cuts (see `segment_cuts`). If a cut lies inside a
 nested model, that is called as a recomputed model too.
 
 In Keras's files it is a plain Functional model, alone and inside another one: the class goes by that name, and its

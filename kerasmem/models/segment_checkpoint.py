@@ -16,7 +16,7 @@ from kerasmem.models.segment_scope import SegmentFunction, SegmentScope, variabl
 
 
 def gradients_wanted() -> bool:
-    """Return whether what runs now may be differentiated: on JAX that shows later; where it is not, nothing changes."""
+    """Return whether what runs now may be differentiated: on JAX that shows later; if it is not, nothing changes."""
     return not in_symbolic_scope()
 
 

@@ -1,7 +1,7 @@
 """From the names of cuts to the segments of a Functional model.
 
 A cut is the name of an operation after whose (last) call one segment ends and the next begins; "mobilenet/conv1" is one
-of the model "mobilenet" inside the model. Where a cut lies inside a nested model, that is a segment of its own, with
+of the model "mobilenet" inside the model. If a cut lies inside a nested model, that is a segment of its own, with
 the cuts that are its own.
 """
 
@@ -30,7 +30,7 @@ class Segment:
         entering: ids of the symbolic tensors that come from before.
         leaving: ids of those that something after, or the model's output, needs.
         recomputed: whether its inside is computed again for the gradient, rather than kept.
-        inside: where it is the call of a nested model with cuts of its own: what is called in its place.
+        inside: if it is the call of a nested model with cuts of its own: what is called in its place.
     """
 
     nodes: tuple[Any, ...]
@@ -53,7 +53,7 @@ class ChainCall:
 
     Attributes:
         node: the call.
-        inner: names and calls inside it, in their order, where it is that of a nested model; else it alone.
+        inner: names and calls inside it, in their order, if it is that of a nested model; else it alone.
     """
 
     node: Any
@@ -146,13 +146,13 @@ def _segments(groups: Sequence[_Group], wanted: Set[int]) -> list[Segment]:
 
 
 def all_but_last(cuts: Sequence[str]) -> tuple[bool, ...]:
-    """Return for each segment between such cuts whether it is recomputed, where nothing else was said."""
+    """Return for each segment between such cuts whether it is recomputed, if nothing else was said."""
     return (True,) * len(cuts) + (False,)
 
 
 @dataclass
 class _Group:
-    number: int | None  # of the segment that it is a part of; None where it is a nested model with cuts inside
+    number: int | None  # of the segment that it is a part of; None if it is a nested model with cuts inside
     recomputed: bool
     nodes: list[Any] = field(default_factory=list)
     inside: Any = None

@@ -25,7 +25,7 @@ class ArraySource(CountedSource):
         x, y, sample_weight: as for `fit`.
         batch_size: rows a batch; None as Keras does.
         shuffle: as for `fit`.
-        steps: of an epoch, where `fit` was given them.
+        steps: of an epoch, if `fit` was given them.
     """
 
     kind = "arrays"
@@ -51,7 +51,7 @@ class ArraySource(CountedSource):
         self.arguments = {"x": self._dataset(parts), "shuffle": False}
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides the order, and what tells the data from other data."""
+        """Return the settings of the order, and a digest of the data."""
         return {"rows": self._rows, "batch_size": self._batch_size, "shuffle": str(self._shuffle), "data": self._digest}
 
     def position(self, run: RunState) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class ArraySource(CountedSource):
 
 
 def _global_seeds() -> tuple[int, int] | None:
-    """Return the seeds with which Keras's pipeline shuffles; None where TensorFlow has no global seed."""
+    """Return the seeds of Keras's shuffle, or None without a global seed of TensorFlow."""
     first, second = tf.compat.v1.get_seed(0)
     seeds = (int(first), int(second))
     with_seeds = _shuffled(64, 64, 1, seeds)  # without a global one, `get_seed` gives a default
@@ -137,7 +137,7 @@ def _shuffled(rows: int, size: int, parts: int, seeds: tuple[int, int]) -> np.nd
 
     Args:
         rows: how many.
-        size: rows of a part, where there are several.
+        size: rows of a part, if there are several.
         parts: how many; 1 for all rows together.
         seeds: of the graph and of the operation.
     """

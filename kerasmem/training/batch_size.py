@@ -22,26 +22,26 @@ MAX = "max"
 def find_executable_batch_size(
     function: Callable[..., Any] | None = None, *, starting_batch_size: int = 128, isolated: bool = False
 ) -> Callable[..., Any]:
-    """Call a function with a batch size, and with half of it again each time that memory runs out.
+    """Decorate a function so that it is called with half the batch size each time that memory runs out.
 
-    The function takes the batch size as its first argument; callers leave that out. It must begin at the beginning
-    each time, and make its model inside: nothing is undone that it has changed outside. Between two tries what the
-    failed one has left is freed. Exceptions that are not about memory come through as they are.
+    The batch size is the function's first argument, which callers leave out. The function must start over each time and
+    build its model inside: changes outside of it are not undone. The memory of a failed try is freed before the next.
+    Other exceptions pass through.
 
-    After an out-of-memory under XLA nothing in the process can be trusted, so there it is not tried again, unless with
-    `isolated=True`, where each try runs in a process of its own (`kerasmem.run_isolated`).
+    After an out-of-memory under XLA the process cannot be trusted, so it is not retried; with `isolated=True` each try
+    runs in a process of its own (`kerasmem.run_isolated`).
 
     Args:
-        function: whose first argument is the batch size.
-        starting_batch_size: samples in the first try.
-        isolated: run each try in a process of its own; what the function returns must be plain values, arrays or a
-            Keras model.
+        function: a function with the batch size as its first argument.
+        starting_batch_size: samples in the first try. Defaults to 128.
+        isolated: run each try in a process of its own; the function must then return plain values, arrays or a Keras
+            model. Defaults to False.
 
     Returns:
         The function without its first argument.
 
     Raises:
-        UsageError: it is called with a batch size, or takes none; or `starting_batch_size` is wrong.
+        UsageError: If it is called with a batch size, or takes none; or `starting_batch_size` is wrong.
 
     Examples:
         >>> from kerasmem import find_executable_batch_size
@@ -82,7 +82,7 @@ def find_executable_batch_size(
 
 
 def _tried(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any]:
-    """Return what ran out, or None and what the function returned."""
+    """Call the function; return the summary of an out-of-memory, or None and the value."""
     if isolated:
         run = run_isolated(function)
         return (run.reason or "memory ran out", None) if run.out_of_memory else (None, run.get())

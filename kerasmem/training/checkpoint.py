@@ -1,4 +1,4 @@
-"""The file that says where a run stands, written so that at any moment there is a whole one."""
+"""The file of a run, replaced at once so that at any moment there is a complete one."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from kerasmem.training.sources import Source
 
 _MOST = 1 << 40  # epochs, and batches of one: more than anybody trains
 _DELETE = "delete it to start over"
-BEFORE = ".before"  # the file before the last, where there are several workers
+BEFORE = ".before"  # the file before the last, if there are several workers
 
 
 @dataclass(frozen=True)
 class SavedRun(Record, what="checkpoint", version=1):
-    """What a checkpoint says beside the arrays.
+    """The content of a checkpoint besides the arrays.
 
     Attributes:
-        run: where the run stands.
-        data: the kind of its data.
-        agrees: what must be the same of the data and its settings when the run goes on.
-        position: where the data goes on.
+        run: position in Keras's epochs.
+        data: kind of the data.
+        agrees: settings that must be the same when the run is resumed.
+        position: position in the data.
         variables: type and shape of every variable, by group.
     """
 
@@ -45,7 +45,7 @@ class SavedRun(Record, what="checkpoint", version=1):
 
 
 class Checkpoint:
-    """Where a run stands, on disk.
+    """The position and the state of a run, on disk.
 
     Args:
         path: of the file.
@@ -53,7 +53,7 @@ class Checkpoint:
         keeps_before: whether the file before the last is kept as well.
 
     Attributes:
-        saved: what was read last; None where nothing was.
+        saved: the content that was read last; None before.
     """
 
     def __init__(self, path: str, source: Source, *, keeps_before: bool = False) -> None:
@@ -62,13 +62,13 @@ class Checkpoint:
         self._arrays: ModelState = {}
 
     def read(self, path: str | None = None) -> SavedRun | None:
-        """Read the file; return what it says, or None where there is none.
+        """Read the file if it exists.
 
         Args:
             path: another file than the one that is written.
 
         Raises:
-            DataError: the file is none of that kind, or damaged.
+            DataError: If the file is no checkpoint, or damaged.
         """
         if not os.path.lexists(path or self.path):
             return None
@@ -139,7 +139,7 @@ class Checkpoint:
             )
 
     def restored(self, model: Any, groups: Sequence[str] = GROUPS) -> ModelState:
-        """Return what was saved as arrays for a model's variables.
+        """Return the saved arrays for the variables of a model.
 
         Metrics begin with the epoch, and other ones are no reason not to go on: theirs are then the model's own.
 
@@ -157,7 +157,7 @@ class Checkpoint:
         return state
 
     def write(self, run: RunState, state: ModelState) -> None:
-        """Write where training stands."""
+        """Write the position and the state."""
         saved = SavedRun(
             run=run,
             data=self.source.kind,
@@ -173,7 +173,7 @@ class Checkpoint:
         run.unsaved = 0
 
     def remove(self) -> None:
-        """Remove what was written."""
+        """Remove the files."""
         for path in (self.path, self.path + BEFORE):
             if os.path.lexists(path):
                 os.unlink(path)

@@ -1,4 +1,4 @@
-"""A PyDataset of the user's, and an H5ChunkSequence, as sources; and the choice of a source for any data."""
+"""Sources for a PyDataset and an H5ChunkSequence, and the choice of a source for any data."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class _Ordered(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """As many as the other says; without end where Keras's epochs are not the data's."""
+        """Number of batches, or None for endless data."""
         return self._source.batches
 
     def __getitem__(self, index: int) -> Any:
-        """Return the batch that comes at `index` of what is left."""
+        """Return the batch at `index` of the remaining ones."""
         return self._dataset[self._source.index(index)]
 
     def on_epoch_begin(self) -> None:
@@ -46,13 +46,13 @@ class _Ordered(keras.utils.PyDataset):
 class DatasetSource(CountedSource):
     """A PyDataset that gives the same batch for the same index.
 
-    Keras shuffles its batches with Python's generator as an epoch begins; so it is here, where Keras's epochs are the
+    Keras shuffles its batches with Python's generator as an epoch begins; so it is here, if Keras's epochs are the
     data's. Its state is saved, so that another process draws the same.
 
     Args:
         dataset: the user's.
         shuffle: whether batches come in another order each epoch, as for `fit`.
-        steps: of an epoch, where `fit` was given them.
+        steps: of an epoch, if `fit` was given them.
     """
 
     kind = "dataset"
@@ -73,11 +73,11 @@ class DatasetSource(CountedSource):
         return None if self._steps else self._batches
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides the order, and the dataset's class."""
+        """Return the settings of the order, and the class of the dataset."""
         return {"batches": self._batches, "shuffle": self._shuffle, "class": type(self._dataset).__qualname__}
 
     def position(self, run: RunState) -> dict[str, Any]:
-        """Return the state of Python's generator too, where orders are drawn from it."""
+        """Return the state of Python's generator too, if orders are drawn from it."""
         has_begun = self._order is not None and self._order[0] == run.epoch
         state = self._drawn_from if has_begun else random.getstate()
         return {**super().position(run), **({"random": state} if self._draws else {})}
@@ -87,7 +87,7 @@ class DatasetSource(CountedSource):
         super().go_to(position, run)
         self._to_restore = position.get("random")
         if self._to_restore is not None:
-            random.Random().setstate(_as_state(self._to_restore))  # raises where it is none
+            random.Random().setstate(_as_state(self._to_restore))  # raises if it is none
 
     def finish(self, position: dict[str, Any]) -> None:
         """Leave Python's generator as a run that is over left it."""
@@ -121,7 +121,7 @@ class DatasetSource(CountedSource):
         return self._dataset[0]
 
     def index(self, asked: int) -> int:
-        """Return which batch Keras means by the number that it asks for."""
+        """Return the index of the requested batch in the dataset."""
         if self._batches is None:
             return asked + self._place
         at = self._place + asked
@@ -145,7 +145,7 @@ def _as_state(state: Any) -> Any:
 
 
 class SequenceSource(Source):
-    """An H5ChunkSequence, which knows its place itself.
+    """An H5ChunkSequence, with a state of its own.
 
     Keras asks for batches ahead of training, so the place is counted from what was trained on.
 
@@ -170,12 +170,12 @@ class SequenceSource(Source):
         self._sequence.load_state_dict(position, skipped=run.skipped)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note where the sequence stands when `fit` begins."""
+        """Note the position of the sequence when `fit` begins."""
         if self._first is None:
             self._first = self._sequence.progress.upcoming
 
     def end_epoch(self, run: RunState) -> None:
-        """Note where the next epoch begins."""
+        """Note the beginning of the next epoch."""
         epoch, batch = self._next(run)
         # A `fit` of whole epochs that was stopped within one goes on with the next one.
         self._first = (epoch + 1, 0) if batch and not self._goes_on(run) else (epoch, batch)

@@ -1,4 +1,4 @@
-"""`kerasmem.fit`: `model.fit` that goes on where memory ran out."""
+"""`kerasmem.fit`: `model.fit` that survives running out of memory."""
 
 from __future__ import annotations
 
@@ -36,58 +36,58 @@ def fit(
     micro_batches: int | str | None = None, checkpoint: str | os.PathLike[str] | None = None,
     save_freq: int | None = None, keep: bool = False, isolated: bool | None = None, loss_reduction: str | None = None,
 ) -> Any:  # fmt: skip
-    """Train a model as `model.fit` does, and go on where a step runs out of memory.
+    """Train a model as `model.fit` does, and survive running out of memory.
 
-    The step that ran out is undone (weights, optimizer, random generators, metrics), and taken again in micro-batches
-    whose gradients are added up: one update for the whole batch, as without. Sample weights, class weights, masks,
-    penalties, clipping, loss scaling and a last micro-batch that is smaller count as they do in the whole batch,
-    so that results differ by rounding only; except with layers such as BatchNormalization and Dropout, which a warning
-    names. How large the pieces are is asked of the estimator (the same step, traced on fewer rows); where it has no
-    answer the batch is halved. Later batches are taken in pieces of the same size.
+    A step that runs out is undone (weights, optimizer, random generators, metrics) and repeated in micro-batches whose
+    gradients are added up: one update for the whole batch, as without. Sample weights, class weights, masks, penalties,
+    clipping, loss scaling and a smaller last micro-batch count as they do in the whole batch, so results differ by
+    rounding only; except with layers such as BatchNormalization and Dropout, which a warning names. The estimator
+    chooses the size of the pieces; without an estimate the batch is halved. Later batches use the same size.
 
-    Divided is what is known to come out the same: Keras's own step, also below a `train_step` that only calls
-    `super()`; with a `compute_loss` of the model's own if `loss_reduction` states how it reduces over rows. A model
-    with another step of its own, or made under a strategy, trains as it stands; if it runs out, the step is undone and
-    the error lists the options.
+    A batch is divided only if the result is known to be the same: for Keras's own step, also below a `train_step` that
+    only calls `super()`; and for a `compute_loss` of the model's own if `loss_reduction` states how it reduces over
+    rows. A model with another step of its own, or made under a strategy, trains as it stands; if it runs out, the step
+    is undone and the error lists the options.
 
-    A failed step may leave weights half updated, so there is always a copy on the host to go back to, taken before
-    each step of new shapes and then from time to time; the batches since (at most 1 GiB) are trained on once more.
+    A failed step may leave weights half updated, so a copy of the state is kept on the host. It is taken before each
+    step of new shapes and then from time to time; the batches since (at most 1 GiB) are repeated.
 
-    Under XLA a failed step takes the weights with it, so there (`isolated=None`) steps run in a process of their
-    own, made from the model's configuration; it gets the batches and sends back logs. Data, callbacks and History
-    stay in this process. Callbacks see, and may change, weights at the ends of epochs only; the learning rate at
-    any batch. On the CPU a failed step often ends the process in graph mode as well: `isolated=True` is for that.
+    Under XLA a failed step destroys the weights, so there steps run in a process of their own, made from the model's
+    configuration. Data, callbacks and History stay in this process. Callbacks see, and may change, weights at the ends
+    of epochs only; the learning rate at any batch. On the CPU a failed step often ends the process in graph mode as
+    well; `isolated=True` survives that.
 
-    With `checkpoint` a run that was killed goes on with the very next batch when the script is started again. With
-    `keras.utils.set_random_seed` arrays and a `PyDataset` come in the order of `model.fit`; arrays without a seed, and
-    shuffled batches of a `PyDataset` with `steps_per_epoch`, in one that depends on the epoch's number and a seed that
-    is saved. Data of tf.data or a generator is read again up to the place, and must be the same. Not saved is what
-    callbacks remember; see `ResumeTraining`. With deterministic operations the result is the same bit for bit.
-    Where data of unknown length ends no step is counted; Keras's graph counts one in `optimizer.iterations` there.
+    With `checkpoint` a killed run resumes at the very next batch when the script is started again. With
+    `keras.utils.set_random_seed` arrays and a `PyDataset` come in the order of `model.fit`. Arrays without a seed, and
+    shuffled batches of a `PyDataset` with `steps_per_epoch`, come in an order that depends on the epoch's number and a
+    saved seed. Data of tf.data or a generator is read again up to the position, and must be the same. The state of
+    callbacks is not saved; see `ResumeTraining`. With deterministic operations the result is the same bit for bit. At
+    the end of data of unknown length Keras's graph counts one step more in `optimizer.iterations`; this does not.
 
     Args:
         model: a compiled Keras model.
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq: as
-            for `model.fit`. `steps_per_execution` is heeded as to callbacks; steps are taken one by one.
-            batch_size="max": the largest that surely fits by the estimate; `history.params["batch_size"]` tells it.
-        micro_batches: pieces of a batch from the start; None for whole batches until one runs out; "inexact" for that,
-            and where a batch cannot be divided with the same result its pieces are batches of their own.
-        checkpoint: file in which to save where training stands; removed at its end. On JAX for an `H5ChunkSequence`.
-        save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
-        keep: leave the file where it is at the end.
+            for `model.fit`. With batch_size="max" the batch is the largest that fits by the estimate, and
+            `history.params["batch_size"]` has it. Steps are taken one by one, also with `steps_per_execution`.
+        micro_batches: number of pieces of each batch, from the start; or "inexact": if a batch runs out that cannot be
+            divided with the same result, its pieces are batches of their own. Defaults to whole batches until one runs
+            out.
+        checkpoint: path of a file for the position of the run; removed at the end. On JAX for an `H5ChunkSequence`.
+        save_freq: batches between two checkpoints; each epoch's end is saved too. Defaults to 100.
+        keep: keep the file at the end. Defaults to False.
         isolated: run steps in a process of their own. Defaults to whether XLA compiles them.
-        loss_reduction: "mean" or "sum": how the model's own `compute_loss` reduces over rows, a penalty on weights
-            included in a mean. Keras's own losses need no statement.
+        loss_reduction: "mean" or "sum": how the model's own `compute_loss` reduces over rows; a mean may include
+            penalties on weights. Keras's own losses need no statement.
 
     Returns:
-        Keras's `History`, also of the epochs before it was gone on with; its attribute `recoveries` has a `Recovery`
-        for each step that was taken again, and each time that the process which takes them ended between two.
+        Keras's `History`, including the epochs before a restart. Its attribute `recoveries` has a `Recovery` for each
+        repeated step, and for each time that the process of the steps ended between two.
 
     Raises:
-        UsageError: an argument is wrong, the model cannot be trained in pieces, or the checkpoint is of another run.
-        DataError: the checkpoint cannot be read.
-        ModelError: not even one row at a time fits, or a batch that ran out cannot be divided.
+        UsageError: If an argument is wrong, the model cannot be trained in pieces, or the checkpoint is of another run.
+        DataError: If the checkpoint cannot be read.
+        ModelError: If not even one row at a time fits, or a batch that ran out cannot be divided.
 
     Examples:
         >>> import keras, kerasmem, numpy as np
@@ -110,25 +110,23 @@ def fit(
     return train(model, arguments, _isolating(model, options, isolated))
 
 
-_ON_TENSORFLOW = "KERAS_BACKEND=tensorflow has it"
+_ON_TENSORFLOW = "set KERAS_BACKEND=tensorflow"
 _OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "loss_reduction")
 
 
 def _fit_on_jax(model: Any, arguments: dict[str, Any], options: FitOptions) -> Any:
-    """Train as `model.fit` does where Keras runs on JAX, whose steps are Keras's own, and go on from a checkpoint."""
+    """Train by Keras's own `fit` on JAX, and resume from a checkpoint."""
     if options.micro_batches is not None or options.isolated or arguments["batch_size"] == MAX:
-        raise UsageError(f"fit: micro_batches, isolated and batch_size='max' are not there on JAX; {_ON_TENSORFLOW}")
+        raise UsageError(f"fit: micro_batches, isolated and batch_size='max' need TensorFlow; {_ON_TENSORFLOW}")
     callbacks, data = _callback_list(arguments.get("callbacks")), arguments.get("x")
     if options.checkpoint is None:
         warnings.warn(
-            f"kerasmem.fit on JAX takes no step again that runs out of memory; {_ON_TENSORFLOW}",
+            f"kerasmem.fit on JAX does not retry a step that ran out of memory; {_ON_TENSORFLOW}",
             RuntimeWarning,
             stacklevel=3,
         )
     elif not isinstance(data, H5ChunkSequence):
-        raise UsageError(
-            f"checkpoint: on JAX training goes on with an H5ChunkSequence as x; {_ON_TENSORFLOW} for others"
-        )
+        raise UsageError(f"checkpoint: on JAX x must be an H5ChunkSequence; {_ON_TENSORFLOW} for other data")
     else:
         resume = ResumeTraining(options.checkpoint, data, save_freq=options.save_freq, keep=options.keep)
         callbacks.append(resume)
@@ -188,7 +186,7 @@ def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source:
 
 
 def _history_of(model: Any, run: Any) -> Any:
-    """Return Keras's `History` with the epochs of earlier processes, too."""
+    """Return Keras's `History`, including the epochs of earlier processes."""
     history = keras.callbacks.History()
     history.set_model(model)
     history.history, history.epoch = run.history, run.epochs
@@ -197,7 +195,7 @@ def _history_of(model: Any, run: Any) -> Any:
 
 
 def _write_end(checkpoint: Any, model: Any, history: Any, run: Any, epochs: int) -> None:
-    """Save what training came to, with what callbacks did at its end."""
+    """Save the final state, including changes by callbacks at the end."""
     run.history = {name: [plain(each) for each in some] for name, some in history.history.items()}
     run.epochs = list(history.epoch)
     run.epoch, run.batch, run.steps, run.logs = max(epochs, *run.epochs, 0) if run.epochs else epochs, 0, None, {}
@@ -215,8 +213,8 @@ def _check_callbacks(callbacks: list[Any]) -> None:
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
             warnings.warn(
-                "ModelCheckpoint(save_freq=…) within an epoch saves the weights of the epoch's begin: steps run in "
-                "another process, and weights come back at the ends of epochs; kerasmem.fit(checkpoint=…) saves them",
+                "ModelCheckpoint(save_freq=…) saves the weights of the epoch's beginning, since steps run in another "
+                "process; use kerasmem.fit(checkpoint=…)",
                 RuntimeWarning,
                 stacklevel=5,
             )

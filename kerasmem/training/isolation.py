@@ -22,16 +22,16 @@ DONE, OUT_OF_MEMORY, TIMED_OUT, DIED = "done", "out of memory", "timed out", "di
 
 @dataclass(frozen=True)
 class IsolatedRun:
-    """What became of a call in a process of its own.
+    """The result of a call in a process of its own.
 
     Attributes:
         status: "done", "out of memory", "timed out" or "died" (the process ended without an answer).
-        value: what the function returned; None unless the status is "done".
-        reason: in one line, why there is no value; None where there is one.
-        diagnosis: of the failure where memory ran out and a message said so.
-        device: whose allocator `peak_bytes` is of, such as "GPU:0"; None where TensorFlow was not used.
-        peak_bytes: the most that the allocator of `device` had handed out at once; None where it is not known.
-        host_peak_bytes: the most that the process had resident; None where it is not known.
+        value: return value of the function; None unless the status is "done".
+        reason: one line that says why there is no value; None if there is one.
+        diagnosis: of the failure if memory ran out and a message said so.
+        device: device of `peak_bytes`, such as "GPU:0"; None if TensorFlow was not used.
+        peak_bytes: peak of the allocator of `device`; None if unknown.
+        host_peak_bytes: peak of the resident memory of the process; None if unknown.
         seconds: from the call to the end of the process.
     """
 
@@ -53,7 +53,7 @@ class IsolatedRun:
         """Return the value.
 
         Raises:
-            KerasmemError: there is none; the message says why.
+            KerasmemError: If there is none; the message says why.
         """
         if self.status != DONE:
             raise KerasmemError(f"no result: {self.status}" + ("" if self.reason is None else f" ({self.reason})"))
@@ -78,29 +78,29 @@ def run_isolated(
 ) -> IsolatedRun:
     """Call a function in a process of its own, such as one trial of a grid search.
 
-    Whatever it allocates is gone when it ends, on the card and on the host. Running out of memory is a value of the
-    result, and so is a process that dies; any other exception is raised here as it was there. The first call starts a
-    process that loads TensorFlow, each call is a fork of it, so that a call costs milliseconds, not the seconds of an
-    import. The function, its arguments and its result travel by cloudpickle: lambdas, and functions of a script or
-    notebook, work, and a script needs no `if __name__ == "__main__"`. Threads may call it at the same time.
+    Its memory is freed when it ends, on the card and on the host. Running out of memory is a status of the result, and
+    so is a process that dies; any other exception is raised here. The first call starts a process that loads
+    TensorFlow, and each call is a fork of it, so a call costs milliseconds, not the seconds of an import. Function,
+    arguments and result are sent by cloudpickle: lambdas, and functions of a script or notebook, work, and a script
+    needs no `if __name__ == "__main__"`. Threads may call it at the same time.
 
     Args:
-        function: to be called; return plain values or arrays (`model.get_weights()`), or a Keras model.
-        *arguments: for the function.
-        device_memory_limit: of each device's memory for TensorFlow, in bytes or as "4GB": the card's, or without one
-            the host's as TensorFlow allocates it. What else the process holds on the host is not limited by it.
-        host_memory_limit: resident bytes, looked at 20 times a second; beyond it the process is ended.
-        timeout: seconds from the start of the process, after which it is ended.
-        output: show what the function prints.
-        **named: keyword arguments for the function; its own `timeout`, for one, goes in by `functools.partial`.
+        function: function to call; it returns plain values, arrays (`model.get_weights()`), or a Keras model.
+        *arguments: arguments of the function.
+        device_memory_limit: memory of each device for TensorFlow, in bytes or as "4GB": of the card, or without one of
+            the host as TensorFlow allocates it. Defaults to no limit.
+        host_memory_limit: maximum resident memory, checked 20 times a second. Defaults to no limit.
+        timeout: maximum seconds from the start of the process. Defaults to no limit.
+        output: show the output of the function. Defaults to True.
+        **named: keyword arguments of the function; pass its own `timeout`, for one, by `functools.partial`.
 
     Returns:
-        An `IsolatedRun`: the value or why there is none, the peak of device and host in bytes, seconds.
+        An `IsolatedRun`: status, value, peaks of device and host in bytes, seconds.
 
     Raises:
-        UsageError: an argument is wrong, or the function cannot be sent to another process.
-        KerasmemError: the result cannot be sent back, or no process can be started.
-        Exception: what the function raised, if it was not for want of memory; its cause has the traceback.
+        UsageError: If an argument is wrong, or the function cannot be sent to another process.
+        KerasmemError: If the result cannot be sent back, or no process can be started.
+        Exception: Any exception of the function other than out of memory; its cause has the traceback.
 
     Examples:
         >>> from kerasmem import run_isolated
@@ -138,7 +138,7 @@ def _read_limits(device_memory_limit: Any, host_memory_limit: Any, timeout: Any)
 
 
 def _answered(answer: dict[str, Any], common: dict[str, Any]) -> IsolatedRun:
-    """Return the value, or how memory ran out; raise anything else that the function raised."""
+    """Return the result of an answer, or raise the exception of the function."""
     common = {**common, "device": answer.get("device"), "peak_bytes": answer.get("peak")}
     if "value" in answer:
         return IsolatedRun(DONE, answer["value"], **common)

@@ -19,7 +19,7 @@ _SMALL = 4096  # bytes, for which there is always a place
 
 
 def variables(model: Any) -> dict[str, list[Any]]:
-    """Return the variables that a step may change, by group; those of random generators are among the model's."""
+    """Return the variables that a step may change, by group."""
     seed = global_seed_state()
     return {
         "model": list(model.variables),
@@ -37,7 +37,7 @@ def read_state(model: Any) -> ModelState:
 
 
 def load_state(model: Any, state: ModelState, groups: Sequence[str] = (*GROUPS, "random")) -> None:
-    """Assign what `read_state` returned; the generator's part where there is one."""
+    """Assign a state from `read_state`."""
     for group, some in variables(model).items():
         arrays = state.get(group, [])
         if group not in groups or (group == "random" and len(arrays) != len(some)):
@@ -49,7 +49,7 @@ def load_state(model: Any, state: ModelState, groups: Sequence[str] = (*GROUPS, 
 def _assign(variable: Any, array: np.ndarray) -> None:
     """Write an array into a variable, on the host without memory of the allocator's.
 
-    `assign` has TensorFlow copy the array into the memory of its CPU allocator first. Where that has no room left, as
+    `assign` has TensorFlow copy the array into the memory of its CPU allocator first. If that has no room left, as
     after a step that ran out, it waits ten seconds and ends the process.
     """
     import tensorflow as tf
@@ -84,7 +84,7 @@ def describe(arrays: list[Any]) -> list[list[Any]]:
 
 
 def byte_count(state: ModelState) -> int:
-    """Return what a state takes."""
+    """Return the size of a state in bytes."""
     return sum(array.nbytes for some in state.values() for array in some)
 
 

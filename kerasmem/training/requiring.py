@@ -18,20 +18,20 @@ from kerasmem.units import format_size
 def require_fit(
     model: Any, *, batch_size: int = DEFAULT_BATCH_SIZE, device: str | int | None = None, **options: Any
 ) -> MemoryReport:
-    """Return the estimate of a model that is about to train, and refuse one that cannot fit.
+    """Estimate a model before it trains, and raise an error if it cannot fit.
 
     Args:
         model: as for `kerasmem.estimate`.
-        batch_size: samples in a batch.
-        device: a card ("t4") or a size ("16GB", or bytes); None: what TensorFlow may take here.
-        **options: the other arguments of `kerasmem.estimate`.
+        batch_size: samples in a batch. Defaults to 32.
+        device: a card ("t4") or a size ("16GB", or bytes). Defaults to the memory available to TensorFlow here.
+        **options: other arguments of `kerasmem.estimate`.
 
     Returns:
-        The report. A verdict "too close to call" is no refusal.
+        The `MemoryReport`. The verdict "too close to call" raises no error.
 
     Raises:
-        DoesNotFitError: even the least that the step takes is more than there is.
-        KerasmemError: as `kerasmem.estimate`.
+        DoesNotFitError: If the lower end of the estimate is more than the device has.
+        KerasmemError: As `kerasmem.estimate`.
 
     Examples:
         >>> import keras, kerasmem
@@ -64,7 +64,7 @@ def require_fit(
 
 
 def _held(model: Any) -> int:
-    """Return the bytes of a model's weights and of its optimizer's slots; 0 where they are not known yet."""
+    """Return the bytes of weights and optimizer, or 0 before the model is built."""
     if not getattr(model, "built", False) or not hasattr(model, "variables"):
         return 0
     slots = optimizer_slot_bytes(training_of_model(model), model.trainable_variables)
@@ -72,7 +72,7 @@ def _held(model: Any) -> int:
 
 
 def _room(model: Any) -> int:
-    """Return the bytes that TensorFlow may take here, whatever holds them now: what is refused would not fit alone."""
+    """Return the bytes available to TensorFlow here, including those in use by the model."""
     limit = allocator_limit()
     if limit is not None:
         return limit

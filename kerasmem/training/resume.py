@@ -91,7 +91,7 @@ class ResumeTraining(SavingCallback):
         super().__init__(RunState(), None, read_save_freq(save_freq))
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Restore what was saved, if anything was."""
+        """Restore the saved state, if there is one."""
         if not self.model.built:
             raise UsageError(
                 "ResumeTraining: the model is not built, so nothing can be restored into it; begin it with "
@@ -123,12 +123,12 @@ class ResumeTraining(SavingCallback):
             self.checkpoint.remove()
 
     def save(self) -> None:
-        """Write where the run stands."""
+        """Write the position and the state of the run."""
         self.checkpoint.write(self.run, read_state(self.model))
 
     @property
     def _strategy(self) -> Any:
-        """The strategy of TensorFlow that the model was made under; None on another backend."""
+        """The `tf.distribute` strategy of the model, or None on another backend."""
         return getattr(self.model, "distribute_strategy", None)
 
     @property
@@ -172,7 +172,7 @@ def _refuse_shares(model: Any) -> None:
 
 
 class _SkippedSteps:
-    """Stands in for a model's training step until `count` batches were counted; asks for none."""
+    """Replaces the training step of a model until `count` batches were counted."""
 
     def __init__(self, model: Any, count: int, at_once: int, logs: dict[str, float], state: ModelState) -> None:
         self._model, self._left, self._at_once, self._logs, self._state = model, count, at_once, logs, state
@@ -204,7 +204,7 @@ class _SkippedSteps:
 
 
 def find_common_point(strategy: Any, points: Sequence[int], path: str) -> int:
-    """Return the last point that all workers have; every worker has to ask.
+    """Return the last point that all workers have. Every worker must call it.
 
     Args:
         strategy: a `tf.distribute.MultiWorkerMirroredStrategy`.
@@ -212,7 +212,7 @@ def find_common_point(strategy: Any, points: Sequence[int], path: str) -> int:
         path: of this worker's file, for the message.
 
     Returns:
-        One of `points`, or 0 where all have to start at the beginning.
+        One of `points`, or 0 if all have to start at the beginning.
 
     Raises:
         UsageError: there is none that all have.
@@ -227,7 +227,7 @@ def find_common_point(strategy: Any, points: Sequence[int], path: str) -> int:
 
 
 def latest_common(points: Sequence[Sequence[int]]) -> int | None:
-    """Return the largest number that all have; who has fewer than two has the beginning, 0, too."""
+    """Return the largest common number; a worker with fewer than two has 0, too."""
     each = [set(some) | ({BEGINNING} if len(some) < _KEPT else set()) for some in points]
     common = set.intersection(*each)
     return max(common) if common else None

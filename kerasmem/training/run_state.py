@@ -1,4 +1,4 @@
-"""Where a run stands in Keras's epochs: one object that callbacks keep up to date and a checkpoint writes."""
+"""The position of a run in Keras's epochs, updated by callbacks and written to checkpoints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kerasmem.records import Record
 
 @dataclass
 class RunState(Record, what="run"):
-    """Where a run stands.
+    """The position of a run.
 
     Attributes:
         epoch: Keras's epoch, from 0.
         batch: batches of it that were trained on.
-        steps: batches that it has; None where Keras does not know.
+        steps: batches that it has; None if Keras does not know.
         logs: the numbers that Keras told its callbacks after the last batch.
         history: logs of the epochs that are over, by name.
         epochs: the numbers of those epochs.
@@ -56,17 +56,17 @@ class RunState(Record, what="run"):
         self.epoch, self.batch = epoch, 0
 
     def count(self, batch: int) -> bool:
-        """Note that Keras has counted so many batches of the epoch; return whether the last was trained on here."""
+        """Count the batches of the epoch, and return whether this process trained on the last."""
         before, self.batch = max(self.batch, self.skipped), batch
         self.unsaved += max(batch - before, 0)
         return batch > self.skipped
 
     def keep_logs(self, logs: Mapping[str, Any] | None) -> None:
-        """Keep what Keras told after the last batch; this waits for the values."""
+        """Keep Keras's logs of the last batch. This waits for the values."""
         self.logs = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
 
     def end_epoch(self, logs: Mapping[str, Any] | None) -> None:
-        """Note that the epoch is over, and what Keras told of it."""
+        """Note the end of the epoch, with Keras's logs."""
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(plain(value))
         self.epochs.append(self.epoch)

@@ -1,4 +1,4 @@
-"""A callback that follows Keras's `fit` and saves where it stands."""
+"""A callback that follows Keras's `fit` and saves its position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SavingCallback(keras.callbacks.Callback):
 
     Args:
         run: the state.
-        source: the data; None where nothing is saved.
+        source: the data; None if nothing is saved.
         save_freq: batches from one saving to the next.
     """
 
@@ -55,7 +55,7 @@ class SavingCallback(keras.callbacks.Callback):
         return True
 
     def save(self) -> None:
-        """Write where the run stands, if there is anywhere to write it."""
+        """Write the position of the run."""
         raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
 """Where training stands in its data, and how it gets there again.
 
 A source gives Keras the data and can say, as plain data, what comes after so many batches of an epoch of Keras's.
-With a seed (`keras.utils.set_random_seed`) batches come as `model.fit` gives them. Where that order cannot be had again
+With a seed (`keras.utils.set_random_seed`) batches come as `model.fit` gives them. If that order cannot be had again
 by another process, it depends on a seed of ours and the epoch's number alone.
 """
 
@@ -38,11 +38,11 @@ class Source:
     arguments: dict[str, Any]
 
     def describe(self) -> dict[str, Any]:
-        """Return what must agree between the run that was saved and the one that goes on, as JSON has it."""
+        """Return the settings that must be the same when the run is resumed, as JSON values."""
         return {}
 
     def position(self, run: RunState) -> dict[str, Any]:
-        """Return what `go_to` wants for the batch that comes next."""
+        """Return the argument of `go_to` for the next batch."""
         raise NotImplementedError
 
     def go_to(self, position: dict[str, Any], run: RunState) -> None:
@@ -50,16 +50,16 @@ class Source:
         raise NotImplementedError
 
     def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
-        """Bring the data to where it was after whole epochs that an earlier process has trained on.
+        """Skip whole epochs that an earlier process has trained on.
 
         Args:
             epochs: how many.
-            epoch_iterator: by which Keras goes through the data; where that is read, it stands behind them then.
+            epoch_iterator: by which Keras goes through the data; if that is read, it stands behind them then.
             at_once: batches between two returns to Keras.
         """
 
     def finish(self, position: dict[str, Any]) -> None:
-        """Set random generators from which the data draws to their state at the end of the run.
+        """Set the data's random generators to their state at the end of the run.
 
         Args:
             position: saved at the end.
@@ -72,13 +72,13 @@ class Source:
         """Note that it is over."""
 
     def seen(self, batch: Any) -> None:
-        """Note what was trained on last."""
+        """Note the last batch of training."""
 
     def check(self) -> None:
-        """Refuse where what was read once more is other than before."""
+        """Raise an error if the data read again differs from before."""
 
     def peek(self) -> Any:
-        """Return a batch, for its shapes, where no more are to be trained on."""
+        """Return a batch, for its shapes, if no more are to be trained on."""
         raise NotImplementedError
 
 
@@ -96,10 +96,10 @@ def whole_number(position: dict[str, Any], name: str) -> int:
 
 
 class CountedSource(Source):
-    """Data whose batches are counted from its own beginning, as Keras's epochs need not be the data's.
+    """Data with batches counted from its own beginning, since Keras's epochs may differ from the data's.
 
     Args:
-        steps: of an epoch, where `fit` was given them.
+        steps: of an epoch, if `fit` was given them.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -107,10 +107,10 @@ class CountedSource(Source):
         # Follows keras.utils.set_random_seed, and leaves the script's generator as it is.
         self.seed = zlib.crc32(repr(random.getstate()).encode())
         self._epoch = self._place = 0
-        self._first: int | None = None  # batches taken before Keras's epoch 0, where its epochs are not the data's
+        self._first: int | None = None  # batches taken before Keras's epoch 0, if its epochs are not the data's
 
     def position(self, run: RunState) -> dict[str, Any]:
-        """Return the seed, and how many batches were taken where Keras's epochs are not the data's."""
+        """Return the seed, and how many batches were taken if Keras's epochs are not the data's."""
         passed = run.epoch * self._steps + run.batch + (self._first or 0) if self._steps else 0
         return {"seed": self.seed, "passed": passed}
 
@@ -141,7 +141,7 @@ class CountedSource(Source):
 
 
 class StreamSource(Source):
-    """A tf.data pipeline or a generator: what was trained on is read once more, and compared at the place."""
+    """A tf.data pipeline or a generator, read again up to the position and compared there."""
 
     kind = "stream"
     reads_skipped = True
@@ -157,17 +157,17 @@ class StreamSource(Source):
         return {"steps": self._steps}
 
     def position(self, run: RunState) -> dict[str, Any]:
-        """Return what tells the last batch from others."""
+        """Return the digest of the last batch."""
         return {"last": self._last}
 
     def go_to(self, position: dict[str, Any], run: RunState) -> None:
-        """Note what the last batch was, to be compared when it is read again."""
+        """Note the digest of the last batch, to compare it when it is read again."""
         self._expected = int(position["last"])
 
     def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
         """Read whole epochs as Keras does.
 
-        Keras chooses how often it begins the data (one more time an epoch, where it knows the number of batches), and
+        Keras chooses how often it begins the data (one more time an epoch, if it knows the number of batches), and
         each time a pipeline that shuffles draws another order.
         """
         batch = None
@@ -178,13 +178,13 @@ class StreamSource(Source):
             self.seen(batch)
 
     def seen(self, batch: Any) -> None:
-        """Note what tells the batch from others."""
+        """Note the digest of the batch."""
         self._last = digest(
             [np.asarray(leaf[:1]) for leaf in keras.tree.flatten(batch) if leaf is not None and hasattr(leaf, "numpy")]
         )
 
     def peek(self) -> Any:
-        """Return a batch; the pipeline is not begun where its description will do, since it may shuffle once more."""
+        """Return a batch, of zeros if the pipeline describes its shapes, so that it need not start."""
         specs = getattr(self._data, "element_spec", None)
         leaves = keras.tree.flatten(specs)
         if not leaves or any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):
@@ -192,7 +192,7 @@ class StreamSource(Source):
         return keras.tree.map_structure(lambda leaf: tf.zeros([size or 1 for size in leaf.shape], leaf.dtype), specs)
 
     def check(self) -> None:
-        """Refuse where the data was other than before.
+        """Refuse if the data was other than before.
 
         Raises:
             UsageError: the batch before the place is another than the one that was trained on.

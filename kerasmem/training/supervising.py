@@ -1,4 +1,4 @@
-"""`kerasmem run`: start a script whose `model.fit` is `kerasmem.fit`, and start it again after it was killed."""
+"""`kerasmem run`: run a script with `kerasmem.fit` for `model.fit`, again after it was killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def supervise(
     folder: str | None = None,
     is_module: bool = False,
 ) -> int:
-    """Run a script and return its exit code; with a folder, start it again after it was killed.
+    """Run a script, again after it was killed if there is a folder, and return its exit code.
 
     Args:
         script: path of a Python script.
@@ -100,7 +100,7 @@ def _reason_to_stop(checkpoints: Mapping[str, int], deaths: int, restarts: int) 
 
 
 def _checkpoints(folder: str | None) -> dict[str, int]:
-    """Return the time at which each file of the folder was written, by name."""
+    """Return the modification time of each file of the folder."""
     if folder is None:
         return {}
     with os.scandir(folder) as entries:

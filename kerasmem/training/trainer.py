@@ -1,4 +1,4 @@
-"""What Keras's `fit` calls in place of its own functions for a step, and the callbacks around those of the user."""
+"""The function that Keras's `fit` calls for a step, and the callbacks around those of the user."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Trainer(keras.callbacks.Callback):
 
     Args:
         model: compiled.
-        run: where the run stands; the callback that saves keeps it up to date.
+        run: position of the run; the saving callback updates it.
         first_epoch: that the whole run began with.
         options: of `kerasmem.fit`.
         checkpoint: file of the run, with the position in its data; None for no checkpoint.
@@ -64,7 +64,7 @@ class Trainer(keras.callbacks.Callback):
         self.source = None if checkpoint is None else checkpoint.source
         self.driver: Driver | None = None
         self._first_epoch, self._options = first_epoch, options
-        self._keras_train = model.train_function  # traced already, where the model was trained before
+        self._keras_train = model.train_function  # traced already, if the model was trained before
         self._keras_test = model.test_function
         self._epoch_iterator: list[Any] = []
         self._to_restore = checkpoint is not None and checkpoint.saved is not None
@@ -78,7 +78,7 @@ class Trainer(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def in_place(self, callbacks: list[Any]) -> Iterator[None]:
-        """Stand in for Keras's functions of the model; afterwards it has its own, and the weights trained last.
+        """Replace Keras's functions of the model, and restore them with the last weights at the end.
 
         Args:
             callbacks: the user's.
@@ -175,7 +175,7 @@ class Trainer(keras.callbacks.Callback):
         return logs
 
     def _begin(self, batch: Any) -> Driver:
-        """Make all variables there will be, and what takes the steps."""
+        """Make all variables and the driver."""
         model = self.model
         try:
             build_step(model, batch)
@@ -207,7 +207,7 @@ class Trainer(keras.callbacks.Callback):
         return self.driver
 
     def _engine(self, batch: Any) -> Engine:
-        """Return what takes the steps."""
+        """Return the engine."""
         model = self.model
         if self.isolated:
             try:
@@ -221,7 +221,7 @@ class Trainer(keras.callbacks.Callback):
             model.train_function = ours
 
     def _new_rate(self) -> float | None:
-        """Return the learning rate, where it is a number and not what it was."""
+        """Return the learning rate if it is a number that has changed."""
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         if optimizer is None:
             return None
@@ -232,7 +232,7 @@ class Trainer(keras.callbacks.Callback):
         return rate if rate != before else None
 
     def _look_for_changes(self, driver: Driver) -> None:
-        """An epoch begins: see what callbacks may have changed between the epochs."""
+        """Take over changes by callbacks between the epochs."""
         if not self._callbacks_may_change_weights:
             return
         if not self.isolated:
@@ -254,7 +254,7 @@ class Trainer(keras.callbacks.Callback):
     # ---- what Keras begins and ends
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Go to where an earlier process was."""
+        """Go to the position of an earlier process."""
         checkpoint, run, at_once = self.checkpoint, self.run, self.model.steps_per_execution
         if checkpoint is None or checkpoint.saved is None:
             return
@@ -273,7 +273,7 @@ class Trainer(keras.callbacks.Callback):
             self.driver.reset_metrics(has_happened=not self.isolated)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Bring the model what later callbacks expect it to have."""
+        """Update the model's weights for later callbacks."""
         if self.driver is not None and self.isolated:
             self._bring_swapped()
             load_state(self.model, self.driver.keep(), WEIGHTS)
@@ -297,7 +297,7 @@ class Trainer(keras.callbacks.Callback):
         self.driver.reset_metrics(has_happened=not self.isolated)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Leave what else evaluates to Keras's own function."""
+        """Restore Keras's own function for other evaluations."""
         self.model.test_function = self._keras_test
         self._is_swapped = self.isolated and self._callbacks_swap  # back, by callbacks that are called after this
 
@@ -312,14 +312,14 @@ class Trainer(keras.callbacks.Callback):
         checkpoint.source.finish(checkpoint.saved.position)
 
     def save(self) -> None:
-        """Write where the run stands."""
+        """Write the position and the state of the run."""
         if self.checkpoint is not None and self.driver is not None:
             self.run.micro_batch_rows = self.driver.size
             self.checkpoint.write(self.run, self.driver.keep())
 
 
 class SaveCallback(SavingCallback):
-    """Comes after the user's callbacks, and saves what they have left."""
+    """Saves after the user's callbacks."""
 
     def __init__(self, trainer: Trainer, save_freq: int) -> None:
         super().__init__(trainer.run, trainer.source, save_freq)
@@ -330,5 +330,5 @@ class SaveCallback(SavingCallback):
         return self.run.batch != self.run.steps
 
     def save(self) -> None:
-        """Write where the run stands."""
+        """Write the position and the state of the run."""
         self._trainer.save()

@@ -1,1 +1,1 @@
-"""Recomputation: which parts of a model to compute twice rather than keep, and the model that does so."""
+"""Recomputation: the choice of segments to compute twice, and the model that does so."""

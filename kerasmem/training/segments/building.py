@@ -1,4 +1,4 @@
-"""`kerasmem.recompute`: the same model, which keeps less of its forward pass and computes it again."""
+"""`kerasmem.recompute`: the same model, with less of its forward pass kept and the rest recomputed."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def recompute(
     cuts: Sequence[str] | None = None,
     input_shape: Any = None,
 ) -> Any:
-    """Return the same model, which keeps only what crosses a few cuts and computes the rest again for the gradient.
+    """Return the same model, keeping the tensors at a few cuts and recomputing the rest.
 
     Layers, weights, their names and the compiled state are shared with the model given, so weights and checkpoints of
-    the one serve the other; gradients are the same, dropout masks and statistics included. Where no gradient is asked
+    the one serve the other; gradients are the same, dropout masks and statistics included. If no gradient is asked
     for, it runs as the plain model does. On JAX segments run in `jax.checkpoint`, and cuts are balanced by outputs.
 
     Args:
@@ -54,7 +54,7 @@ def recompute(
             than call its layers in the same order each time, whose graph then stands for it.
         segments: how many; "auto": those of the lowest peak or, with `memory`, those that cost the least time.
         memory: what a training step may take: bytes, a size ("8GB") or a card ("t4"). What the planner chooses is
-            estimated as `kerasmem.estimate` does, and other cuts are chosen where it needs more.
+            estimated as `kerasmem.estimate` does, and other cuts are chosen if it needs more.
         batch_size: samples in a batch, for which the cuts are chosen; other batches run too.
         cuts: names of the layers after which a segment ends, in place of all that; "mobilenet/conv1" is a layer of the
             model "mobilenet" inside the model. Cuts around such a model are added, as a segment lies inside or outside.
@@ -62,7 +62,7 @@ def recompute(
 
     Returns:
         A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
-        predicted. Models inside it are cut too, where it calls them once. Where nothing is saved, one warning says so,
+        predicted. Models inside it are cut too, if it calls them once. If nothing is saved, one warning says so,
         and with segments="auto" the model is left as it is.
         Keras saves it as the plain model, alone or inside another one, and it opens without kerasmem;
         `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
@@ -125,7 +125,7 @@ def _ends(source: Any, steps: Sequence[Step], cuts: Sequence[str]) -> list[Cut]:
 
 
 def _rules(model: Any, target: DeviceTarget | None) -> KernelRules | None:
-    """Return the rules of the kernels that a step runs on; None where XLA compiles it, which has its own."""
+    """Return the rules of the kernels of a step, or None if XLA compiles it."""
     if model.compiled and model.jit_compile:
         return None
     is_named = target is not None and target.compute_capability is not None
@@ -133,7 +133,7 @@ def _rules(model: Any, target: DeviceTarget | None) -> KernelRules | None:
 
 
 def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:
-    """Return whether the estimator, too, says that a cut model takes less; it is asked where that is in question.
+    """Return whether a cut model takes less by the estimate, if the plan leaves more than half.
 
     The planner counts tensors. An allocator's chunk may be nearly twice as large as what lies in it, and kernels work
     in scratch, so that a plan which leaves more than half may save nothing at all.
@@ -209,7 +209,7 @@ def _estimated_within(
 
 
 def _as_graph(model: Any, input_shape: Any) -> Any:
-    """Return a model by subclassing as the graph that its `call` makes; other models as they are.
+    """Return the graph of a subclassed model's `call`, and other models as they are.
 
     Raises:
         UsageError: it is not provably the same; the message says why, and the way out.

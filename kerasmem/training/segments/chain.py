@@ -1,4 +1,4 @@
-"""A model as the planner sees it: a chain of steps, what each keeps for the gradient, and what it hands on. Pure.
+"""A model as the planner sees it: a chain of steps with their kept and outgoing tensors. Pure.
 
 A step is one call of a layer. Between any two neighbouring steps lies a place where the chain may be cut. What must be
 remembered at a cut are the tensors that cross it; what lies between two cuts can be computed again from them.
@@ -16,8 +16,8 @@ class Kept:
 
     Attributes:
         bytes: its size.
-        first_use: the number of the first later step that takes it; None where none does.
-        last_use: of the last one; the number of steps where the model puts it out; None where none takes it.
+        first_use: the number of the first later step that takes it; None if none does.
+        last_use: of the last one; the number of steps if it is an output of the model; None if none takes it.
         for_gradient: whether the backward pass needs its value.
         for_own_gradient: whether the gradient of the very step that makes it does.
     """
@@ -40,7 +40,7 @@ class Step:
             what that works on, the kernels' scratch, the gradients that wait for steps before it, and its weights'
             gradients with their update, which follows.
         kept: its tensors that outlive it.
-        may_end: whether a segment may end after it; not where the layer is called again later.
+        may_end: whether a segment may end after it; not if the layer is called again later.
     """
 
     name: str

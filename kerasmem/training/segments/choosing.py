@@ -24,15 +24,15 @@ _CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Table:
-    """For each pair of places what a segment between them costs.
+    """The cost of a segment between each pair of places.
 
     Attributes:
         places: how many steps lie before each.
         held: bytes that a recomputed segment leaves behind, [begin, end].
-        peak: bytes in its backward pass beside what is held before it; infinite where it has a part of a nested model
+        peak: bytes in its backward pass beside what is held before it; infinite if it has a part of a nested model
             and something outside that, which no call computes a second time.
-        held_kept: as `held`, where its inside is kept.
-        peak_kept: as `peak`, where its inside is kept.
+        held_kept: as `held`, if its inside is kept.
+        peak_kept: as `peak`, if its inside is kept.
         seconds: of its forward pass.
     """
 
@@ -98,7 +98,7 @@ def lowest_peak(table: Table, segments: int | None = None) -> list[Cut]:
 
 
 def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] | None:
-    """Return a partition whose peaks all stay within the limit; None where there is none.
+    """Return a partition with all peaks within the limit, or None.
 
     At each place the least that segments up to there can hold is known; with a number of segments, for each number.
     """
@@ -122,7 +122,7 @@ def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] |
 
 
 def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
-    """Return what segments hold and their peaks, from the last step to the first: a step more at the front of each.
+    """Return the held bytes and the peaks of all segments, from the last step to the first.
 
     The backward pass of a step takes place while all before it in its segment is still there. What the model puts out
     is gone by then, unless a gradient needs it.
@@ -151,7 +151,7 @@ def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
 
 
 def cheapest(table: Table, limit: float) -> list[Cut] | None:
-    """Return the partition that computes least a second time while all peaks stay within the limit; None: none does."""
+    """Return the partition within the limit that recomputes least, or None."""
     size = len(table.places)
     # At each place a few partitions up to there, each better than the others in what it holds or in what it has spent.
     held, spent = (np.full((size, MOST_LABELS), np.inf), np.full((size, MOST_LABELS), np.inf))

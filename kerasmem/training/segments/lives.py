@@ -68,7 +68,7 @@ def _taken_over(operation: Any, sizes: Set[int]) -> int:
 
 
 def loss_bytes(loss: Any, outputs: Sequence[Any]) -> int:
-    """Return what a loss and its gradient work on, the outputs too, which it may work on in place.
+    """Return the working bytes of a loss and its gradient, outputs included.
 
     Where its targets cannot be known from the outputs, those and their gradients.
     """
@@ -120,7 +120,7 @@ def in_order(operations: Sequence[Any], begin: int = 0) -> list[Any]:
 
 
 def needed_for(tensors: Iterable[Any]) -> set[str]:
-    """Return the names of the operations without which tensors are not made."""
+    """Return the names of the operations that tensors depend on."""
     found: set[str] = set()
     pending = [each.op for each in tensors]
     while pending:
@@ -132,19 +132,19 @@ def needed_for(tensors: Iterable[Any]) -> set[str]:
 
 
 def root_of(tensor: Any) -> Any:
-    """Return the tensor whose values lie in the same buffer, of the operation that made them."""
+    """Return the tensor that first filled the buffer."""
     while tensor.op.type in ALIASES and tensor.op.inputs:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
     return tensor
 
 
 def bytes_of(tensor: Any) -> int:
-    """Return a tensor's bytes; 0 where its shape is not known."""
+    """Return a tensor's bytes, or 0 if its shape is unknown."""
     return tensor_of(tensor).bytes or 0
 
 
 def list_bytes(operation: Any, tensor: Any) -> int:
-    """Return what a list holds in the end: that of a loop its elements' size, times the turns of the loop.
+    """Return the final bytes of a tensor list: the size of an element times the turns of its loop.
 
     What each turn computes counts; a weight that every turn reads is in the list many times and in memory once.
     """
@@ -166,7 +166,7 @@ def list_bytes(operation: Any, tensor: Any) -> int:
 
 
 def _turns(loop: Any) -> int:
-    """Return how often a loop over the steps of a sequence runs: as often as what it takes or fills has steps."""
+    """Return the number of turns of a loop over the steps of a sequence."""
     import tensorflow as tf
 
     counts = [1]
@@ -180,7 +180,7 @@ def _turns(loop: Any) -> int:
 
 
 def _made_in_each_turn(loop: Any, number: int) -> bool:
-    """Return whether what a turn of the loop adds to its list of that number is computed in that turn."""
+    """Return whether each turn of the loop computes the element that it appends."""
     added = loop_body(loop).outputs[number].op
     while added.type in ("Identity", "TensorListPushBack"):
         added = added.inputs[-1].op

@@ -1,4 +1,4 @@
-"""From what was asked for to a plan: so many segments, the lowest peak, or the least time within a target.
+"""Plans: a number of segments, the lowest peak, or the least time within a target.
 
 Sizes are bytes.
 """
@@ -26,7 +26,7 @@ class PlannedSegment:
         first: name of its first layer.
         last: of its last.
         recomputed: whether its inside is computed again for the gradient, rather than kept.
-        held_bytes: what it leaves in memory until its gradient is computed: its inside where that is kept, else the
+        held_bytes: what it leaves in memory until its gradient is computed: its inside if that is kept, else the
             tensors that cross its end.
         peak_bytes: activations in memory while its gradient is computed, those of the segments before included.
     """
@@ -40,7 +40,7 @@ class PlannedSegment:
 
 @dataclass(frozen=True)
 class RecomputePlan(Record, what="recomputation plan", version=1, also=("predicted_bytes",)):
-    """Where a model is cut, and what that is predicted to save and to cost.
+    """The cuts of a model, with their predicted saving and cost.
 
     Attributes:
         batch_size: samples in a batch, for which all of it holds.
@@ -50,7 +50,7 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
         plain_activation_bytes: the same without recomputation.
         persistent_bytes: weights, the optimizer's slots and the batch, which recomputation leaves as they are.
         extra_time: predicted share by which a step takes longer, the backward pass taken as two forward passes.
-        target_bytes: the memory that was asked for; None where none was.
+        target_bytes: the memory that was asked for; None if none was.
     """
 
     batch_size: int
@@ -63,7 +63,7 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """The layers after which a segment ends."""
+        """The last layer of each segment but the last."""
         return tuple(each.last for each in self.segments[:-1])
 
     @property
@@ -73,7 +73,7 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
 
     @property
     def predicted_bytes(self) -> int:
-        """Predicted peak of a training step; `kerasmem.estimate` of the recomputed model says it more exactly."""
+        """Predicted peak of a training step. `kerasmem.estimate` of the recomputed model is more exact."""
         return self.activation_bytes + self.persistent_bytes
 
 
@@ -85,7 +85,7 @@ def plan_segments(
     persistent_bytes: int = 0,
     target_bytes: int | None = None,
 ) -> RecomputePlan:
-    """Return where to cut a chain.
+    """Plan the cuts of a chain.
 
     Args:
         steps: the chain.

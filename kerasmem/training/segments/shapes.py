@@ -1,7 +1,7 @@
-"""The chain of a model on Keras's JAX backend, read off shapes: each call keeps what it puts out.
+"""The chain of a model on Keras's JAX backend, from shapes: each call keeps its outputs.
 
 What XLA really keeps of a layer's inside is not known before it has compiled the step. So the cuts are balanced by the
-layers' outputs, and where a memory is given, the compiled step decides whether they are good enough.
+layers' outputs, and if a memory is given, the compiled step decides whether they are good enough.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def trace_chain(
         model: a Functional model, built; its weights are not read.
         batch_size: samples in a batch.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
-        loss: that the model is compiled with; it counts where there is one output and the targets are the usual ones.
-        rules: of the kernels that run it, whose scratch counts; None: none counts, as where XLA compiles the step.
+        loss: that the model is compiled with; it counts if there is one output and the targets are the usual ones.
+        rules: of the kernels that run it, whose scratch counts; None: none counts, as if XLA compiles the step.
 
     Raises:
         UsageError: an input has open dimensions that `input_shape` does not give.
@@ -95,7 +95,7 @@ def last_calls(calls: Iterable[Any]) -> dict[int, int]:
 
 
 def update_bytes(operation: Any) -> int:
-    """Return what the optimizer makes of a layer's gradients in its update, which follows them at once."""
+    """Return the bytes of the optimizer's update of a layer."""
     return sum(variable_bytes(each) for each in getattr(operation, "trainable_variables", ()))
 
 
@@ -219,7 +219,7 @@ class _Reader:
         return made
 
     def _uses(self) -> dict[Any, list[int]]:
-        """Return for the tensors that calls hand on, by what holds their values: the calls that take them."""
+        """Return the calls that take each tensor, by its buffer."""
         found: dict[Any, list[int]] = {}
         for number, call in enumerate(self._calls):
             for each in call.input_tensors:
@@ -229,7 +229,7 @@ class _Reader:
         return found
 
     def _trained(self) -> list[bool]:
-        """Return for each call whether it has a backward pass: it or what it takes comes from a trained weight."""
+        """Return whether each call has a backward pass: whether it depends on a trained weight."""
         moved: set[Any] = set()
         found = []
         for call in self._calls:
@@ -295,7 +295,7 @@ class _Reader:
         return [max(lives[before - begin : after - begin], default=0) for before, after in turns]
 
     def _forward(self) -> list[int]:
-        """Return for each call the most bytes that its forward pass works on beside what is kept for the gradient."""
+        """Return the peak of each call's forward pass, without the tensors kept for the gradient."""
         begin, end = self._begins[0], self._begins[-1]
         made = self._operations[begin:end]
         kept = {each.ref() for one in made for each in one.outputs if self._taken_after(each, end)}

@@ -10,22 +10,22 @@ import tensorflow as tf
 
 
 def map_arrays(function: Callable[[Any], Any], nested: Any) -> Any:
-    """Return a structure of arrays with the function applied to each; None stays None."""
+    """Apply a function to each array of a structure but None."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), nested)
 
 
 def without_optionals(batch: Any) -> Any:
-    """Return a batch with None where Keras's pipeline carries an empty optional."""
+    """Return a batch with None if Keras's pipeline carries an empty optional."""
     return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
 
 
 def replica_parts(leaf: Any) -> tuple[Any, ...]:
-    """Return the parts of an array that a strategy has dealt to its replicas; the array itself otherwise."""
+    """Return the parts of an array on the replicas of a strategy, or the array itself."""
     return tuple(leaf.values) if isinstance(leaf, tf.distribute.DistributedValues) else (leaf,)
 
 
 def first_replica(batch: Any) -> Any:
-    """Return what a strategy's first replica gets of a batch."""
+    """Return the part of a batch for a strategy's first replica."""
     return map_arrays(lambda leaf: replica_parts(leaf)[0], batch)
 
 
@@ -42,13 +42,13 @@ def row_count(batch: Any) -> int:
 
 
 def signature(batch: Any) -> tuple[Any, ...]:
-    """Return shapes and types: what decides how much memory a step takes."""
+    """Return shapes and types, which decide how much memory a step takes."""
     leaves = (each for leaf in keras.tree.flatten(batch) if leaf is not None for each in replica_parts(leaf))
     return tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
 
 
 def byte_count(batch: Any) -> int:
-    """Return what the arrays take, in bytes; sparse and ragged ones count as their values."""
+    """Return the bytes of the arrays; sparse and ragged ones count as their values."""
     total = 0
     for leaf in (part for each in keras.tree.flatten(batch) for part in replica_parts(each)):
         values = getattr(leaf, "flat_values", getattr(leaf, "values", leaf))
@@ -57,7 +57,7 @@ def byte_count(batch: Any) -> int:
 
 
 def part(batch: Any, start: int, stop: int) -> Any:
-    """Return the rows from `start` to `stop`; dense ones are views on the host, so that only they go to a card."""
+    """Return the rows from `start` to `stop`. Dense ones are views on the host."""
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):
@@ -71,5 +71,5 @@ def part(batch: Any, start: int, stop: int) -> Any:
 
 
 def on_host(batch: Any) -> Any:
-    """Return a copy as NumPy arrays, which are no part of what TensorFlow's allocators hand out."""
+    """Return a copy as NumPy arrays, outside of TensorFlow's allocators."""
     return keras.tree.map_structure(lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf, batch)

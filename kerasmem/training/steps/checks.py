@@ -1,4 +1,4 @@
-"""What must be known before a model is trained in pieces: what cannot work, and what will not be the same."""
+"""Checks before a model is trained in pieces: unsupported models, and layers that give other results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_fit(model: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse a model whose steps cannot be undone or make no sense in pieces, before anything is trained.
+    """Refuse a model with steps that can neither be undone nor divided.
 
     Raises:
         UsageError: the message names what it is and the way out.
@@ -50,7 +50,7 @@ def check_model(model: Any) -> None:
 
 
 def check_arrays(arguments: Mapping[str, Any]) -> None:
-    """Refuse arrays that Keras cannot hand to TensorFlow as a whole, which would end the process.
+    """Refuse arrays too large for TensorFlow's CPU allocator, which would end the process.
 
     Raises:
         ModelError: TensorFlow's allocator for the CPU has no room for them.
@@ -80,7 +80,7 @@ def _check_reductions(model: Any) -> None:
 
 
 def uneven_layers(model: Any) -> str | None:
-    """Return what to say of layers for which a batch in pieces is not the same as the batch, or None."""
+    """Return a warning about layers for which micro-batches differ from the batch, or None."""
     layers = flatten_layers(model, include_self=False)
     statistics, random, added, half = [], [], [], [layer.name for layer in layers if _sums_in_half(layer)]
     penalised = [layer.name for layer in layers if layer.activity_regularizer is not None]
@@ -90,7 +90,7 @@ def uneven_layers(model: Any) -> str | None:
                 statistics.append(layer.name)
         elif draws_numbers(layer):
             shares = [getattr(layer, name) for name in _SHARES if hasattr(layer, name)]
-            if any(shares) or not shares:  # a GRU has a generator also where it drops nothing
+            if any(shares) or not shares:  # a GRU has a generator also if it drops nothing
                 random.append(layer.name)
         elif has_added_losses(layer) and layer.activity_regularizer is None:
             added.append(layer.name)
@@ -111,7 +111,7 @@ def uneven_layers(model: Any) -> str | None:
 
 @functools.cache
 def _averages_activity_penalties() -> bool:
-    """Return whether Keras divides activity penalties by the batch; older versions add them up."""
+    """Return whether Keras divides activity penalties by the batch, as versions from 3.13 on do."""
     layer = keras.layers.Identity(activity_regularizer=keras.regularizers.L1(1.0))
     layer(keras.ops.ones((2, 1)))
     return float(layer.losses[0]) == 1.0

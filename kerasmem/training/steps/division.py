@@ -14,7 +14,7 @@ _STEPS = {"train": ("train_step", "make_train_function"), "test": ("test_step", 
 
 
 def division_obstacle(model: Any, kind: str, loss_reduction: str | None) -> str | None:
-    """Return the reason why a batch cannot be divided with the same result; None if it can.
+    """Return the reason why a batch cannot be divided with the same result, or None.
 
     Args:
         model: compiled.

@@ -50,9 +50,9 @@ class Recovery(Record, what="recovery"):
 
     Attributes:
         step: number of the step since the run began, from 0.
-        kind: "train" or "test"; "state" or "reset" where the process that takes the steps ended between two of them.
+        kind: "train" or "test"; "state" or "reset" if the process that takes the steps ended between two of them.
         rows: rows of the batch; 0 between two steps.
-        micro_batch_rows: rows of the pieces in which it then went through; None where it went through whole.
+        micro_batch_rows: rows of the pieces in which it then went through; None if it went through whole.
         replayed: steps since the last good copy that were taken once more.
         summary: what ran out.
     """
@@ -72,12 +72,12 @@ class _Entry(NamedTuple):
 
 
 class Driver:
-    """Takes steps on an engine, and takes them again where they ran out.
+    """Takes steps on an engine, and repeats those that ran out.
 
     Args:
         engine: where the steps run.
         micro_batches: pieces from the first batch on; None for whole batches until one runs out; "inexact" for that,
-            also where a batch cannot be divided with the same result.
+            also if a batch cannot be divided with the same result.
         micro_batch_rows: rows of a training piece in an earlier process; they come before `micro_batches`.
         loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         uneven: what to say, once, of layers for which pieces are not the same as the whole.
@@ -153,14 +153,14 @@ class Driver:
         return logs
 
     def reset_metrics(self, *, has_happened: bool) -> None:
-        """Note that an epoch or an evaluation begins, which resets the metrics."""
+        """Note the reset of the metrics at the beginning of an epoch or an evaluation."""
         if not has_happened:
             self._safely(_Entry("reset", None, None))
         self._journal.append(_Entry("reset", None, None))
 
     @property
     def size(self) -> int | None:
-        """Rows of a piece, where batches are trained on in pieces."""
+        """Rows of a piece, if batches are trained on in pieces."""
         return None if self.sizes["train"] == WHOLE else self.sizes["train"]
 
     def forget(self) -> None:
@@ -168,7 +168,7 @@ class Driver:
         self.good = None
 
     def keep(self) -> ModelState:
-        """Take a good copy now, and return it."""
+        """Take a copy of the state and return it."""
         if self.good is None or self._journal:
             self.good, self._bytes = self._safely(_Entry("state", None, None)), 0
             self._journal.clear()
@@ -185,7 +185,7 @@ class Driver:
         self._bytes += size
 
     def _safely(self, entry: _Entry) -> Any:
-        """Do what an entry says; where it runs out go back, and do once more all since, until it goes through."""
+        """Run an entry; if it runs out, go back to the copy and replay the journal, until it succeeds."""
         failures: list[RanOut] = []
         while True:
             try:
@@ -224,20 +224,20 @@ class Driver:
         return self.engine.step(entry.kind, entry.batch, self.sizes[entry.kind])
 
     def _try(self, entry: _Entry) -> None:
-        """Take a step on two pieces, and undo it: on one row each where it is in doubt whether fewer rows help at all,
-        and where there are many pieces, since the update after the last of them may run out, too."""
+        """Take a step on two pieces, and undo it: on one row each if it is in doubt whether fewer rows help at all,
+        and if there are many pieces, since the update after the last of them may run out, too."""
         if entry.batch is None or self.good is None:
             return
         size = self.sizes[entry.kind]
         if self._is_in_doubt:
-            self.sizes[entry.kind] = 1  # where that runs out nothing helps
+            self.sizes[entry.kind] = 1  # if that runs out nothing helps
             self.engine.step(entry.kind, part(entry.batch, 0, 2), 1)
             self.engine.load(self.good)
             self._is_in_doubt, self._one_row_fits = False, True
             found = self._fitting
             if found is not None and not found.is_hopeless:
                 closer = found.look_closer()
-                # Where no size but one row may fit by the estimate, the one on the line is tried all the same: kernels
+                # If no size but one row may fit by the estimate, the one on the line is tried all the same: kernels
                 # that find no room wait for others to end, and a run in single rows takes longer than one failure.
                 size = min(size, even_rows(row_count(entry.batch), closer)) if closer > 1 else size
             self.sizes[entry.kind] = size
@@ -246,7 +246,7 @@ class Driver:
             self.engine.load(self.good, releases=False)
 
     def _split(self, entry: _Entry, failures: list[RanOut]) -> None:
-        """Choose smaller pieces; the same once more where it is not known that memory was short."""
+        """Choose smaller pieces, or the same ones if it is not certain that memory ran out."""
         failure = failures[-1]
         self._deaths_here += 1
         if entry.batch is None:  # the process died between two steps
@@ -285,8 +285,8 @@ class Driver:
     def _chosen(self, rows: int, now: int, failures: list[RanOut]) -> tuple[int, str]:
         """Return the rows of the pieces to take next, and in words why.
 
-        Each failure costs ten seconds at least. So one row is tried before anything else where it is in doubt whether
-        fewer rows help, and taken where it went through and more rows did not. What ran out against the estimate is not
+        Each failure costs ten seconds at least. So one row is tried before anything else if it is in doubt whether
+        fewer rows help, and taken if it went through and more rows did not. What ran out against the estimate is not
         just halved.
         """
         found, is_first = self._fitting, len(failures) == 1
@@ -301,7 +301,7 @@ class Driver:
         return -(-now // (2 if found is None else _LESS)), how
 
     def _ask(self, kind: str, batch: Any, most: int, limit: int) -> Fitting | None:
-        """Return how many rows fit by the estimate; None where it has no answer."""
+        """Estimate how many rows fit."""
         room = Room(limit, self.engine.other_bytes(state_bytes(self.good or {})))
         batch, replicas = first_replica(batch), self._model.distribute_strategy.num_replicas_in_sync
         accumulates = self._obstacle(kind) is None

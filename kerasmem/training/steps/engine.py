@@ -58,9 +58,9 @@ class LocalEngine:
         reserve_in_one_piece()
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more.
+        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole if it has no more.
 
-        Where a batch cannot be divided with the same result, its pieces are batches of their own.
+        If a batch cannot be divided with the same result, its pieces are batches of their own.
         """
         self._most_before = max(self._most_before, self._in_use() - self._micro.held_bytes)
         self._micro.is_updating = False
@@ -81,7 +81,7 @@ class LocalEngine:
         raise found
 
     def _explained(self, error: Exception) -> RanOut:
-        """Return what ran out, with nothing left that holds tensors of the failed step; or raise what it was."""
+        """Return the failure after freeing the tensors of the step; raise other errors."""
         diagnosis = read_exception(error)  # threads that make batches run: no look at all objects
         if not diagnosis.out_of_memory:
             raise error
@@ -94,13 +94,13 @@ class LocalEngine:
         return read_state(self.model)
 
     def load(self, state: ModelState, *, releases: bool = True) -> None:
-        """Go back to a copy; nothing is kept of micro-batches unless a step that went through is undone."""
+        """Go back to a copy, and free the accumulators unless a successful step is undone."""
         if releases:
             self._micro.release()
         load_state(self.model, state)
 
     def other_bytes(self, state_bytes: int) -> int:
-        """Return what this process's allocator has handed out beside a state; 0 where that is not known.
+        """Return the bytes in use besides a state, or 0 if unknown.
 
         Pipelines hold more or fewer batches from step to step; the most that was seen before a step counts.
         """
@@ -120,7 +120,7 @@ class LocalEngine:
 
 
 def _keras_function(model: Any, kind: str) -> Any:
-    """Return the function with which Keras trains or tests, the one that it has where there is one."""
+    """Return Keras's function that trains or tests, made anew if the model has none."""
     name = f"{kind}_function"
     present = getattr(model, name)
     if present is not None and not getattr(present, "is_kerasmem", False):
@@ -154,7 +154,7 @@ def build_step(model: Any, batch: Any) -> None:
 
 
 def _trace_for_any_rows(function: Any, batch: Any) -> None:
-    """Trace Keras's function for any number of rows, as Keras does; it would otherwise take that of this batch."""
+    """Trace Keras's function for any number of rows, as Keras does."""
     import keras
     import tensorflow as tf
 

@@ -51,7 +51,7 @@ class Divisors:
 
     @contextlib.contextmanager
     def weighing(self, factors: Any) -> Iterator[None]:
-        """Multiply the result of each reduction by its factor; with None, by 1."""
+        """Multiply the result of each reduction by its factor, if any."""
         place = 0
 
         def weigh(reduce: Callable[..., Any], values: Any, **how: Any) -> Any:
@@ -71,10 +71,10 @@ class Divisors:
         return COUNTED in self.kinds
 
     def factors(self, own: Sequence[float], whole: Sequence[float], rows: int, total: int) -> list[float]:
-        """Return what each reduction's result is multiplied by.
+        """Return the factor of each reduction.
 
         Args:
-            own: the piece's divisors; they count where the kind is "counted".
+            own: the piece's divisors; they count if the kind is "counted".
             whole: the batch's.
             rows: of the piece.
             total: rows of the batch.
@@ -91,7 +91,7 @@ class Divisors:
 
 
 def _divisor(values: Any, *, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> tuple[str, Any]:
-    """Return the kind of a reduction and what Keras divides by there."""
+    """Return the kind and the divisor of a reduction."""
     values = ops.convert_to_tensor(values, dtype=dtype)
     one = ops.ones((), "float32")
     if tuple(values.shape) in ((), (0,)):

@@ -58,7 +58,7 @@ class MicroStep:
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
 
     def train(self, batch: Any, size: int) -> dict[str, Any]:
-        """Train on a batch in micro-batches of `size` rows, the last of which may have fewer."""
+        """Train on a batch in micro-batches of `size` rows; the last may have fewer."""
         if self._accumulators is not None:
             self._function("reset", self._reset)()
         logs: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class MicroStep:
         return logs
 
     def release(self) -> None:
-        """Give the accumulators back, and with them the traced functions, which TensorFlow would keep."""
+        """Free the accumulators and the traced functions."""
         if self._functions:
             self._accumulators, self.held_bytes = None, 0
             self._functions.clear()
@@ -89,7 +89,7 @@ class MicroStep:
             collect()
 
     def _pieces(self, batch: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield each piece, its share of the rows, and what its losses are multiplied by."""
+        """Yield each piece, its share of the rows, and the factors of its losses."""
         total = row_count(batch)
         bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
         if not self._is_known:  # tracing tells whether there is anything to count
@@ -114,7 +114,7 @@ class MicroStep:
         return [float(each) for each in count(piece)]
 
     def _function(self, name: str, body: Callable[..., Any], rows: int = 0) -> Callable[..., Any]:
-        """Return the body as a graph; one for each number of rows, which Keras wants to know while tracing."""
+        """Return the body as a graph, one for each number of rows."""
         key = (name, rows)
         if key not in self._functions:
             made = body
@@ -143,7 +143,7 @@ class MicroStep:
         return found
 
     def _accumulate(self, data: Any, share: Any, factors: Any) -> tuple[Any, list[Any]]:
-        """Add a piece's gradients up; return the metrics, and the gradients that are slices."""
+        """Accumulate the gradients of a piece; return the metrics and the gradients that are slices."""
         model = self.model
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
@@ -170,7 +170,7 @@ class MicroStep:
 
     @contextlib.contextmanager
     def _counting_batches(self, share: Any) -> Iterator[None]:
-        """Have the losses of single outputs count a batch as one, of which this is a share."""
+        """Weight the shown losses of single outputs by the share of the batch."""
         metrics = self._loss.metrics if self._any_rows and self._loss is not None else ()
         for metric in metrics:
 
@@ -191,9 +191,9 @@ class MicroStep:
         return self.model.compute_metrics(x, y, predicted, sample_weight=weight)
 
     def _add(self, gradients: list[Any], trainable: list[Any]) -> list[Any]:
-        """Add dense gradients to their accumulators; return the others, as values and indices.
+        """Accumulate dense gradients; return the others as values and indices.
 
-        Optimizers square slices one by one, also where several are of the same row, so their sum would be another
+        Optimizers square slices one by one, also if several are of the same row, so their sum would be another
         gradient. Those of all pieces take what those of the whole batch would.
         """
         self._kinds = ["none" if g is None else "slices" if isinstance(g, tf.IndexedSlices) else "" for g in gradients]

@@ -1,4 +1,4 @@
-"""A compiled model as data from which another process makes the same: its configuration, and where its classes are."""
+"""A compiled model as data for another process: its configuration and its classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKER = "KERASMEM_FIT_WORKER"  # set in the environment of a process that takes
 
 
 def pack(model: Any) -> dict[str, Any]:
-    """Return what `unpack` needs, without weights.
+    """Return the argument of `unpack`, without weights.
 
     Raises:
         UsageError: the model cannot be described; the message has the way out.

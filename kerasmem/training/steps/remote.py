@@ -1,4 +1,4 @@
-"""Where steps run: in a process of their own, which may die without harm to the one that has data and callbacks."""
+"""Steps in a process of their own, separate from that of data and callbacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAIL = 2**16  # bytes of the dead process's messages that are read
 
 
 class RemoteEngine:
-    """Steps in a process of their own; a new one is started when it is gone.
+    """Runs steps in a process of their own, and starts a new one after a crash.
 
     Args:
         model: compiled; it stands still here until `load_state` brings it what the other process has.
@@ -43,7 +43,7 @@ class RemoteEngine:
         return None if self._child is None else self._child.pid
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole where it has no more."""
+        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole if it has no more."""
         logs: dict[str, Any] = self._ask("step", kind, on_host(batch), size)
         return logs
 
@@ -53,7 +53,7 @@ class RemoteEngine:
         return found
 
     def load(self, state: ModelState, *, releases: bool = True) -> None:
-        """Go back to a copy, in a new process where the old one is gone."""
+        """Go back to a copy, in a new process if the old one is gone."""
         if self._child is None:
             self._start()
         self._ask("load", state, releases=releases)
@@ -119,7 +119,7 @@ Engine = LocalEngine | RemoteEngine  # where steps run; what both of them do is 
 
 
 def _death(end: ChildEnded) -> RanOut:
-    """Return how the process ended, with what it said of it."""
+    """Return the failure from the exit code and the messages of the process."""
     with end.messages as messages:
         messages.seek(max(0, messages.seek(0, os.SEEK_END) - _TAIL))
         found = explain_stream(messages, name="its messages")
@@ -130,7 +130,7 @@ def _death(end: ChildEnded) -> RanOut:
 
 
 def check_card() -> None:
-    """Refuse where this process has taken all of a card, so that nothing is left for another.
+    """Refuse if this process has taken all of a card, so that nothing is left for another.
 
     Raises:
         UsageError: it has.

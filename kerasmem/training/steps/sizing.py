@@ -44,7 +44,7 @@ class Fitting:
     """What the estimator says of a batch that ran out.
 
     Attributes:
-        rows: the most rows of a piece that surely fit; where none do, those that may fit, on the line between one row
+        rows: the most rows of a piece that surely fit; if none do, those that may fit, on the line between one row
             and the most that were asked about.
         is_sure: whether they surely fit.
         is_in_doubt: whether one row does not surely fit.
@@ -54,7 +54,7 @@ class Fitting:
         added: bytes that a step in pieces takes beside the step itself: its accumulators.
         is_impossible: whether one row cannot fit even on a device that holds nothing else and with kernels that take no
             scratch; what the estimator does not know of another machine's kernels makes no difference then.
-        look_closer: returns `rows` from more sizes, where it is worth their tracing.
+        look_closer: returns `rows` from more sizes, if it is worth their tracing.
     """
 
     rows: int
@@ -80,7 +80,7 @@ class StepSizes:
         self._model, self._clock = model, clock
 
     def fitting(self, kind: str, batch: Any, most: int, room: Room, *, accumulates: bool) -> Fitting | None:
-        """Return how many rows fit, `most` at most; None where the estimator has no answer.
+        """Estimate how many rows fit, up to `most`.
 
         Args:
             kind: "train" or "test".
@@ -108,7 +108,7 @@ class StepSizes:
         except Exception:  # a size is tried instead, as without an estimator
             return None
 
-        def look_closer() -> int:  # where the time was too short, none of those that were not asked for
+        def look_closer() -> int:  # if the time was too short, none of those that were not asked for
             rows = found_by(bound, MOST_SECONDS)
             return rows if rows in asked else max((each for each in asked if bound(asked[each]) <= free), default=1)
 
@@ -138,10 +138,10 @@ def _least_held(found: Outcome) -> int:
 
 
 def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callable[[], bool]) -> int:
-    """Return the most rows, `most` or fewer, that fit; 1 where none do. Pure.
+    """Return the most rows up to `most` that fit, or 1. Pure.
 
-    A few sizes are asked for; where there is no time for more, the answer is on the line between those that were. What
-    a step takes is no line: it jumps where a second row needs other kernels, and grows slowly from there. So after a
+    A few sizes are asked for; if there is no time for more, the answer is on the line between those that were. What
+    a step takes is no line: it jumps if a second row needs other kernels, and grows slowly from there. So after a
     size on the line that does not fit no more than half of what is left is asked for.
 
     Examples:
@@ -172,7 +172,7 @@ def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callab
 
 
 def even_rows(rows: int, most: int) -> int:
-    """Return the rows of a piece where a batch is divided into pieces of `most` at most, about even.
+    """Return the rows of a piece if a batch is divided into pieces of `most` at most, about even.
 
     All of one size are worth up to twice the pieces: each size of a piece is traced, and compiled, by itself.
 
@@ -185,13 +185,13 @@ def even_rows(rows: int, most: int) -> int:
 
 
 def gradient_bytes(model: Any) -> int:
-    """Return the bytes of the gradients that pieces add up; those of embeddings are kept as slices."""
+    """Return the bytes of the accumulated gradients, without those of embeddings."""
     embeddings = set(map(id, embedding_variables(model)))
     return sum(variable_bytes(each) for each in model.trainable_variables if id(each) not in embeddings)
 
 
 def embedding_variables(model: Any) -> list[Any]:
-    """Return the weights whose gradients are slices, one for each time that a row of theirs was looked up."""
+    """Return the weights of embeddings, which have slices as gradients."""
     import keras
 
     layers = (each for each in flatten_layers(model) if isinstance(each, keras.layers.Embedding))

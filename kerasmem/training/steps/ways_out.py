@@ -30,7 +30,7 @@ def nothing_fits(summary: str, model: Any, fitting: Fitting | None, since: int) 
 
 
 def no_update_fits(summary: str, model: Any, since: int) -> str:
-    """Return the message if the update after the last piece ran out, which takes as much for any pieces."""
+    """Return the message if the update after the last piece ran out."""
     all_rows = "a smaller batch_size: the gradients of embeddings are kept for each row until then"
     options = [*([all_rows] if embedding_variables(model) else []), *_lean_optimizer(model), _SMALLER, _larger()]
     return (
@@ -92,7 +92,7 @@ def _options(model: Any, fitting: Fitting | None) -> Iterator[str]:
     need = next((each for each in _needs(fitting, one) if each > limit), None) if fitting and one else None
 
     def saving(category: str, share: float = 1.0) -> str | None:
-        """Return the bytes that an option saves, in words; None if they are too few."""
+        """Return the saving of an option in words, or None if it is too small."""
         size = None if one is None else one.categories.get(category)
         if need is None or size is None:
             return ""

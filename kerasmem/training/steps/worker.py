@@ -1,4 +1,4 @@
-"""The process in which the steps of `kerasmem.fit(isolated=True)` run, and may die. Started by `remote`."""
+"""The process of the steps of `kerasmem.fit(isolated=True)`. Started by `remote`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Worker:
         self.engine: Any = None
 
     def make(self, packed: dict[str, Any], batch: Any, loss_reduction: str | None, any_rows: bool) -> dict[str, Any]:
-        """Make the model and all its variables; return what they are."""
+        """Make the model with all its variables, and return their description."""
         from kerasmem.training.model_state import describe, variables
         from kerasmem.training.steps.engine import LocalEngine, build_step
         from kerasmem.training.steps.packing import unpack
@@ -45,7 +45,7 @@ class _Worker:
         return {group: describe(some) for group, some in variables(model).items() if group != "random"}
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """Take a step; return its logs as arrays."""
+        """Take a step and return its logs as arrays."""
         import keras
 
         return keras.tree.map_structure(keras.ops.convert_to_numpy, self.engine.step(kind, _tensors(batch), size))
