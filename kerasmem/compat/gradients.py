@@ -13,6 +13,7 @@ are put back as they were.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import re
 import threading
@@ -166,15 +167,9 @@ def _forwarder(reference: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def _living(*wanted: type) -> tuple[list[Any], ...]:
-    """Return the living objects of each class, those of subclasses among them; `gc.freeze` hides some."""
-    kinds: set[type] = set(wanted)
-    waiting = list(wanted)
-    while waiting:
-        below: list[type] = type.__subclasses__(waiting.pop())
-        new = [each for each in below if each not in kinds]
-        kinds.update(new)
-        waiting += new
-    found = [each for each in living_objects() if type(each) in kinds]
+    """List the living instances of each class; `gc.freeze` hides some."""
+    is_wanted = functools.cache(lambda kind: issubclass(kind, wanted))
+    found = [each for each in living_objects() if is_wanted(type(each))]
     return tuple([each for each in found if isinstance(each, kind)] for kind in wanted)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
@@ -24,41 +21,10 @@ COMPILE_NAMED = Borrowed(
     feature=_FEATURE,
 )
 FUNCTION_DEF = Borrowed(f"{_CONTEXT}:Context.get_function_def(name)", feature="fast planning of grouped convolutions")
-_FLAGS = "XLA_FLAGS"  # read once in a process, by the first compilation
-_UNOPTIMISED = "--xla_backend_optimization_level=0"
-_is_only_planned = False
+# XLA plans as ever and makes code in a hurry, which takes up to half of the time otherwise. XLA reads its flags once in
+# a process, with the first compilation.
+UNOPTIMISED = "--xla_backend_optimization_level=0"
 HLO = Borrowed("tensorflow.compiler.xla.service.hlo_pb2:HloProto", feature=_FEATURE)
-
-
-@contextlib.contextmanager
-def only_planned() -> Iterator[None]:
-    """Say that nothing which is compiled in this process will run: XLA then plans as ever and makes code in a hurry.
-
-    How much LLVM optimises has no part in XLA's plan of memory, and takes up to half of the time.
-    """
-    global _is_only_planned
-    before, _is_only_planned = _is_only_planned, True
-    try:
-        yield
-    finally:
-        _is_only_planned = before
-
-
-@contextlib.contextmanager
-def _flags() -> Iterator[None]:
-    """Set XLA's flags for a compilation; those of the user's own count more."""
-    before = os.environ.get(_FLAGS)
-    if not _is_only_planned:
-        yield
-        return
-    os.environ[_FLAGS] = f"{_UNOPTIMISED} {before or ''}".strip()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_FLAGS]
-        else:
-            os.environ[_FLAGS] = before
 
 
 def compile_function(function: Any, arguments: list[Any]) -> Any:
@@ -69,7 +35,7 @@ def compile_function(function: Any, arguments: list[Any]) -> Any:
         arguments: a `tf.TensorSpec` for each of its arguments.
     """
     generate = COMPILE_FUNCTION.get()(function, arguments)
-    with warnings.catch_warnings(), _flags():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it announces that `device_name` will go; `platform_name` has no CPU yet
         return HLO.get().FromString(generate(stage=_STAGE, device_name=CPU))
 
@@ -81,7 +47,7 @@ def compile_named(name: str, arguments: list[Any]) -> Any:
         name: of the function.
         arguments: a `tf.TensorSpec` for each of its arguments.
     """
-    with warnings.catch_warnings(), _flags():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         serialised = COMPILE_NAMED.get()(
             CONTEXT.get()(), device_name=CPU, platform_name=None, function_name=name, flat_args=arguments,

@@ -17,7 +17,6 @@ from kerasmem.records import Record
 
 _PROC = "/proc/self"
 _forks = 0  # above this process, since the module was loaded; cheaper to look at than the process's number
-_SWAP = re.compile(rb"^VmSwap:\s+(\d+) kB$", re.MULTILINE)
 _SIZE = re.compile(rb"^(VmRSS|VmHWM|VmSwap|RssAnon):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -121,10 +120,9 @@ class HostReader:
 
     def _read_swap(self) -> int | None:
         try:
-            found = _SWAP.search(os.pread(self._status, 16384, 0))
+            return parse_status(os.pread(self._status, 16384, 0)).get("VmSwap")
         except (OSError, AttributeError):
             return None
-        return int(found[1]) * 1024 if found else None
 
     def _reopen(self) -> None:
         """Open this process's own files: after a fork the old ones still describe the parent."""

@@ -71,7 +71,7 @@ def bytes_in_use() -> int | None:
 
 
 def in_use_reader() -> Callable[[], int]:
-    """Return what tells, in microseconds, what `bytes_in_use` does; 0 where it is not known."""
+    """Return a fast function for `bytes_in_use`, which returns 0 if that is unknown."""
     allocator = _first_allocator()
     return (lambda: 0) if allocator is None else (lambda: allocator.read().in_use_bytes)
 

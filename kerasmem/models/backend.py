@@ -17,41 +17,37 @@ _REMEDY = "set KERAS_BACKEND=tensorflow (an architecture file opens the same on 
 
 
 def import_keras() -> ModuleType:
-    """Return the `keras` module, running on TensorFlow or on JAX.
+    """Import Keras, running on TensorFlow or on JAX.
 
     Raises:
-        UsageError: Keras is set to another backend, by KERAS_BACKEND or by its configuration file.
-        KerasmemError: Keras, or what its backend needs, cannot be imported.
+        UsageError: If KERAS_BACKEND or Keras's configuration file sets another backend, or JAX is not installed.
+        KerasmemError: If Keras cannot be imported.
     """
-    wanted = os.environ.get("KERAS_BACKEND", TENSORFLOW)
-    _check(wanted, f"KERAS_BACKEND is {wanted!r}")
+    wanted = os.environ.get("KERAS_BACKEND")
+    origin = "by its configuration file" if wanted is None else "by KERAS_BACKEND"
+    _check_backend(wanted or TENSORFLOW, origin)
     try:
         import keras
     except ImportError as error:
-        missing = error.name or "keras"
-        if missing in (JAX, "jaxlib"):
-            is_set = f"KERAS_BACKEND is {JAX!r}" if wanted == JAX else _by_file(JAX)
+        if error.name in (JAX, "jaxlib"):
             raise UsageError(
-                f"{is_set}, and JAX is not installed: pip install 'kerasmem[jax]', or {_REMEDY}"
+                f"Keras is set to the 'jax' backend {origin}, and JAX is not installed: "
+                f"pip install 'kerasmem[jax]', or {_REMEDY}"
             ) from error
         raise KerasmemError(
-            f"Keras cannot be imported ({error}). Install it: pip install tensorflow keras; or, if its configuration "
-            f"file chooses the {missing!r} backend: {_REMEDY}"
+            f"Keras cannot be imported ({error}). Install it: pip install tensorflow keras; or, if it is set to "
+            f"another backend {origin}: {_REMEDY}"
         ) from error
-    chosen = keras.backend.backend()
-    _check(chosen, _by_file(chosen))
+    _check_backend(keras.backend.backend(), origin)
     module: ModuleType = keras
     return module
 
 
-def _by_file(backend: str) -> str:
-    return f"Keras is set to the {backend!r} backend by its configuration file"
-
-
-def _check(backend: str, is_set: str) -> None:
-    """Refuse a backend on which what was asked for does not work."""
+def _check_backend(backend: str, origin: str) -> None:
     if backend not in (TENSORFLOW, JAX):
-        raise UsageError(f"{is_set}, and kerasmem works on TensorFlow and on JAX: {_REMEDY}")
+        raise UsageError(
+            f"Keras is set to the {backend!r} backend {origin}, and kerasmem works on TensorFlow and on JAX: {_REMEDY}"
+        )
 
 
 def keras_backend() -> str:

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kerasmem.errors import ModelFileError, first_line
 from kerasmem.models.names import check_model_name
@@ -29,14 +29,12 @@ class ModelDocument:
 
     Attributes:
         path: the file.
-        kind: "h5", "keras" or "json".
         config: the model's configuration, as the file has it.
         training: the settings of `compile` (optimizer, loss), where the file has them.
         keras_version: the version that wrote the file, where it says so.
     """
 
     path: Path
-    kind: Literal["h5", "keras", "json"]
     config: dict[str, Any]
     training: dict[str, Any] | None = None
     keras_version: str | None = None
@@ -128,7 +126,7 @@ def _read_h5(path: Path) -> ModelDocument:
         version = _attribute(file, "keras_version", path)
     config = _parse(text, path, "model_config")
     compiled = _parse(training, path, "training_config") if training else None
-    return ModelDocument(path, "h5", config, compiled, version)
+    return ModelDocument(path, config, compiled, version)
 
 
 def _attribute(file: Any, name: str, path: Path) -> str | None:
@@ -194,13 +192,13 @@ def _read_keras_archive(path: Path) -> ModelDocument:
         config = _member(archive, "config.json", path)
         metadata = _member(archive, "metadata.json", path) if "metadata.json" in names else "{}"
     version = _parse(metadata, path, "metadata.json").get("keras_version")
-    return _document(path, "keras", _parse(config, path, "config.json"), version)
+    return _document(path, _parse(config, path, "config.json"), version)
 
 
-def _document(path: Path, kind: Literal["keras", "json"], config: dict[str, Any], version: Any) -> ModelDocument:
+def _document(path: Path, config: dict[str, Any], version: Any) -> ModelDocument:
     training = config.get("compile_config")
     version = version if isinstance(version, str) else None
-    return ModelDocument(path, kind, config, training if isinstance(training, dict) else None, version)
+    return ModelDocument(path, config, training if isinstance(training, dict) else None, version)
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
@@ -224,7 +222,7 @@ def _read_json(path: Path) -> ModelDocument:
         raise ModelFileError(
             f"{path}: JSON, but not a Keras architecture (no class_name and config); model.to_json() writes one"
         )
-    return _document(path, "json", document, document.get("keras_version"))
+    return _document(path, document, document.get("keras_version"))
 
 
 def _parse(text: str, path: Path, field: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,76 +48,54 @@ class GivenShape:
         return ",".join(map(str, self.sizes))
 
 
-def _parsed(texts: Sequence[str], option: str) -> dict[str, GivenShape]:
-    shapes: dict[str, GivenShape] = {}
-    for text in texts:
-        name, _, rest = text.rpartition("=")
-        dimensions, _, dtype = rest.partition(":")
-        pieces = dimensions.replace("x", ",").strip("()[] ,").split(",") if dimensions.strip("()[] ,") else []
-        try:
-            sizes = tuple(int(piece) for piece in pieces)
-        except ValueError:
-            raise UsageError(
-                f"{option} {text!r}: write name=224,224,3 (whole numbers, without the batch), or name=128:int32"
-            ) from None
-        shapes[name.strip()] = _checked(sizes, dtype.strip() or None, f"{option} {text!r}")
-    return shapes
-
-
 def normalise_input_shapes(given: Any, option: str = "--input-shape") -> dict[str, GivenShape]:
-    """Return shapes without the batch: None, a shape, a text, a list of texts or a dict from name to shape.
+    """Read shapes without the batch: None, a shape, a text, a list of texts or a dict from name to shape.
 
     A text is "image=224,224,3", or "224,224,3" for a model with one input. A dtype may follow, for models that do not
     declare their inputs: "ids=128:int32".
 
     Args:
         given: the shapes.
-        option: that gives them, for messages.
+        option: the option that gives them, for messages.
 
     Returns:
-        Name to shape; a shape without a name is under "".
+        Name to shape; a shape without a name has the name "".
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: If `given` is none of these.
     """
     if given is None:
         return {}
-    if isinstance(given, str):
-        return _parsed([given], option)
     if isinstance(given, Mapping):
-        return {str(name): _whole(shape, str(name), option) for name, shape in given.items()}
-    if isinstance(given, (list, tuple)) and given and all(isinstance(item, str) for item in given):
-        return _parsed(given, option)
-    return {"": _whole(given, "", option)}
+        return {str(name): _shape(shape, f"{option} {name}=") for name, shape in given.items()}
+    texts = [given] if isinstance(given, str) else given
+    if isinstance(texts, (list, tuple)) and texts and all(isinstance(text, str) for text in texts):
+        named = (text.rpartition("=") for text in texts)
+        return {name.strip(): _shape(shape, f"{option} {name}{equals}") for name, equals, shape in named}
+    return {"": _shape(given, f"{option} ")}
 
 
-def _whole(shape: Any, name: str, option: str) -> GivenShape:
-    if isinstance(shape, GivenShape):
-        return shape
-    if isinstance(shape, str):
-        return _parsed([shape], option)[""]
+def _shape(value: Any, where: str) -> GivenShape:
+    if isinstance(value, GivenShape):
+        return value
+    shown, dtype = value, ""
+    if isinstance(value, str):
+        dimensions, _, dtype = value.partition(":")
+        dimensions = dimensions.strip("()[] ,").replace("x", ",")
+        value = dimensions.split(",") if dimensions else []
     try:
-        sizes = tuple(int(size) for size in shape)
+        sizes = tuple(int(size) for size in value)
     except (TypeError, ValueError):
-        raise UsageError(
-            f"{_argument(option)} {name}: {shape!r} is not a shape; write (224, 224, 3), without the batch"
-        ) from None
-    return _checked(sizes, None, f"{_argument(option)} {name} {shape!r}")
-
-
-def _argument(option: str) -> str:
-    """Return the name that an option has in Python."""
-    return option.lstrip("-").replace("-", "_")
-
-
-def _checked(sizes: tuple[int, ...], dtype: str | None, where: str) -> GivenShape:
+        sizes = (0,)
     if any(size < 1 for size in sizes):
-        raise UsageError(f"{where}: has a size below 1; write the sizes without the batch")
-    return GivenShape(sizes, None if dtype is None else check_dtype(dtype, where))
+        raise UsageError(
+            f"{where}{shown!r}: write sizes of at least 1, without the batch, such as 224,224,3 or 9:int32"
+        )
+    return GivenShape(sizes, check_dtype(dtype.strip(), f"{where}{shown!r}") if dtype.strip() else None)
 
 
 def check_dtype(dtype: str, where: str) -> str:
-    """Return Keras's name of a dtype.
+    """Return the standard name of a dtype.
 
     Args:
         dtype: as the user writes it.

@@ -124,15 +124,16 @@ def set_for_itself(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def off_the_cards() -> Iterator[None]:
-    """Keep TensorFlow's and JAX's hands off the cards in this process, and let XLA plan in a hurry.
+    """Hide the cards from TensorFlow and JAX in this process, and let XLA compile without optimization.
 
-    An estimate needs no GPU, and a job may be running on the one that is there; no step runs in this process, and what
-    XLA compiles here need not be quick. Children, which run real steps, see the cards.
+    An estimate needs no GPU, and a job may be running on it. No step runs in this process, so compiled code need not be
+    fast. Children, which run real steps, see the cards and the user's flags.
     """
-    from kerasmem.compat.xla import only_planned
+    from kerasmem.compat.xla import UNOPTIMISED
 
     platforms = os.environ.get("JAX_PLATFORMS", "cpu")
-    with set_for_itself(CUDA_VISIBLE_DEVICES="-1", JAX_PLATFORMS=platforms), only_planned():
+    flags = f"{UNOPTIMISED} {os.environ.get('XLA_FLAGS', '')}".strip()  # the user's own flags override
+    with set_for_itself(CUDA_VISIBLE_DEVICES="-1", JAX_PLATFORMS=platforms, XLA_FLAGS=flags):
         yield
 
 

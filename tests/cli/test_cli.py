@@ -88,7 +88,7 @@ def test_exit_codes_of_the_verdict(cli, model_file, device, code, verdict):
         (["estimate", "absent.h5", "--device", "t44"], "nearest: t4"),
         (["estimate", "absent.h5", "--method", "guess"], "'guess' is not one of"),
         (["estimate", "absent.h5", "--json", "--csv"], "choose one"),
-        (["estimate", "keras.applications:VGG16", "--input-shape", "x=a,b"], "write name="),
+        (["estimate", "keras.applications:VGG16", "--input-shape", "x=a,b"], "write sizes"),
         (["estimate", "keras.applications:VGG16", "--custom-objects", "no.such.module"], "cannot be imported"),
         (["estimate", "keras.applications:VGG16", "--loss", "mean_squared_eror"], "did you mean 'mean_squared_error'?"),
         (["estimate", "no.module:build"], "cannot be imported"),
@@ -227,7 +227,7 @@ def test_another_keras_backend_is_a_clear_message(program, model_file):
     for backend in ("jax", "torch", "nonsense"):
         result = program("-m", "kerasmem", "estimate", model_file, env={"KERAS_BACKEND": backend})
         assert result.code == 2
-        assert f"KERAS_BACKEND is '{backend}'" in result.err
+        assert f"'{backend}' backend by KERAS_BACKEND" in result.err
         assert "KERAS_BACKEND=tensorflow" in result.err
         assert "Traceback" not in result.err
 

@@ -1,4 +1,4 @@
-"""What XLA is asked to compile, and its flags while it plans."""
+"""Bodies of functions that XLA compiles, and its flags for a plan."""
 
 from __future__ import annotations
 
@@ -9,45 +9,16 @@ import tensorflow as tf
 
 from kerasmem.compat import xla
 from kerasmem.compat.borrowing import NotAvailableError
+from kerasmem.processes.children import child_environment, off_the_cards
 
 
-class Compiler:
-    """Stands in XLA's place and notes the flags that it would read."""
-
-    def get(self):
-        return lambda *arguments, **options: lambda **stage: self.compile()
-
-    def compile(self):
-        self.flags = os.environ.get("XLA_FLAGS")
-        return b""
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    made = Compiler()
-    monkeypatch.setattr(xla, "COMPILE_FUNCTION", made)
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    return made
-
-
-def test_code_that_will_not_run_is_not_optimised(compiler):
-    with xla.only_planned():
-        xla.compile_function(None, [])
-    assert compiler.flags == "--xla_backend_optimization_level=0"
-    assert "XLA_FLAGS" not in os.environ  # nor do children inherit it
-
-
-def test_the_users_flags_count_more(compiler, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2")
-    with xla.only_planned():
-        xla.compile_function(None, [])
-    assert compiler.flags == "--xla_backend_optimization_level=0 --xla_backend_optimization_level=2"
-    assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=2"
-
-
-def test_a_process_that_trains_keeps_its_flags(compiler):
-    xla.compile_function(None, [])
-    assert compiler.flags is None
+@pytest.mark.parametrize("own", ["", "--xla_backend_optimization_level=2"])
+def test_code_that_will_not_run_is_not_optimised(monkeypatch, own):
+    monkeypatch.setenv("XLA_FLAGS", own)
+    with off_the_cards():
+        assert os.environ["XLA_FLAGS"] == f"--xla_backend_optimization_level=0 {own}".strip()
+        assert child_environment()["XLA_FLAGS"] == own
+    assert os.environ["XLA_FLAGS"] == own
 
 
 def known(function, names=("first", "second")):

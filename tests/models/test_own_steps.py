@@ -131,7 +131,7 @@ def test_targets_that_the_user_says():
     ("given", "words"),
     [
         ({"target_shape": "3,y"}, "--target-shape '3,y'"), ({"target_dtype": "int33"}, "--target-dtype: 'int33'"),
-        ({"target_shape": "none", "target_dtype": "int32"}, "choose one"), ({"target_shape": 5}, "target_shape"),
+        ({"target_shape": "none", "target_dtype": "int32"}, "choose one"), ({"target_shape": 5}, "--target-shape 5"),
     ],
 )  # fmt: skip
 def test_targets_that_cannot_be(given, words):
