@@ -97,12 +97,12 @@ class IndexedFile(NamedTuple):
     """What an index knows about one file.
 
     Attributes:
-        index: path of the index.
+        index_path: path of the index.
         time: time of change of a local file when the index was made, in ns; 0 if unknown.
         tables: where datasets lie; those that only HDF5 finds are missing.
     """
 
-    index: str
+    index_path: str
     time: int
     tables: dict[str, Table]
 

@@ -267,6 +267,6 @@ def _refuse_change(handle: Handle, indexed: IndexedFile) -> None:
     else:
         return
     raise DataError(
-        f"{shown(handle.path)}: the file was changed after the index {shown(indexed.index)} was made ({what}); "
+        f"{shown(handle.path)}: the file was changed after the index {shown(indexed.index_path)} was made ({what}); "
         "make the index again with `kerasmem data index`"
     )

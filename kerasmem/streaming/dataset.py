@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.streaming.ahead import Batch
-from kerasmem.streaming.plan import StreamPlan
+from kerasmem.streaming.plan import StreamPlan, build_batch
 
 
 def make_dataset(epoch: Callable[[], Iterator[Batch]], signature: Batch, *, batches: int | None, prefetch: int) -> Any:
@@ -38,7 +38,7 @@ def plan_signature(plan: StreamPlan) -> Batch:
     rows = plan.batch_rows if plan.all_full else None
     weights = (tf.TensorSpec((rows,), tf.float32),) if plan.adds_weights else ()
     specs = [tf.TensorSpec((rows, *column.row_shape), tf.as_dtype(column.dtype)) for column in plan.columns]
-    return (*plan.build(specs), *weights)
+    return (*build_batch(plan.parts, plan.uses, specs), *weights)
 
 
 def batches_signature(batches: Sequence[Batch]) -> Batch:

@@ -13,7 +13,7 @@ from kerasmem.streaming.ahead import Batch, BatchesAhead, Preparation, Transform
 from kerasmem.streaming.cursor import Cursor, Position
 from kerasmem.streaming.description import name_batch
 from kerasmem.streaming.order import EpochOrder
-from kerasmem.streaming.plan import StreamPlan
+from kerasmem.streaming.plan import StreamPlan, build_batch
 from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.window import WindowStore
 
@@ -121,21 +121,19 @@ class OpenStream:
         arrays = self.windows.batch(self.order(epoch), *self._plan.bounds(batch), own=own)
         if self._plan.settings.remainder == "pad":
             arrays = self._plan.padded(arrays)
-        return self._plan.build(arrays, again=np.copy)  # a transform may write to one of two
+        return build_batch(self._plan.parts, self._plan.uses, arrays, again=np.copy)  # a transform may write to one
 
     def _finish(self, epoch: int, batch: int, values: Batch) -> Batch:
         transform = self._preparation.transform
-        if self._plan.adds_weights:
-            start, stop = self._plan.bounds(batch)
-            weights = (np.arange(self._plan.batch_rows) < stop - start).astype(np.float32)
-            return (*self._transformed(epoch, batch, values), weights) if transform else (*values, weights)
-        return self._transformed(epoch, batch, values) if transform else values
-
-    def _transformed(self, epoch: int, batch: int, values: Batch) -> Batch:
-        transform = self._preparation.transform
-        assert transform is not None
         try:
-            return apply_transform(transform, values) if self._pool is None else self._pool.run(values)
+            if self._pool is not None:
+                values = self._pool.run(values)
+            elif transform is not None:
+                values = apply_transform(transform, values)
         except TransformFailure as failure:
             which = name_batch(batch, epoch, self.batch_rows(Position(epoch, batch)))
             raise DataError(f"transform, on {which}, {failure}") from failure.__cause__
+        if self._plan.adds_weights:
+            start, stop = self._plan.bounds(batch)
+            values = (*values, (np.arange(self._plan.batch_rows) < stop - start).astype(np.float32))
+        return values

@@ -6,7 +6,7 @@ Made from settings and from what the files look like, by functions that need nei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -165,15 +165,6 @@ class StreamPlan:
         """Return the order of an epoch."""
         return EpochOrder(self.blocks, self.memory.window_blocks, self.seed, epoch)
 
-    def build(self, arrays: Sequence[Any], again: Callable[[Any], Any] = lambda array: array) -> tuple[Any, ...]:
-        """Return one array a column as a batch, in the structure that was asked for.
-
-        Args:
-            arrays: an array a column.
-            again: what a column is passed through that comes in the batch for a second time, as an autoencoder's does.
-        """
-        return build_batch(self.parts, self.uses, arrays, again)
-
     def bytes_per_epoch(self) -> tuple[int, int]:
         """Return the bytes that an epoch needs, and those that it reads at most."""
         needed = read = 0.0
@@ -189,14 +180,6 @@ class StreamPlan:
                 read += _chunks_touched(runs, self.layout.chunk_grid(layout.name), layout.rows) * row
         return round(needed), round(read)
 
-    def with_budget(self, budget: int) -> StreamPlan:
-        """Return the plan that another `memory_budget` would give."""
-        return replace(self, settings=replace(self.settings, memory_budget=budget))
-
-    def with_seed(self, seed: int) -> StreamPlan:
-        """Return the plan with another seed; the seed was drawn, so the rows are not shared out by it."""
-        return replace(self, settings=replace(self.settings, seed=seed))
-
 
 Uses = tuple[tuple[int, ...], ...]
 """For each part the columns that it is made of, by number."""
@@ -205,7 +188,14 @@ Uses = tuple[tuple[int, ...], ...]
 def build_batch(
     parts: Sequence[Part], uses: Uses, arrays: Sequence[Any], again: Callable[[Any], Any] = lambda array: array
 ) -> tuple[Any, ...]:
-    """Return one array a column in the structure that was asked for; see `StreamPlan.build`."""
+    """Return a batch in the structure of its parts.
+
+    Args:
+        parts: x, y and sample_weight.
+        uses: their columns, by number.
+        arrays: an array a column.
+        again: applied to a column that comes in the batch for a second time, as an autoencoder's does.
+    """
     taken: set[int] = set()
     built = []
     for part, some in zip(parts, uses, strict=True):

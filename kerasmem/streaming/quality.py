@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -198,7 +198,7 @@ def _enough_memory(plan: StreamPlan, labels: str, read: ReadLabels) -> int | Non
     """Return the smallest memory budget tried that mixes well; None where none does."""
     for doubling in range(1, _DOUBLINGS + 1):
         budget = plan.memory.total_bytes << doubling
-        order = plan.with_budget(budget).order(0)
+        order = replace(plan, settings=replace(plan.settings, memory_budget=budget)).order(0)
         mixing = _mix(plan, order, labels, read)
         if mixing.entropy >= GOOD * mixing.uniform or order.windows == 1:
             return budget

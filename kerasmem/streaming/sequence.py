@@ -265,18 +265,10 @@ class H5ChunkSequence(keras.utils.PyDataset):
         attach_reader(self, lambda call: KerasReader(self, call))
         return 1
 
-    @workers.setter
-    def workers(self, value: int) -> None:
-        raise UsageError("workers: choose them when making the sequence, H5ChunkSequence(…, workers=…)")
-
     @property
     def use_multiprocessing(self) -> bool:
         """What Keras is told: False, because the sequence has worker processes of its own."""
         return False
-
-    @use_multiprocessing.setter
-    def use_multiprocessing(self, value: bool) -> None:
-        raise UsageError("use_multiprocessing: choose it when making the sequence")
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch: indices mean its batches until `on_epoch_end`; Keras calls this."""
@@ -294,11 +286,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def __getitem__(self, index: Any) -> Batch:
         """Return batch `index` of the current epoch, (x,), (x, y) or (x, y, sample_weight)."""
-        if isinstance(index, slice):
-            raise TypeError(
-                "a sequence gives one batch for one index, not a slice of them; take "
-                "[sequence[i] for i in range(1, 3)], or for some rows make it with rows=(start, stop)"
-            )
         position, counts = self.progress.direct.named(self._check_index(index))
         return self.opened().batch(position, self.progress.direct if counts else None)
 
@@ -437,7 +424,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
         seed, position = read_state(state, self.stream_plan)
         if seed != self.seed:
             self.close()  # windows in memory are of the other order
-            self.stream_plan = self.stream_plan.with_seed(seed)
+            # The seed was drawn, so the rows are not shared out by it.
+            settings = replace(self.stream_plan.settings, seed=seed)
+            self.stream_plan = replace(self.stream_plan, settings=settings)
         self._go_to(position, skipped=checks.whole("skipped", skipped, 0))
 
     # ---- for people

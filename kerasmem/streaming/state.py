@@ -12,12 +12,9 @@ from kerasmem.streaming.plan import StreamPlan
 
 FORMAT_VERSION = 1
 _POSITION = ("seed", "epoch", "batch")
-# What has to agree, and what to do where it does not; in the order in which differences are told.
+# How to make settings agree whose name does not say it.
 _REMEDIES = {
     "shard": "each worker has to load the state that it saved itself, and there have to be as many as before",
-    "batch_size": "make the sequence with the batch_size of the saved one",
-    "shuffle": "make the sequence with the shuffle of the saved one",
-    "remainder": "make the sequence with the remainder of the saved one",
     "datasets": "the names, shapes or types of the datasets read are others, or the files; use the files and names of "
     "the saved one",
     "selection": "use the `rows` of the saved one",
@@ -49,8 +46,8 @@ def compatibility(plan: StreamPlan) -> dict[str, Any]:
         "datasets": _digest((named + files).encode("utf-8", "surrogateescape")),
         "selection": _digest(rows),
         "batches": plan.num_batches,
-        "block_rows": block_rows if settings.shuffle and (windows > 1 or shared) else None,
         "windows": windows if settings.shuffle else None,
+        "block_rows": block_rows if settings.shuffle and (windows > 1 or shared) else None,
     }
 
 
@@ -88,10 +85,11 @@ def read_state(state: Any, plan: StreamPlan) -> tuple[int, Position]:
         value = state.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise DataError(f"state: {name} {value!r} is not a whole number from 0")
-    for name, remedy in _REMEDIES.items():
+    for name, value in here.items():
         saved = state["agrees"].get(name)
-        if saved != here[name]:
-            raise UsageError(f"state: {name} was {saved!r} when it was saved and is {here[name]!r} now; {remedy}")
+        if saved != value:
+            remedy = _REMEDIES.get(name, f"make the sequence with the {name} of the saved one")
+            raise UsageError(f"state: {name} was {saved!r} when it was saved and is {value!r} now; {remedy}")
     if not plan.settings.seed_drawn and plan.settings.shuffle and state["seed"] != plan.settings.seed:
         raise UsageError(
             f"state: seed was {state['seed']} when it was saved and is {plan.settings.seed} now; "

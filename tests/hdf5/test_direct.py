@@ -124,27 +124,6 @@ def test_every_kind_of_dataset_is_read_as_h5py_reads_it(tmp_path):
     assert not through_hdf5, seen
 
 
-def test_many_windows_of_every_kind(write):
-    """The same again with files of several windows, in several epochs."""
-    random = np.random.default_rng(3)
-    for storage, options in codecs().items():
-        for chunks, row in ((64, (700,)), (50, (30,)), (None, (700,)), (None, (3,))):
-            if chunks is None and storage != "none":
-                continue
-            x = random.integers(0, 100, (3000, *row)).astype("f4")
-            path = write(x=x, y=np.arange(3000), chunks=chunks, options={"x": options})
-            stream = H5ChunkSequence(path, batch_size=32, memory_budget=x.nbytes * 2 // 3 + 9000)
-            assert stream.stream_plan.memory.windows == 2
-            for epoch in range(2):
-                stream.set_epoch(epoch)
-                rows = []
-                for features, n in stream:
-                    assert np.array_equal(features, x[n]), storage
-                    rows += n.tolist()
-                assert sorted(rows) == list(range(3000))
-            stream.close()
-
-
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip", "shuffle": True}])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("chunks", [100, None])

@@ -226,29 +226,3 @@ def test_workers_of_many_remote_files_ask_for_their_own_rows_alone(tmp_path):
     with pytest.raises(DataError, match=r"part-\d+\.h5.*replaced or rewritten"):
         batches(tmp_path / "train.index")
     server.close()
-
-
-def test_an_index_of_many_files_opens_in_little_memory(tmp_path):
-    """A tenth of 50,000 files and 10,000,000,000 rows; scripts/bench/cluster_plan.py takes all of them."""
-    files, rows, chunk = 5000, 200_000, 8192
-    chunks = -(-rows // chunk)
-    shapes = (chunk, 32), (chunk,)
-    kinds = [StoredAs("chunked", shape, ("gzip",), ((1, (4,)),)) for shape in shapes]
-    datasets = (
-        DatasetLayout("x", (rows, 32), "<f4", "chunked", shapes[0], ("gzip",), chunks * 900_000),
-        DatasetLayout("y", (rows,), "<i8", "chunked", shapes[1], ("gzip",), chunks * 9_000),
-    )
-    places = np.arange(chunks) * 1_000_000, np.full(chunks, 900_000, np.uint32), np.zeros(chunks, np.uint32)
-    writer = IndexWriter(str(tmp_path / "train.index"), datasets)
-    tables = [Table(kind, -1, *places) for kind in kinds]
-    for number in range(files):
-        url = f"http://127.0.0.1:9/bucket/some/folder/part-{number:05}.h5"
-        writer.add(FileLayout(url, 40_000_000, datasets, f'"{number:032x}"'), 0, tables)
-    writer.write()
-    tracemalloc.start()
-    try:
-        made = H5ChunkSequence(tmp_path / "train.index", shard=(7, 100), batch_size=1024)
-        assert tracemalloc.get_traced_memory()[1] < 30 << 20
-    finally:
-        tracemalloc.stop()
-    assert abs(made.num_rows - files * rows // 100) <= 1024

@@ -206,13 +206,6 @@ class TestSameBatches:
         web.put("odd.h5", (tmp_path / "odd.h5").read_bytes())
         equal(epochs(web.url("odd.h5")), epochs(tmp_path / "odd.h5"))
 
-    def test_what_a_trusted_file_names_is_not_followed(self, web, tmp_path):
-        with h5py.File(tmp_path / "link.h5", "w") as file:
-            file["x"], file["y"] = h5py.ExternalLink("/etc/hostname", "x"), np.arange(ROWS)
-        web.put("link.h5", (tmp_path / "link.h5").read_bytes())
-        with pytest.raises(DataError, match="external link"):
-            epochs(web.url("link.h5"), trust_file=True)
-
     def test_several_files_a_pattern_and_local_ones_among_them(self, web, folder):
         local = [folder / f"part-{part}.h5" for part in range(12)]
         wanted = epochs(local)
@@ -222,27 +215,6 @@ class TestSameBatches:
         equal(epochs(mixed), wanted)
         with pytest.raises(DataError, match="no file matches"):
             epochs(web.url("none-*.h5"))
-
-    def test_training_and_resuming(self, web, folder):
-        import keras
-
-        def model():
-            keras.utils.set_random_seed(0)
-            made = keras.Sequential([keras.Input((16, 8)), keras.layers.Flatten(), keras.layers.Dense(1)])
-            made.compile("sgd", "mse")
-            return made
-
-        losses = []
-        for path in (folder / "gzip.h5", web.url("gzip.h5")):
-            with H5ChunkSequence(path, batch_size=100, memory_budget=BUDGET, scale={"x": 0.1}) as train:
-                losses.append(model().fit(train, epochs=2, verbose=0).history["loss"])
-                state = train.state_dict()
-        assert losses[0] == losses[1]
-        with H5ChunkSequence(folder / "gzip.h5", batch_size=100, memory_budget=BUDGET) as local:
-            local.load_state_dict(state)  # of the remote file: where it lies does not matter
-            with H5ChunkSequence(web.url("gzip.h5"), batch_size=100, memory_budget=BUDGET) as remote:
-                remote.load_state_dict(state)
-                equal([tuple(map(np.array, each)) for each in remote.as_tf_dataset()], list(local.next_epoch()))
 
     def test_a_copy_for_another_process_takes_the_options_along(self, web, folder):
         web.needs = "Bearer SECRET"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 
-import h5py
 import numpy as np
 import pytest
 
 from kerasmem import H5ChunkSequence
-from kerasmem.errors import DataError
 from kerasmem.hdf5.direct import delivery
 from kerasmem.hdf5.direct import handle as handles
 from kerasmem.hdf5.direct.delivery import ScatterRead, _pieces
@@ -127,61 +124,12 @@ def test_batches_are_the_files_rows(numbered, scattered_reads, settings, chunks)
     assert scattered_reads, "none of the rows was scattered by the kernel"
 
 
-def test_several_files_one_after_another(write, scattered_reads):
-    x = np.repeat(np.arange(300, dtype=np.float32)[:, None], WIDTH, axis=1)
-    paths = [
-        write("a.h5", x=x[:90], chunks=16),
-        write("b.h5", x=x[90:100]),
-        write("c.h5", x=x[100:], chunks=50, options={"x": {"compression": "gzip"}}),
-    ]
-    stream = H5ChunkSequence(paths[:2], y=None, batch_size=16, memory_budget="200KiB")
-    assert sorted(row[0] for (batch,) in stream.next_epoch() for row in batch) == list(range(100))
-    assert scattered_reads
-    stream = H5ChunkSequence(paths, y=None, batch_size=16, memory_budget="600KiB")  # one of them has to be unpacked
-    rows = np.concatenate([batch[:, 0] for (batch,) in stream.next_epoch()])
-    assert sorted(rows) == list(range(300))
-
-
 def test_rows_that_change_on_their_way_or_are_small_are_not(numbered, scattered_reads):
     for settings, width in (({"scale": 0.5}, WIDTH), ({"dtype": "float64"}, WIDTH), ({}, 3)):
         path = numbered(rows=100, chunks=8, width=width, name=f"{width}{list(settings)}.h5")
         stream = H5ChunkSequence(path, batch_size=16, **settings)
         assert sum(len(y) for _, y in stream.next_epoch()) == 100
     assert not scattered_reads
-
-
-def test_chunks_that_were_never_written(tmp_path):
-    path = tmp_path / "data.h5"
-    with h5py.File(path, "w") as file:
-        data = file.create_dataset("x", (64, WIDTH), "f4", chunks=(8, WIDTH), fillvalue=7)
-        data[:24] = 1
-    settings = {"y": None, "batch_size": 8, "memory_budget": "100KiB", "shuffle": False}
-    with pytest.raises(DataError, match="never written"):
-        list(H5ChunkSequence(path, **settings).next_epoch())
-    stream = H5ChunkSequence(path, **settings, trust_file=True)
-    values = np.concatenate([batch for (batch,) in stream.next_epoch()])
-    assert (values[:24] == 1).all() and (values[24:] == 7).all()
-
-
-@pytest.mark.parametrize("chunks", [None, 8])
-def test_values_that_are_refused_are_named(write, scattered_reads, chunks):
-    x = np.ones((100, WIDTH), np.float32)
-    x[61, 5] = np.nan
-    path = write(x=x, chunks=chunks)
-    stream = H5ChunkSequence(path, y=None, batch_size=10, memory_budget="150KiB", check_finite=True)
-    with pytest.raises(DataError, match="row 61"):
-        list(stream.next_epoch())
-    assert scattered_reads
-
-
-def test_a_file_cut_meanwhile_is_named(numbered):
-    path = numbered(rows=400, chunks=None, width=WIDTH)
-    stream = H5ChunkSequence(path, batch_size=16, memory_budget="200KiB")
-    epoch = stream.next_epoch()
-    next(epoch)
-    os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(DataError, match="cut while in use"):
-        list(epoch)
 
 
 def test_without_the_systems_call_rows_are_read_all_the_same(numbered, scattered_reads, monkeypatch):

@@ -192,24 +192,6 @@ def test_chunks_along_other_axes_are_read_once(tmp_path, chunks, filters):
         assert isinstance(stream.opened().reader.files._files[0].source("x"), ChunkedSource)
 
 
-def test_ragged_rows_and_objects_are_refused(tmp_path):
-    path = tmp_path / "ragged.h5"
-    with h5py.File(path, "w") as file:
-        ragged = file.create_dataset("ragged", (3,), h5py.vlen_dtype(np.float32))
-        for row in range(3):
-            ragged[row] = np.zeros(row + 1, "f4")
-        file["words"] = ["a", "bc"]
-        file.create_dataset("objects", (2,), h5py.ref_dtype)
-        file["y"] = np.arange(3)
-    for name, text in {
-        "ragged": "ragged .*; pad the rows to one shape and store that",
-        "words": "holds text; encode it as numbers first",
-        "objects": "holds objects or references, not numbers",
-    }.items():
-        with pytest.raises(DataError, match=rf"ragged.h5'?: dataset '{name}' .*{text}|dataset '{name}' is {text}"):
-            H5ChunkSequence(path, name, None)
-
-
 def test_rows_appended_before_a_sequence_opens_the_file_are_left_to_the_next_one(tmp_path):
     path = tmp_path / "growing.h5"
     with h5py.File(path, "w", libver="latest") as file:
@@ -226,22 +208,6 @@ def test_rows_appended_before_a_sequence_opens_the_file_are_left_to_the_next_one
         with pytest.raises(DataError, match="written to while in use; make the sequence again"):
             list(stream)
     assert H5ChunkSequence(path).num_rows == 200
-
-
-def test_external_storage_and_links_want_permission(tmp_path):
-    raw = tmp_path / "x.raw"
-    raw.write_bytes(X.tobytes())
-    path = tmp_path / "points.h5"
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["x"] = X
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", X.shape, "f4", external=[(str(raw), 0, X.nbytes)])
-        file["link"] = h5py.ExternalLink("other.h5", "x")
-        file["y"] = np.arange(ROWS)
-    for name, text in {"x": "keeps its data in another file", "link": "leads through an external link"}.items():
-        with pytest.raises(DataError, match=f"{text}.*pass trust_file=True if you trust the file"):
-            H5ChunkSequence(path, name)
-        check(path, name, "y", trust_file=True)
 
 
 # ---- locks

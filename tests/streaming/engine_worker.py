@@ -97,10 +97,6 @@ def main(file, settings, *tasks):
             model, result = fit([MemoryLogger("run.jsonl")])
         elif task == "evaluate":
             result = {"evaluated": model.evaluate(stream(shuffle=False), verbose=0, return_dict=True)}
-        elif task == "steps":
-            trained.clear()
-            model.fit(stream(), epochs=2, steps_per_epoch=2, verbose=0)
-            result = {"trained": list(trained)}
         elif task == "unsharded":
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -108,8 +104,6 @@ def main(file, settings, *tasks):
             result["warned"] = [str(entry.message) for entry in caught if "H5ChunkSequence" in str(entry.message)]
             ordered = stream(shard=None, shuffle=False)
             result["predicted"] = model.predict(ordered, verbose=0)[:, 0].tolist()
-        elif task == "loop":
-            result = {"trained": loop(strategy, stream())}
         elif task == "resumed":
             result = resumed(fit)
         elif task == "refusals":
@@ -130,15 +124,6 @@ def resumed(fit):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     return fit(make_callbacks=lambda data: [Kill(), ResumeTraining("run.resume", data, save_freq=3)])[1]
-
-
-def loop(strategy, stream):
-    """Go through an epoch without Keras; return the rows of each batch."""
-    seen = []
-    for batch in strategy.distribute_datasets_from_function(lambda context: stream.as_tf_dataset()):
-        (mine,) = strategy.experimental_local_results(batch[0])
-        seen.append(np.rint(mine.numpy()[:, 0] * 4096).astype(int).tolist())
-    return seen
 
 
 class Within(keras.utils.PyDataset):

@@ -45,11 +45,6 @@ def test_float_targets_and_weights_become_float32(write, stored):
     assert np.array_equal(w, values.astype("f4"))
 
 
-def test_integer_weights_become_float32(write):
-    path = write(x=np.zeros((4, 2)), y=np.zeros(4), w=np.arange(4))
-    assert H5ChunkSequence(path, sample_weight="w")[0][2].dtype == np.float32
-
-
 @pytest.mark.parametrize("stored", ["|u1", "<i4", ">u2", "<f8"])
 def test_scale(write, stored):
     values = (np.arange(60).reshape(20, 3)).astype(stored)
@@ -115,15 +110,6 @@ def test_scaling_bytes_is_exact_however_it_is_done(write, stored, scale):
     assert np.array_equal(features, exact)
 
 
-@pytest.mark.parametrize("width", [1, 7, 40_000])
-def test_scaling_piece_by_piece(write, width):
-    values = np.random.default_rng(0).integers(0, 255, (3 + 90_000 // width, width), np.uint8)
-    path = write(x=values)
-    for rows in (None, np.arange(0, len(values), 2)):
-        stream = H5ChunkSequence(path, y=None, shuffle=False, rows=rows, scale=0.1, batch_size=len(values))
-        assert np.array_equal(stream[0][0], (values[:: 1 if rows is None else 2] * 0.1).astype("f4"))
-
-
 def test_arrays_as_elements(tmp_path):
     """As PyTables writes them for atoms with a shape."""
     x = np.arange(360.0).reshape(60, 3, 2)
@@ -158,18 +144,6 @@ def test_settings_may_be_numpy_numbers(numbered):
         stream = H5ChunkSequence(numbered(), memory_budget=np.int64(10**6), shuffle=np.True_, **numbers)
         assert len(stream[kind(1)][1]) == 2
         stream.close()
-
-
-def test_a_slice_is_no_index(numbered):
-    with pytest.raises(TypeError):
-        H5ChunkSequence(numbered())[0:1]
-
-
-def test_tensorflow_dtypes(write):
-    import tensorflow as tf
-
-    path = write(x=np.ones((4, 2)))
-    assert H5ChunkSequence(path, y=None, shuffle=False, dtype=tf.float16)[0][0].dtype == np.float16
 
 
 def test_the_other_dtypes(write):
@@ -230,36 +204,6 @@ def test_last_batch_is_kept_or_dropped(numbered):
 
 def joined_epoch(sequence, epoch):
     return np.concatenate([sequence.batch(i, epoch)[1] for i in range(len(sequence))]).tolist()
-
-
-def test_every_row_once_over_many_shapes(write):
-    random = np.random.default_rng(3)
-    for trial in range(40):
-        n, chunk, batch = (int(v) for v in random.integers(1, 90, 3))
-        width = int(random.integers(1, 30))
-        x = np.arange(n * width, dtype=random.choice(["f4", "f8", "u2"])).reshape(n, width)
-        chunks = None if random.random() < 0.3 else chunk
-        path = write(x=x, y=np.arange(n), chunks=chunks, name=f"{trial}.h5")
-        rows = None
-        if random.random() < 0.5:
-            rows = random.permutation(n)[: int(random.integers(1, n + 1))]
-        sequence = tight(path, batch_size=batch, rows=rows, seed=trial)
-        for epoch in range(2):
-            batches = [sequence.batch(i, epoch) for i in range(len(sequence))]
-            y = np.concatenate([b[1] for b in batches])
-            assert np.array_equal(np.sort(y), np.arange(n) if rows is None else np.sort(rows))
-            assert np.array_equal(np.concatenate([b[0] for b in batches]), x[y].astype("f4"))
-            assert all(len(b[1]) == batch for b in batches[:-1])
-            assert np.array_equal(y, np.concatenate([sequence.batch_rows(i, epoch) for i in range(len(sequence))]))
-
-
-def tight(path, **settings):
-    """Return a sequence with the smallest memory budget that works."""
-    import re
-
-    with pytest.raises(UsageError) as caught:
-        H5ChunkSequence(path, memory_budget=1, **settings)
-    return H5ChunkSequence(path, memory_budget=re.search(r"works is '(\w+)'", str(caught.value))[1], **settings)
 
 
 def test_splits_are_disjoint_and_complete(numbered):
@@ -325,12 +269,6 @@ def test_epochs_repeat_and_differ(numbered):
     assert joined(drawn, 1).tolist() == joined_epoch(H5ChunkSequence(path, seed=drawn.seed), 0)
 
 
-def test_batches_are_the_callers_own(numbered):
-    sequence = H5ChunkSequence(numbered(rows=40), batch_size=8, shuffle=False)
-    sequence[0][0][:] = -1
-    assert sequence[0][0].min() == 0
-
-
 def test_transform(numbered):
     path = numbered(rows=40)
     sequence = H5ChunkSequence(path, batch_size=8, shuffle=False, transform=lambda x, y: (x * 10, y + 1))
@@ -364,24 +302,6 @@ def test_a_failing_transform_is_named(numbered, transform, text):
         sequence[1]
     if "raised" in text:
         assert caught.value.__cause__ is not None
-
-
-def test_files_of_pytables(tmp_path):
-    tables = pytest.importorskip("tables")
-    path = tmp_path / "tables.h5"
-    x = np.random.default_rng(0).random((300, 5))
-    with tables.open_file(str(path), "w") as file:
-        group = file.create_group("/", "train")
-        file.create_carray(group, "x", obj=x, filters=tables.Filters(complevel=1, complib="zlib", shuffle=True))
-        grown = file.create_earray(group, "y", tables.Int16Atom(), (0,), expectedrows=300)
-        grown.append(np.arange(300, dtype="i2"))
-        file.create_array(group, "flag", obj=np.arange(300) % 2 == 0)
-    sequence = H5ChunkSequence(path, ["train/x", "train/flag"], "train/y", batch_size=64)
-    for (features, flag), y in sequence:
-        assert np.array_equal(features, x[y].astype("f4"))
-        assert np.array_equal(flag, (y % 2 == 0).astype("f4"))
-        assert y.dtype == np.int16
-    assert "gzip" in sequence.describe()
 
 
 def test_odd_but_sound_layouts(tmp_path):

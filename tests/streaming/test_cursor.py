@@ -245,20 +245,6 @@ def test_validation_with_the_same_sequence_uses_no_epoch_up(path):
     assert [sorted(both.tested[k * ROWS :][:ROWS]) for k in range(3)] == [list(range(ROWS))] * 3
 
 
-def test_repeated_short_fits_see_other_rows(path):
-    sequence, model = stream(path), RowModel()
-    for _ in range(2):
-        model.fit(sequence, steps_per_epoch=10, verbose=0)
-    assert model.trained[:80] != model.trained[80:]
-
-
-def test_many_short_epochs_make_whole_passes(path):
-    sequence, model = stream(path), RowModel()  # 25 batches
-    model.fit(sequence, steps_per_epoch=10, epochs=6, verbose=0)
-    assert [sorted(model.trained[k * ROWS :][:ROWS]) for k in range(2)] == [list(range(ROWS))] * 2
-    assert model.trained[:ROWS] != model.trained[ROWS : 2 * ROWS]
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_where_keras_cannot_be_seen_every_row_comes_once(path, shuffle, monkeypatch):
     monkeypatch.setattr("kerasmem.streaming.sequence.attach_reader", lambda dataset, make_reader: None)

@@ -144,7 +144,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def said(path, folder):
     """What each of two workers said."""
-    return run_workers(path, folder, 2, "fit", "evaluate", "steps", "loop", "unsharded", "refusals")
+    return run_workers(path, folder, 2, "fit", "evaluate", "unsharded", "refusals")
 
 
 @pytest.fixture(scope="module")
@@ -162,16 +162,6 @@ class TestTwoWorkers:
         wanted = alone.evaluate(data, verbose=0, return_dict=True)
         for one in said:
             assert one["evaluate"]["evaluated"]["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
-
-    def test_steps_per_epoch_goes_on(self, said):
-        for one in said:
-            batches = one["steps"]["trained"]
-            assert len(batches) == 4
-            assert len({row for batch in batches for row in batch}) == 4 * BATCH
-
-    def test_a_loop_of_ones_own(self, said):
-        seen = [row for one in said for batch in one["loop"]["trained"] for row in batch]
-        assert sorted(seen) == list(range(ROWS))
 
     def test_without_shard_batches_are_global_and_a_warning_says_what_that_costs(self, said, alone, path):
         results = [one["unsharded"] for one in said]
@@ -254,12 +244,6 @@ class TestKilledWorker:
 )
 def test_the_latest_point_that_all_workers_have(points, common):
     assert latest_common(points) == common
-
-
-@pytest.mark.slow  # two workers are tested each time
-def test_four_workers(path, tmp_path):
-    said = run_workers(path, tmp_path, 4, "fit")
-    check_as_one_process([one["fit"] for one in said], path, 4)
 
 
 def test_one_process_with_two_devices(path, tmp_path):

@@ -7,12 +7,10 @@ import os
 import shutil
 
 import h5py
-import keras
 import numpy as np
 import pytest
-from streams import RowModel
 
-from kerasmem import H5ChunkSequence, ResumeTraining
+from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5 import files as open_files
 
@@ -160,33 +158,6 @@ def test_more_files_than_may_be_open(tmp_path, monkeypatch, write):
                 assert 0 < sum(link.startswith(str(tmp_path)) for link in links) <= 2 * 3  # HDF5's and one beside it
 
 
-def test_fit_evaluate_and_predict(parts):
-    with (
-        H5ChunkSequence(parts, batch_size=16, memory_budget="4kB", workers=2) as train,
-        H5ChunkSequence(parts, batch_size=16, shuffle=False) as test,
-    ):
-        model = RowModel()
-        model.fit(train, validation_data=test, epochs=2, verbose=0)
-        assert sorted(model.trained) == sorted(list(range(TOTAL)) * 2)
-        assert model.trained[:TOTAL] != model.trained[TOTAL:]
-        assert model.tested == list(range(TOTAL)) * 2
-        assert model.predict(test, verbose=0)[:, 0].tolist() == list(range(TOTAL))
-
-
-def test_weights_are_those_of_one_file(parts, numbered):
-    def weights(path):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(0.01), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        with H5ChunkSequence(path, batch_size=16) as stream:
-            model.fit(stream, epochs=2, verbose=0)
-        return model.get_weights()
-
-    # The same rows in one window: the order depends on the seed alone, not on how they are spread over files.
-    for one, other in zip(weights(parts), weights(numbered(rows=TOTAL)), strict=True):
-        assert np.array_equal(one, other)
-
-
 def test_resume_in_the_midst_of_several_files(parts, tmp_path):
     def make(paths=parts):
         return H5ChunkSequence(paths, batch_size=16, memory_budget="4kB")
@@ -211,28 +182,6 @@ def test_resume_in_the_midst_of_several_files(parts, tmp_path):
     renamed = parts[1].rename(parts[1].with_name("other.h5"))
     with pytest.raises(UsageError, match="files"):
         make([parts[0], renamed, *parts[2:]]).load_state_dict(state)
-
-
-def test_training_goes_on_over_several_files(parts, tmp_path):
-    def train(epochs):
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(0.01), keras.layers.Dense(1)])
-        model.compile("adam", "mse")
-        with H5ChunkSequence(parts, batch_size=16, memory_budget="4kB") as stream:
-            saver = ResumeTraining(tmp_path / "run.resume", stream, save_freq=2)
-            stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: fail_at(batch, epochs))
-            model.fit(stream, epochs=2, verbose=0, callbacks=[saver, stop])
-        return model.get_weights()
-
-    def fail_at(batch, fail):
-        if fail and batch == 6:
-            raise InterruptedError("power cut")
-
-    with pytest.raises(InterruptedError):
-        train(True)
-    resumed = train(False)
-    whole = train(False)
-    assert all(np.array_equal(one, other) for one, other in zip(resumed, whole, strict=True))
 
 
 def test_damage_names_the_file_and_both_row_numbers(parts):

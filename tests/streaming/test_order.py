@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from selections import selections
 
 from kerasmem.streaming.order import Blocks, EpochOrder
 
@@ -15,53 +17,33 @@ def epoch_rows(order, batch):
     return np.concatenate([order.rows(at, min(at + batch, order.total)) for at in range(0, order.total, batch)])
 
 
-def cases(count=150):
-    random = np.random.default_rng(7)
-    for _ in range(count):
-        n = int(random.integers(1, 200))
-        if random.random() < 0.5:
-            start = int(random.integers(0, n))
-            selection = range(start, int(random.integers(start + 1, n + 1)))
-        else:
-            size = int(random.integers(1, n + 1))
-            selection = np.sort(random.choice(n, size, replace=False)).astype(np.int64)
-        size, window, batch = (int(v) for v in random.integers(1, 40, 3))
-        yield selection, size, window, batch, (None if random.random() < 0.2 else int(random.integers(0, 99)))
+sizes = st.integers(1, 40)
+seeds = st.none() | st.integers(0, 99)
 
 
-def test_every_row_comes_exactly_once():
-    for selection, size, window, batch, seed in cases():
-        order = EpochOrder(Blocks(selection, size), window, seed, epoch=3)
-        rows = epoch_rows(order, batch)
-        assert len(rows) == order.total == len(selection)
-        assert np.array_equal(np.sort(rows), np.asarray(selection)), (selection, size, window, batch, seed)
-        if seed is None:
-            assert np.array_equal(rows, np.asarray(selection))
+@given(selections(), sizes, sizes, sizes, seeds)
+def test_every_row_comes_once_and_windows_in_turn(selection, size, window, batch, seed):
+    order = EpochOrder(Blocks(selection, size), window, seed, epoch=3)
+    rows = epoch_rows(order, batch)
+    assert np.array_equal(rows if seed is None else np.sort(rows), np.asarray(selection))
+    assert order.total == len(selection)
+    stops = [*range(batch, order.total, batch), order.total]
+    visited = [each.window for stop in stops for each in order.segments((stop - 1) // batch * batch, stop)]
+    assert visited == sorted(visited)
+    assert set(visited) == set(range(order.windows))
 
 
-def test_blocks_tile_the_selection():
-    for selection, size, _, _, _ in cases():
-        blocks = Blocks(selection, size)
-        pieces = []
-        for k in range(blocks.count):
-            start, stop, picked = blocks.run(k)
-            pieces.append(np.arange(start, stop) if picked is None else start + picked)
-            assert start // size == (stop - 1) // size, "a block lies in one cell of the grid"
-            assert blocks.sizes(np.array([k]))[0] == len(pieces[-1]) > 0
-            assert np.array_equal(blocks.rows(np.array([k])), pieces[-1])
-        assert np.array_equal(np.concatenate(pieces), np.asarray(selection))
-
-
-def test_each_window_is_visited_once_and_in_order():
-    for selection, size, window, batch, seed in cases():
-        order = EpochOrder(Blocks(selection, size), window, seed, epoch=0)
-        visited = [
-            segment.window
-            for at in range(0, order.total, batch)
-            for segment in order.segments(at, min(at + batch, order.total))
-        ]
-        assert visited == sorted(visited)
-        assert set(visited) == set(range(order.windows))
+@given(selections(), sizes)
+def test_blocks_tile_the_selection(selection, size):
+    blocks = Blocks(selection, size)
+    pieces = []
+    for k in range(blocks.count):
+        start, stop, picked = blocks.run(k)
+        pieces.append(np.arange(start, stop) if picked is None else start + picked)
+        assert start // size == (stop - 1) // size, "a block lies in one cell of the grid"
+        assert blocks.sizes(np.array([k]))[0] == len(pieces[-1]) > 0
+        assert np.array_equal(blocks.rows(np.array([k])), pieces[-1])
+    assert np.array_equal(np.concatenate(pieces), np.asarray(selection))
 
 
 def test_equal_seeds_give_equal_epochs_and_others_differ():
@@ -93,9 +75,8 @@ def test_state_is_of_blocks_not_of_rows():
     assert len(order.segments(5 * 10**8, 5 * 10**8 + 64)) <= 2
 
 
-@pytest.mark.parametrize(
-    "module", ["streaming.order", "streaming.cursor", "streaming.plan", "hdf5.settings", "hdf5.layout"]
-)
-def test_arithmetic_loads_neither_tensorflow_nor_h5py(module):
-    code = f"import sys, kerasmem.{module}; assert not {{'tensorflow', 'keras', 'h5py'}} & set(sys.modules), 'loaded'"
+def test_arithmetic_loads_neither_tensorflow_nor_h5py():
+    modules = "streaming.order streaming.cursor streaming.plan streaming.dataset streaming.state streaming.sharding"
+    imports = ", ".join(f"kerasmem.{name}" for name in (*modules.split(), "hdf5.settings", "hdf5.layout"))
+    code = f"import sys, {imports}; assert not {{'tensorflow', 'keras', 'h5py'}} & set(sys.modules), 'loaded'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

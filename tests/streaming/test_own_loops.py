@@ -5,7 +5,6 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
-import tensorflow as tf
 from streams import RowModel
 
 from kerasmem import H5ChunkSequence
@@ -55,13 +54,6 @@ def test_indices_between_begin_and_end_are_an_epoch(path):
         got.append(rows(train[place] for place in range(len(train))))
         train.on_epoch_end()
     assert got == expected(path)
-
-
-def test_through_from_generator(path):
-    train = stream(path)
-    signature = train.as_tf_dataset().element_spec
-    data = tf.data.Dataset.from_generator(lambda: iter(train), output_signature=signature)
-    assert [rows(data.as_numpy_iterator()) for _ in range(3)] == expected(path)
 
 
 def test_a_loop_that_was_left_uses_its_epoch_up(path):
@@ -116,11 +108,6 @@ def test_validation_steps_with_the_same_sequence(path, steps):
         assert len(model.tested) == 2 * steps * 8
     assert train.epoch in (1, 2)
     assert model.trained[:ROWS] == expected(path)[0]
-
-
-def test_a_slice_says_what_to_do(path):
-    with pytest.raises(TypeError, match=r"\[sequence\[i\] for i in range\(1, 3\)\], or for some rows .* rows="):
-        stream(path)[1:3]
 
 
 @pytest.mark.parametrize("chunks", [None, (8, 3)])

@@ -113,13 +113,6 @@ def test_kinds_of_labels(class_sorted, write):
         H5ChunkSequence(path, y=None, shuffle=False).quality()
 
 
-def test_shards_and_slices_are_looked_at_by_themselves(class_sorted):
-    path = class_sorted()
-    parts = [H5ChunkSequence(path, shard=(index, 2), memory_budget=a_tenth()).quality() for index in range(2)]
-    assert all(part.good and part.rows_examined == ROWS // 2 for part in parts)
-    assert H5ChunkSequence(path, rows=(0, ROWS // 10)).quality().classes == 1
-
-
 def test_large_data_is_looked_at_in_parts(class_sorted, monkeypatch):
     monkeypatch.setattr("kerasmem.streaming.quality._MOST_ROWS", 8000)
     stream = H5ChunkSequence(class_sorted(), memory_budget=a_tenth())

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
+from hypothesis import given, reject
+from hypothesis import strategies as st
+from selections import selections
 
 from kerasmem import H5ChunkSequence
 from kerasmem.cluster import find_shard, in_cluster
@@ -21,61 +19,40 @@ from kerasmem.streaming.sharding import Share, read_shard
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
-HERE = Path(__file__).parent
-WIDTH = 100
-
-
-def cases(count=400):
-    random = np.random.default_rng(5)
-    for number in range(count):
-        rows = int(random.integers(1, 400))
-        start = int(random.integers(0, 20))
-        selection = range(start, start + rows)
-        if number % 3 == 0:
-            selection = np.sort(random.choice(2 * rows, rows, replace=False)).astype(np.int64)
-        chunk = int(random.integers(1, 20))
-        yield selection, int(random.integers(1, 9)), chunk, int(random.integers(1, 40)), bool(number % 2)
-
 
 def shares(selection, count, chunk, batch, drop):
     return [Share(index, count, len(selection), batch, drop, chunk) for index in range(count)]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_shards_are_disjoint_and_complete_and_have_equal_steps(shuffle):
-    tried = 0
-    for selection, count, chunk, batch, drop in cases():
-        try:
-            workers = shares(selection, count, chunk, batch, drop)
-        except UsageError:
-            continue
-        tried += 1
-        steps, seen = workers[0].steps, []
-        for share in workers:
-            chosen = share.select(selection, shuffle=shuffle)
-            blocks = Blocks(chosen, chunk * 3)
-            blocks = share.deal(blocks, seed=3) if shuffle else blocks
-            pieces = [blocks.rows(np.array([block])) for block in range(blocks.count)]
-            mine = np.concatenate(pieces)
-            assert len(mine) == blocks.total == blocks.sizes(np.arange(blocks.count)).sum()
-            assert blocks.total <= len(share.plan_for(selection)), "memory is planned for enough rows"
-            for block, piece in enumerate(pieces):
-                start, stop, picked = blocks.run(block)
-                assert np.array_equal(start + (np.arange(stop - start) if picked is None else picked), piece)
-            bounds = [share.bounds(place, blocks.total) for place in range(steps)]
-            lengths = [stop - start for start, stop in bounds]
-            assert min(lengths) > 0
-            assert max(lengths) <= batch
-            assert bounds[0][0] == 0
-            assert all(before[1] == after[0] for before, after in pairwise(bounds))
-            assert set(lengths) == {batch} if drop else bounds[-1][1] == blocks.total
-            seen.append(mine)
-        assert np.array_equal(np.sort(np.concatenate(seen)), np.asarray(selection))
-        if not drop:
-            assert max(map(len, seen)) - min(map(len, seen)) <= batch
-        if not shuffle:
-            assert np.array_equal(np.concatenate(seen), np.asarray(selection)), "runs in file order"
-    assert tried > 200
+@given(selections(), st.integers(1, 8), st.integers(1, 20), st.integers(1, 40), st.booleans(), st.booleans())
+def test_shards_are_disjoint_and_complete_and_have_equal_steps(selection, count, chunk, batch, drop, shuffle):
+    try:
+        workers = shares(selection, count, chunk, batch, drop)
+    except UsageError:
+        reject()
+    steps, seen = workers[0].steps, []
+    for share in workers:
+        blocks = Blocks(share.select(selection, shuffle=shuffle), chunk * 3)
+        blocks = share.deal(blocks, seed=3) if shuffle else blocks
+        pieces = [blocks.rows(np.array([block])) for block in range(blocks.count)]
+        mine = np.concatenate(pieces)
+        assert len(mine) == blocks.total == blocks.sizes(np.arange(blocks.count)).sum()
+        assert blocks.total <= len(share.plan_for(selection)), "memory is planned for enough rows"
+        for block, piece in enumerate(pieces):
+            start, stop, picked = blocks.run(block)
+            assert np.array_equal(start + (np.arange(stop - start) if picked is None else picked), piece)
+        bounds = [share.bounds(place, blocks.total) for place in range(steps)]
+        lengths = [stop - start for start, stop in bounds]
+        assert min(lengths) > 0
+        assert max(lengths) <= batch
+        assert bounds[0][0] == 0
+        assert all(before[1] == after[0] for before, after in pairwise(bounds))
+        assert set(lengths) == {batch} if drop else bounds[-1][1] == blocks.total
+        seen.append(mine)
+    rows = np.concatenate(seen)
+    assert np.array_equal(np.sort(rows) if shuffle else rows, np.asarray(selection)), "in file order each is a run"
+    if not drop:
+        assert max(map(len, seen)) - min(map(len, seen)) <= batch
 
 
 def test_chunks_are_not_torn_where_that_can_be_avoided():
@@ -88,55 +65,6 @@ def test_chunks_are_not_torn_where_that_can_be_avoided():
                 for chunk in set(blocks.rows(np.array([block])) // 16):
                     owners.setdefault(int(chunk), set()).add(share.index)
         assert {len(workers) for workers in owners.values()} == {1}
-
-
-def run_workers(jobs, count, environments=None):
-    """Have `count` processes do all jobs, (file, settings); return each job's results, one a worker."""
-    workers = []
-    for index in range(count):
-        defaults = {"batch_size": 16, "memory_budget": "120kB", "shard": [index, count]}
-        given = [(str(path), {**defaults, **settings}) for path, settings in jobs]
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), **(environments or [{}] * count)[index]}
-        command = [sys.executable, str(HERE / "shard_worker.py"), json.dumps(given)]
-        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
-    results = [json.loads(worker.communicate(timeout=300)[0].strip().splitlines()[-1]) for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * count
-    return list(zip(*results, strict=True))
-
-
-def check_workers(results, rows):
-    assert len({result["steps"] for result in results}) == 1
-    for epoch in range(2):
-        seen = [row for result in results for batch in result["epochs"][epoch] for row in batch]
-        assert sorted(seen) == list(range(rows)), "disjoint and complete"
-    # Labels are small: each worker keeps all of them in memory.
-    labels = len(results) * 8 * rows
-    assert sum(result["bytes_read"] for result in results) <= 1.05 * rows * 4 * WIDTH + labels
-    return results
-
-
-def test_real_workers(numbered, tmp_path):
-    jobs, stored = [], {}
-    for name, options in (("packed", {"x": {"compression": "gzip"}}), ("plain", {})):
-        path = numbered(rows=3000, chunks=16, width=WIDTH, options=options).rename(tmp_path / f"{name}.h5")
-        with h5py.File(path) as file:
-            stored[path] = file["x"].id.get_storage_size()
-        jobs += [(path, {}), (path, {"shuffle": False})]
-    for (path, settings), results in zip(jobs, run_workers(jobs, 3), strict=True):
-        check_workers(results, 3000)
-        read = sum(result["bytes_read"] for result in results)
-        assert read <= 1.05 * stored[path] + 3 * 3000 * 8, ("each chunk by one worker", path, settings)
-        assert (results[0]["epochs"][0] != results[0]["epochs"][1]) == (settings == {}), "another order each epoch"
-
-
-def test_workers_that_find_their_shard(numbered):
-    cluster = {"chief": ["localhost:1"], "worker": ["localhost:2"]}
-    environments = [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})} for kind in cluster
-    ]
-    path = numbered(rows=2000, chunks=None, width=WIDTH)
-    (results,) = run_workers([(path, {"shard": "auto"})], 2, environments)
-    assert [result["shard"] for result in check_workers(results, 2000)] == [[0, 2], [1, 2]]
 
 
 def test_auto(monkeypatch):

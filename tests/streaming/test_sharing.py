@@ -170,13 +170,6 @@ def test_threads_hammering(numbered, workers):
     stream.close()
 
 
-def test_batches_in_several_epochs_at_once(numbered):
-    stream = H5ChunkSequence(numbered(rows=300), batch_size=7, memory_budget="5kB")
-    expected = [targets(stream, epoch) for epoch in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda epoch: targets(stream, epoch), range(4), timeout=60)) == expected
-
-
 def test_batches_ahead_are_gathered_in_order():
     gathered = []
     random = np.random.default_rng(0)
@@ -192,20 +185,6 @@ def test_batches_ahead_are_gathered_in_order():
     assert ahead.get("one", 0, 30) == (30,), "an earlier one is made again"
     assert ahead.get("two", 1, 0) == (0,)
     ahead.close()
-
-
-def test_windows_in_use_are_not_taken_by_others(numbered):
-    """With two windows in memory, threads that need three take turns, and none gets another's rows."""
-    stream = H5ChunkSequence(numbered(rows=400), batch_size=4, memory_budget="3kB", seed=3)
-    expected = targets(stream)
-    order = stream.opened().order(0)
-    firsts = [int(start) // 4 for start in order._starts[:3]]
-    assert len(firsts) == 3
-    with ThreadPoolExecutor(6) as pool:
-        places = firsts * 20
-        results = pool.map(lambda place: stream.batch(place)[1].tolist(), places, timeout=60)
-        assert list(results) == [expected[place] for place in places]
-    stream.close()
 
 
 def test_what_was_handed_out_is_never_overwritten(numbered):
@@ -237,16 +216,6 @@ def test_two_ways_through_one_epoch_at_once(numbered):
         one[0][:] = -1
         assert other[0].min() >= 0
     assert stream.opened().reader.rows_read - read <= 2 * 600 + stream.stream_plan.memory.window_rows
-    stream.close()
-
-
-def test_a_batch_asked_for_again_is_as_it_was(numbered):
-    stream = H5ChunkSequence(numbered(rows=600), batch_size=8, memory_budget="6kB")
-    first = next(iter(stream))
-    wanted = first[1].tolist()
-    first[0][:], first[1][:] = -1, -1
-    assert stream.batch(0)[1].tolist() == wanted
-    assert stream.batch(0)[0].min() >= 0
     stream.close()
 
 

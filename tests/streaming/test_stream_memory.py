@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -84,25 +83,3 @@ def test_a_file_larger_than_the_memory_allowed(tmp_path):
     assert trained["data"] < loaded["baseline_data"] + 250 * MIB
     assert trained["rows_read"] == trained["rows"], "each row is read once"
     assert run("load", path, f"+{4 * 2**30}")["loaded"], "with memory enough, loading works"
-
-
-@pytest.mark.slow
-def test_four_gigabytes_in_two(tmp_path):
-    path = write_large(tmp_path / "huge.h5", 4_300_000_000)
-    try:
-        assert os.path.getsize(path) > 4e9
-        limit = 2_000_000_000
-        assert resource.getrlimit(resource.RLIMIT_DATA)[1] in (
-            resource.RLIM_INFINITY,
-            *range(limit, limit + 1),
-        )
-        loaded = run("load", path, limit, timeout=600)
-        print(json.dumps(loaded))
-        assert not loaded["loaded"]
-        trained = run("train", path, limit, "256MiB", timeout=1200)
-        print(json.dumps(trained))
-        assert np.isfinite(trained["loss"])
-        assert trained["data"] < limit
-        assert trained["rows_read"] <= 1.05 * trained["rows"]
-    finally:
-        path.unlink(missing_ok=True)

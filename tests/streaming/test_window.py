@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.layout import DataLayout
-from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.order import Blocks, EpochOrder
-from kerasmem.streaming.reader import RowReader
 from kerasmem.streaming.window import Filling, WindowStore
 
 ROWS, BLOCK, WINDOW = 96, 4, 6  # rows, rows of a block, blocks of a window
@@ -310,50 +306,3 @@ def test_a_closed_store_can_be_used_again():
 
 
 # ---- the tasks of a reader
-
-
-def a_reader(path, resident=(), **settings):
-    layout: DataLayout = scan_files([str(path)], ["x", "y"], Access())
-    x, y = layout.datasets
-    columns = (Column("x", x.row_shape, x.dtype, "float32"), Column("y", (), y.dtype, "int64"))
-    return RowReader(
-        layout, columns, resident=dict.fromkeys(resident, 1), check_finite=False, access=Access(), **settings
-    )
-
-
-@pytest.mark.parametrize("resident", [(), ("y",)])
-@pytest.mark.parametrize("options", [{}, {"x": {"compression": "gzip"}}])
-@pytest.mark.parametrize("in_file_order", [True, False])
-def test_tasks_fill_a_window_in_any_order(numbered, resident, options, in_file_order):
-    from kerasmem.hdf5.direct.delivery import Scratch
-
-    reader, order = a_reader(numbered(rows=ROWS, chunks=8, options=options), resident), an_order()
-    for window in range(order.windows):
-        count = order.window_rows(window)
-        arrays = [np.full((count, 3), -1, "f4"), np.full(count, -1, "i8")]
-        tasks = reader.tasks(order, window, arrays, in_file_order=in_file_order)
-        for number in np.random.default_rng(window).permutation(len(tasks)):
-            tasks[number](Scratch())
-        rows = order.rows(*window_bounds(order, window))
-        wanted = order.blocks.rows(order.window_order(window)) if in_file_order else rows
-        assert arrays[1].tolist() == wanted.tolist()
-        assert np.array_equal(arrays[0][:, 0], arrays[1])
-    assert reader.rows_read == ROWS
-    reader.close()
-
-
-def test_tasks_of_several_windows_at_once(numbered):
-    from kerasmem.hdf5.direct.delivery import Scratch
-
-    reader, order = a_reader(numbered(rows=ROWS, chunks=8), ("y",)), an_order()
-    windows, work = [], []
-    for window in range(order.windows):
-        count = order.window_rows(window)
-        arrays = [np.empty((count, 3), "f4"), np.empty(count, "i8")]
-        windows.append(arrays)
-        work += reader.tasks(order, window, arrays, in_file_order=False)
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda task: task(Scratch()), work))
-    assert [row for _, y in windows for row in y.tolist()] == order.rows(0, ROWS).tolist()
-    assert all(np.array_equal(x[:, 2], y) for x, y in windows)
-    reader.close()
