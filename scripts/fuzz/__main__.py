@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Try changed files in forked processes, and keep those that crash, hang, leak or are read wrongly.
 
-    python scripts/fuzz [--door hdf5 …] [--seconds 60] [--seed 0] [--keep DIR]
+    python scripts/fuzz [--target hdf5 …] [--seconds 60] [--seed 0] [--keep DIR]
     python scripts/fuzz --replay DIR/hdf5-wrong-0-417 …
 
 Each case runs with a limit of time and memory. A find is tried again by itself, reduced, and kept with its seed, at
@@ -32,25 +32,25 @@ os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from cases import FINDS, Case, Door  # noqa: E402
-from codec_door import CodecDoor  # noqa: E402
-from hdf5_doors import IndexDoor, WholeDoor  # noqa: E402
-from links_door import LinksDoor  # noqa: E402
-from remote_door import RemoteDoor  # noqa: E402
-from resume_door import ResumeDoor  # noqa: E402
+from cases import FINDS, Case, Target  # noqa: E402
+from codec_target import CodecTarget  # noqa: E402
+from hdf5_targets import IndexTarget, WholeTarget  # noqa: E402
+from links_target import LinksTarget  # noqa: E402
+from remote_target import RemoteTarget  # noqa: E402
+from resume_target import ResumeTarget  # noqa: E402
 from running import Runner, Tried, draw_of, lay_out_secrets  # noqa: E402
 
-DOORS: dict[str, type[Door]] = {
-    door.name: door for door in (WholeDoor, IndexDoor, CodecDoor, LinksDoor, RemoteDoor, ResumeDoor)
+TARGETS: dict[str, type[Target]] = {
+    target.name: target for target in (WholeTarget, IndexTarget, CodecTarget, LinksTarget, RemoteTarget, ResumeTarget)
 }
 KEPT_OF_A_KIND = 5
 
 
 class Finds:
-    """Confirmed finds of one door, a few of each kind and place."""
+    """Confirmed finds of one target, a few of each kind and place."""
 
-    def __init__(self, folder: Path | None, door: Door, seed: int) -> None:
-        self._folder, self._door, self._seed = folder, door, seed
+    def __init__(self, folder: Path | None, target: Target, seed: int) -> None:
+        self._folder, self._door, self._seed = folder, target, seed
         self._seen: Counter[str] = Counter()
         self._kinds: dict[str, str] = {}
 
@@ -81,18 +81,18 @@ class Finds:
             (folder / "files" / file).write_bytes(data)
         folder.mkdir(parents=True, exist_ok=True)
         story = {
-            "door": self._door.name, "kind": find.verdict.kind, "detail": find.verdict.detail, "stage": find.stage,
+            "target": self._door.name, "kind": find.verdict.kind, "detail": find.verdict.detail, "stage": find.stage,
             "note": find.case.note, "commands": find.case.commands, "options": find.case.options,
         }  # fmt: skip
         (folder / "case.json").write_text(json.dumps(story, indent=1) + "\n")
 
 
-def run(door: Door, folder: Path, seconds: float, seed: int, keep: Path | None) -> dict[str, Any]:
-    """Try cases of a door for so many seconds; return counts of outcomes."""
+def run(target: Target, folder: Path, seconds: float, seed: int, keep: Path | None) -> dict[str, Any]:
+    """Try cases of a target for so many seconds; return counts of outcomes."""
     ends = time.monotonic() + seconds
-    runner, outcomes, finds, number = Runner(door, folder), Counter[str](), Finds(keep, door, seed), 0
+    runner, outcomes, finds, number = Runner(target, folder), Counter[str](), Finds(keep, target, seed), 0
     while time.monotonic() < ends:
-        cases = [door.make(draw_of(door.name, seed, number + offset)) for offset in range(door.batch)]
+        cases = [target.make(draw_of(target.name, seed, number + offset)) for offset in range(target.batch)]
         for offset, tried in enumerate(list(runner.tried(cases))):
             kind = tried.verdict.kind
             outcomes[finds.take(tried, number + offset, runner) if kind in FINDS else kind] += 1
@@ -108,26 +108,26 @@ def replay(folders: list[Path]) -> int:
         inside = folder / "files"
         files = {str(path.relative_to(inside)): path.read_bytes() for path in inside.rglob("*") if path.is_file()}
         case = Case(files, tuple(map(tuple, story["commands"])), {}, story["note"], story["options"])
-        with prepared(story["door"]) as (door, work):
-            tried = Runner(door, work).alone(case)
+        with prepared(story["target"]) as (target, work):
+            tried = Runner(target, work).alone(case)
         still += tried.verdict.kind in FINDS
         print(f"{folder.name}: {tried.verdict.kind}: {tried.stage}: {tried.verdict.detail[:400]}", flush=True)
     return still
 
 
 @contextlib.contextmanager
-def prepared(name: str) -> Iterator[tuple[Door, Path]]:
-    """Yield a door ready for use, and its working folder, which is removed afterwards."""
+def prepared(name: str) -> Iterator[tuple[Target, Path]]:
+    """Yield a target ready for use, and its working folder, which is removed afterwards."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
-    door = DOORS[name]()
+    target = TARGETS[name]()
     try:
         lay_out_secrets(folder)
         os.chdir(folder)
-        door.prepare(folder)
+        target.prepare(folder)
         gc.collect()
         gc.freeze()
-        yield door, folder
+        yield target, folder
     finally:
         os.chdir(ROOT)
         shutil.rmtree(folder, ignore_errors=True)
@@ -140,8 +140,8 @@ def _absolute(path: str) -> Path:
 def main() -> int:
     """Return 1 if there were finds."""
     parser = argparse.ArgumentParser("scripts/fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--door", action="append", choices=sorted(DOORS), help="which; several one after another")
-    parser.add_argument("--seconds", type=float, default=60, help="for each door")
+    parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="which; several one after another")
+    parser.add_argument("--seconds", type=float, default=60, help="for each target")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=_absolute, metavar="DIR", help="where finds are kept")
     parser.add_argument("--replay", type=_absolute, nargs="+", metavar="FOLDER", help="try kept finds again")
@@ -150,9 +150,9 @@ def main() -> int:
     if options.replay:
         return int(replay(options.replay) > 0)
     results = {}
-    for name in options.door or sorted(DOORS):
-        with prepared(name) as (door, folder):
-            results[name] = run(door, folder, options.seconds, options.seed, options.keep)
+    for name in options.target or sorted(TARGETS):
+        with prepared(name) as (target, folder):
+            results[name] = run(target, folder, options.seconds, options.seed, options.keep)
     print(json.dumps(results, indent=1))
     return int(any(kind in FINDS for result in results.values() for kind in result["outcomes"]))
 

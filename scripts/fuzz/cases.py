@@ -1,4 +1,4 @@
-"""What a case is, what a door does with it, and how what came of it is judged."""
+"""What a case is, what a target does with it, and how what came of it is judged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 SECRET = b"TOP-SECRET-CANARY-"  # in files beside a case, which none of its outputs may hold
 HEAP = b"HEAP-CANARY-"  # in memory that was given back, which must not reach an output
 _SIZES = (600, 2000, 4096, 8192, 16000, 40000, 100_000)
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 """Tells the process that watches what is being done."""
 
 
@@ -26,7 +26,7 @@ class Case:
         commands: arguments of `kerasmem`, one command after another.
         origin: the same files before they were changed, to make a find smaller; files made whole are not in it.
         note: how the case was made.
-        options: what else the door has to know of it, plain values only.
+        options: what else the target has to know of it, plain values only.
     """
 
     files: dict[str, bytes]
@@ -60,7 +60,7 @@ unescaped: what a page or a terminal acts upon.
 """
 
 
-class Door:
+class Target:
     """One way into kerasmem: makes cases, and tries them in a process that may end at any time."""
 
     name = ""
@@ -77,9 +77,9 @@ class Door:
         """Return a case."""
         raise NotImplementedError
 
-    def attempt(self, case: Case, told: Told) -> Verdict:
+    def attempt(self, case: Case, report: Report) -> Verdict:
         """Try a case in its folder, which is the current one, and say what came of it."""
-        return judge_commands(case, told)
+        return judge_commands(case, report)
 
     def library(self, case: Case) -> None:
         """Read a case's files with the library alone, to see whether a crash or an endless loop is its own."""
@@ -123,11 +123,11 @@ def run_command(arguments: Sequence[str]) -> Done:
     return Done(code if isinstance(code, int) else 1, out.getvalue(), err.getvalue(), *errors)
 
 
-def judge_commands(case: Case, told: Told) -> Verdict:
+def judge_commands(case: Case, report: Report) -> Verdict:
     """Run a case's commands and return the worst outcome."""
     refused = ""
     for arguments in case.commands:
-        told(" ".join(arguments[:2]))
+        report(" ".join(arguments[:2]))
         done = run_command(arguments)
         verdict = judge_command(done, case)
         if verdict.kind in FINDS:

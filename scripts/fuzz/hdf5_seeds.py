@@ -1,4 +1,4 @@
-"""Small sound HDF5 files, each with other structures: what the doors to HDF5 change."""
+"""Small sound HDF5 files, each with other structures: what the targets to HDF5 change."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cases import FINDS, SECRET, Case, Door, Verdict
+from cases import FINDS, SECRET, Case, Target, Verdict
 
 from kerasmem.processes.children import die_with_parent
 
@@ -29,7 +29,7 @@ ENDED = ("crash", "hang", "memory")  # kinds of finds that end a process
 _ROOMS = {path.name for path in (Path(__file__).resolve().parents[2] / "kerasmem").rglob("*") if path.is_dir()}
 _PAGE = resource.getpagesize()
 _LARGEST_FILE = 1 << 30
-_OWN_FAULT = 70  # exit code of a process whose door raised
+_OWN_FAULT = 70  # exit code of a process whose target raised
 _TRIALS = 30  # to make a find smaller
 _VIRTUAL = 6 << 30  # bytes of addresses that a process may take
 
@@ -44,15 +44,15 @@ class Tried:
 
 
 class Runner:
-    """Tries cases of one door, many in one forked process as long as it lives.
+    """Tries cases of one target, many in one forked process as long as it lives.
 
     Args:
-        door: prepared by now.
+        target: prepared by now.
         folder: for the files of cases, and of those who must not be read.
     """
 
-    def __init__(self, door: Door, folder: Path) -> None:
-        self.door = door
+    def __init__(self, target: Target, folder: Path) -> None:
+        self.target = target
         self._folder = folder / "case"
         self._secrets = folder / "private"
         self._log = folder / "stderr"
@@ -98,7 +98,7 @@ class Runner:
                     return found
                 data = bytearray(found.case.files[name])
                 data[start:end] = origin[start:end]
-                files = {**found.case.files, name: self.door.seal(found.case, bytes(data))}
+                files = {**found.case.files, name: self.target.seal(found.case, bytes(data))}
                 case = Case(files, found.case.commands, found.case.origin, found.case.note, found.case.options)
                 again = self.alone(case)
                 if again.verdict == found.verdict:
@@ -106,12 +106,12 @@ class Runner:
         return found
 
     def _one_process(self, cases: Sequence[Case], *, library: bool = False) -> Iterator[Tried]:
-        told, telling = os.pipe()
+        report, telling = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            os.close(told)
+            os.close(report)
             try:
                 self._child(cases, telling, library)
                 os._exit(0)
@@ -121,9 +121,9 @@ class Runner:
                 os._exit(_OWN_FAULT)
         os.close(telling)
         try:
-            yield from self._watch(pid, told, cases)
+            yield from self._watch(pid, report, cases)
         finally:
-            os.close(told)
+            os.close(report)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -149,10 +149,10 @@ class Runner:
             tell("B", "")
             if library:
                 with contextlib.suppress(Exception):
-                    self.door.library(case)
+                    self.target.library(case)
                 tell("D", json.dumps(["ok", ""]))
                 continue
-            verdict = self.door.attempt(case, lambda stage: tell("S", stage))
+            verdict = self.target.attempt(case, lambda stage: tell("S", stage))
             if verdict.kind not in FINDS and b"Traceback" in (printed := self._log.read_bytes()):
                 verdict = Verdict("defect", "a traceback of a thread: " + printed.decode(errors="replace")[-300:])
             if SECRET in self._log.read_bytes():
@@ -170,12 +170,12 @@ class Runner:
             path.write_bytes(data)
         os.chdir(self._folder)
 
-    def _watch(self, pid: int, told: int, cases: Sequence[Case]) -> Iterator[Tried]:
+    def _watch(self, pid: int, report: int, cases: Sequence[Case]) -> Iterator[Tried]:
         number, stage, rest, began = 0, "", b"", (time.monotonic(), 0.0)
         ended: Verdict | None = None
         while ended is None:
-            if select.select([told], [], [], _POLL_SECONDS)[0]:
-                said = os.read(told, 1 << 16)
+            if select.select([report], [], [], _POLL_SECONDS)[0]:
+                said = os.read(report, 1 << 16)
                 if not said:
                     break
                 *lines, rest = (rest + said).split(b"\n")
@@ -187,16 +187,16 @@ class Runner:
                         yield Tried(cases[number], Verdict(*json.loads(text)), stage)
                         number += 1
             busy = _processor_seconds(pid) - began[1]
-            if busy > self.door.seconds or time.monotonic() - began[0] > self.door.waiting:
+            if busy > self.target.seconds or time.monotonic() - began[0] > self.target.waiting:
                 ended = Verdict("hang", self._stacks(pid))
-            elif (size := _resident(pid) - self._resident) > self.door.memory:
+            elif (size := _resident(pid) - self._resident) > self.target.memory:
                 ended = Verdict("memory", f"{self._stacks(pid)} {size >> 30} GiB")
         if ended is None:
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if number == len(cases):
                 return
             if status == _OWN_FAULT:
-                raise RuntimeError(f"the door itself failed: {self._log.read_text(errors='replace')[-2000:]}")
+                raise RuntimeError(f"the target itself failed: {self._log.read_text(errors='replace')[-2000:]}")
             ended = Verdict("crash", f"{signal.Signals(-status).name if status < 0 else status}: {self._logged()}")
         kind = f"judge {ended.kind}" if stage.startswith("judge") else ended.kind
         yield Tried(cases[number], Verdict(kind, ended.detail), stage)
@@ -261,6 +261,6 @@ def lay_out_secrets(folder: Path) -> None:
     os.mkfifo(private / "pipe")
 
 
-def draw_of(door: str, seed: int, number: int) -> random.Random:
-    """Return the random numbers of a case: the same for the same door, seed and number."""
-    return random.Random(f"{door} {seed} {number}")
+def draw_of(target: str, seed: int, number: int) -> random.Random:
+    """Return the random numbers of a case: the same for the same target, seed and number."""
+    return random.Random(f"{target} {seed} {number}")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import Case, Door, Told, Verdict, place_of
-from hdf5_doors import warm_data_commands
+from cases import Case, Report, Target, Verdict, place_of
 from hdf5_seeds import floats, hdf5_bytes
+from hdf5_targets import warm_data_commands
 from mutation import mutate
 
 _VALUES = (
@@ -27,7 +27,7 @@ _DTYPES = (b"'|O'", b"'<f4'", b"'<f8'", b"'|S5'", b"'<U3'", b"[('a', '<f4'), ('b
 _SHAPES = (b"(20, 3)", b"()", b"(0,)", b"(-1,)", b"(9999999999,)", b"(2**40,)", b"(1,) * 40", b"(20.0,)", b"(True,)")
 
 
-class ResumeDoor(Door):
+class ResumeTarget(Target):
     """Changed checkpoints, resumed by `fit`."""
 
     name = "resume"
@@ -58,10 +58,10 @@ class ResumeDoor(Door):
         changed = mutate(data, draw) if draw.random() < 0.25 else _repacked(data, draw)
         return Case({"train.h5": self.data, "run.resume": changed}, (), {"run.resume": data})
 
-    def attempt(self, case: Case, told: Told) -> Verdict:
+    def attempt(self, case: Case, report: Report) -> Verdict:
         """Resume, which must succeed or raise an error of kerasmem, and touch nothing outside."""
         before = _private()
-        told("fit")
+        report("fit")
         try:
             _train("run.resume", None)
             verdict = Verdict("ok")

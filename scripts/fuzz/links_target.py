@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 from cases import SECRET, Case
-from hdf5_doors import COMMANDS, Hdf5Door
+from hdf5_targets import COMMANDS, Hdf5Target
 from mutation import mutate
 
 _FILES = ("../private/secret.txt", "../private/secret.h5", "../private/pipe", "/proc/self/cwd/../private/secret.txt",
@@ -23,7 +23,7 @@ _TARGETS = ("secret", "/group/secret", "/", "/group", "x", "/own/a", "own/b", "/
 _KINDS = ("u1", "u1", "S16", "<i4", "<f4")
 
 
-class LinksDoor(Hdf5Door):
+class LinksTarget(Hdf5Target):
     """Files that name others."""
 
     name = "links"

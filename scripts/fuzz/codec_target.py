@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 from cases import Case
-from hdf5_doors import COMMANDS, Hdf5Door
+from hdf5_targets import COMMANDS, Hdf5Target
 from mutation import mutate
 
 GZIP, SHUFFLE, FLETCHER, SZIP, NBIT, OFFSET, LZF = 1, 2, 3, 4, 5, 6, 32000
@@ -31,7 +31,7 @@ ODD_NUMBERS = ((), (0,), (1,), (2**32 - 1,), (0, 0, 0), (0, 0, 2**31), (1, 4, 1,
                (2, 2, 8, 64, 9, 2, 9), (0, 0, 3, 0, 2), (0,) * 20)  # fmt: skip
 
 
-class CodecDoor(Hdf5Door):
+class CodecTarget(Hdf5Target):
     """Chunks of each codec, changed, with other masks and numbers."""
 
     name = "codecs"
@@ -50,7 +50,7 @@ class CodecDoor(Hdf5Door):
         return {}
 
     def make(self, draw: random.Random) -> Case:
-        """Return a file with one changed chunk, or with what its filters are told changed."""
+        """Return a file with one changed chunk, or with what its filters are report changed."""
         seed = draw.choice(list(self.chunks))
         filters, kind, stored, mask = self.chunks[seed]
         chunk = mutate(stored, draw, [(0, 48)] if draw.random() < 0.6 else []) if draw.random() < 0.9 else stored

@@ -14,8 +14,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-from cases import HEAP, SECRET, Case, Door, Told, Verdict, fill_heap, place_of
-from hdf5_doors import same, warm_data_commands
+from cases import HEAP, SECRET, Case, Report, Target, Verdict, fill_heap, place_of
+from hdf5_targets import same, warm_data_commands
 
 BEHAVIOURS = (
     "short", "shorter than said", "long", "longer than said", "other range", "range without a total", "no range",
@@ -33,7 +33,7 @@ _PLACES = {"redirect to itself": "{path}", "redirect to a file": "file://{secret
            "redirect to nowhere": "http://127.0.0.1:1/x", "redirect without a place": ""}  # fmt: skip
 
 
-class RemoteDoor(Door):
+class RemoteTarget(Target):
     """A local web server that holds two versions of a file."""
 
     name = "remote"
@@ -71,16 +71,16 @@ class RemoteDoor(Door):
         }
         return Case({}, (), {}, "", options)
 
-    def attempt(self, case: Case, told: Told) -> Verdict:
+    def attempt(self, case: Case, report: Report) -> Verdict:
         """Read the file, twice where there is a cache, and compare with the versions of the server."""
         server = _Server(self.versions, case.options)
         try:
-            told("reading")
-            return self._read(server, case, told)
+            report("reading")
+            return self._read(server, case, report)
         finally:
             server.close()
 
-    def _read(self, server: _Server, case: Case, told: Told) -> Verdict:
+    def _read(self, server: _Server, case: Case, report: Report) -> Verdict:
         from kerasmem.errors import KerasmemError
         from kerasmem.hdf5.remote.access import RemoteAccess
         from kerasmem.hdf5.settings import Access
@@ -103,7 +103,7 @@ class RemoteDoor(Door):
                 return Verdict("memory", str(error))
             except Exception as error:
                 return Verdict("defect", place_of(error))
-            told("comparing")
+            report("comparing")
             found = {name: np.concatenate([window[name] for window in windows]) for name in ("x", "y")}
             if HEAP in found["x"].tobytes():
                 return Verdict("leak", "memory in the data")

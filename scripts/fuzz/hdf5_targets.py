@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import FINDS, HEAP, SECRET, Case, Door, Told, Verdict, fill_heap, judge_commands
+from cases import FINDS, HEAP, SECRET, Case, Report, Target, Verdict, fill_heap, judge_commands
 from hdf5_checksums import find_sums, put_sums
 from mutation import Zone, mutate
 
@@ -29,7 +29,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-class Hdf5Door(Door):
+class Hdf5Target(Target):
     """Changed HDF5 files; what is read of them is compared with what h5py reads."""
 
     def prepare(self, folder: Path) -> None:
@@ -65,12 +65,12 @@ class Hdf5Door(Door):
         seed = case.options.get("seed")
         return put_sums(data, self.seeds[seed], self.sums[seed]) if isinstance(seed, str) and seed else data
 
-    def attempt(self, case: Case, told: Told) -> Verdict:
+    def attempt(self, case: Case, report: Report) -> Verdict:
         """Run the command if there is one, read all datasets, and compare them with what h5py reads."""
         fill_heap(1)
-        verdict = judge_commands(case, told)
+        verdict = judge_commands(case, report)
         if verdict.kind not in FINDS:
-            verdict = judge_reading("x.h5", verdict, told, twice=bool(case.options.get("twice")))
+            verdict = judge_reading("x.h5", verdict, report, twice=bool(case.options.get("twice")))
         if verdict.kind == "lenient" and case.options.get("odd"):
             return Verdict("ok, whatever numbers its filters are given")  # which are for those who write
         return verdict
@@ -131,16 +131,16 @@ def warm_data_commands() -> None:
         getattr(imagecodecs, name)
 
 
-def judge_reading(path: str, verdict: Verdict, told: Told, *, twice: bool = True) -> Verdict:
+def judge_reading(path: str, verdict: Verdict, report: Report, *, twice: bool = True) -> Verdict:
     """Compare the datasets of a file as kerasmem reads them with what h5py reads.
 
     Args:
         path: the file.
         verdict: what came of it so far.
-        told: tells what is done.
+        report: tells what is done.
         twice: read it twice, with other bytes in the memory that was given back.
     """
-    told("reading")
+    report("reading")
     ours = read_ours(path)
     fill_heap(2)
     again = read_ours(path) if twice else {}
@@ -153,7 +153,7 @@ def judge_reading(path: str, verdict: Verdict, told: Told, *, twice: bool = True
             return Verdict("outside", f"{name}: another file's bytes in the data")
     if not ours:
         return verdict
-    told("judge")
+    report("judge")
     judged = read_h5py(path, ours)
     fill_heap(3)
     for name, values in ours.items():
@@ -293,7 +293,7 @@ def describe(one: np.ndarray, other: np.ndarray) -> str:
     return f"{one.dtype}: {int(differ.sum())} of {len(differ)} bytes differ"
 
 
-class WholeDoor(Hdf5Door):
+class WholeTarget(Hdf5Target):
     """All of a file, its structures above all."""
 
     name = "hdf5"
@@ -309,7 +309,7 @@ class WholeDoor(Hdf5Door):
         return [(0, 1024), *((at.start(), at.start() + 300) for at in _STRUCTURES.finditer(data))]
 
 
-class IndexDoor(Hdf5Door):
+class IndexTarget(Hdf5Target):
     """Chunk indexes of all kinds."""
 
     name = "indexes"
