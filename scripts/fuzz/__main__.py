@@ -50,7 +50,7 @@ class Finds:
     """Confirmed finds of one target, a few of each kind and place."""
 
     def __init__(self, folder: Path | None, target: Target, seed: int) -> None:
-        self._folder, self._door, self._seed = folder, target, seed
+        self._folder, self._target, self._seed = folder, target, seed
         self._seen: Counter[str] = Counter()
         self._kinds: dict[str, str] = {}
 
@@ -70,7 +70,7 @@ class Finds:
 
     def _keep(self, find: Tried, number: int) -> None:
         """Write the files of a find and what a replay needs."""
-        name = f"{self._door.name}-{find.verdict.kind}-{self._seed}-{number}"
+        name = f"{self._target.name}-{find.verdict.kind}-{self._seed}-{number}"
         print(f"{name}: {find.stage}: {find.verdict.detail[:300]}", file=sys.stderr, flush=True)
         if self._folder is None:
             return
@@ -81,7 +81,7 @@ class Finds:
             (folder / "files" / file).write_bytes(data)
         folder.mkdir(parents=True, exist_ok=True)
         story = {
-            "target": self._door.name, "kind": find.verdict.kind, "detail": find.verdict.detail, "stage": find.stage,
+            "target": self._target.name, "kind": find.verdict.kind, "detail": find.verdict.detail, "stage": find.stage,
             "note": find.case.note, "commands": find.case.commands, "options": find.case.options,
         }  # fmt: skip
         (folder / "case.json").write_text(json.dumps(story, indent=1) + "\n")

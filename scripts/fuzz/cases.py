@@ -1,4 +1,4 @@
-"""What a case is, what a target does with it, and how what came of it is judged."""
+"""Cases, targets and verdicts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SECRET = b"TOP-SECRET-CANARY-"  # in files beside a case, which none of its outputs may hold
-HEAP = b"HEAP-CANARY-"  # in memory that was given back, which must not reach an output
+SECRET = b"TOP-SECRET-CANARY-"  # in other files; no output of a case may contain it
+HEAP = b"HEAP-CANARY-"  # in freed memory; no output may contain it
 _SIZES = (600, 2000, 4096, 8192, 16000, 40000, 100_000)
 Report = Callable[[str], None]
-"""Tells the process that watches what is being done."""
+"""Reports the present stage to the watching process."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Files from a stranger, and what is asked of them.
+    """Untrusted files and the commands that read them.
 
-    Args:
-        files: by name in the case's folder, what is written there.
-        commands: arguments of `kerasmem`, one command after another.
-        origin: the same files before they were changed, to make a find smaller; files made whole are not in it.
-        note: how the case was made.
-        options: what else the target has to know of it, plain values only.
+    Attributes:
+        files: Content by name in the case's folder.
+        commands: Arguments of `kerasmem`, one command after another.
+        origin: Unchanged content of changed files, by which a find is reduced.
+        note: How the case was made.
+        options: Further settings for the target, plain values only.
     """
 
     files: dict[str, bytes]
@@ -38,39 +38,37 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a case.
+    """Outcome of a case.
 
-    Args:
+    Attributes:
         kind: "ok", "refused", another harmless outcome, or one of `FINDS`.
-        detail: what tells one find from another of its kind.
+        detail: Distinguishes finds of one kind.
     """
 
     kind: str
     detail: str = ""
 
 
-FINDS = ("crash", "hang", "memory", "defect", "outside", "leak", "wrong", "lenient", "unstable", "unescaped")
-"""Kinds of outcome that are kept.
+FINDS = ("crash", "hang", "memory", "defect", "outside", "leak", "wrong", "lenient", "unstable")
+"""Kinds of verdict that are kept.
 
-crash: ended by a signal; hang: over the time limit; memory: over the memory limit; defect: a traceback, or an error
-that
-kerasmem does not know; outside: the bytes of another file came out; leak: memory of the process came out; wrong: other
-data than the judge reads; lenient: data where the judge fails; unstable: two readings differ;
-unescaped: what a page or a terminal acts upon.
+crash: ended by a signal. hang: over the time limit. memory: over the memory limit. defect: a traceback, or an error
+unknown to kerasmem. outside: bytes of another file were read. leak: memory of the process was output. wrong: data
+differ from the judge's. lenient: data where the judge fails. unstable: two readings differ.
 """
 
 
 class Target:
-    """One way into kerasmem: makes cases, and tries them in a process that may end at any time."""
+    """A kind of untrusted input: makes cases, and tries them in a process that may end at any time."""
 
     name = ""
-    seconds = 4.0  # of a processor that a case may take
-    waiting = 20.0  # seconds in all
-    memory = 1 << 30  # bytes that a process may grow by
-    batch = 20  # cases that one process tries
+    seconds = 4.0  # CPU time limit of a case
+    waiting = 20.0  # wall time limit in seconds
+    memory = 1 << 30  # limit of growth in bytes
+    batch = 20  # cases of one process
 
     def prepare(self, folder: Path) -> None:
-        """Import what cases need, so that forked processes have it, and make the files that are changed."""
+        """Import modules for the forked processes, and make the sound files."""
         raise NotImplementedError
 
     def make(self, draw: random.Random) -> Case:
@@ -78,20 +76,20 @@ class Target:
         raise NotImplementedError
 
     def attempt(self, case: Case, report: Report) -> Verdict:
-        """Try a case in its folder, which is the current one, and say what came of it."""
+        """Try a case in the current folder."""
         return judge_commands(case, report)
 
     def library(self, case: Case) -> None:
-        """Read a case's files with the library alone, to see whether a crash or an endless loop is its own."""
+        """Read a case's files with the library alone, to attribute a crash or an endless loop."""
 
     def seal(self, case: Case, data: bytes) -> bytes:
-        """Return a file of a case with checksums that are right once more, where the format has such."""
+        """Return a file of a case with its checksums corrected, if the format has any."""
         return data
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended: its code, its texts, and the error that its message was made of."""
+    """Exit code, outputs and error of a command."""
 
     code: int
     out: str
@@ -100,7 +98,7 @@ class Done:
 
 
 def run_command(arguments: Sequence[str]) -> Done:
-    """Run `kerasmem ARGUMENTS…` in this process, as its command line does from Python."""
+    """Run `kerasmem ARGUMENTS…` in this process."""
     from kerasmem import cli
 
     out, err = io.StringIO(), io.StringIO()
@@ -137,7 +135,7 @@ def judge_commands(case: Case, report: Report) -> Verdict:
 
 
 def judge_command(done: Done, case: Case) -> Verdict:
-    """Return what a command's exit code, texts and files come to."""
+    """Judge a command by its exit code, outputs and files."""
     for canary, kind in ((SECRET, "outside"), (HEAP, "leak")):
         if where := _holds(canary, done, case):
             return Verdict(kind, f"{canary.decode()} in {where}")
@@ -157,7 +155,7 @@ def judge_command(done: Done, case: Case) -> Verdict:
 
 
 def place_of(error: BaseException) -> str:
-    """Return an error, and where in kerasmem it came up."""
+    """Return an error and the innermost function of kerasmem that raised it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/kerasmem/" in frame.filename]
     where = f"{Path(frames[-1].filename).name} {frames[-1].name}" if frames else "nowhere"
     return f"{type(error).__name__}: {str(error)[:160]} in {where}"
@@ -176,7 +174,7 @@ def _holds(canary: bytes, done: Done, case: Case) -> str:
 
 
 def fill_heap(number: int) -> None:
-    """Leave a pattern in memory that is given back, where what is not written to is handed out again."""
+    """Fill freed memory with a pattern, so that uninitialised memory is recognised."""
     pattern = HEAP + bytes([48 + number])
     kept = [bytearray(pattern * (size // len(pattern))) for size in _SIZES for _ in range(4)]
     del kept

@@ -1,4 +1,4 @@
-"""Chunks that are not what their filters wrote."""
+"""HDF5 files with chunks that their filters did not write."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ODD_NUMBERS = ((), (0,), (1,), (2**32 - 1,), (0, 0, 0), (0, 0, 2**31), (1, 4, 1,
 
 
 class CodecTarget(Hdf5Target):
-    """Chunks of each codec, changed, with other masks and numbers."""
+    """Changed chunks of each codec, with other masks and parameters."""
 
     name = "codecs"
 
     def make_seeds(self) -> dict[str, bytes]:
-        """Compress sound chunks of each pipeline; a file is made anew for each case."""
+        """Compress sound chunks of each pipeline; every case gets a new file."""
         values = np.concatenate([np.arange(600) % 41, np.arange(424) * 7919 % 65521])
         self.chunks: dict[str, tuple[Filters, str, bytes, int]] = {}
         for number, filters in enumerate(PIPELINES):
@@ -50,7 +50,7 @@ class CodecTarget(Hdf5Target):
         return {}
 
     def make(self, draw: random.Random) -> Case:
-        """Return a file with one changed chunk, or with what its filters are report changed."""
+        """Return a file with one changed chunk, or with changed filter parameters."""
         seed = draw.choice(list(self.chunks))
         filters, kind, stored, mask = self.chunks[seed]
         chunk = mutate(stored, draw, [(0, 48)] if draw.random() < 0.6 else []) if draw.random() < 0.9 else stored

@@ -1,4 +1,4 @@
-"""Small sound HDF5 files, each with other structures: what the targets to HDF5 change."""
+"""Small sound HDF5 files with different structures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def low_level(
     compact: bool = False, maximum: tuple[int, ...] | None = None, filters: Callable[[Any], None] | None = None,
     kind: Any = None,
 ) -> h5py.Dataset:  # fmt: skip
-    """Write a dataset with what h5py's own `create_dataset` has no arguments for."""
+    """Write a dataset with properties for which `create_dataset` has no arguments."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if chunk:
         creation.set_chunk(chunk)
@@ -61,7 +61,6 @@ def _types(file: h5py.File) -> None:
     file.create_dataset("named", data=np.arange(12) % 2, dtype=h5py.enum_dtype({"NO": 0, "YES": 1}, basetype="i1"))
     file.create_dataset("array", (12,), np.dtype(("f4", (2, 3))))
     file["text"] = ["a"] * 12
-    file["ragged"] = np.array([np.arange(n % 3 + 1) for n in range(12)], dtype=object) if False else np.arange(12)
     file["table"] = np.zeros(12, [("a", "i4"), ("b", "f8", (2,)), ("c", "S4")])
     file["complex"] = np.zeros(12, "c8")
     file["reference"] = np.array([file["enum"].ref] * 12, dtype=h5py.ref_dtype)
@@ -122,7 +121,7 @@ def _empty(file: h5py.File) -> None:
 
 
 def _of(kind: str, *, gzip: bool = False, size: int = 40) -> Fill:
-    """Return what writes datasets with one kind of chunk index."""
+    """Return a function that writes datasets with one kind of chunk index."""
     filters = {"compression": "gzip", "shuffle": True} if gzip else {}
 
     def fill(file: h5py.File) -> None:
@@ -157,7 +156,7 @@ def whole_files() -> dict[str, bytes]:
 
 
 def index_files() -> dict[str, bytes]:
-    """Return sound files with chunk indexes of each kind, by name; large ones have several levels or pages."""
+    """Return sound files with each kind of chunk index; large ones have several levels or pages."""
     found = {}
     for kind, large in (("fixed", 2200), ("extensible", 600), ("tree", 700), ("single", 0), ("implicit", 0)):
         for gzip in (False, True)[: 1 if kind == "implicit" else 2]:

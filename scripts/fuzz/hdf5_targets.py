@@ -1,4 +1,4 @@
-"""HDF5 files: the whole file, the indexes of chunks, each codec's chunks, and what leads to other data."""
+"""Changed HDF5 files: all structures, or the chunk indexes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 
 
 class Hdf5Target(Target):
-    """Changed HDF5 files; what is read of them is compared with what h5py reads."""
+    """Changed HDF5 files, compared with what h5py reads."""
 
     def prepare(self, folder: Path) -> None:
-        """Import what reads HDF5, and make sound files."""
+        """Import the HDF5 readers, and make sound files."""
         warm_data_commands()
         self.seeds = self.make_seeds()
         self.sums = {name: find_sums(data) for name, data in self.seeds.items()}
@@ -44,11 +44,11 @@ class Hdf5Target(Target):
         raise NotImplementedError
 
     def find_zones(self, data: bytes) -> list[Zone]:
-        """Return where most changes of a file are made."""
+        """Return the ranges of a file with most of the changes."""
         return []
 
     def make(self, draw: random.Random) -> Case:
-        """Return a changed file, most with right checksums, and a command."""
+        """Return a changed file, usually with correct checksums, and a command."""
         seed = draw.choice(list(self.seeds))
         origin = self.seeds[seed]
         resize = draw.random() < 0.3
@@ -61,7 +61,7 @@ class Hdf5Target(Target):
         return Case({"x.h5": self.seal(case, data)}, case.commands, case.origin, seed, options)
 
     def seal(self, case: Case, data: bytes) -> bytes:
-        """Return a file with right checksums, unless the case is one without."""
+        """Return a file with correct checksums, unless the case has none."""
         seed = case.options.get("seed")
         return put_sums(data, self.seeds[seed], self.sums[seed]) if isinstance(seed, str) and seed else data
 
@@ -72,7 +72,7 @@ class Hdf5Target(Target):
         if verdict.kind not in FINDS:
             verdict = judge_reading("x.h5", verdict, report, twice=bool(case.options.get("twice")))
         if verdict.kind == "lenient" and case.options.get("odd"):
-            return Verdict("ok, whatever numbers its filters are given")  # which are for those who write
+            return Verdict("ok with odd filter parameters")  # which only writers need
         return verdict
 
     def library(self, case: Case) -> None:
@@ -81,7 +81,7 @@ class Hdf5Target(Target):
 
 
 def read_everything(path: str) -> None:
-    """Read all attributes and datasets of a file with h5py, whatever it raises meanwhile."""
+    """Read all attributes and datasets of a file with h5py, ignoring its errors."""
     import h5py
 
     def look(thing: Any) -> None:
@@ -111,7 +111,7 @@ def read_everything(path: str) -> None:
 
 
 def warm_data_commands() -> None:
-    """Import what the commands of data need, while there are no threads."""
+    """Import the modules of the data commands before there are threads."""
     import deflate  # noqa: F401
     import h5py
     import hdf5plugin  # noqa: F401
@@ -135,10 +135,10 @@ def judge_reading(path: str, verdict: Verdict, report: Report, *, twice: bool = 
     """Compare the datasets of a file as kerasmem reads them with what h5py reads.
 
     Args:
-        path: the file.
-        verdict: what came of it so far.
-        report: tells what is done.
-        twice: read it twice, with other bytes in the memory that was given back.
+        path: The file.
+        verdict: Verdict of the commands.
+        report: Reports the present stage.
+        twice: Whether to read twice, with other bytes in freed memory.
     """
     report("reading")
     ours = read_ours(path)
@@ -172,7 +172,7 @@ def judge_reading(path: str, verdict: Verdict, report: Report, *, twice: bool = 
 
 
 def read_ours(path: str) -> dict[str, np.ndarray]:
-    """Return the datasets that kerasmem reads; what it refuses is left out."""
+    """Return the datasets that kerasmem reads, without refused ones."""
     from kerasmem.datatools.inspecting.listing import list_contents
     from kerasmem.errors import KerasmemError
     from kerasmem.streaming.file_order import read_windows
@@ -194,7 +194,7 @@ def read_ours(path: str) -> dict[str, np.ndarray]:
 
 
 def read_h5py(path: str, wanted: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return what h5py reads of datasets: values, or the text of what it raises."""
+    """Return the values that h5py reads, or the text of its error."""
     import h5py
 
     found: dict[str, Any] = {}
@@ -214,7 +214,7 @@ def read_h5py(path: str, wanted: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def hidden_chunks(path: str, name: str) -> bool:
-    """Return whether an index lists chunks that HDF5 itself does not find, for their keys are damaged."""
+    """Return whether an index lists chunks that HDF5 itself cannot find because their keys are damaged."""
     import h5py
 
     with h5py.File(path, "r") as file:
@@ -242,12 +242,12 @@ def filters_of(path: str, name: str) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def has_other_level(path: str, name: str) -> bool:
-    """Return whether HDF5 does not know the level of compression that a file names, by which nothing is read."""
+    """Return whether a file names a compression level unknown to HDF5, which reading does not need."""
     return any(code == 1 and (len(numbers) != 1 or numbers[0] > 9) for code, numbers in filters_of(path, name))
 
 
 def is_sound_by_checksum(path: str, name: str) -> bool:
-    """Return whether all chunks are zlib's, and hold what they were written with by its Adler-32.
+    """Return whether the Adler-32 checksum of all zlib chunks is correct.
 
     libdeflate takes 286 and 287 for lengths of 258 bytes, as 285; zlib refuses them.
     """
@@ -272,7 +272,7 @@ def is_sound_by_checksum(path: str, name: str) -> bool:
 
 
 def codes_of(path: str, name: str) -> str:
-    """Return the filters of a dataset, to tell finds apart."""
+    """Return the filters of a dataset, which distinguish finds."""
     return "filters " + "+".join(str(code) for code, _ in filters_of(path, name))
 
 
@@ -285,7 +285,7 @@ def same(one: np.ndarray, other: Any) -> bool:
 
 
 def describe(one: np.ndarray, other: np.ndarray) -> str:
-    """Return in a few words how two arrays differ."""
+    """Describe how two arrays differ."""
     other = np.asarray(other)
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"{one.dtype} {one.shape} in place of {other.dtype} {other.shape}"
@@ -294,7 +294,7 @@ def describe(one: np.ndarray, other: np.ndarray) -> str:
 
 
 class WholeTarget(Hdf5Target):
-    """All of a file, its structures above all."""
+    """All structures of a file."""
 
     name = "hdf5"
 
@@ -305,7 +305,7 @@ class WholeTarget(Hdf5Target):
         return whole_files()
 
     def find_zones(self, data: bytes) -> list[Zone]:
-        """Return the structures with a name, and the first bytes, where the first object's header lies."""
+        """Return the structures with a signature, and the first object's header."""
         return [(0, 1024), *((at.start(), at.start() + 300) for at in _STRUCTURES.finditer(data))]
 
 
@@ -321,6 +321,6 @@ class IndexTarget(Hdf5Target):
         return index_files()
 
     def find_zones(self, data: bytes) -> list[Zone]:
-        """Return the indexes, and the headers with the messages that lead to them."""
+        """Return the indexes, and the headers that refer to them."""
         found = [(at.start(), at.start() + 200) for at in _INDEXES.finditer(data)]
         return found + [(at.start(), at.start() + 300) for at in re.finditer(rb"OHDR|OCHK", data)] or [(0, 1024)]

@@ -1,4 +1,4 @@
-"""HDF5 files that lead elsewhere: links, external storage, virtual datasets, and all of them into one another."""
+"""HDF5 files with links, external storage and virtual datasets that lead to other files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _KINDS = ("u1", "u1", "S16", "<i4", "<f4")
 
 
 class LinksTarget(Hdf5Target):
-    """Files that name others."""
+    """Files that refer to other files."""
 
     name = "links"
     waiting = 10.0
 
     def prepare(self, folder: Path) -> None:
-        """Put an HDF5 file among what may not be read."""
+        """Add an HDF5 file that may not be read."""
         super().prepare(folder)
         with h5py.File(folder / "private" / "secret.h5", "w") as file:
             file["secret"] = np.frombuffer(SECRET * 20, "u1")
@@ -38,11 +38,11 @@ class LinksTarget(Hdf5Target):
             file["group"].attrs["class_names"] = [SECRET.decode()] * 4
 
     def make_seeds(self) -> dict[str, bytes]:
-        """Make none: each case is a file of its own."""
+        """Return nothing, because each case is a new file."""
         return {}
 
     def make(self, draw: random.Random) -> Case:
-        """Return a file with some places that lead elsewhere."""
+        """Return a file with some names that lead to other files."""
         memory = io.BytesIO()
         with h5py.File(memory, "w", libver=draw.choice((None, "latest"))) as file:
             file["own/a"], file["own/b"] = np.arange(40, dtype="u1").reshape(20, 2), np.arange(20) % 4
@@ -76,7 +76,7 @@ class LinksTarget(Hdf5Target):
 
 
 def _lead(file: h5py.File, place: str, draw: random.Random) -> None:
-    """Make one place lead elsewhere."""
+    """Make one name lead to another file."""
     other, target, kind = draw.choice(_FILES), draw.choice(_TARGETS), draw.choice(_KINDS)
     rows = draw.choice((4, 20, 20, 21, 40))
     way = draw.randrange(6)

@@ -1,4 +1,4 @@
-"""Changes to bytes: some blind, some that know where numbers and names tend to lie."""
+"""Random changes of bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Zone = tuple[int, int]
 
 
 def count_of_edits(draw: random.Random) -> int:
-    """Return how many changes a case gets: mostly one or two."""
+    """Return the number of changes of a case, mostly one or two."""
     return min(12, 1 + int(draw.expovariate(0.8)))
 
 
@@ -21,10 +21,10 @@ def mutate(data: bytes, draw: random.Random, zones: Sequence[Zone] = (), *, resi
     """Return bytes with some changes.
 
     Args:
-        data: what is changed.
-        draw: of the case.
-        zones: where most changes are made; none for everywhere.
-        resize: whether bytes may come and go.
+        data: Original bytes.
+        draw: Random numbers of the case.
+        zones: Ranges with most of the changes. Defaults to all bytes.
+        resize: Whether bytes may be inserted and deleted.
     """
     out = bytearray(data)
     for _ in range(count_of_edits(draw)):
@@ -56,7 +56,7 @@ def _word(out: bytearray, at: int, zone: Zone, draw: random.Random) -> None:
 
 
 def _near(out: bytearray, at: int, zone: Zone, draw: random.Random) -> None:
-    """A number becomes a bit more, a bit less, or some powers of two of it."""
+    """Change a number slightly or by powers of two."""
     size = draw.choice((1, 2, 4, 8))
     value = int.from_bytes(out[at : at + size], "little")
     value = draw.choice((value + 1, value - 1, value * 2, value // 2, value + 8, value - 8, value * 256, value + 4096))
@@ -93,6 +93,6 @@ def _resize(out: bytearray, at: int, draw: random.Random) -> None:
 
 
 def put(out: bytearray, at: int, value: bytes) -> None:
-    """Write over bytes, without making them more."""
+    """Overwrite bytes without growing."""
     room = len(out) - at
     out[at : at + len(value)] = value[:room]

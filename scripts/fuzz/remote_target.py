@@ -1,4 +1,4 @@
-"""Servers that answer with other ranges, other lengths, other versions, or lead elsewhere."""
+"""HTTP servers that answer with wrong ranges, lengths and versions, or redirect."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ BEHAVIOURS = (
     "twice the length",
     "100", "204", "206 without body", "http 1.0", "huge total", "text total",
 )  # fmt: skip
-"""What a server may do in place of what it was asked for."""
+"""Misbehaviours of the server."""
 
 _PLACES = {"redirect to itself": "{path}", "redirect to a file": "file://{secret}", "redirect elsewhere": "ftp://127.0.0.1/x",
            "redirect to nowhere": "http://127.0.0.1:1/x", "redirect without a place": ""}  # fmt: skip
 
 
 class RemoteTarget(Target):
-    """A local web server that holds two versions of a file."""
+    """A local web server with two versions of a file."""
 
     name = "remote"
     seconds, waiting, batch = 8.0, 40.0, 15
 
     def prepare(self, folder: Path) -> None:
-        """Import what fetches, and make two versions of a file."""
+        """Import the remote readers, and make two versions of a file."""
         import aiohttp  # noqa: F401
         import fsspec.implementations.http  # noqa: F401
 
@@ -59,7 +59,7 @@ class RemoteTarget(Target):
                 self.values.append({name: file[name][()] for name in ("x", "y")})
 
     def make(self, draw: random.Random) -> Case:
-        """Return what the server does at each request, in turn; in the end it answers well, or not."""
+        """Return the server's behaviour at each request."""
         count = draw.choice((1, 1, 2, 3, 6))
         script = [draw.choice(BEHAVIOURS) if draw.random() < 0.6 else "well" for _ in range(count)]
         after = draw.choice(("well", "well", "well", draw.choice(BEHAVIOURS)))
@@ -72,7 +72,7 @@ class RemoteTarget(Target):
         return Case({}, (), {}, "", options)
 
     def attempt(self, case: Case, report: Report) -> Verdict:
-        """Read the file, twice where there is a cache, and compare with the versions of the server."""
+        """Read the file, twice if there is a cache, and compare with the versions of the server."""
         server = _Server(self.versions, case.options)
         try:
             report("reading")
@@ -122,7 +122,7 @@ def _file(version: int) -> bytes:
 
 
 class _Server:
-    """A server on this machine for one case."""
+    """A local server for one case."""
 
     def __init__(self, versions: Sequence[bytes], options: dict[str, Any]) -> None:
         self.versions = versions
@@ -154,7 +154,7 @@ class _Server:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/x.h5"
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -175,7 +175,7 @@ class _Answer:
         self.last = min(int(last) if last else len(self.data) - 1, len(self.data) - 1)
 
     def send(self) -> None:
-        """Answer as the behaviour has it."""
+        """Answer according to the behaviour."""
         match = self.request.headers.get("If-Match")
         if self.behaviour == "well" and match and match != self.tag:
             self._send(412, b"")

@@ -1,4 +1,4 @@
-"""Cases tried in forked processes, which are held to a time and a memory and may end as they like."""
+"""Try cases in forked processes with a limit of time and memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from cases import FINDS, SECRET, Case, Target, Verdict
 from kerasmem.processes.children import die_with_parent
 
 _POLL_SECONDS = 0.1
-ENDED = ("crash", "hang", "memory")  # kinds of finds that end a process
-_ROOMS = {path.name for path in (Path(__file__).resolve().parents[2] / "kerasmem").rglob("*") if path.is_dir()}
+ENDED = ("crash", "hang", "memory")  # kinds that end a process
+_PACKAGES = {path.name for path in (Path(__file__).resolve().parents[2] / "kerasmem").rglob("*") if path.is_dir()}
 _PAGE = resource.getpagesize()
 _LARGEST_FILE = 1 << 30
 _OWN_FAULT = 70  # exit code of a process whose target raised
@@ -36,7 +36,7 @@ _VIRTUAL = 6 << 30  # bytes of addresses that a process may take
 
 @dataclass(frozen=True)
 class Tried:
-    """A case and what came of it; `stage` is what was being done last."""
+    """A case and its verdict; `stage` names the last step."""
 
     case: Case
     verdict: Verdict
@@ -44,11 +44,11 @@ class Tried:
 
 
 class Runner:
-    """Tries cases of one target, many in one forked process as long as it lives.
+    """Tries cases of one prepared target, many in one forked process.
 
     Args:
-        target: prepared by now.
-        folder: for the files of cases, and of those who must not be read.
+        target: The target.
+        folder: Holds the files of cases, and those that must not be read.
     """
 
     def __init__(self, target: Target, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Runner:
         self._resident = _resident(os.getpid())
 
     def tried(self, cases: Sequence[Case]) -> Iterator[Tried]:
-        """Yield what came of each case, in order."""
+        """Yield each case with its verdict, in order."""
         todo = list(cases)
         while todo:
             done = 0
@@ -69,13 +69,13 @@ class Runner:
             todo = todo[done:]
 
     def alone(self, case: Case) -> Tried:
-        """Return what comes of a case in a process of its own."""
+        """Try one case in a process of its own."""
         return next(iter(self.tried([case])))
 
     def confirmed(self, found: Tried) -> Tried | None:
-        """Return a find that comes up in a process of its own too, made smaller; None where it does not.
+        """Return the reduced find if it repeats in a process of its own, else None.
 
-        What the library does all by itself is of another kind, "library crash" for one, and not made smaller.
+        A crash or endless loop of the library alone gets a kind such as "library crash" and is not reduced.
         """
         again = self.alone(found.case)
         if again.verdict.kind != found.verdict.kind:
@@ -87,7 +87,7 @@ class Runner:
         return self._smaller(again)
 
     def _smaller(self, found: Tried) -> Tried:
-        """Put back bytes of the files before they were changed, as long as the find stays."""
+        """Restore original bytes of the files as long as the find repeats."""
         trials = 5 if found.verdict.kind == "hang" else _TRIALS
         for name, origin in found.case.origin.items():
             if len(origin) != len(found.case.files[name]):
@@ -106,30 +106,30 @@ class Runner:
         return found
 
     def _one_process(self, cases: Sequence[Case], *, library: bool = False) -> Iterator[Tried]:
-        report, telling = os.pipe()
+        reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            os.close(report)
+            os.close(reading)
             try:
-                self._child(cases, telling, library)
+                self._child(cases, writing, library)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
                 sys.stderr.flush()
                 os._exit(_OWN_FAULT)
-        os.close(telling)
+        os.close(writing)
         try:
-            yield from self._watch(pid, report, cases)
+            yield from self._watch(pid, reading, cases)
         finally:
-            os.close(report)
+            os.close(reading)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
-    def _child(self, cases: Sequence[Case], telling: int, library: bool) -> None:
+    def _child(self, cases: Sequence[Case], writing: int, library: bool) -> None:
         os.setsid()
         die_with_parent()
         log = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -142,7 +142,7 @@ class Runner:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
         def tell(kind: str, text: str) -> None:
-            os.write(telling, f"{kind} {text}".replace("\n", " ").encode(errors="replace")[:2000] + b"\n")
+            os.write(writing, f"{kind} {text}".replace("\n", " ").encode(errors="replace")[:2000] + b"\n")
 
         for case in cases:
             self._lay_out(case)
@@ -170,15 +170,15 @@ class Runner:
             path.write_bytes(data)
         os.chdir(self._folder)
 
-    def _watch(self, pid: int, report: int, cases: Sequence[Case]) -> Iterator[Tried]:
+    def _watch(self, pid: int, reading: int, cases: Sequence[Case]) -> Iterator[Tried]:
         number, stage, rest, began = 0, "", b"", (time.monotonic(), 0.0)
         ended: Verdict | None = None
         while ended is None:
-            if select.select([report], [], [], _POLL_SECONDS)[0]:
-                said = os.read(report, 1 << 16)
-                if not said:
+            if select.select([reading], [], [], _POLL_SECONDS)[0]:
+                received = os.read(reading, 1 << 16)
+                if not received:
                     break
-                *lines, rest = (rest + said).split(b"\n")
+                *lines, rest = (rest + received).split(b"\n")
                 for line in lines:
                     kind, text = chr(line[0]), line[2:].decode(errors="replace")
                     began = (time.monotonic(), _processor_seconds(pid)) if kind == "B" else began
@@ -202,17 +202,17 @@ class Runner:
         yield Tried(cases[number], Verdict(kind, ended.detail), stage)
 
     def _stacks(self, pid: int) -> str:
-        """Have a process say where it is, by the signal that ends it."""
+        """Abort a process and return the stack that it prints."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGABRT)
         time.sleep(0.2)
         return self._logged()
 
     def _logged(self) -> str:
-        """Return the places in kerasmem, or the last ones, where a process that was ended was."""
+        """Return the innermost functions of kerasmem in a printed stack."""
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
         places = re.findall(r'File "[^"]*?([\w.]+/[\w.]+\.py)", line \d+ in (\S+)', text)
-        ours = [(file, name) for file, name in places if file.partition("/")[0] in _ROOMS]
+        ours = [(file, name) for file, name in places if file.partition("/")[0] in _PACKAGES]
         return " < ".join(f"{file}:{name}" for file, name in (ours or places)[:4]) or text[-200:]
 
 
@@ -237,7 +237,7 @@ def _virtual(pid: int) -> int:
 
 
 def _pages(pid: int, which: int) -> int:
-    """Return bytes of a process; 0 where it has just ended."""
+    """Return bytes of a process, or 0 if it has just ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[which]) * _PAGE
     except (OSError, IndexError):
@@ -245,7 +245,7 @@ def _pages(pid: int, which: int) -> int:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Return the processor time of a process and its children that have ended; 0 where it has just ended."""
+    """Return the CPU time of a process and its ended children, or 0 if it has just ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -254,7 +254,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def lay_out_secrets(folder: Path) -> None:
-    """Make what no case may read: a text, an HDF5 file and a pipe that nobody writes to."""
+    """Create a text and a pipe without a writer that no case may read."""
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     (private / "secret.txt").write_bytes(SECRET * 64)
@@ -262,5 +262,5 @@ def lay_out_secrets(folder: Path) -> None:
 
 
 def draw_of(target: str, seed: int, number: int) -> random.Random:
-    """Return the random numbers of a case: the same for the same target, seed and number."""
+    """Return the reproducible random numbers of a case."""
     return random.Random(f"{target} {seed} {number}")
