@@ -60,7 +60,7 @@ def inspect(file: str, as_json: bool, **options: Any) -> int:
 @click.command("convert", cls=GuardedCommand, seconds=None)
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(
-    *WRITING, "--split", "--split-as", "--stratify", "--group", "--keep-float64", "--narrow-integers", "--image-size",
+    *WRITING, "--split", "--split-as", "--keep-float64", "--image-size",
     "--color", "--accept-mislabelled", "--follow-links", "--header", "--delimiter", "--encoding", "--text",
 )  # fmt: skip
 def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -75,8 +75,8 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
     Examples:
       kerasmem data convert x.npy y.npy -o train.h5
       kerasmem data convert digits.csv -o digits.h5 --columns y=label --columns 'x=*' --shuffle
-      kerasmem data convert photos/ -o photos.h5 --image-size 224x224 --shuffle --split 0.8,0.1,0.1 --stratify y
-      kerasmem data convert 'part-*.parquet' -o scans.h5 --split train=0.9,dev=0.1 --group patient --compression zstd
+      kerasmem data convert photos/ -o photos.h5 --image-size 224x224 --shuffle --split 0.8,0.1,0.1
+      kerasmem data convert 'part-*.parquet' -o scans.h5 --split train=0.9,dev=0.1 --compression zstd
       kerasmem data convert cells.h5ad -o cells.h5 --columns x=X --columns y=obs/kind/codes
       kerasmem data convert 'raw/*.parquet' -o s3://bucket/train.index --dask tcp://host:8786
 

@@ -71,7 +71,7 @@ def test_convert_inspect_verify(cli, tmp_path):
         file["y"][0] = 9
     done = cli("data", "inspect", output, "--verify")
     assert done.code == 1 and "wrong" in done.out
-    done = cli(*arguments, "--force", "--split", "0.75,0.25", "--stratify", "y", "--columns", "x=x", "--columns", "y=y")
+    done = cli(*arguments, "--force", "--split", "0.75,0.25", "--columns", "x=x", "--columns", "y=y")
     assert done.code == 0 and "out-train.h5" in done.out and (tmp_path / "out-val.h5").exists()
 
 

@@ -119,25 +119,6 @@ def test_columns_are_joined_and_renamed(tmp_path):
         convert(tmp_path / "d.npz", tmp_path / "o2.h5", drop=["nope"])
 
 
-def test_narrow_integers_lose_nothing(tmp_path):
-    arrays = {
-        "labels": np.arange(500) % 10,
-        "signed": np.arange(500) - 200,
-        "wide": np.arange(500) * 10**12,
-        "edge": np.full(500, 255),
-    }
-    np.savez(tmp_path / "d.npz", **arrays)
-    convert(tmp_path / "d.npz", tmp_path / "out.h5", narrow_integers=True)
-    found = content(tmp_path / "out.h5")
-    assert {name: found[name].dtype.name for name in found} == {
-        "labels": "uint8",
-        "signed": "int16",
-        "wide": "int64",
-        "edge": "uint8",
-    }
-    assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
-
-
 def test_float64_that_float32_has_no_room_for(tmp_path):
     x = X.copy()
     x[321, 2, 1] = -1e39
@@ -311,9 +292,7 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"split": "0.8,0.3"}, "do not add up to 1"),
         ({"split": "0.8,x"}, "is no share between 0 and 1"),
         ({"split": "../a=0.5,b=0.5"}, "cannot be part of a file's name"),
-        ({"stratify": "x"}, "nothing is split"),
-        ({"split": "0.5,0.5", "stratify": "x", "group": "x"}, "contradict each other"),
-        ({"split": "0.5,0.5", "stratify": "nope"}, "there is no column 'nope'"),
+        ({"split_as": "groups"}, "split_as: needs split"),
         ({"split": {"a": 0.999999, "b": 0.000001}}, "no rows are left for 'b'"),
         ({"memory_budget": "1KiB"}, "memory_budget: 1.00 KiB is too small"),
         ({"image_size": "large"}, "image_size: 'large' is no size"),

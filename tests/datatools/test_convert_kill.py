@@ -43,7 +43,7 @@ def run(settings, point="never", count=1):
 WAYS = {
     "in order": ({}, [("put", 3), ("after", 2), ("sums", 2)]),
     "packed, split": (
-        {"compression": "gzip:1", "split": "0.7,0.3", "stratify": "label"},
+        {"compression": "gzip:1", "split": "0.7,0.3"},
         [("checkpoint", 2), ("put", 9), ("after", 3), ("place", 7)],
     ),
     "shuffled": ({"shuffle": True}, [("flush", 1), ("after", 2), ("put", 2), ("state", 6), ("sums", 3)]),

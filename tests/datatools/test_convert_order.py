@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from converted import content, rows_of
+from converted import content
 
 from kerasmem.data import convert
 from kerasmem.datatools.converting.sizing import choose_chunk_rows
-from kerasmem.datatools.converting.splitting import GroupedSplit, RandomSplit, read_split, share_out
-from kerasmem.errors import DataError, UsageError
+from kerasmem.datatools.converting.splitting import read_split, share_out
 
 ROWS = 6000
 SMALL = {"memory_budget": "512KiB"}  # some thirty buckets
@@ -95,46 +94,6 @@ def test_shares_are_exact(numbered, tmp_path, shuffle):
     assert abs(chi_squared(counts, 90)) < 4
 
 
-def test_every_part_gets_its_share_of_each_class(tmp_path):
-    label = np.repeat(np.arange(5), [1000, 500, 250, 40, 10])
-    np.savez(tmp_path / "d.npz", x=np.arange(1800), label=label, onehot=np.eye(5)[label])
-    for column in ("label", "onehot"):
-        convert(
-            tmp_path / "d.npz", tmp_path / "o.h5", split="a=0.8,b=0.1,c=0.1", stratify=column, shuffle=True, force=True
-        )
-        for name, wanted in {"a": [800, 400, 200, 32, 8], "b": [100, 50, 25, 4, 1], "c": [100, 50, 25, 4, 1]}.items():
-            assert np.bincount(content(tmp_path / f"o-{name}.h5")["label"]).tolist() == wanted
-    whole = np.concatenate([content(tmp_path / f"o-{name}.h5")["x"] for name in "abc"])
-    assert sorted(whole) == list(range(1800))
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_groups_stay_together(numbered, tmp_path, shuffle):
-    done = convert(numbered, tmp_path / "o.h5", split="0.7,0.3", group="who", shuffle=shuffle, **SMALL)
-    parts = [content(tmp_path / f"o-{name}.h5") for name in ("train", "val")]
-    train, val = (set(part["who"].tolist()) for part in parts)
-    assert not train & val and len(train | val) == 37
-    assert abs(done.parts["train"] / ROWS - 0.7) < 0.03
-    assert rows_of({"y": np.concatenate([part["y"] for part in parts])}, "y") == [(float(k),) for k in range(ROWS)]
-
-
-def test_group_and_stratify_by_texts_and_fractions(tmp_path):
-    pytest.importorskip("pyarrow")
-    rows = [f"{k},p{k % 11}" for k in range(220)]
-    (tmp_path / "d.csv").write_text("v,patient\n" + "\n".join(rows) + "\n")
-    convert(tmp_path / "d.csv", tmp_path / "o.h5", split="0.5,0.5", group="patient", columns={"x": "v"})
-    parts = [content(tmp_path / f"o-{name}.h5") for name in ("train", "val")]
-    assert set(parts[0]) == {"x"}  # the column that decides need not be written
-    train, val = ({int(value) % 11 for value in part["x"]} for part in parts)
-    assert not train & val and len(train | val) == 11
-    np.savez(tmp_path / "f.npz", x=np.arange(9.0), y=np.arange(9) / 2)
-    with pytest.raises(DataError, match="'y': holds numbers with fractions"):
-        convert(tmp_path / "f.npz", tmp_path / "f.h5", split="0.5,0.5", stratify="y")
-    np.savez(tmp_path / "g.npz", x=np.arange(9.0), who=np.zeros(9, int))
-    with pytest.raises(UsageError, match="group: 1 groups cannot be split into 2 parts"):
-        convert(tmp_path / "g.npz", tmp_path / "g.h5", split="0.5,0.5", group="who")
-
-
 # ---- arithmetic
 
 
@@ -145,25 +104,6 @@ def test_shares_add_up(rows):
         assert sum(parts) == rows and all(
             abs(part - rows * share) < 1 for part, share in zip(parts, shares, strict=True)
         )
-
-
-def test_a_draw_goes_on_from_its_state():
-    counts = {3: 500, 7: 300}
-    keys = np.random.default_rng(0).permutation(np.repeat([3, 7], [500, 300]))
-    whole = RandomSplit(counts, [0.6, 0.4], 5)
-    parts = [whole.deal(number, keys[number * 100 : number * 100 + 100], 100) for number in range(8)]
-    first, second = RandomSplit(counts, [0.6, 0.4], 5), RandomSplit(counts, [0.6, 0.4], 5)
-    for number in range(3):
-        first.deal(number, keys[number * 100 : number * 100 + 100], 100)
-    second.restore(first.state())
-    for number in range(3, 8):
-        assert np.array_equal(second.deal(number, keys[number * 100 : number * 100 + 100], 100), parts[number])
-
-
-def test_large_groups_level_out():
-    sizes = np.random.default_rng(0).zipf(1.5, 300).clip(max=4000)
-    parts = GroupedSplit({k: int(size) for k, size in enumerate(sizes)}, [0.8, 0.1, 0.1], 0).sizes
-    assert np.allclose(np.array(parts) / sum(parts), [0.8, 0.1, 0.1], atol=0.01)
 
 
 def test_names_of_parts():

@@ -232,7 +232,7 @@ def test_what_cannot_be_parted_is_refused(raw, tmp_path, threads, cli):
     def convert(output="train.index", **settings):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / output, **{"executor": threads, **settings})
 
-    for settings in ({"shuffle": True}, {"split": "0.5,0.5"}, {"narrow_integers": True}):
+    for settings in ({"shuffle": True}, {"split": "0.5,0.5"}):
         with pytest.raises(UsageError, match=f"{next(iter(settings))}: needs all rows in one place"):
             convert(**settings)
     with pytest.raises(UsageError, match="Name the index"):

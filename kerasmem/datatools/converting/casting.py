@@ -10,18 +10,16 @@ from kerasmem.datatools.converting.fields import Field, Rows
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 
-_NARROW = ("u1", "i1", "i2", "i4", "i8", "u8")  # the unsigned ones between are little supported by TensorFlow
 _EXACT = 2**24  # whole numbers beyond are not all float32 values
 _MOST_ROWS = 1 << 16  # looked at at a time
 
 
-def written_type(field: Field, *, keep_float64: bool = False, limits: tuple[int, int] | None = None) -> str:
+def written_type(field: Field, *, keep_float64: bool = False) -> str:
     """Return the type a column is written as: little-endian, float64 as float32.
 
     Args:
         field: the column as read.
         keep_float64: keep it.
-        limits: smallest and largest value of a column of whole numbers that is to be as narrow as they allow.
 
     Raises:
         DataError: the column holds no plain numbers.
@@ -37,11 +35,6 @@ def written_type(field: Field, *, keep_float64: bool = False, limits: tuple[int,
         raise DataError(f"{shown(field.name)} holds {kind}, no plain numbers; convert it, or leave it out with drop")
     if dtype.kind == "f" and dtype.itemsize > 4 and not (keep_float64 and dtype.itemsize == 8):
         return "<f8" if keep_float64 else "<f4"
-    if limits is not None and dtype.kind in "iu":
-        for narrow in _NARROW:
-            info = np.iinfo(narrow)
-            if info.min <= limits[0] and limits[1] <= info.max and np.dtype(narrow).itemsize < dtype.itemsize:
-                return np.dtype(narrow).newbyteorder("<").str
     return dtype.newbyteorder("<").str
 
 

@@ -52,11 +52,8 @@ def convert(
     seed: int = 0,
     split: Any = None,
     split_as: SplitAs = "files",
-    stratify: str | None = None,
-    group: str | None = None,
     compression: str = "none",
     keep_float64: bool = False,
-    narrow_integers: bool = False,
     memory_budget: int | str = DEFAULT_MEMORY,
     verify: bool = False,
     force: bool = False,
@@ -84,11 +81,8 @@ def convert(
         seed: of `shuffle` and `split`.
         split: shares of the rows such as "0.8,0.1,0.1" (train, val, test) or "train=0.9,dev=0.1", drawn at random.
         split_as: "files", or "groups" of one file: train/x, val/x.
-        stratify: column of classes that every part gets its share of.
-        group: column whose equal values stay in one part, such as a patient's number.
         compression: "none", "gzip", "zstd", or with a level, "gzip:6".
         keep_float64: write float64 as it is; else it becomes float32, and a value that this makes infinite is an error.
-        narrow_integers: write whole numbers in as few bytes as their values allow; costs reading them twice.
         memory_budget: bytes or text ("512MiB") of the host's memory to work in.
         verify: read the files back and compare checksums before they are moved into place.
         force: overwrite outputs, and discard what an interrupted conversion with other settings left.
@@ -112,9 +106,9 @@ def convert(
     """
     settings = WriteSettings(
         batch_size, shuffle, seed, read_compression(compression), parse_size(memory_budget, field="memory_budget"),
-        keep_float64, read_split(split), split_as, stratify, group, narrow_integers,
+        keep_float64, read_split(split), split_as,
     )  # fmt: skip
-    options = ReadOptions(ColumnChoice(columns, drop, settings.key), settings.memory // 8, **reading)
+    options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, **reading)
     ways = Ways(verify, force, progress or tell_nobody)
     return write_data(sources, output, settings, options, read_parting(output, executor, part_size), ways)
 
@@ -141,7 +135,7 @@ def write_data(
         for field in source.fields:
             options.columns.reads(field.name)
         options.columns.check()
-        plan = make_plan(source, settings, options, ways.progress)
+        plan = make_plan(source, settings, options)
         if parting is None:
             outcome = write_files(source, plan, settings, options.threads, target, ways)
         else:

@@ -101,26 +101,19 @@ class ColumnChoice:
             all that nothing else names. One name alone keeps its shape; several, or a pattern, are put side by side.
             None for all columns under their own names.
         drop: names or patterns of columns to leave out.
-        key: a column that is read also where it is not written, as it decides where rows go.
     """
 
-    def __init__(
-        self, columns: Mapping[str, str | Sequence[str]] | None, drop: Sequence[str] = (), key: str | None = None
-    ) -> None:
+    def __init__(self, columns: Mapping[str, str | Sequence[str]] | None, drop: Sequence[str] = ()) -> None:
         given = (columns or {}).items()
         self._datasets = {name: [wanted] if isinstance(wanted, str) else list(wanted) for name, wanted in given}
         self._patterns = [pattern for wanted in self._datasets.values() for pattern in wanted] or ["*"]
-        self._drop, self._key = list(drop), key
+        self._drop = list(drop)
         self._seen: dict[str, None] = {}
 
-    def writes(self, name: str) -> bool:
-        """Return whether a column is written."""
-        return _fits(name, self._patterns) and not _fits(name, self._drop)
-
     def reads(self, name: str) -> bool:
-        """Return whether a column is looked at."""
+        """Return whether a column is read and written."""
         self._seen[name] = None
-        return name == self._key or self.writes(name)
+        return _fits(name, self._patterns) and not _fits(name, self._drop)
 
     def joins(self, name: str) -> bool:
         """Return whether a column is put side by side with others, which takes numbers."""

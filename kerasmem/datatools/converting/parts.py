@@ -56,7 +56,6 @@ class Parting:
         whole = {
             "shuffle": (settings.shuffle, "H5ChunkSequence shuffles as it reads"),
             "split": (settings.splits, "H5ChunkSequence(rows=…) takes a part of the rows"),
-            "narrow_integers": (settings.narrow_integers, "compression makes up for most of it"),
         }
         for name, (given, instead) in whole.items():
             if given:
@@ -193,7 +192,7 @@ def _at_url(folder: str) -> list[str]:
 
 def _write_part(part: _Part, settings: WriteSettings, options: ReadOptions, ways: Ways) -> Outcome:
     """Write a part; run by a worker, which may have been at it before."""
-    plan = make_plan(part.source, settings, options, ways.progress)
+    plan = make_plan(part.source, settings, options)
     if not is_url(part.output):
         return write_files(part.source, plan, settings, options.threads, part.output, ways)
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:

@@ -18,7 +18,7 @@ from kerasmem.datatools.converting.casting import Caster
 from kerasmem.datatools.converting.chunk_store import PackedStore, PlainStore, copy_attributes
 from kerasmem.datatools.converting.fields import Rows, join_columns
 from kerasmem.datatools.converting.job import Job
-from kerasmem.datatools.converting.planning import WritePlan, check_space, fingerprint, keys_of
+from kerasmem.datatools.converting.planning import WritePlan, check_space, fingerprint
 from kerasmem.datatools.converting.settings import WriteSettings, output_paths, refuse_outputs
 from kerasmem.datatools.converting.sources.row_source import RowSource, even_pieces, rows_in
 from kerasmem.datatools.converting.writing import ChunkWriter
@@ -268,14 +268,13 @@ class ConversionRun:
     def _pieces(self, state: dict[str, Any]) -> Iterator[tuple[int, Rows, np.ndarray]]:
         """Yield number, rows as written and parts of each piece, from the first that a state says is still to do."""
         plan, first = self.plan, state.get("next", 0)
-        size, key = plan.sizes.piece_rows, plan.key
+        size = plan.sizes.piece_rows
         if first:
             plan.assignment.restore(state["assignment"])
             self.resumed_rows = min(first * size, plan.rows)
-        names = list(dict.fromkeys([field.name for field in plan.read] + ([key] if key else [])))
+        names = [field.name for field in plan.read]
         stream = even_pieces(self.source.pieces(first * size, size, names), size)
         for number, piece in zip(itertools.count(first), stream, strict=False):
-            keys = keys_of(piece[key], key) if key else None
-            parts = plan.assignment.deal(number, keys, rows_in(piece))
+            parts = plan.assignment.deal(number, rows_in(piece))
             read = {field.name: piece[field.name] for field in plan.read}
             yield number, join_columns(self.caster.cast(read, number * size), plan.datasets), parts

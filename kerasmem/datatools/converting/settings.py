@@ -103,9 +103,6 @@ class WriteSettings:
         keep_float64: write float64 as it is.
         shares: the share of each part by name; one called "" where nothing is split.
         split_as: whether parts are "files", or "groups" of one file.
-        stratify: column whose classes every part gets its share of.
-        group: column whose groups are not torn apart.
-        narrow_integers: write whole numbers in as few bytes as their values allow.
 
     Raises:
         UsageError: a setting is wrong, or settings contradict each other.
@@ -119,26 +116,18 @@ class WriteSettings:
     keep_float64: bool
     shares: Mapping[str, float] = field(default_factory=lambda: read_split(None))
     split_as: SplitAs = "files"
-    stratify: str | None = None
-    group: str | None = None
-    narrow_integers: bool = False
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {  # without NumPy's kinds, which JSON does not take
             "batch_size": checks.whole("batch_size", self.batch_size),
             "seed": checks.whole("seed", self.seed, 0),
-            **{name: checks.flag(name, getattr(self, name)) for name in ("shuffle", "keep_float64", "narrow_integers")},
+            **{name: checks.flag(name, getattr(self, name)) for name in ("shuffle", "keep_float64")},
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
         checks.choice("split_as", self.split_as, get_args(SplitAs))
-        if self.stratify is not None and self.group is not None:
-            raise UsageError(
-                "stratify and group contradict each other: a group goes whole, whatever its classes; choose one"
-            )
-        for name, given in (("stratify", self.stratify), ("group", self.group), ("split_as", self.as_groups or None)):
-            if given is not None and not self.splits:
-                raise UsageError(f"{name}: says how to split, and nothing is split; give split too, such as '0.8,0.2'")
+        if self.as_groups and not self.splits:
+            raise UsageError("split_as: needs split too, such as split='0.8,0.2' (--split 0.8,0.2).")
 
     @property
     def splits(self) -> bool:
@@ -149,11 +138,6 @@ class WriteSettings:
     def as_groups(self) -> bool:
         """Whether parts are groups of one file, in place of files."""
         return self.split_as == "groups"
-
-    @property
-    def key(self) -> str | None:
-        """The column that decides where rows go, if there is one."""
-        return self.stratify or self.group
 
 
 def _read_image_size(value: Any) -> tuple[int, int] | None:

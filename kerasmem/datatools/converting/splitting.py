@@ -1,4 +1,4 @@
-"""Which row goes where: exact shares, drawn at random row by row in bounded memory. Pure arithmetic."""
+"""Split rows into parts of exact shares, drawn at random in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from kerasmem.errors import UsageError
 
 _USUAL = {2: ("train", "val"), 3: ("train", "val", "test")}
-_DRAW, _GROUPS = 1, 2  # which of the random streams
+_DRAW = 1  # which of the random streams
+_MOST_DRAWN = 10**9  # rows from which NumPy draws; of more, each piece gets its exact share
 
 
 def read_split(value: Any) -> dict[str, float]:
@@ -73,42 +74,34 @@ def share_out(count: int, shares: Sequence[float]) -> list[int]:
 
 
 class RandomSplit:
-    """Exact shares of all rows, or of the rows of each class, drawn as from an urn without putting back.
-
-    Like `GroupedSplit` it says for the rows of each piece, asked one after another from the first, to which part they
-    go.
+    """Draw the part of each row at random, without replacement, so that shares are exact.
 
     Args:
-        counts: rows of each class, by key; {0: rows} where classes do not count.
+        rows: number of rows.
         shares: the share of each part.
         seed: of the draw.
+
+    Attributes:
+        sizes: rows of each part.
     """
 
-    def __init__(self, counts: Mapping[int, int], shares: Sequence[float], seed: int) -> None:
-        self._keys = np.array(sorted(counts), np.int64)
-        self._left = np.array([share_out(counts[key], shares) for key in self._keys.tolist()], np.int64)
-        self.sizes = self._left.sum(axis=0).tolist()
+    def __init__(self, rows: int, shares: Sequence[float], seed: int) -> None:
+        self.sizes = share_out(rows, shares)
+        self._left = np.array(self.sizes, np.int64)
         self._seed = seed
 
-    def deal(self, piece: int, keys: np.ndarray | None, rows: int) -> np.ndarray:
-        """Return the number of the part of each row.
+    def deal(self, piece: int, rows: int) -> np.ndarray:
+        """Return the number of the part of each row of the next piece.
 
         Args:
-            piece: number of the piece.
-            keys: the rows' values in the column that counts, if there is one.
-            rows: how many rows the piece has.
+            piece: its number; pieces are dealt in order.
+            rows: its rows.
         """
         rng = np.random.default_rng((self._seed, _DRAW, piece))
-        classes = np.zeros(rows, np.int64) if keys is None else np.searchsorted(self._keys, keys)
-        parts = np.empty(rows, np.uint8)
-        by_class = np.argsort(classes, kind="stable")
-        found, starts = np.unique(classes[by_class], return_index=True)
-        for number, start, stop in zip(found.tolist(), starts.tolist(), [*starts[1:].tolist(), rows], strict=True):
-            taken = _draw(rng, self._left[number], stop - start)
-            self._left[number] -= taken
-            dealt = np.repeat(np.arange(len(taken), dtype=np.uint8), taken)
-            rng.shuffle(dealt)
-            parts[by_class[start:stop]] = dealt
+        taken = _draw(rng, self._left, rows)
+        self._left -= taken
+        parts = np.repeat(np.arange(len(taken), dtype=np.uint8), taken)
+        rng.shuffle(parts)
         return parts
 
     def state(self) -> Any:
@@ -120,64 +113,9 @@ class RandomSplit:
         self._left = np.array(state, np.int64).reshape(self._left.shape)
 
 
-class GroupedSplit:
-    """Whole groups: all rows of one go to the same part, and the parts come close to their shares.
-
-    Args:
-        counts: rows of each group, by key.
-        shares: the share of each part.
-        seed: of the order in which groups are dealt.
-    """
-
-    def __init__(self, counts: Mapping[int, int], shares: Sequence[float], seed: int) -> None:
-        if len(counts) < len(shares):
-            raise UsageError(f"group: {len(counts)} groups cannot be split into {len(shares)} parts")
-        self._keys = np.array(sorted(counts), np.int64)
-        sizes = np.array([counts[key] for key in self._keys.tolist()], np.int64)
-        order = np.random.default_rng((seed, _GROUPS)).permutation(len(sizes))
-        order = order[np.argsort(-sizes[order], kind="stable")]  # large ones first, so that small ones level out
-        wanted = sizes.sum() * np.array(shares)
-        self._parts = np.zeros(len(sizes), np.uint8)
-        got = np.zeros(len(shares), np.int64)
-        empty = set(range(len(shares)))
-        for place, group in enumerate(order.tolist()):
-            # no part stays empty: the last groups go to those that have none
-            candidates = empty if len(order) - place <= len(empty) else range(len(shares))
-            part = max(candidates, key=lambda k: (wanted[k] - got[k], -k))
-            self._parts[group] = part
-            got[part] += sizes[group]
-            empty.discard(part)
-        self.sizes = got.tolist()
-
-    def deal(self, piece: int, keys: np.ndarray | None, rows: int) -> np.ndarray:
-        """Return the number of the part of each row."""
-        assert keys is not None
-        return self._parts[np.searchsorted(self._keys, keys)]
-
-    def state(self) -> Any:
-        """Return None: a row's group says it all."""
-
-    def restore(self, state: Any) -> None:
-        """Nothing to be restored."""
-
-
 def _draw(rng: np.random.Generator, left: np.ndarray, count: int) -> np.ndarray:
-    """Return how many of `count` rows go to each part, hypergeometric; NumPy's own stops at 10**9."""
-    taken = np.zeros(len(left), np.int64)
-    remaining = int(left.sum())
-    for part, room in enumerate(left.tolist()):
-        if not count or not remaining:
-            break
-        other = remaining - room
-        if other == 0:
-            got = count
-        elif room == 0:
-            got = 0
-        elif max(room, other) < 10**9:
-            got = int(rng.hypergeometric(room, other, count))
-        else:  # a piece is nothing against so many rows, and the two limits keep it exact in the sum
-            got = min(room, max(count - other, int(rng.binomial(count, room / remaining))))
-        taken[part] = got
-        count -= got
-        remaining = other
-    return taken
+    """Return how many of `count` rows go to each part."""
+    total = int(left.sum())
+    if total < _MOST_DRAWN:
+        return rng.multivariate_hypergeometric(left, count, method="marginals")
+    return np.array(share_out(count, (left / total).tolist()), np.int64)
