@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from recordings import check_complete
 
 from kerasmem.devices.recording import ALLOCATE, DEALLOCATE, AllocatorEvent, Mark
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.allocator import FREE, BFCAllocator, replay
-from kerasmem.estimation.probe.fitting import BATCH, FIRST, SETUP, STEP, fit_recording, replay_fit, split_recording
+from kerasmem.estimation.allocator import BFCAllocator, replay
+from kerasmem.estimation.probe import probing
+from kerasmem.estimation.probe.fitting import (
+    BATCH,
+    FIRST,
+    SETUP,
+    STEP,
+    Fit,
+    Replayed,
+    fit_recording,
+    replay_fit,
+    split_recording,
+)
 from kerasmem.estimation.probe.probing import _check, default_batch_sizes, probe
 from kerasmem.estimation.probe.running import Answer, Run
 from kerasmem.models.request import ModelRequest
 
 # (operation, bytes whatever the batch, bytes a sample)
 OPERATIONS = (("conv", 0, 40_000), ("scratch", 70_000, 0), ("dense", 1000, 4000), ("conv", 512, 80_000))
-
-
-def replay_steps(events):
-    """Return the events as `replay` takes them; frees of what was not seen are left out.
-
-    Keys count the allocations from 0.
-    """
-    steps = []
-    holders = {}
-    count = 0
-    for event in events:
-        if event.kind == ALLOCATE:
-            holders[event.address] = count
-            steps.append((count, event.requested))
-            count += 1
-        elif event.address in holders:
-            steps.append((holders.pop(event.address), FREE))
-    return steps
 
 
 class Recording:
@@ -143,18 +135,6 @@ def test_an_operation_that_allocates_in_some_steps_only_is_matched():
     assert 2000 * 100 in {size for _, size in fit.at(100)}
 
 
-def test_recordings_say_whether_they_are_complete():
-    made = record((8,))
-    assert check_complete(made.events) == 0
-    assert check_complete(made.events[:10] + made.events[11:]) == 1
-    assert check_complete([made.events[1], made.events[0], *made.events[2:]]) == 3
-    pool = BFCAllocator()
-    live = replay(pool, replay_steps(made.events[:20]))
-    assert pool.in_use == made.events[19].in_use
-    assert len(live) == sum(1 if event.kind == ALLOCATE else -1 for event in made.events[:20])
-    assert replay_steps([made.events[-1]]) == []
-
-
 def answer(peak):
     runs = tuple(Run(batch, 100 * batch, 0, 0, (peak,), 0.1) for batch in (24, 16, 8))
     return Answer("CPU:0", "graph", 1, None, (), runs)
@@ -186,3 +166,56 @@ def test_batch_sizes():
     for wrong in ((8,), (8, 8), (16, 8), (0, 8), (1, 2, 3, 4)):
         with pytest.raises(UsageError, match="rising"):
             probe(ModelRequest("m.keras"), batch_sizes=wrong)
+
+
+# What a probe passes on
+
+EVENT = AllocatorEvent(1, ALLOCATE, "bfc_cpu_allocator_for_gpu", 256, 256, 256, 256, 256)
+
+
+def answered(*batches, optimizer=60):
+    runs = tuple(Run(batch, 5 * batch, 0, 0, (95, 100, 110), 0.1) for batch in batches)
+    return Answer("CPU:0", "graph", 30, optimizer, ("assumed",), runs)
+
+
+@pytest.fixture
+def outcome(monkeypatch):
+    """Return what a probe says of the batch of a request, by what the process and the replay found."""
+
+    def ask(answer, target, *, limit=105, **options):
+        replayed = Replayed((95, 100, 110), (80, 90, 100), 200, limit)
+        monkeypatch.setattr(probing, "run_steps", lambda request, runs, **_: answer)
+        monkeypatch.setattr(probing, "read_recording", lambda folder, marks: ((EVENT,), ()))
+        monkeypatch.setattr(probing, "fit_recording", lambda segments, sizes: Fit(24, (), (), (0,), 0, 0))
+        monkeypatch.setattr(probing, "replay_fit", lambda *_, **__: replayed)
+        return probe(ModelRequest("m.keras", batch_size=target), **options)
+
+    return ask
+
+
+def test_what_was_measured_is_passed_on(outcome):
+    found = outcome(answered(512), 512, is_fixed=True)
+    assert (found.method, found.execution) == ("probe", "graph")
+    assert (found.total, found.low, found.high) == (100, 95, 110)
+    assert (found.pool.requested, found.pool.in_use, found.pool.reserved) == (None, 100, None)
+    assert found.categories == {"weights": 30, "inputs": 5 * 512, "optimizer": 60}
+    assert "small enough to be run itself: 3 steps" in found.notes[0] and found.notes[1] == "assumed"
+
+
+def test_what_was_foretold_is_passed_on(outcome):
+    found = outcome(answered(24, 16, 8), 512)
+    assert (found.total, found.low, found.high) == (100, 91, 110)
+    assert found.pool.smallest_limit == 105
+    assert (found.pool.requested, found.pool.in_use, found.pool.reserved) == (90, 100, 200)
+    assert found.categories == {"weights": 30, "inputs": 5 * 512, "optimizer": 60}
+    assert found.notes[0].startswith("run at batches 8 and 16 and 24 on CPU:0") and found.notes[1] == "assumed"
+
+
+def test_the_upper_end_is_never_below_the_limit_that_trains(outcome):
+    assert outcome(answered(24, 16, 8), 512, limit=130).high == 130
+
+
+def test_what_is_not_known_is_left_out(outcome):
+    found = outcome(answered(512, optimizer=None), 512, is_fixed=True)
+    assert "optimizer" not in found.categories
+    assert found.high == 110

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from pathlib import Path
 
 import keras
 import measuring
@@ -23,6 +24,7 @@ from kerasmem.estimation.report import MemoryReport
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 layers = keras.layers
+DECODER = Path(__file__).parents[1] / "support" / "big_decoder.py"
 ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
@@ -452,3 +454,22 @@ def test_the_users_random_numbers_are_left_alone():
         return layer.kernel.numpy()
 
     assert np.array_equal(draw(lambda: None), draw(lambda: graph(dense)))
+
+
+@pytest.mark.slow
+def test_seven_billion_parameters_stay_under_four_gib_of_host_memory(program):
+    import resource
+
+    done = program(
+        "-m", "kerasmem", "estimate", f"{DECODER}:decoder", "--batch-size", 4, "--method", "graph",
+        "--optimizer", "adam", "--loss", "sparse_categorical_crossentropy", "--json",
+        env={"CUDA_VISIBLE_DEVICES": "-1"},
+    )  # fmt: skip
+    assert done.code == 0, done.err[-2000:]
+    report = json.loads(done.out)
+    parameters = report["model"]["parameters"]
+    assert parameters > 6.5e9 and report["settings"]["method"] == "graph"
+    # weights and Adam's two moments are there from beginning to end, and in the end every gradient too
+    assert report["bytes"]["total"] > 4 * 4 * parameters
+    # the largest of this process's children so far, of which no other is as large
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 4 * 2**30

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import keras
 import pytest
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE
-from kerasmem.estimation.graph.build import build_program
-from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, SETTLED, Executor
+from kerasmem.estimation.graph.build import _with_absorbed, build_program
+from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, KEPT_IN_ORDER, SETTLED, Executor, consumers_in_order
 from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap
 from kerasmem.estimation.graph.memory import Memory
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
@@ -87,71 +89,50 @@ class Run:
 # Order
 
 
-def test_a_node_runs_after_all_that_it_waits_for():
-    made = program(
-        ("a", "Placeholder", [], 4), ("b", "Relu", ["a"], 4), ("c", "Relu", ["a"], 4, {"after": ["d"]}),
-        ("d", "Relu", ["b"], 4), ("e", "AddV2", ["c", "d"], 4),
-    )  # fmt: skip
-    assert starts(made) == ["a", "b", "d", "c", "e"]
-
-
-def test_inexpensive_nodes_run_inline_first_in_first_out():
-    made = program(
-        ("a", "Placeholder", [], 4), ("b", "Identity", ["a"], 4), ("c", "Identity", ["a"], 4),
-        ("b2", "Identity", ["b"], 4), ("c2", "Identity", ["c"], 4),
-    )  # fmt: skip
-    assert starts(made) == ["a", "b", "c", "b2", "c2"]
-
-
-def test_of_expensive_nodes_the_last_is_kept_and_the_others_wait():
-    made = program(
-        ("a", "Placeholder", [], 4), *((name, "Conv2D", ["a"], 4) for name in ("x", "y", "z")),
-        ("z2", "Conv2D", ["z"], 4),
-    )  # fmt: skip
-    costs = dict.fromkeys(("x", "y", "z", "z2"), COST)
+START = ("a", "Placeholder", [], 4)
+BRANCHES = tuple((name, "Conv2D", ["a"], 4) for name in "xyz")
+ORDERS = {
+    "after all that it waits for": (
+        [START, ("b", "Relu", ["a"], 4), ("c", "Relu", ["a"], 4, {"after": ["d"]}), ("d", "Relu", ["b"], 4),
+         ("e", "AddV2", ["c", "d"], 4)],
+        {}, "a b d c e",
+    ),
+    "inexpensive ones inline, first in, first out": (
+        [START, ("b", "Identity", ["a"], 4), ("c", "Identity", ["a"], 4), ("b2", "Identity", ["b"], 4),
+         ("c2", "Identity", ["c"], 4)],
+        {}, "a b c b2 c2",
+    ),
     # z is kept, and what it makes ready goes before what was handed to the queue; there the last handed is first.
-    assert starts(made, costs=costs) == ["a", "z", "z2", "y", "x"]
+    "of expensive ones the last is kept": ([START, *BRANCHES, ("z2", "Conv2D", ["z"], 4)], {}, "a z z2 y x"),
+    "expensive ones after inexpensive ones": (
+        [START, BRANCHES[0], ("i", "Identity", ["a"], 4), ("i2", "Identity", ["i"], 4)], {}, "a i i2 x",
+    ),
+    "a cheap kernel inline whatever its type": (
+        [START, *BRANCHES[:2]], dict.fromkeys("xy", EXPENSIVE_SECONDS / 2), "a x y",
+    ),
+    "what waits for nothing before all that takes long": (
+        [("a", "Const", [], 4), BRANCHES[0], ("b", "Const", [], 4), ("y", "Conv2D", ["b"], 4)], {}, "a b y x",
+    ),
+}  # fmt: skip
 
 
-def test_expensive_nodes_wait_for_inexpensive_ones():
-    made = program(
-        ("a", "Placeholder", [], 4), ("x", "Conv2D", ["a"], 4), ("i", "Identity", ["a"], 4),
-        ("i2", "Identity", ["i"], 4),
-    )  # fmt: skip
-    assert starts(made, costs={"x": COST}) == ["a", "i", "i2", "x"]
-
-
-def test_a_cheap_kernel_runs_inline_whatever_its_type():
-    made = program(("a", "Placeholder", [], 4), ("x", "Conv2D", ["a"], 4), ("y", "Conv2D", ["a"], 4))
-    assert starts(made, costs={"x": EXPENSIVE_SECONDS / 2, "y": EXPENSIVE_SECONDS / 2}) == ["a", "x", "y"]
-
-
-def test_what_waits_for_nothing_runs_before_all_that_takes_long():
-    made = program(("a", "Const", [], 4), ("x", "Conv2D", ["a"], 4), ("b", "Const", [], 4), ("y", "Conv2D", ["b"], 4))
-    assert starts(made, costs={"x": COST, "y": COST}) == ["a", "b", "y", "x"]
+@pytest.mark.parametrize(("nodes", "costs", "wanted"), ORDERS.values(), ids=ORDERS)
+def test_the_order_of_one_thread(nodes, costs, wanted):
+    long = {name: COST for name, kind, *_ in nodes if kind == "Conv2D"}
+    assert starts(program(*nodes), costs={**long, **costs}) == wanted.split()
 
 
 def test_in_the_first_steps_every_kernel_is_taken_to_be_expensive():
-    made = program(
-        ("a", "Placeholder", [], 4), ("x", "Conv2D", ["a"], 4), ("y", "Conv2D", ["a"], 4), ("z", "Identity", ["a"], 4)
-    )
-    assert starts(made, past=0) == ["a", "z", "y", "x"]
+    assert starts(program(START, *BRANCHES[:2], ("z", "Identity", ["a"], 4)), past=0) == ["a", "z", "y", "x"]
 
 
 def test_the_other_thread_steals_from_the_back():
-    made = program(
-        ("a", "Placeholder", [], 4), *((name, "Conv2D", ["a"], 4) for name in ("x", "y", "z")),
-    )  # fmt: skip
-    costs = dict.fromkeys("xyz", COST)
     # The first thread keeps z; its queue is y, x from the front; the thief takes x.
-    assert starts(made, TWO, costs) == ["a", "z", "x", "y"]
+    assert starts(program(START, *BRANCHES), TWO, dict.fromkeys("xyz", COST)) == ["a", "z", "x", "y"]
 
 
 def test_times_may_vary_and_decide_who_is_free_first():
-    made = program(
-        ("a", "Placeholder", [], 4), *((name, "Conv2D", ["a"], 4) for name in ("x", "y", "z")),
-        ("x2", "Conv2D", ["x"], 4), ("z2", "Conv2D", ["z"], 4),
-    )  # fmt: skip
+    made = program(START, *BRANCHES, ("x2", "Conv2D", ["x"], 4), ("z2", "Conv2D", ["z"], 4))
     quick_z = {"x": 3 * COST, "y": COST, "z": COST, "x2": COST, "z2": COST}
     quick_x = {**quick_z, "x": COST, "z": 3 * COST}
     assert starts(made, TWO, quick_z).index("z2") < starts(made, TWO, quick_z).index("x2")
@@ -344,3 +325,72 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
     batch = sum(made.nodes[number].outputs[0].bytes for number in made.arguments)
     constants = {node.name: max(node.outputs[0].bytes, 1) for node in made.nodes if node.type == "Const"}
     assert after[-1] - values - batch - sum(constants.values()) == HANDLE_BYTES * len(made.variables)
+
+
+# Consumers
+
+OWN, OTHERS = rules_of(CpuKernels(EIGEN)), rules_of(CpuKernels(ONEDNN, ("float32",)))
+
+
+def written(*nodes):
+    """Write a program: (name, type, inputs, nodes that it comes after), whose outputs are alike."""
+    return program(
+        *((name, kind, inputs, 256, {"after": after[0]} if after else {}) for name, kind, inputs, *after in nodes)
+    )
+
+
+def consumers(made, of, rules, process=0):
+    names = [node.name for node in made.nodes]
+    return [names[each] for each in consumers_in_order(made, rules, random.Random(process))[names.index(of)]]
+
+
+GRADIENTS = (
+    ("x", "Placeholder", []), ("g", "ReluGrad", ["x"]), ("filter", "Conv2DBackpropFilter", ["g", "g", "g"]),
+    ("input", "Conv2DBackpropInput", ["g"]), ("other", "Neg", ["g"]), ("end", "NoOp", [], ["g"]),
+)  # fmt: skip
+
+
+def test_tensorflows_own_kernels_come_in_the_definitions_order():
+    made = written(*GRADIENTS[:2], GRADIENTS[5], *GRADIENTS[2:5])
+    assert consumers(made, "g", OWN) == ["filter", "filter", "filter", "input", "other", "end"]
+
+
+def test_what_onednn_rewrites_comes_behind_the_others():
+    assert consumers(written(*GRADIENTS), "g", OTHERS) == ["other", "filter", "filter", "filter", "input", "end"]
+
+
+def test_where_the_search_begins_decides_and_differs_between_processes():
+    """Found from the kernel, the gradient of the input is done before that of the filter; found from `x`, behind it."""
+    made = written(
+        ("x", "Placeholder", []), ("kernel", "Placeholder", []), ("conv", "Conv2D", ["x", "kernel"]),
+        ("g", "ReluGrad", ["conv"]), ("input", "Conv2DBackpropInput", ["g", "kernel"]),
+        ("filter", "Conv2DBackpropFilter", ["g"]),
+    )  # fmt: skip
+    found = {tuple(consumers(made, "g", OTHERS, process)) for process in range(20)}
+    assert found == {("filter", "input"), ("input", "filter")}
+    assert {tuple(consumers(made, "g", OWN, process)) for process in range(20)} == {("input", "filter")}
+
+
+def test_many_consumers_come_in_no_order():
+    few, many = (
+        written(("x", "Placeholder", []), *((f"c{number}", "Neg", ["x"]) for number in range(count)))
+        for count in (KEPT_IN_ORDER, KEPT_IN_ORDER + 1)
+    )
+    assert consumers(few, "x", OWN) == [f"c{number}" for number in range(KEPT_IN_ORDER)]
+    assert len({tuple(consumers(many, "x", OWN, process)) for process in range(5)}) == 5
+
+
+def test_the_gradient_of_a_filter_takes_over_that_of_the_bias():
+    made = written(
+        *GRADIENTS[:3], ("bias", "BiasAddGrad", ["g"]), GRADIENTS[3], ("sum", "Neg", ["bias"]),
+        ("end", "NoOp", [], ["bias"]),
+    )  # fmt: skip
+    assert _with_absorbed(list(made.nodes), OWN) == list(made.nodes)
+    nodes = _with_absorbed(list(made.nodes), OTHERS)
+    by_name = {node.name: node for node in nodes}
+    assert (by_name["bias"].type, by_name["bias"].inputs) == ("NoOp", ())
+    assert len(by_name["filter"].outputs) == 2
+    assert by_name["sum"].inputs == ((2, 1),) and by_name["end"].controls == (2,)
+    merged = Program(tuple(nodes), (), (), ())
+    # It was added last, and the gradient of the input came into the place of the bias's.
+    assert consumers(merged, "g", OTHERS) == ["input", "filter", "filter", "filter"]

@@ -46,20 +46,6 @@ def test_without_lists_and_open_shapes_nothing_changes():
     assert resolve_lists(program, unknown) is program
 
 
-def test_what_was_pushed_last_is_popped_first():
-    found = settled(
-        ("a", "Placeholder", [], tensor(2, 3)),
-        ("b", "Placeholder", [], tensor(5)),
-        ("shape", "Const", [], Tensor((0,), "int32", 0)),
-        ("l0", "EmptyTensorList", ["shape"], LIST),
-        ("l1", "TensorListPushBack", ["l0", "a"], LIST),
-        ("l2", "TensorListPushBack", ["l1", "b"], LIST),
-        ("moved", "Identity", ["l2"], LIST),
-        ("p1", "TensorListPopBack", ["moved", "shape"], LIST),
-    )
-    assert found["p1"][0][-1] == ("b", 0)
-
-
 def pop(first, second=None):
     two = [LIST, OPEN]
     return [
@@ -137,20 +123,6 @@ def test_items_set_one_by_one_are_stacked():
     found = settled(*nodes, ("all", "TensorListStack", ["l3", "shape"], OPEN))
     assert [name for name, _ in found["all"][0]] == ["l3", "shape", "x0", "x1", "x2"]
     assert found["all"][1] == [(3, 2, 5)]
-
-
-def test_an_item_may_be_replaced():
-    found = settled(
-        ("shape", "Const", [], Tensor((0,), "int32", 0)),
-        ("l0", "TensorListReserve", ["shape", "shape"], LIST),
-        ("i", "Const", [], Tensor((), "int32", 4), 0),
-        ("x", "Placeholder", [], tensor(2)),
-        ("y", "Placeholder", [], tensor(2)),
-        ("l1", "TensorListSetItem", ["l0", "i", "x"], LIST),
-        ("l2", "TensorListSetItem", ["l1", "i", "y"], LIST),
-        ("all", "TensorListStack", ["l2", "shape"], OPEN),
-    )
-    assert [name for name, _ in found["all"][0]] == ["l2", "shape", "y"]
 
 
 def test_shapes_left_open_are_inferred_from_inputs_and_constants():
@@ -240,4 +212,4 @@ def test_an_item_lives_until_another_takes_its_place():
         ("stacked", "TensorListStack", ["l2", "shape"], OPEN),
     )
     assert found["l2"][0][-1] == ("a", 0)
-    assert found["stacked"][0][-1] == ("b", 0)
+    assert found["stacked"][0] == [("l2", 0), ("shape", 0), ("b", 0)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.report import Bytes
-from kerasmem.estimation.search import MOST_EVALUATIONS, SearchResult, search
+from kerasmem.estimation.search import MOST_EVALUATIONS, MOST_TRIES, SearchResult, Trial, largest_that_ran, search
 
 
 def need(total, low=None, high=None):
@@ -27,12 +27,14 @@ class Model:
         return need(total, total * (1 - self.spread), total * (1 + self.spread))
 
 
-@pytest.mark.parametrize("seed", range(60))
-@pytest.mark.parametrize("power", [1, 2, 0.7])
-@pytest.mark.parametrize("spread", [0.0, 0.1])
-def test_the_answer_is_the_last_that_fits_and_the_first_that_does_not(seed, power, spread):
-    draw = random.Random(seed)
-    base, slope, room = draw.randrange(10**6), draw.randrange(10, 10**5), draw.randrange(10**5, 10**8)
+properties = settings(max_examples=100, deadline=None, derandomize=True)
+BASE, SLOPE = st.integers(0, 10**6), st.integers(10, 10**5)
+SPREAD = st.sampled_from([0.0, 0.1])
+
+
+@properties
+@given(BASE, SLOPE, st.integers(10**5, 10**8), st.sampled_from([1, 2, 0.7]), SPREAD)
+def test_the_answer_is_the_last_that_fits_and_the_first_that_does_not(base, slope, room, power, spread):
     model = Model(lambda size: base + slope * size**power, spread)
     found = search(model, room, tolerance=0, maximum=2**15)
     fits = [size for size in (found.largest, (found.largest or 0) + 1) if size]
@@ -50,14 +52,12 @@ def test_the_answer_is_the_last_that_fits_and_the_first_that_does_not(seed, powe
     assert len(model.asked) == len(set(model.asked)) <= MOST_EVALUATIONS
 
 
-def test_few_questions_where_memory_grows_in_proportion():
-    for spread, most in ((0.0, 7), (0.1, 9)):
-        for seed in range(200):
-            draw = random.Random(seed)
-            base, slope, room = draw.randrange(10**6), draw.randrange(10, 10**5), draw.randrange(10**6, 10**8)
-            model = Model(lambda size, base=base, slope=slope: base + slope * size, spread)
-            search(model, room)
-            assert len(model.asked) <= most
+@properties
+@given(BASE, SLOPE, st.integers(10**6, 10**8), SPREAD)
+def test_few_questions_where_memory_grows_in_proportion(base, slope, room, spread):
+    model = Model(lambda size: base + slope * size, spread)
+    search(model, room)
+    assert len(model.asked) <= (9 if spread else 7)
 
 
 def test_within_one_percent_unless_asked_for_the_last():
@@ -104,9 +104,9 @@ def test_constant_and_falling_needs_end():
             assert found.largest is None or bytes_of(found.largest) <= room
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_noise_neither_loops_nor_lies(seed):
-    draw = random.Random(seed)
+@properties
+@given(st.randoms(use_true_random=False), st.sampled_from([None, 1, 2, 50]))
+def test_noise_neither_loops_nor_lies(draw, maximum):
     answers = {}
 
     def ask(size):
@@ -115,7 +115,7 @@ def test_noise_neither_loops_nor_lies(seed):
         answers[size] = need(total, total - 50, total + 50)
         return answers[size]
 
-    found = search(ask, 10**6, maximum=draw.choice([None, 1, 2, 50]))
+    found = search(ask, 10**6, maximum=maximum)
     assert len(answers) <= MOST_EVALUATIONS
     fitting = [size for size, each in answers.items() if each.high <= 10**6]
     assert found.largest == max(fitting, default=None)
@@ -152,13 +152,35 @@ def test_only_results_are_read_back():
         SearchResult.from_dict({"format_version": 1})
 
 
-def test_few_questions_where_chunks_make_steps():
-    def steps(size):  # what a small convnet took: 38 MB at 32, 1.84 GB at 8,209, 5.72 GB at 27,020
-        return 22 * 2**20 + 212_000 * size * (1 + 0.02 * (size // 211 % 3))
+def ran_up_to(most, log):
+    def try_size(size):
+        log.append(size)
+        return Trial(size, size <= most, None, 0, 0.0)
 
-    for room in (10**9, 2 * 10**9, 4 * 10**9, 6 * 10**9, 8 * 10**9):
-        model = Model(steps, 0.2)
-        found = search(model, room)
-        assert len(model.asked) <= 11
-        assert found.next_asked - found.largest <= 0.01 * found.largest
-        assert found.fails_from is not None
+    return try_size
+
+
+@pytest.mark.parametrize("fails_from", [65, None])
+def test_an_exact_estimate_takes_one_try(fails_from):
+    largest, trials = largest_that_ran(ran_up_to(64, []), first=64, fails_from=fails_from)
+    assert largest == 64 and [each.size for each in trials] == [64]
+
+
+@properties
+@given(
+    st.sampled_from([1, 8]), st.sampled_from([1, 4]), st.integers(0, 492), st.none() | st.integers(1, 400),
+    st.none() | st.integers(0, 100), st.integers(0, 900),
+)  # fmt: skip
+def test_the_largest_that_ran_ran_and_no_size_is_tried_twice(minimum, step, above, fails_after, room, truth):
+    first, log = minimum + above, []
+    fails = None if fails_after is None else first + fails_after
+    maximum = None if room is None else first + room
+    largest, trials = largest_that_ran(
+        ran_up_to(truth, log), first=first, fails_from=fails, minimum=minimum, maximum=maximum, step=step
+    )
+    assert len(log) == len(set(log)) <= MOST_TRIES and [each.size for each in trials] == log
+    assert all(size >= minimum and (size - minimum) % step == 0 for size in log)
+    assert all(maximum is None or size <= max(maximum, minimum) for size in log)
+    assert all(fails is None or size < fails or size == minimum for size in log)
+    assert largest == max((size for size in log if size <= truth), default=None)
+    assert (largest is None) == (truth < minimum)  # it never gives up without having tried the smallest

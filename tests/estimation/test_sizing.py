@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from types import SimpleNamespace
 
 import keras
@@ -13,6 +15,8 @@ from kerasmem.estimation import facade, sizing
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.search_table import search_table
+
+pytestmark = pytest.mark.usefixtures("loaded_python")
 
 layers = keras.layers
 
@@ -138,3 +142,70 @@ def test_real_steps_ran_on_the_cpu_where_no_card_is_let_through(monkeypatch, car
     monkeypatch.setattr(sizing, "list_devices", lambda environ: [SimpleNamespace(cuda_index=each) for each in cards])
     notes = sizing._trial_notes(sizing.Found(8, None, True, None, True, ()), 8, ())
     assert any("ran on the CPU" in each for each in notes) == is_said
+
+
+# Real steps
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.backend.clear_session()
+    conv = [layers.Conv2D(16, 3, padding="same", activation="tanh") for _ in range(3)]
+    stack = [keras.Input((64, 64, 3)), *conv, layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    model = keras.Sequential(stack, name="net")
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    return kerasmem.max_batch_size(
+        model, device="24MB", margin=0.05, minimum=41, maximum=41, samples=45, method="formula", jit_compile=False,
+        steps=2, confirm=True,
+    )  # fmt: skip
+
+
+def test_steps_that_do_not_fit(found):
+    (trial,) = found.trials
+    assert (found.largest, found.device.verdict, trial.size, trial.fits) == (None, "does not fit", 41, False)
+    assert trial.limit_bytes == int(24e6 * 0.95) and trial.peak_bytes is None
+    assert "ran out of memory" in trial.reason or "may end so" in trial.reason
+    assert any("not even batch size 41" in note for note in found.notes)
+    again = SearchResult.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again == found
+
+
+def test_steps_that_fit(model):
+    fits = kerasmem.max_batch_size(
+        model, device="64MB", minimum=8, maximum=8, method="formula", jit_compile=False, confirm=True, steps=2
+    )
+    assert fits.largest == 8 and fits.trials[0].fits and 0 < fits.trials[0].peak_bytes < 64e6
+    assert fits.device.verdict == "fits" and any("on the CPU" in note for note in fits.notes)
+
+
+def test_nothing_of_this_process_is_touched(model):
+    weights = [each.copy() for each in model.get_weights()]
+    threads, optimizer = threading.active_count(), model.optimizer.iterations.numpy()
+    kerasmem.max_batch_size(model, device="64MB", minimum=2, maximum=2, method="formula", steps=1, confirm=True)
+    assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
+    assert threading.active_count() == threads and model.optimizer.iterations.numpy() == optimizer
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"margin": 1}, "margin"), ({"margin": "much"}, "margin"), ({"steps": 0}, "steps"), ({"samples": 1.5}, "samples"),
+     ({"timeout": 0}, "timeout")],
+)  # fmt: skip
+def test_wrong_arguments_of_real_steps(model, options, field):
+    with pytest.raises(UsageError, match=field):
+        kerasmem.max_batch_size(model, device="64MB", method="formula", confirm=True, **options)
+
+
+def test_a_model_of_this_process_alone_is_refused():
+    class Own(layers.Layer):
+        def call(self, x):
+            return x
+
+    model = keras.Sequential([keras.Input((4,)), Own(), layers.Dense(1)])
+    with pytest.raises(UsageError, match="Own"):
+        kerasmem.max_batch_size(model, device="64MB", method="formula", confirm=True)

@@ -79,7 +79,6 @@ def gpu_target_plan(
     *,
     timeout: float = planned.DEFAULT_TIMEOUT,
     memory_limit: int | None = planned.DEFAULT_MEMORY_LIMIT,
-    memory_bytes: int | None = None,
 ) -> GpuPlan:
     """Have XLA plan the step of a model for a card; no GPU is needed and none is touched.
 
@@ -91,7 +90,6 @@ def gpu_target_plan(
         card: a card of the catalogue, from compute capability 7.0 on.
         timeout: seconds for all of it.
         memory_limit: bytes of this machine's memory that the process may take.
-        memory_bytes: the memory to plan for, in place of the card's own.
 
     Raises:
         UsageError: the card's hardware figures are not known, or the model's step is written for TensorFlow alone.
@@ -101,16 +99,15 @@ def gpu_target_plan(
     check_target(card)
     if missing_parts():
         raise MissingExtraError(FEATURE, EXTRA)
-    memory = card.memory_bytes if memory_bytes is None else memory_bytes
     data = {
         "model": request.to_dict(),
-        "target": target_text(card, memory),
+        "target": target_text(card),
         "has_triton": card.compute_capability >= _TRITON_CAPABILITY,
     }
     with TemporaryDirectory(prefix="kerasmem-") as folder:
         data["folder"] = folder
         answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=planned.ENVIRONMENT)
-    return GpuPlan.from_dict({"card": card.key, "memory_bytes": memory, **answer})
+    return GpuPlan.from_dict({"card": card.key, "memory_bytes": card.memory_bytes, **answer})
 
 
 def check_target(card: Card) -> None:
@@ -123,7 +120,7 @@ def check_target(card: Card) -> None:
         )
 
 
-def target_text(card: Card, memory_bytes: int | None = None) -> str:
+def target_text(card: Card) -> str:
     """Return the target configuration of a card.
 
     What stands as a number in `data/gpu_target.txtpb` is the same on every card since compute capability 7.0
@@ -132,7 +129,6 @@ def target_text(card: Card, memory_bytes: int | None = None) -> str:
 
     Args:
         card: a row of the catalogue.
-        memory_bytes: the memory to plan for, in place of the card's own.
 
     Raises:
         UsageError: the card's hardware figures are not known.
@@ -143,7 +139,7 @@ def target_text(card: Card, memory_bytes: int | None = None) -> str:
     text = resources.files("kerasmem.estimation").joinpath("data/gpu_target.txtpb").read_text("utf-8")
     return Template(text).substitute(
         {**vars(shared), **vars(card_specs()[card.key])},
-        memory_bytes=card.memory_bytes if memory_bytes is None else memory_bytes,
+        memory_bytes=card.memory_bytes,
         major=major,
         minor=minor,
         extension=" feature_extension: ACCELERATED_FEATURES" if shared.is_accelerated else "",
