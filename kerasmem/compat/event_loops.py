@@ -33,7 +33,7 @@ def no_running_loop() -> Iterator[None]:
 def call_before_threads_are_joined(function: Callable[[], None]) -> None:
     """Call a function at Python's end, before it waits for the threads of pools, which may be waiting for a store.
 
-    Where this version of Python cannot, leaving takes as long as what is under way.
+    If this version of Python cannot, leaving takes as long as what is under way.
     """
     with contextlib.suppress(NotAvailableError, RuntimeError):  # RuntimeError: already at its end
         BEFORE_THREADS.get()(function)

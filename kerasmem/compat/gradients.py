@@ -44,7 +44,7 @@ def custom_gradients() -> dict[str, Callable[..., Any]]:
     """Return the gradient functions that TensorFlow has registered by itself, by name; a user's own are left out.
 
     Raises:
-        NotAvailableError: this TensorFlow keeps them elsewhere.
+        NotAvailableError: If this TensorFlow keeps them elsewhere.
     """
     found: dict[str, Callable[..., Any]] = {}
     for name, entry in list(_REGISTRY.get().items()):
@@ -64,7 +64,7 @@ def free_unneeded_gradients() -> tuple[int, int, int]:
         optimizers, metrics), and the bytes of these.
 
     Raises:
-        NotAvailableError: this TensorFlow keeps them elsewhere; nothing has been done.
+        NotAvailableError: If this TensorFlow keeps them elsewhere; nothing has been done.
     """
     with _LOCK:
         if not custom_gradients():
@@ -97,7 +97,7 @@ def kept_variables() -> list[int]:
     does not count.
 
     Raises:
-        NotAvailableError: this TensorFlow keeps its gradients elsewhere.
+        NotAvailableError: If this TensorFlow keeps its gradients elsewhere.
     """
     if not custom_gradients():
         return []
@@ -209,7 +209,7 @@ def _captured_variables(graphs: Iterable[Any]) -> list[Any]:
 
 
 def _bytes_behind(handle: Any) -> int:
-    """Return the size of a variable; 0 where its shape is not known."""
+    """Return the size of a variable; 0 if its shape is not known."""
     import tensorflow as tf
 
     parts = getattr(getattr(handle, "_handle_data", None), "shape_and_type", ())

@@ -64,7 +64,7 @@ def gpu_kernels(operation: str) -> tuple[GpuKernel, ...]:
 
 @contextlib.contextmanager
 def stacks_left_out() -> Iterator[None]:
-    """Have all operations that this thread makes noted as made here, by one stack: nobody asks those of a graph for
+    """Have all operations that this thread makes noted as made here, by one stack: no one asks those of a graph for
     shapes alone, and looking through the stack takes a tenth of the time that they take.
     """
     try:

@@ -17,6 +17,6 @@ def hdf5_lock() -> AbstractContextManager[object]:
     """Return h5py's lock, which a thread may take again.
 
     Raises:
-        NotAvailableError: h5py has none under that name.
+        NotAvailableError: If h5py has none under that name.
     """
     return _LOCK.get()

@@ -42,7 +42,7 @@ def calls_under_way(method: str) -> Iterator[dict[str, Any]]:
 def leave_out_of_validation(callbacks: Iterable[Any], names: Collection[str]) -> None:
     """Keep each `CSVLogger` from adding a column "val_…" for a name that validation never has.
 
-    It does so in its first `on_epoch_end` for all names in `logs`, where the epoch had no validation. Its `keys` are
+    It does so in its first `on_epoch_end` for all names in `logs`, if the epoch had no validation. Its `keys` are
     the columns, and those that are set it leaves alone. Callbacks in between may add names, so they are set then.
 
     Args:

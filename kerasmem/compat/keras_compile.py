@@ -6,7 +6,7 @@ from typing import Any
 
 
 def loss_and_metrics_built(model: Any) -> tuple[bool, bool]:
-    """Return whether the compiled loss has been built, and whether the metrics have; True where there is none."""
+    """Return whether the compiled loss has been built, and whether the metrics have; True if there is none."""
     parts = (getattr(model, name, None) for name in ("_compile_loss", "_compile_metrics"))
     loss, metrics = (part is None or part.built for part in parts)
     return loss, metrics
@@ -18,12 +18,12 @@ def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def user_metrics(model: Any) -> Any:
-    """Return the metrics that were given to `compile`; None where there are none."""
+    """Return the metrics that were given to `compile`; None if there are none."""
     return getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
 
 
 def user_loss_weights(model: Any) -> Any:
-    """Return the weights of the losses that were given to `compile`; None where there are none."""
+    """Return the weights of the losses that were given to `compile`; None if there are none."""
     return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
 
 

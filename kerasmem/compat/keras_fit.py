@@ -28,7 +28,7 @@ def set_initial_epoch(model: Any, epoch: Any) -> None:
     """Have a `fit` that has called `on_train_begin`, and all later ones, begin at an epoch, as `BackupAndRestore` does.
 
     Raises:
-        NotAvailableError: Keras does not look at it.
+        NotAvailableError: If Keras does not look at it.
     """
     if not hasattr(model, "_initial_epoch"):
         raise NotAvailableError("ResumeTraining does not work with this Keras: a callback cannot choose the epoch")
@@ -67,7 +67,7 @@ def read_epoch(epoch_iterator: Any, read: Callable[[Any], Any]) -> Any:
     """Go through one epoch, with `read` called with TensorFlow's iterator in place of each execution of steps.
 
     Returns:
-        What `read` returned last; None where there was nothing to read.
+        What `read` returned last; None if there was nothing to read.
     """
     found = None
     with epoch_iterator.catch_stop_iteration():

@@ -54,7 +54,7 @@ def check_recomputable() -> None:
     """Refuse where Keras runs a Functional model in another way than `kerasmem.recompute` knows.
 
     Raises:
-        NotAvailableError: it does.
+        NotAvailableError: If Keras runs one in another way.
     """
     for each in (_RUN, _FILL_IN):
         each.get()

@@ -39,7 +39,7 @@ def gpu_assumed() -> Iterator[None]:
 
 
 def takes_cudnn(layer: Any) -> bool:
-    """Return whether Keras hands a layer to cuDNN where there is a GPU; it does not compile it with XLA then."""
+    """Return whether Keras hands a layer to cuDNN if there is a GPU; it does not compile it with XLA then."""
     import keras
 
     if CUDNN_OK.missing() or not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
@@ -91,7 +91,7 @@ def name_scopes_replaced(scope_of: Callable[[Any, Callable[[Any], Any]], Any]) -
         scope_of: from a layer, and the function that returns the scope Keras opens for one, to the scope to open.
 
     Raises:
-        NotAvailableError: Keras opens them in another way.
+        NotAvailableError: If Keras opens them in another way.
     """
     import keras
 
@@ -108,7 +108,7 @@ def name_scopes_replaced(scope_of: Callable[[Any, Callable[[Any], Any]], Any]) -
 def without_name_scopes() -> Iterator[None]:
     """Have layers open no name scope in this thread, inside.
 
-    TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras. Where Keras
+    TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras. If Keras
     opens them in another way, it goes on doing so.
     """
     try:
@@ -136,7 +136,7 @@ def symbolic_build(model: Any, batch: Any) -> None:
 
 
 def loss_owner(loss: Any, layers: list[Any]) -> Any:
-    """Return the layer that added a loss; None where none of these did."""
+    """Return the layer that added a loss; None if none of these did."""
     return next((each for each in layers if id(loss) in each._loss_ids), None)
 
 

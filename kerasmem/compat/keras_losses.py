@@ -44,7 +44,7 @@ def compiled_loss(model: Any) -> Any:
     """Return what computes the losses of `compile()` and tracks those of single outputs; None without.
 
     Raises:
-        NotAvailableError: Keras has it elsewhere.
+        NotAvailableError: If Keras has it elsewhere.
     """
     return _own(model, "_compile_loss")
 
@@ -53,7 +53,7 @@ def loss_tracker(model: Any) -> Any:
     """Return the metric that shows the loss.
 
     Raises:
-        NotAvailableError: Keras has it elsewhere.
+        NotAvailableError: If Keras has it elsewhere.
     """
     return _own(model, "_loss_tracker")
 

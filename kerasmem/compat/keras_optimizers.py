@@ -56,7 +56,7 @@ def updated_in_turn(*, in_blocks: bool = True) -> Iterator[list[Any]]:
     """Have optimizers update one variable after another in the graphs that this thread traces meanwhile.
 
     TensorFlow runs what does not depend on one another at once, so that all variables' intermediate results are there
-    together. The arithmetic stays the same, that of a scaled loss's and of clipped gradients too. Where Keras does not
+    together. The arithmetic stays the same, that of a scaled loss's and of clipped gradients too. If Keras does not
     have what this takes, nothing changes.
 
     Args:
@@ -177,7 +177,7 @@ class _Blocks:
 
 
 def _part(gradient: Any, columns: slice | None, variable: Any) -> Any:
-    """Return a gradient's columns, all where None are given, made once more where they are asked for."""
+    """Return a gradient's columns, all if None are given, made once more if they are asked for."""
     import tensorflow as tf
 
     if not isinstance(gradient, tf.IndexedSlices):
@@ -187,7 +187,7 @@ def _part(gradient: Any, columns: slice | None, variable: Any) -> Any:
 
 
 def _made_again(gradient: Any, columns: slice | None = None) -> Any:
-    """Return a gradient with what it was multiplied or divided by, limited or added to, done again where it is asked
+    """Return a gradient with what it was multiplied or divided by, limited or added to, done again if it is asked
     for.
 
     Keras does that to all gradients before the first update. Of what it made nothing is left in the graph then, but
@@ -220,7 +220,7 @@ class _InTurn:
         stand_ins: variables made for blocks.
 
     Raises:
-        NotAvailableError: Keras does not have what this takes.
+        NotAvailableError: If Keras does not have what this takes.
     """
 
     def __init__(self, *, in_blocks: bool) -> None:

@@ -43,7 +43,7 @@ class Call:
 
     Args:
         name: "fit", "validate" (within `fit`), "evaluate" or "predict"; "" where something else reads.
-        model: the Keras model; None where something else reads.
+        model: the Keras model; None if something else reads.
         steps: batches of one of Keras's epochs where `steps_per_epoch` or the like says so; else 0.
     """
 
@@ -61,7 +61,7 @@ class Reader(Protocol):
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch; None where there is no end."""
+        """Batches of an epoch; None if there is no end."""
 
     def __getitem__(self, index: int) -> Any:
         """Return a batch to look at; it does not count as read."""
@@ -84,7 +84,7 @@ def attach_reader(dataset: Any, make_reader: Callable[[Call], Reader]) -> None:
 
     Args:
         dataset: the `PyDataset`, one of whose properties Keras asks for.
-        make_reader: returns the reader for a call; not called where Keras does not ask.
+        make_reader: returns the reader for a call; not called if Keras does not ask.
     """
     try:
         adapter_class, kind = _adapter_class(), ADAPTER.get()

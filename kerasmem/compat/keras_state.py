@@ -30,7 +30,7 @@ STATELESS_SCOPE = "stateless_scope"
 
 
 def attribute(name: str) -> Any:
-    """Return an attribute of Keras's state in this thread, None where it is not set."""
+    """Return an attribute of Keras's state in this thread, None if it is not set."""
     return _GET.get()(name)
 
 
@@ -52,7 +52,7 @@ def attributes_set(**values: Any) -> Iterator[None]:
 def variables_stay_uninitialized() -> Iterator[None]:
     """Take the variables that are made without a value inside off Keras's list of those still to be initialised.
 
-    Where Keras has no such list, nothing is done: they may get values when a later scope ends.
+    If Keras has no such list, nothing is done: they may get values when a later scope ends.
     """
     try:
         pending = list(attribute("uninitialized_variables") or [])
@@ -109,6 +109,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
 
 
 def global_seed_state() -> Any:
-    """Return the variable of the seed generator that layers and operations share; None where none was made yet."""
+    """Return the variable of the seed generator that layers and operations share; None if none was made yet."""
     generator = attribute(GLOBAL_SEED)
     return None if generator is None else generator.state

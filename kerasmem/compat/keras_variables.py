@@ -19,7 +19,7 @@ _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
 
 
 def raw_value(variable: Any) -> Any:
-    """Return the backend's own variable behind a Keras variable; None where it has no value yet."""
+    """Return the backend's own variable behind a Keras variable; None if it has no value yet."""
     return variable._value
 
 
@@ -29,7 +29,7 @@ def has_value(variable: Any) -> bool:
 
 
 def give_value(variable: Any) -> None:
-    """Initialise the variable where it has no value yet."""
+    """Initialise the variable if it has no value yet."""
     if not has_value(variable):
         INITIALIZE.get()(variable)
 

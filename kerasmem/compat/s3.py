@@ -50,7 +50,7 @@ async def sign_s3_link(system: Any, names: dict[str, str], seconds: int) -> str:
     """Return a link to an object that is valid for some seconds, signed with the file system's credentials.
 
     Raises:
-        AttributeError: this version of botocore has no connections that it could be asked for over.
+        AttributeError: If this version of botocore has no connections that it could be asked for over.
     """
     await system.set_session()
     client = await system.get_s3(names["Bucket"])

@@ -22,7 +22,7 @@ _RESET_STATS = Borrowed(f"{_TF}.pywrap_tfe:TFE_ResetMemoryStats", feature=_FAST)
 
 
 def devices_are_started() -> bool:
-    """Return whether TensorFlow has started its devices; False where that cannot be known."""
+    """Return whether TensorFlow has started its devices; False if that cannot be known."""
     if "tensorflow" not in sys.modules:
         return False
     try:
@@ -36,7 +36,7 @@ def operations_are_deterministic() -> bool:
     """Return whether `tf.config.experimental.enable_op_determinism()` was called.
 
     Raises:
-        NotAvailableError: TensorFlow does not tell.
+        NotAvailableError: If TensorFlow does not tell.
     """
     return bool(_DETERMINISM.get()())
 
@@ -45,7 +45,7 @@ def onednn_is_on() -> bool:
     """Return whether oneDNN's kernels stand in for TensorFlow's own on the CPU.
 
     Raises:
-        NotAvailableError: TensorFlow does not tell.
+        NotAvailableError: If TensorFlow does not tell.
     """
     return bool(_ONEDNN.get()())
 
@@ -61,7 +61,7 @@ def allocator_statistics(device: str, kind: type) -> tuple[Callable[[], Any], Ca
         kind: a named tuple of the bytes in use, the peak, and a third value, which is None.
 
     Raises:
-        NotAvailableError: this TensorFlow has none of them; the public functions do the same.
+        NotAvailableError: If this TensorFlow has none of them; the public functions do the same.
     """
     tell, forget = _MEMORY_INFO.get(), _RESET_STATS.get()
     _CURRENT.get()

@@ -23,7 +23,7 @@ class AllocatorReading(NamedTuple):
     Attributes:
         in_use_bytes: handed out now.
         peak_bytes: the largest handed out at once since the last reset.
-        reserved_bytes: taken from the device, handed out or not; None where it is not known.
+        reserved_bytes: taken from the device, handed out or not; None if unknown.
     """
 
     in_use_bytes: int
@@ -38,7 +38,7 @@ class Allocator:
     Attributes:
         device: such as "GPU:0".
         read: returns what is in use, and the peak since the last reset.
-        reset: starts a new peak from what is in use now; raises where the backend cannot.
+        reset: starts a new peak from what is in use now; raises if the backend cannot.
         backend: whose it is: "tensorflow" or "jax".
     """
 
@@ -55,7 +55,7 @@ def tensorflow_allocator(device: str) -> Allocator:
         device: a logical device, such as "GPU:0" or "CPU:0".
 
     Raises:
-        ValueError: TensorFlow has no such device, or no statistics of it.
+        ValueError: If TensorFlow has no such device, or no statistics of it.
 
     Examples:
         >>> import tensorflow as tf
@@ -114,8 +114,8 @@ class TrackedDevice:
     """A device to report on, and how.
 
     Attributes:
-        name: the logical device, such as "GPU:0"; None where the backend names none.
-        allocator: its allocator, or None where no statistics are to be had.
+        name: the logical device, such as "GPU:0"; None if the backend names none.
+        allocator: its allocator, or None if no statistics are to be had.
         ordinal: the CUDA ordinal of the GPU behind it; None for a CPU.
         card: the name of that GPU as CUDA gives it.
     """

@@ -12,7 +12,7 @@ How a memory figure was chosen, for every row alike:
    counts its free memory down from the same number. nvidia-smi and NVML print a larger one since driver
    R510, because they count what driver and firmware keep for themselves
    (https://github.com/unslothai/unsloth/pull/9362); before R510 the two nearly agree.
-4. Where nothing of the kind was found the row has the nominal capacity and `memory_basis="datasheet"`.
+4. If nothing of the kind was found the row has the nominal capacity and `memory_basis="datasheet"`.
    Its GB are powers of 1000, as in `kerasmem.units`. That is on the safe side: the drivers' totals of the
    GeForce rows are 3 to 6 % more than their names read so.
 
@@ -160,7 +160,7 @@ class CardSpec:
         clock_ghz: the boost clock.
         bandwidth: of the memory, in bytes a second.
         l2_bytes: the level-2 cache.
-        source: where the figures are from.
+        source: origin of the figures.
     """
 
     sms: int

@@ -13,7 +13,7 @@ A device is named in one of two ways, and they mean different things:
   the compute capability, on which TensorFlow's reserve depends, is not known, and because whoever gives a
   size may mean a limit that was set for the allocator.
 
-The rule by which a card's total was chosen is in `kerasmem.devices.cards`, where the rows are.
+The rule by which a card's total was chosen is in `kerasmem.devices.cards`, beside the rows.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class DeviceTarget:
         name: the card's name, or the size as it was written.
         memory_bytes: total memory in bytes.
         available_bytes: bytes that TensorFlow's allocator can get; of a card, after the CUDA context.
-        compute_capability: (major, minor); None where only a size is known.
+        compute_capability: (major, minor); None if only a size is known.
         source: "catalogue" for a card, "size" for a size.
-        note: where the figures come from and what they leave out.
+        note: origin of the figures, and what they leave out.
 
     Examples:
         >>> resolve_device("16GiB").available_bytes
@@ -80,7 +80,7 @@ def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[
 
     TensorFlow leaves a part of the free memory to the system: 225 MiB where less than 2 GiB are free; else,
     by the major compute capability, 500 MiB up to 6, 1050 MiB for 7, 1536 MiB for 8 and 1800 MiB from 9 on.
-    There is no percentage in the rule. Where the part would take everything, nothing is left out and the
+    There is no percentage in the rule. If the part would take everything, nothing is left out and the
     allocator gets all of it. It holds with and without memory growth. Not by default, and not modelled:
     `TF_DEVICE_MIN_SYS_MEMORY_IN_MB` and `gpu_options.experimental.gpu_system_memory_size_in_mb` put their
     own figure in place of this one, `per_process_gpu_memory_fraction` and a logical device's `memory_limit`
@@ -105,7 +105,7 @@ def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[
         Bytes for the allocator, at most the memory given.
 
     Raises:
-        UsageError: the memory is negative.
+        UsageError: If the memory is negative.
 
     Examples:
         >>> available_bytes(8 * 2**30, (8, 6)) == 8 * 2**30 - 1536 * 2**20
@@ -145,7 +145,7 @@ def find_card(name: str) -> Card:
         The row of the catalogue.
 
     Raises:
-        UsageError: no card has the name, or several do; the message lists the nearest, or the several.
+        UsageError: If no card has the name, or several do; the message lists the nearest, or the several.
 
     Examples:
         >>> find_card("NVIDIA A100-SXM4-80GB").key
@@ -177,7 +177,7 @@ def resolve_device(text: str) -> DeviceTarget:
         a size it is the size.
 
     Raises:
-        UsageError: the text is neither, names several cards, or is a size below 1 MiB.
+        UsageError: If the text is neither, names several cards, or is a size below 1 MiB.
 
     Examples:
         >>> resolve_device("rtx 3090").source, resolve_device("24GB").source

@@ -28,9 +28,9 @@ class DriverShare:
     Attributes:
         part: "CUDA context", "cuBLAS workspace", "cuDNN" or "NCCL".
         capability: (major, minor) of the card; for libraries the least that it holds for.
-        card: the card, by the catalogue's key where it has it; None where no card was read.
+        card: the card, by the catalogue's key if it has it; None if no card was read.
         multiprocessors: of that card.
-        size_bytes: the figure; None where it is not known.
+        size_bytes: the figure; None if unknown.
         basis: "read" or "predicted".
         framework: what was running, with its version.
         source: the address; None for what is predicted.

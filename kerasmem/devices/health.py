@@ -81,10 +81,10 @@ class AllocatorHealth(Record, what="allocator health"):
 
 
 def solve(before: AllocatorEvent, after: AllocatorEvent) -> float | None:
-    """Return the free bytes after `before`, given that `after` is the next allocation; None where they do not tell.
+    """Return the free bytes after `before`, given that `after` is the next allocation; None if they do not tell.
 
     With f free and the largest block L after the first, and A allocated by the second: where A came out of a smaller
-    block, 1 - L / (f - A) = F', so f = A (1 - F') / (F - F'); where it came out of the largest,
+    block, 1 - L / (f - A) = F', so f = A (1 - F') / (F - F'); if it came out of the largest,
     1 - (L - A) / (f - A) = F', so f = A F' / (F' - F). F falls in the first case and rises in the second.
 
     Examples:
@@ -134,7 +134,7 @@ def read_health(device: str = "GPU:0") -> tuple[AllocatorHealth | None, str | No
 def _measure(tf: Any, device: str) -> tuple[AllocatorEvent, float] | None:
     """Return a state and the free bytes in it, once two sizes of blocks agree on them.
 
-    One alone may mislead: where the block came out of the largest and the second largest is now the largest, neither
+    One alone may mislead: if the block came out of the largest and the second largest is now the largest, neither
     case of `solve` holds.
     """
     before: _Clue | None = None
@@ -209,7 +209,7 @@ def _clue(events: Sequence[AllocatorEvent], size: int) -> _Clue | None:
 
 
 def _rounded(size: float) -> int:
-    """Return bytes as regions have them: whole MiB, where that is as near as six digits tell."""
+    """Return bytes as regions have them: whole MiB, if that is as near as six digits tell."""
     whole = round(size / MIB) * MIB
     return whole if abs(whole - size) <= 2e-3 * size else round(size / 256) * 256
 

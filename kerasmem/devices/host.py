@@ -30,7 +30,7 @@ class ProcessReading(NamedTuple):
 
     Attributes:
         rss_bytes: resident: in RAM now, shared libraries included.
-        swap_bytes: written out to swap (may be up to half a second old); None where the system does not tell.
+        swap_bytes: written out to swap (may be up to half a second old); None if unknown.
     """
 
     rss_bytes: int
@@ -39,7 +39,7 @@ class ProcessReading(NamedTuple):
 
 @dataclass(frozen=True)
 class HostMemory(Record, what="host memory"):
-    """This machine's memory and this process's share, in bytes; None where the system does not tell.
+    """This machine's memory and this process's share, in bytes; None if unknown.
 
     Attributes:
         total_bytes: RAM of the machine.
@@ -177,7 +177,7 @@ def host_memory() -> HostMemory:
 
 
 def process_status(folder: Path) -> dict[str, int]:
-    """Return the sizes in a process's /proc/PID/status as `parse_status` does; none where it cannot be read.
+    """Return the sizes in a process's /proc/PID/status as `parse_status` does; none if it cannot be read.
 
     Args:
         folder: of the process: /proc/PID.
@@ -201,7 +201,7 @@ def parse_status(text: bytes) -> dict[str, int]:
 def held_bytes() -> int:
     """Return the bytes of this process's own pages, in RAM or swap, after free heap went back to the system.
 
-    Pages of files (libraries loaded bit by bit) do not count. Where the system does not tell them apart, what is
+    Pages of files (libraries loaded bit by bit) do not count. If the system does not tell them apart, what is
     resident is returned. Takes milliseconds.
 
     Examples:

@@ -51,7 +51,7 @@ class CpuKernels:
 
     Attributes:
         kind: "onednn" or "eigen".
-        dtypes: what oneDNN's kernels take here; none where they are off.
+        dtypes: what oneDNN's kernels take here; none if they are off.
         inter_op_threads: how many operations run at once.
         intra_op_threads: among how many threads an operation is divided.
         copied: the dtypes in which oneDNN's products and convolutions copy blocks of their operands here.
@@ -155,7 +155,7 @@ def eigen_cache_bytes() -> int:
 
 
 def private_cache_bytes() -> int:
-    """Return the bytes of the second cache that each core has, as Linux tells; oneDNN's guess where it does not."""
+    """Return the bytes of the second cache that each core has, as Linux tells; oneDNN's guess if it does not."""
     cpu = Path("/sys/devices/system/cpu/cpu0")
     try:
         size = (cpu / "cache/index2/size").read_text().strip()
@@ -171,7 +171,7 @@ def _count(path: Path) -> int:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU's features as Linux names them; none where it does not tell."""
+    """Return the CPU's features as Linux names them; none if it does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except (OSError, ValueError):

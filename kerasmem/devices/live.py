@@ -25,13 +25,13 @@ class LiveDevice(Record, what="device"):
         name: what the driver calls it.
         uuid: what CUDA_VISIBLE_DEVICES takes to choose it.
         compute_capability: such as "7.5".
-        total_bytes: the device's memory; None where the driver does not tell.
+        total_bytes: the device's memory; None if unknown.
         used_bytes: in use, by all processes.
         free_bytes: free.
         driver_version: the NVIDIA driver's version.
         parent_uuid: for a MIG instance, the GPU it is a part of.
         cuda_index: CUDA's number of it in this process, and so the N of TensorFlow's GPU:N;
-            None where CUDA_VISIBLE_DEVICES hides it.
+            None if CUDA_VISIBLE_DEVICES hides it.
         notes: why a figure is missing, or the number is in doubt.
     """
 
@@ -50,7 +50,7 @@ class LiveDevice(Record, what="device"):
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """The compute capability in numbers; None where the driver does not tell."""
+        """The compute capability in numbers; None if unknown."""
         major, _, minor = (self.compute_capability or "").partition(".")
         return (int(major), int(minor)) if major and minor else None
 
@@ -61,7 +61,7 @@ class LiveMachine(Record, what="machine", version=1):
 
     Attributes:
         devices: its GPUs.
-        reason: why there are none to list; None where there are.
+        reason: why there are none to list; None if there are.
         host: its host memory.
         notes: what else the driver says, such as a card that it has lost.
     """
@@ -98,7 +98,7 @@ def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
 
 
 def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None) -> list[LiveDevice]:
-    """Return the GPUs of this machine, an empty list where there are none (`read_machine` has the reason).
+    """Return the GPUs of this machine, an empty list if there are none (`read_machine` has the reason).
 
     Args:
         api: what to ask in place of nvidia-ml-py, such as a recording.

@@ -34,11 +34,11 @@ class NvmlDevice:
 
     Attributes:
         index: NVML's index of the GPU (of the parent, for a MIG instance).
-        name: what the driver calls it; None where it does not say.
-        uuid: "GPU-…" or "MIG-…"; None where the driver does not say.
-        pci_bus_id: where the card sits, such as "00000000:00:04.0"; None where the driver does not say.
-        compute_capability: major and minor, such as (7, 5); None where the driver does not say.
-        mig: True where the GPU is divided into MIG instances; those are devices of their own.
+        name: what the driver calls it; None if unknown.
+        uuid: "GPU-…" or "MIG-…"; None if unknown.
+        pci_bus_id: position on the bus, such as "00000000:00:04.0"; None if unknown.
+        compute_capability: major and minor, such as (7, 5); None if unknown.
+        mig: True if the GPU is divided into MIG instances; those are devices of their own.
         parent_uuid: for a MIG instance, the GPU it is a part of.
         handle: NVML's own handle, good while the `Nvml` it came from is open.
     """
@@ -86,7 +86,7 @@ class Nvml:
             api: what to ask in place of nvidia-ml-py, such as a recording.
 
         Returns:
-            The connection and None; or None and the reason, where there is no driver to ask.
+            The connection and None; or None and the reason, if there is no driver to ask.
         """
         if api is None:
             try:
@@ -124,7 +124,7 @@ class Nvml:
         """Return who has memory on the device and None, or None and the reason. Takes milliseconds.
 
         Returns:
-            The number of each process and its bytes, None where the driver does not tell.
+            The number of each process and its bytes, None if unknown.
         """
         found: dict[int, int | None] = {}
         try:
@@ -187,7 +187,7 @@ class Nvml:
                 yield self._describe(parent.index, handle, parent)
 
     def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return the answer, or None where the driver has none."""
+        """Return the answer, or None if the driver has none."""
         try:
             return function(*args)
         except self._api.NVMLError:

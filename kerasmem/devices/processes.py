@@ -25,9 +25,9 @@ class TreeReading(NamedTuple):
         rss_bytes: resident in the process itself.
         tree_bytes: resident in it and in all processes under it; a page that several share counts for each.
         processes: how many processes that is.
-        high_water_bytes: the largest that the process itself held at once since it began; None where the system
+        high_water_bytes: the largest that the process itself held at once since it began; None if the system
             does not tell.
-        swap_bytes: what of the process itself is in swap; None where the system does not tell.
+        swap_bytes: what of the process itself is in swap; None if unknown.
     """
 
     rss_bytes: int
@@ -88,10 +88,10 @@ class CardProcess(Record, what="process on a card"):
         device: the card's name.
         uuid: the card.
         pid: of the process, as the driver counts them (another number inside some containers).
-        name: of the program; None where it cannot be seen from here.
-        user: who runs it; None where it cannot be seen from here.
-        used_bytes: what it has there; None where the driver does not tell.
-        share: that, as a part of the card's memory from 0 to 1; None where either is not known.
+        name: of the program; None if it cannot be seen from here.
+        user: who runs it; None if it cannot be seen from here.
+        used_bytes: what it has there; None if unknown.
+        share: that, as a part of the card's memory from 0 to 1; None if either is not known.
         own: whether it is this process.
     """
 
@@ -111,7 +111,7 @@ def card_processes(nvml: Nvml, device: NvmlDevice, total_bytes: int | None) -> t
     Args:
         nvml: the open connection that the device came from.
         device: the card.
-        total_bytes: the card's memory, where it is known.
+        total_bytes: the card's memory, if it is known.
     """
     found, why_not = nvml.processes(device)
     rows = []
@@ -123,7 +123,7 @@ def card_processes(nvml: Nvml, device: NvmlDevice, total_bytes: int | None) -> t
 
 
 def _program(pid: int) -> tuple[str | None, str | None]:
-    """Return the name and the user of a process, where they can be seen."""
+    """Return the name and the user of a process, if they can be seen."""
     import psutil
 
     try:

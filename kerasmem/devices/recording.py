@@ -90,7 +90,7 @@ def read_allocator_events(source: str | os.PathLike[str] | bytes) -> tuple[Alloc
             taken), or the file's bytes.
 
     Raises:
-        InputError: it is no such recording.
+        InputError: If it is no such recording.
     """
     return read_recording(source)[0]
 
@@ -105,7 +105,7 @@ def read_recording(
         mark_prefix: what the names of marks begin with; None for no marks.
 
     Raises:
-        InputError: it is no such recording.
+        InputError: If it is no such recording.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -150,7 +150,7 @@ def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
                 key = stat.metadata_id
                 if key in numbers:
                     value = stat.int64_value or stat.uint64_value or stat.double_value or 0
-                    fields[numbers[key]] = 0 if value != value else value  # 0/0 where nothing reserved is free
+                    fields[numbers[key]] = 0 if value != value else value  # 0/0 if nothing reserved is free
                 elif key in texts:
                     fields[texts[key]] = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
             yield AllocatorEvent(**fields)

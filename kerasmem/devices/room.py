@@ -19,10 +19,10 @@ _FIRST_REGION = 2 * MIB  # of TensorFlow's allocator where it grows
 
 
 def allocator_limit() -> int | None:
-    """Return the bytes that the allocator of the first GPU, or of the CPU where there is none, may hand out.
+    """Return the bytes that the allocator of the first GPU, or of the CPU if there is none, may hand out.
 
     On a GPU for which TensorFlow was given no limit it is what the card has, also where other processes hold a part.
-    None where it is not known.
+    None if unknown.
     """
     import tensorflow as tf
 
@@ -54,7 +54,7 @@ def kernels_here() -> CpuKernels | CardKernels:
 
 
 def cpu_allocator_room() -> int | None:
-    """Return the bytes that TensorFlow's allocator for the CPU has left; None where the environment sets no limit."""
+    """Return the bytes that TensorFlow's allocator for the CPU has left; None if the environment sets no limit."""
     limit = _cpu_limit()
     return None if limit is None else limit - tensorflow_allocator("CPU:0").read().in_use_bytes
 
@@ -65,7 +65,7 @@ def _cpu_limit() -> int | None:
 
 
 def bytes_in_use() -> int | None:
-    """Return what the allocator of the first GPU, or of the CPU, has handed out; None where it is not known."""
+    """Return what the allocator of the first GPU, or of the CPU, has handed out; None if unknown."""
     allocator = _first_allocator()
     return None if allocator is None else allocator.read().in_use_bytes
 
@@ -78,7 +78,7 @@ def in_use_reader() -> Callable[[], int]:
 
 @functools.cache
 def reserve_in_one_piece() -> None:
-    """Have TensorFlow's allocator for the CPU take the memory up to its limit as one region, where it has a limit.
+    """Have TensorFlow's allocator for the CPU take the memory up to its limit as one region, if it has a limit.
 
     A card's allocator does so, or gives free regions back when it runs out. The CPU's does neither: it doubles its
     regions as it grows, so that after a step that ran out no tensor larger than the largest of them fits any more.
@@ -100,9 +100,9 @@ def reserve_in_one_piece() -> None:
 
 
 def fits_on_the_cpu(sizes: Sequence[int]) -> bool:
-    """Return whether TensorFlow's allocator for the CPU has pieces of so many bytes; true where it has no limit.
+    """Return whether TensorFlow's allocator for the CPU has pieces of so many bytes; true if it has no limit.
 
-    It is asked for them, which takes ten seconds where it has not. TensorFlow does not ask before it copies an array,
+    It is asked for them, which takes ten seconds if it has not. TensorFlow does not ask before it copies an array,
     and ends the process.
     """
     import tensorflow as tf

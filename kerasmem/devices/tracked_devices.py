@@ -22,8 +22,8 @@ _NO_CPU_STATS = (
 def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDevice], list[str]]:
     """Return the devices that training uses, each with its allocator, and notes on what is missing.
 
-    Every GPU that TensorFlow sees; the CPU where there is no GPU. TensorFlow initialises its devices. On JAX every GPU
-    of this process; a device without a name where there is none.
+    Every GPU that TensorFlow sees; the CPU if there is no GPU. TensorFlow initialises its devices. On JAX every GPU
+    of this process; a device without a name if there is none.
 
     Args:
         names: the logical devices to report on in place of those, such as ["GPU:0", "CPU:0"].

@@ -1,7 +1,7 @@
 """Which NVML device a CUDA ordinal, and so TensorFlow's GPU:0, is.
 
 NVML lists every GPU by its place on the bus. CUDA lists those that CUDA_VISIBLE_DEVICES lets through, in that
-variable's order; where it holds numbers they count GPUs in the order that CUDA_DEVICE_ORDER asks for:
+variable's order; if it holds numbers they count GPUs in the order that CUDA_DEVICE_ORDER asks for:
 PCI_BUS_ID, or (by default) the fastest first, which only CUDA knows where the cards differ. Sources: the
 "CUDA Environment Variables" chapter of NVIDIA's CUDA C++ Programming Guide, and the MIG User Guide.
 """
@@ -19,7 +19,7 @@ class Match:
     """The NVML device behind a CUDA ordinal.
 
     Attributes:
-        device: the device, or None where none was found.
+        device: the device, or None if none was found.
         doubt: why the match is only the likeliest one, or why there is none; None when it is certain.
     """
 

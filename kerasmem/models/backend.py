@@ -1,4 +1,4 @@
-"""Keras, imported late, quietly and with a clear message where it cannot serve."""
+"""Keras, imported late, quietly and with a clear message if it cannot serve."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> 
         instead: the way out.
 
     Raises:
-        UsageError: Keras runs on another backend.
+        UsageError: If Keras runs on another backend.
     """
     backend = import_keras().backend.backend()
     if backend != TENSORFLOW:

@@ -40,7 +40,7 @@ def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
 
 
 def _declared_outputs(model: Any, flat: list[Any]) -> Any:
-    """Return what a functional model says it puts out, for these inputs; None where only a call can tell."""
+    """Return what a functional model says it puts out, for these inputs; None if only a call can tell."""
     keras = import_keras()
     graph = graph_of(model)
     if type(model).call not in (keras.Sequential.call, functional_class().call) or graph is None:
@@ -57,7 +57,7 @@ def _declared_outputs(model: Any, flat: list[Any]) -> Any:
 
 
 def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], batch_size: int) -> Any:
-    """Return the targets of a compiled model's step as Keras tensors; None where it takes none.
+    """Return the targets of a compiled model's step as Keras tensors; None if it takes none.
 
     Args:
         model: compiled.
@@ -66,7 +66,7 @@ def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], ba
         batch_size: samples.
 
     Raises:
-        UsageError: a dtype is given for targets whose shape is not known.
+        UsageError: If a dtype is given for targets whose shape is not known.
     """
     keras = import_keras()
     if given.are_none:

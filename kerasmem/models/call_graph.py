@@ -1,4 +1,4 @@
-"""A model by subclassing as the graph of layers that its `call` makes, where the two are provably the same.
+"""A model by subclassing as the graph of layers that its `call` makes, if the two are provably the same.
 
 `call` is run on symbolic tensors, as often as there are answers to whether the model trains. What comes out is a graph
 of the model's own layers. It stands for the model if nothing else is in what Keras runs: the class brings `call` and no
@@ -32,10 +32,10 @@ def graph_by_call(model: Any, input_shape: Any = None) -> Any:
 
     Args:
         model: built; inputs are floating, or integers where only embeddings take them.
-        input_shape: of the inputs without the batch, where the model does not know it; as for `kerasmem.estimate`.
+        input_shape: of the inputs without the batch, if the model does not know it; as for `kerasmem.estimate`.
 
     Raises:
-        UsageError: the two are not provably the same; the message says why.
+        UsageError: If the two are not provably the same; the message says why.
     """
     keras = import_keras()
     _check_class(model)
@@ -88,7 +88,7 @@ def _described(graph: Any, training: bool | None) -> Iterator[Any]:
     """Yield what each call does, so that two graphs are equal exactly if they compute the same.
 
     Raises:
-        UsageError: a call is one that a graph makes in another way.
+        UsageError: If a call is one that a graph makes in another way.
     """
     keras = import_keras()
     places = {id(each): f"input {number}" for number, each in enumerate(graph.inputs)}

@@ -30,8 +30,8 @@ class ModelDocument:
     Attributes:
         path: the file.
         config: the model's configuration, as the file has it.
-        training: the settings of `compile` (optimizer, loss), where the file has them.
-        keras_version: the version that wrote the file, where it says so.
+        training: the settings of `compile` (optimizer, loss), if the file has them.
+        keras_version: the version that wrote the file, if it says so.
     """
 
     path: Path
@@ -48,8 +48,8 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
     """Read the configuration of a `.h5`, `.keras` or JSON file, whatever its name ends with.
 
     Raises:
-        ModelFileError: the file is missing, damaged, too large, or is no Keras model.
-        WeightsOnlyError: it holds weights without an architecture.
+        ModelFileError: If the file is missing, damaged, too large, or is no Keras model.
+        WeightsOnlyError: If it holds weights without an architecture.
     """
     check_model_name(os.fspath(path))
     if not os.fspath(path):

@@ -10,7 +10,7 @@ from kerasmem.records import renamed
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model: name, where it came from, layers and parameters (counts)."""
+    """The model: name, origin, layers and parameters (counts)."""
 
     name: str
     source: str
@@ -21,7 +21,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Bytes:
-    """The peak in bytes and what it is made of; None where the method does not know."""
+    """The peak in bytes and what it is made of; None if the method does not know."""
 
     total: int
     low: int | None
@@ -46,7 +46,7 @@ class LayerMemory:
     Attributes:
         name: the path of names through nested models, joined by "/".
         class_name: the layer's class ("class" in JSON).
-        output_shape: of its first output, None for the batch; None where it is not known.
+        output_shape: of its first output, None for the batch; None if unknown.
         parameters: numbers in its weights, each weight counted in the first layer that has it.
         trainable_parameters: those of them that are trained.
         activation_elements: output elements for one sample, over all uses; 0 for a view, None if unknown.
@@ -55,9 +55,9 @@ class LayerMemory:
         dtype: of its first output.
         uses: how often the model calls it.
         kind: "input", "layer" or "view".
-        inputs: the names of the layers whose outputs it takes, as far as known.
-        bytes: its part of the report's total, where the method divides the total by layer.
-        bytes_at_peak: what it holds at the peak, where the method knows.
+        inputs: the names of the layers whose outputs it takes, if known.
+        bytes: its part of the report's total, if the method divides the total by layer.
+        bytes_at_peak: what it holds at the peak, if the method knows.
     """
 
     name: str

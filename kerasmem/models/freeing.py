@@ -95,7 +95,7 @@ def drop_frames(error: BaseException) -> None:
 
 
 def kept_bytes() -> int | None:
-    """Return the bytes of the variables that TensorFlow keeps of models that are gone; None where it cannot be known.
+    """Return the bytes of the variables that TensorFlow keeps of models that are gone; None if unknown.
 
     Garbage that was not collected does not count. Takes some tenths of a second where models were trained.
     """
@@ -108,7 +108,7 @@ def kept_bytes() -> int | None:
 
 
 def collect() -> Freed:
-    """Collect garbage, and with it the models that are gone, where TensorFlow's version lets that be; says nothing."""
+    """Collect garbage, and with it the models that are gone, if TensorFlow's version lets that be; says nothing."""
     if "tensorflow" in sys.modules:
         with contextlib.suppress(NotAvailableError):
             return Freed(*free_unneeded_gradients())

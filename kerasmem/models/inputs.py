@@ -24,7 +24,7 @@ class ModelInput:
 
     Attributes:
         name: the input's name.
-        shape: with the batch first; None where a dimension is open.
+        shape: with the batch first; None if a dimension is open.
         dtype: what Keras casts the input to.
     """
 
@@ -39,7 +39,7 @@ class ByKeyword(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class GivenShape:
-    """What the user says of an input: sizes without the batch, and the dtype where the model does not say it."""
+    """What the user says of an input: sizes without the batch, and the dtype if the model does not say it."""
 
     sizes: tuple[int, ...]
     dtype: str | None = None
@@ -102,7 +102,7 @@ def check_dtype(dtype: str, where: str) -> str:
         where: for the message.
 
     Raises:
-        UsageError: Keras has no such dtype.
+        UsageError: If Keras has no such dtype.
     """
     try:
         return str(import_keras().backend.standardize_dtype(dtype))
@@ -141,7 +141,7 @@ def given_targets(target_shape: Any = None, target_dtype: str | None = None) -> 
         target_dtype: such as "int32".
 
     Raises:
-        UsageError: they do not say that.
+        UsageError: If they do not say that.
     """
     dtype = None if target_dtype is None else check_dtype(target_dtype, "--target-dtype")
     if target_shape in (NO_TARGETS, [NO_TARGETS], (NO_TARGETS,)):
@@ -164,7 +164,7 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
         given: name to shape; "" for the only input.
 
     Raises:
-        UsageError: a name is not an input's, a shape contradicts the model, or a dimension stays open.
+        UsageError: If a name is not an input's, a shape contradicts the model, or a dimension stays open.
     """
     declared = _declared_inputs(model)
     try:
@@ -236,7 +236,7 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
 def _named(model: Any, flat: list[ModelInput]) -> tuple[Any, list[ModelInput]]:
     """Return the structure of named inputs, and the inputs in its order.
 
-    They are arguments of `call`, or of a step function, where it has all those names, else one dict, which Keras
+    They are arguments of `call`, or of a step function, if it has all those names, else one dict, which Keras
     flattens by name.
     """
     names = [each.name for each in flat]

@@ -31,7 +31,7 @@ TENSORFLOW_CALLS = ("TFOpLambda", "SlicingOpLambda")
 _RENAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "SyncBatchNormalization": ("BatchNormalization", {}), "CuDNNGRU": ("GRU", {"reset_after": True}),
 }  # fmt: skip
-# Arguments that Keras 3 lost and that change shapes, weights or meaning where they are set.
+# Arguments that Keras 3 lost and that change shapes, weights or meaning if they are set.
 _MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment", "num_constants")
 # Keras up to 2.1 had no other kind and did not write it down; Keras 3 has two biases unless it is told.
 _RESET_BEFORE = ("GRU", "GRUCell")
@@ -76,7 +76,7 @@ def translate(config: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
     """Return a Keras 2 model configuration as Keras 3 would have written it.
 
     Raises:
-        ModelFileError: the model uses something that has no counterpart in Keras 3.
+        ModelFileError: If the model uses something that has no counterpart in Keras 3.
     """
     translated: dict[str, Any] = _Translator(vocabulary).value(config)
     return translated

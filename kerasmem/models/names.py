@@ -24,7 +24,7 @@ def public_names(module: str) -> frozenset[str]:
         module: such as "keras.applications".
 
     Returns:
-        The names; none where Keras is not found, or is built otherwise.
+        The names; none if Keras is not found, or is built otherwise.
     """
     package, _, inner = module.partition(".")
     try:
@@ -42,8 +42,8 @@ def check_model_name(text: str) -> None:
     """Refuse what surely names no model: an absent file, or a function that Keras does not have.
 
     Raises:
-        ModelFileError: there is no such file; the message offers what is named alike.
-        UsageError: Keras has no such function, or there is no such Python file.
+        ModelFileError: If there is no such file; the message offers what is named alike.
+        UsageError: If Keras has no such function, or there is no such Python file.
     """
     if is_factory_name(text):
         check_factory_name(text, "model")
@@ -57,7 +57,7 @@ def check_factory_name(text: str, option: str) -> None:
     """Refuse what surely names no function, as far as that can be told without running code.
 
     Raises:
-        UsageError: it does not read as one, Keras has no such function, or there is no such Python file.
+        UsageError: If it does not read as one, Keras has no such function, or there is no such Python file.
     """
     module, _, function = text.rpartition(":")
     if not module or not function.isidentifier():
@@ -79,7 +79,7 @@ def is_factory_name(text: str) -> bool:
 
 
 def optimizer_names() -> frozenset[str]:
-    """Return the names of Keras's optimizers in lower case; none where Keras is not found."""
+    """Return the names of Keras's optimizers in lower case; none if Keras is not found."""
     classes = frozenset(each.lower() for each in public_names("keras.optimizers") if each[:1].isupper())
     return classes - {"optimizer"}
 
@@ -88,7 +88,7 @@ def check_optimizer_name(name: str) -> None:
     """Refuse the name of an optimizer that Keras does not have, as far as its public module tells.
 
     Raises:
-        UsageError: Keras has no such optimizer.
+        UsageError: If Keras has no such optimizer.
     """
     classes = optimizer_names()
     if classes and name.lower() not in classes:

@@ -38,8 +38,8 @@ class OpenedModel:
     Attributes:
         model: the Keras model; its variables have shapes and, unless it came from Python, no values.
         name: the model's name.
-        source: where it came from: a path, "package.module:function" or "Python object".
-        training: the optimizer and loss it was compiled with, as far as known.
+        source: its origin: a path, "package.module:function" or "Python object".
+        training: the optimizer and loss it was compiled with, if known.
         notes: what the user should know about how it was opened.
     """
 
@@ -67,7 +67,7 @@ def open_model(
         source: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function" (or "file.py:function"),
             a function that returns a model or the step function of a training loop (alone, or behind what it uses in a
             tuple), or a Keras model (used as it is).
-        factory: code that builds the model, where the file does not say how (weights only).
+        factory: code that builds the model, if the file does not say how (weights only).
         factory_args: keyword arguments for the function that builds the model. Functions of Keras
             (`keras.applications:VGG16`) are given `weights=None`: no weights are downloaded.
         custom_objects: name to class or function, for names in a file that are not Keras's.
@@ -77,8 +77,8 @@ def open_model(
             touching it.
 
     Raises:
-        ModelFileError: the file cannot be opened as a model; the subclasses say why.
-        ModelError: the code that builds the model failed.
+        ModelFileError: If the file cannot be opened as a model; the subclasses say why.
+        ModelError: If the code that builds the model failed.
         UsageError: `source` is none of these.
     """
     if isinstance(source, (str, os.PathLike)):
@@ -156,7 +156,7 @@ def _build(
     if dtype_policy is not None:
         config = _with_dtype_policy(config, dtype_policy)
     objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
-    with _quiet_keras(), safe_mode(not trust):  # also where it is switched off globally
+    with _quiet_keras(), safe_mode(not trust):  # also if it is switched off globally
         return import_keras().saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
 
 
@@ -275,7 +275,7 @@ def check_built(model: Any) -> None:
     """Refuse a live model that does not know its shapes yet.
 
     Raises:
-        UsageError: it does not.
+        UsageError: If it does not.
     """
     if not model.built and not isinstance(model, import_keras().Sequential):
         raise UsageError(
@@ -285,7 +285,7 @@ def check_built(model: Any) -> None:
 
 
 def _rebuild(model: Any, dtype_policy: str | None) -> Any:
-    """Return the same architecture without weights, with another policy where one is given."""
+    """Return the same architecture without weights, with another policy if one is given."""
     keras = import_keras()
     try:
         config = configuration(model)
@@ -332,7 +332,7 @@ def _with_dtype_policy(config: dict[str, Any], policy: str) -> dict[str, Any]:
         policy: the policy's name, such as "mixed_float16".
 
     Raises:
-        UsageError: Keras has no such policy.
+        UsageError: If Keras has no such policy.
     """
     _check_dtype_policy(policy)
     replaced: dict[str, Any] = _replace_policy(config, policy)

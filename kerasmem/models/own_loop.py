@@ -26,7 +26,7 @@ def as_loop(made: Any) -> Any:
             what it uses, with the function last.
 
     Returns:
-        The model; None where there is no such function.
+        The model; None if there is no such function.
     """
     *more, step = made if isinstance(made, tuple) and made else (made,)
     is_graph = hasattr(step, "python_function")  # a `tf.function`
@@ -84,7 +84,7 @@ def _loop_class() -> Any:
 
         @property
         def inputs(self) -> Any:
-            """Those of the only model that the function uses, where that one says what it takes."""
+            """Those of the only model that the function uses, if that one says what it takes."""
             return getattr(self.loop_layers[0], "inputs", None) if len(self.loop_layers) == 1 else None
 
         @property
@@ -99,7 +99,7 @@ def _loop_class() -> Any:
 
 
 def _called(step: Callable[..., Any], arguments: tuple[str, ...], data: Any) -> Any:
-    """Call a step function: by the names of its arguments, one by one, or with all in one where it takes one."""
+    """Call a step function: by the names of its arguments, one by one, or with all in one if it takes one."""
     known = {*inspect.signature(step).parameters}
     named: dict[str, Any] = {}
     others: list[Any] = []

@@ -50,7 +50,7 @@ def optimizer_variables(model: Any) -> list[Any]:
 
 
 def variables_of(model: Any, mode: str = "train") -> dict[int, tuple[Any, str]]:
-    """Return the variables of a model, of its metrics and, where it trains, of its optimizers, by their ids.
+    """Return the variables of a model, of its metrics and, if it trains, of its optimizers, by their ids.
 
     Each comes with its kind, "weights", "metrics" or "optimizer", in the order in which Keras makes them.
     """
@@ -72,5 +72,5 @@ def keeps_optimizers(model: Any) -> bool:
 
 
 def _in(value: Any) -> Iterator[Any]:
-    """Yield an attribute's value, or the values in it where it is a list or a dictionary."""
+    """Yield an attribute's value, or the values in it if it is a list or a dictionary."""
     yield from value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)

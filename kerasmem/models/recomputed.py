@@ -159,7 +159,7 @@ class WalkedFunctional(Functional):
         outputs: as for `keras.Model`.
         name: as for `keras.Model`.
         make_call: makes each call of what is no nested model.
-        tensors: where the tensors go, by the ids of the symbolic ones.
+        tensors: dictionary that receives the tensors, by the ids of the symbolic ones.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -32,7 +32,7 @@ class ModelRequest(Record, what="model request"):
     """A model and its training step, in words that another process understands.
 
     Attributes:
-        source: a path or "module:function"; None where `factory` alone builds the model.
+        source: a path or "module:function"; None if `factory` alone builds the model.
         factory: "module:function" that builds the model a weights-only file belongs to.
         factory_args: keyword arguments for the function that builds the model, as JSON has them.
         custom_objects: name to "module:qualified name" of a class or function.
@@ -107,7 +107,7 @@ def request_for(
         **settings: other attributes of `ModelRequest`, as they are.
 
     Raises:
-        UsageError: the model, or something that it is made of, exists in this process only.
+        UsageError: If the model, or something that it is made of, exists in this process only.
     """
     targets = given_targets(target_shape, target_dtype)
     common: dict[str, Any] = {
@@ -165,7 +165,7 @@ def reference(value: Any, what: str) -> str:
         what: what it is, for the message.
 
     Raises:
-        UsageError: another process cannot import it.
+        UsageError: If another process cannot import it.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
@@ -189,7 +189,7 @@ def load_references(references: Mapping[str, str]) -> dict[str, Any]:
     """Import what `reference` named; each module once.
 
     Raises:
-        UsageError: a module or a name in it is not there.
+        UsageError: If a module or a name in it is not there.
     """
     modules: dict[str, Any] = {}
     objects = {}

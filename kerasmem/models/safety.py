@@ -83,7 +83,7 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
 
 
 def _unknown_names(node: dict[str, Any], vocabulary: Vocabulary) -> Iterator[str]:
-    """Yield what an object in a configuration names and nobody knows."""
+    """Yield what an object in a configuration names and no one knows."""
     class_name, config, registered = node["class_name"], node["config"], node.get("registered_name")
     if class_name == "function":
         if not vocabulary.is_custom(config, registered) and not vocabulary.keras_function(str(config)):

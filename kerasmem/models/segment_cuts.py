@@ -114,7 +114,7 @@ def split(
         cut_inside: from a nested model, its cuts, and which of its segments are recomputed, to what runs in its place.
 
     Raises:
-        UsageError: a cut is no operation of the model, or not in the model's order.
+        UsageError: If a cut is no operation of the model, or not in the model's order.
     """
     chain = chain_of(model)
     names = [name for call in chain for name, _ in call.inner]

@@ -4,7 +4,7 @@
         prepared = prepare_step(opened.model, opened.training, structure, inputs, batch_size=32)
         traced = trace_step(prepared)          # a TensorFlow graph; nothing was computed
 
-The step is what Keras's `fit` runs for one batch: `model.train_step` (the model's own where it has one, which need not
+The step is what Keras's `fit` runs for one batch: `model.train_step` (the model's own if it has one, which need not
 have a `call`), or `predict_step` for inference. The batch is an argument, held by the caller for as long as the step
 runs.
 """
@@ -40,11 +40,11 @@ class PreparedStep:
     Attributes:
         model: the Keras model, compiled, its optimizer built.
         x: the inputs as the model takes them, each a `tf.TensorSpec` with the batch in its shape.
-        y: the targets likewise; None where the step takes none.
+        y: the targets likewise; None if the step takes none.
         mode: "train", "evaluate" or "inference".
         jit_compile: whether XLA compiles the step.
         notes: what was assumed.
-        sample_weight: likewise; None where the step takes none.
+        sample_weight: likewise; None if the step takes none.
     """
 
     model: Any
@@ -126,7 +126,7 @@ def prepare_step(
         known: the model's step for another batch size, prepared with the same settings: it stays compiled.
 
     Raises:
-        ModelError: Keras cannot compile or build it.
+        ModelError: If Keras cannot compile or build it.
     """
     import tensorflow as tf
 
@@ -163,7 +163,7 @@ def check_mode(model: Any, mode: str) -> None:
     """Refuse a mode for which a model without `call()` has no step.
 
     Raises:
-        UsageError: it has none.
+        UsageError: If it has none.
     """
     name = _STEPS[mode]
     if not has_call(model) and getattr(type(model), name) is getattr(import_keras().Model, name):
@@ -181,7 +181,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
             values, and stay in this list.
 
     Raises:
-        ModelError: the step cannot be traced.
+        ModelError: If the step cannot be traced.
     """
     import tensorflow as tf
 

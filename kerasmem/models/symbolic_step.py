@@ -61,7 +61,7 @@ def symbolic_step(
         mode: "train", "evaluate" or "inference".
 
     Raises:
-        ModelError: Keras refuses.
+        ModelError: If Keras refuses.
     """
     keras = import_keras()
     flat = [keras.KerasTensor((batch_size, *each.shape[1:]), each.dtype) for each in inputs]

@@ -21,12 +21,12 @@ class TrainingSettings:
     """What `compile` was given.
 
     Attributes:
-        optimizer: its class name in lower case ("adam"), or None where the model was not compiled.
+        optimizer: its class name in lower case ("adam"), or None if the model was not compiled.
         optimizer_config: the optimizer's configuration; None means its defaults.
         loss: the loss's name, or None.
         loss_config: the loss as a file has it (a name, a configuration, a list or dict of them), or a name given.
         metrics_config: the metrics as a file has them.
-        loss_weights: of several losses, by place or by name; None where all count alike.
+        loss_weights: of several losses, by place or by name; None if all count alike.
         keeps_optimizer: the model was compiled by its own code, and its optimizer stands.
         keeps_loss: likewise its loss and metrics.
         targets: what the user says of them.
@@ -93,7 +93,7 @@ def with_replaced(
     """Return the model's own settings with those that were asked for in their place.
 
     Raises:
-        UsageError: Keras has no such optimizer or loss.
+        UsageError: If Keras has no such optimizer or loss.
     """
     own = replace(own, targets=targets)
     if loss is not None:
@@ -122,7 +122,7 @@ def check_optimizer(name: str) -> str:
     """Return the name in lower case.
 
     Raises:
-        UsageError: Keras has no such optimizer.
+        UsageError: If Keras has no such optimizer.
     """
     known = _optimizer_classes()
     if name.lower() not in known:
@@ -134,7 +134,7 @@ def check_loss(name: str) -> None:
     """Refuse the name of a loss that Keras cannot find.
 
     Raises:
-        UsageError: Keras has no such loss, and none is registered with it.
+        UsageError: If Keras has no such loss, and none is registered with it.
     """
     losses = import_keras().losses
     try:
@@ -164,7 +164,7 @@ def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> in
         variables: the trainable variables of the model, with or without values.
 
     Returns:
-        Bytes, or None where the optimizer is unknown or not one of Keras's.
+        Bytes, or None if the optimizer is unknown or not one of Keras's.
     """
     if settings.optimizer is None:
         return None
@@ -181,7 +181,7 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
     """Return an optimizer of Keras's from its name and those settings in a configuration that this Keras knows.
 
     Raises:
-        ValueError: a setting that is not read from files.
+        ValueError: If a setting is one that is not read from files.
     """
     cls = _optimizer_classes().get(name)
     if cls is None:

@@ -72,7 +72,7 @@ class Vocabulary:
         return next((each.__module__ for each in found if self._is_building_block(each)), None)
 
     def keras_class(self, class_name: str, module: str | None = None) -> type | None:
-        """Return the Keras class of that name, or None where Keras has none that makes part of a model."""
+        """Return the Keras class of that name, or None if Keras has none that makes part of a model."""
         module = module if module is not None else self.module_of(class_name)
         if module is None or (module != "keras" and not module.startswith("keras.")):
             return None
@@ -116,7 +116,7 @@ def register_own_classes(config: Any) -> None:
     """Register kerasmem's own class with Keras where a configuration has it.
 
     Raises:
-        NotAvailableError: the class does not work with the Keras installed.
+        NotAvailableError: If the class does not work with the Keras installed.
     """
     if any(str(node.get("class_name")).endswith(_OWN_CLASS) for node in dictionaries(config)):
         importlib.import_module(_OWN_MODULE)
@@ -171,7 +171,7 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
         Name to object: what the module registers with Keras, and its public classes and functions.
 
     Raises:
-        UsageError: a module cannot be imported.
+        UsageError: If a module cannot be imported.
     """
     keras = import_keras()
     objects: dict[str, Any] = {}
@@ -187,10 +187,10 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
-    """Read "depth=5" and the like: a value is JSON where it can be (5, 0.1, true, [1, 2]), text where not.
+    """Read "depth=5" and the like: a value is JSON if possible (5, 0.1, true, [1, 2]), else text.
 
     Raises:
-        UsageError: a text has no name.
+        UsageError: If a text has no name.
     """
     arguments: dict[str, Any] = {}
     for text in texts:
@@ -208,7 +208,7 @@ def import_user_module(name: str, option: str) -> ModuleType:
     """Import a module by dotted name (the current folder included) or by the path of a `.py` file.
 
     Raises:
-        UsageError: there is no such module, or importing it failed.
+        UsageError: If there is no such module, or importing it failed.
     """
     if Path.cwd().as_posix() not in sys.path:
         sys.path.insert(0, Path.cwd().as_posix())

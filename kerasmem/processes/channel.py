@@ -76,7 +76,7 @@ class ChannelChild:
         """Send a request and wait for its answer.
 
         Raises:
-            ChildEnded: there is none; the child is then closed.
+            ChildEnded: If there is none; the child is then closed.
         """
         try:
             _send(self._socket, request)
@@ -133,7 +133,7 @@ def _receive(end: socket.socket) -> Any:
     """Wait for an object. Both ends are processes of ours, for what is read is unpickled.
 
     Raises:
-        EOFError: the other end is gone.
+        EOFError: If the other end is gone.
     """
     size, count = _HEAD.unpack(_exactly(end, _HEAD.size))
     lengths = struct.unpack(f"!{count}Q", _exactly(end, 8 * count))

@@ -19,7 +19,7 @@ from typing import Any
 from kerasmem.errors import KerasmemError
 from kerasmem.units import format_size
 
-GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again, to go on from where it was
+GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again and resumes
 _POLL_SECONDS = 0.1
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, which ends a process by the other one
 _LOOK = 0.5  # seconds from one look at whether the parent is there to the next
@@ -40,7 +40,7 @@ class ChildFailure(KerasmemError):
     Attributes:
         reason: why, in a few words.
         timed_out: it took longer than it may.
-        signal: the number of the signal that ended it; None where it ended otherwise.
+        signal: the number of the signal that ended it; None if it ended otherwise.
     """
 
     def __init__(self, reason: str, *, timed_out: bool = False, signal: int | None = None) -> None:
@@ -93,7 +93,7 @@ def start_module(
         **options: for `subprocess.Popen`; standard input is empty unless it is given.
 
     Raises:
-        KerasmemError: no process can be started.
+        KerasmemError: If no process can be started.
     """
     options.setdefault("stdin", subprocess.DEVNULL)
     try:
@@ -162,7 +162,7 @@ def communicate(process: subprocess.Popen[bytes], request: bytes | None, limits:
         Standard output and standard error.
 
     Raises:
-        ChildFailure: it exceeded a limit.
+        ChildFailure: If it exceeded a limit.
     """
     started = time.monotonic()
     try:
@@ -220,7 +220,7 @@ def exit_reason(code: int) -> str:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return what a process has resident; 0 where it has ended."""
+    """Return what a process has resident; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -229,7 +229,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have; none where the system hides them."""
+    """Return the processes that a process has started, and those that they have; none if the system hides them."""
     found: list[int] = []
     todo = [pid]
     while todo:

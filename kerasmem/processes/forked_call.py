@@ -1,8 +1,8 @@
 """Inside a fork of the server: set the limits, call the function, leave the answer in a file.
 
 The answer is a pickle that only the process that asked for it reads: a dictionary with `value`, or with `error`
-(an exception, or None where it cannot be pickled), `class`, `message` and `traceback`; and with `device` and `peak`
-(bytes) where they are known.
+(an exception, or None if it cannot be pickled), `class`, `message` and `traceback`; and with `device` and `peak`
+(bytes) if they are known.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def prepare_devices(device_bytes: int | None) -> None:
 
 
 def _peak() -> dict[str, Any]:
-    """Return the device with the highest peak, and the peak; nothing where TensorFlow has not started its devices."""
+    """Return the device with the highest peak, and the peak; nothing if TensorFlow has not started its devices."""
     if not devices_are_started():
         return {}
     import tensorflow as tf

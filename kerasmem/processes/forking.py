@@ -69,7 +69,7 @@ class Server:
         """Send a request.
 
         Raises:
-            ServerEnded: it is gone.
+            ServerEnded: If it is gone.
         """
         try:
             socket.send_fds(self._socket, [json.dumps(settings).encode()], list(descriptors))
@@ -100,7 +100,7 @@ def current_server() -> Server:
     """Return a server that was started with those of today's environment variables that are read at a start.
 
     Raises:
-        KerasmemError: none can be started.
+        KerasmemError: If none can be started.
     """
     with _lock:
         for server in _servers:
@@ -136,13 +136,13 @@ class ForkedCall:
             of TensorFlow.
 
     Attributes:
-        failure: the limit that was exceeded; None where none was.
+        failure: the limit that was exceeded; None if none was.
         code: the fork's exit code, as `subprocess` has it.
         host_peak: the most that it had resident, in bytes.
         errors: what it wrote to standard error.
 
     Raises:
-        UsageError: the function or an argument cannot be sent to another process.
+        UsageError: If the function or an argument cannot be sent to another process.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class ForkedCall:
         """Make the call, and wait until the fork has ended.
 
         Raises:
-            KerasmemError: no process can be started, or the server has ended.
+            KerasmemError: If no process can be started, or the server has ended.
         """
         try:
             self._run()
@@ -187,10 +187,10 @@ class ForkedCall:
             self._run()
 
     def answer(self) -> dict[str, Any] | None:
-        """Return what the fork left, see `forked_call`; None where it ended without an answer.
+        """Return what the fork left, see `forked_call`; None if it ended without an answer.
 
         Raises:
-            KerasmemError: the answer cannot be read.
+            KerasmemError: If the answer cannot be read.
         """
         if not self._answer.seek(0, os.SEEK_END):
             return None

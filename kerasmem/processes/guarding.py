@@ -68,8 +68,8 @@ def go_on_in_child(stage: str, limits: Limits) -> int | None:
         limits: of time and of resident memory, that of processes which the child starts included.
 
     Raises:
-        GuardedFailure: the child exceeded a limit, or a signal ended it.
-        KeyboardInterrupt: it was ended by Ctrl-C.
+        GuardedFailure: If the child exceeded a limit, or a signal ended it.
+        KeyboardInterrupt: If it was ended by Ctrl-C.
     """
     global _stages
     sys.stdout.flush()

@@ -80,8 +80,8 @@ def run_child(
         env: environment variables for the child beside the parent's own.
 
     Raises:
-        ChildFailure: the child gave no answer; the reason says why.
-        KerasmemError: the child raised it.
+        ChildFailure: If the child gave no answer; the reason says why.
+        KerasmemError: If the child raised it.
     """
     process = _waiting.pop(module, None) or _started(module, env)
     out, err = communicate(process, json.dumps(request).encode(), Limits(timeout, memory_limit))

@@ -41,7 +41,7 @@ def assemble(
         reserved: bytes that the allocator took from the device.
         notes: how it was measured.
         unmodelled: what could not be seen.
-        formula: the hand formula, where it is known.
+        formula: the hand formula, if it is known.
     """
     named = [(chunk, list(namer.name(chunk))) for chunk in replayed.live]
     categories: Counter[str] = Counter({UNNAMED: replayed.unknown})

@@ -17,7 +17,7 @@ _CAPSULE_POINTER.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def address_of(tensor: Any) -> int | None:
-    """Return where an eager tensor's data lies, on whatever device; None where it has none or does not say.
+    """Return where an eager tensor's data lies, on whatever device; None if it has none or does not say.
 
     DLPack hands out the buffer itself, without a copy.
     """
@@ -33,7 +33,7 @@ def address_of(tensor: Any) -> int | None:
 
 
 def known_tensor(tensor: Any, kind: str, name: str, layer: tuple[str, ...] = ()) -> KnownTensor | None:
-    """Return what an eager tensor holds, or None where its address is not known."""
+    """Return what an eager tensor holds, or None if its address is not known."""
     address = address_of(tensor)
     if address is None:
         return None

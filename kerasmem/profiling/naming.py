@@ -39,7 +39,7 @@ class Named:
         bytes: of it, those asked for.
         category: of `PeakBytes.CATEGORIES`.
         layer: the row that it belongs to, or None.
-        share: where it belongs to no layer: to what else.
+        share: name of its share if it belongs to no layer.
         what: the variable, or the operation.
     """
 
@@ -92,7 +92,7 @@ class Namer:
             yield Named(left, "workspace", None, "gaps in XLA's buffer", "between the values of XLA's plan")
 
     def instant(self, operation: str) -> Instant | None:
-        """Return the moment at which an operation runs, in words; None where none is named."""
+        """Return the moment at which an operation runs, in words; None if none is named."""
         plain = _inner(operation)
         if self.is_xla:
             if self.at is None:

@@ -64,7 +64,7 @@ class StepRecorder:
         """Begin to record.
 
         Raises:
-            ProfilingError: TensorFlow's profiler cannot be started, as another one runs.
+            ProfilingError: If TensorFlow's profiler cannot be started, as another one runs.
         """
         if self._folder is not None:
             return
@@ -77,7 +77,7 @@ class StepRecorder:
             raise ProfilingError(message) from None
 
     def begin(self) -> None:
-        """Begin the batch, and to record where that was not begun before.
+        """Begin the batch, and to record if that was not begun before.
 
         Raises:
             ProfilingError: as `record`.
@@ -94,7 +94,7 @@ class StepRecorder:
         """End the recording, and return what was found.
 
         Raises:
-            ProfilingError: nothing was recorded, or the recording is not readable.
+            ProfilingError: If nothing was recorded, or the recording is not readable.
         """
         import tensorflow as tf
 

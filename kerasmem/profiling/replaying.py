@@ -47,7 +47,7 @@ class Chunk:
         is_new: it was allocated in the step.
         step: TensorFlow's number of the step that asked for it, 0 for none or unknown.
         is_recorded: an event told of it.
-        tensor: what lies in it, where the process told.
+        tensor: what lies in it, if the process told.
     """
 
     requested: int
@@ -68,7 +68,7 @@ class Replayed:
     Attributes:
         begin: bytes in use when it began.
         peak: the most bytes in use.
-        operation: the last one that was named when the peak was reached, "" where nothing was allocated.
+        operation: the last one that was named when the peak was reached, "" if nothing was allocated.
         live: the chunks at the peak.
         unknown: bytes in use at the peak beyond those chunks: from before the step, and nothing tells of them.
         points: bytes in use after every event.
@@ -123,7 +123,7 @@ def replay_step(
 
 
 def _apply(events: Sequence[AllocatorEvent], live: dict[int, Chunk], is_new: bool) -> None:
-    """Bring the chunks that are live to where they are after the events."""
+    """Apply events to the live chunks."""
     for event in events:
         if event.kind == ALLOCATE:
             live[event.address] = _chunk(event, is_new)

@@ -16,7 +16,7 @@ METHOD = "profile"
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """How the step was run; `batch_size` is None where it could not be seen, `execution` "graph", "xla" or "none"."""
+    """How the step was run; `batch_size` is None if it could not be seen, `execution` "graph", "xla" or "none"."""
 
     batch_size: int | None
     optimizer: str | None
@@ -53,7 +53,7 @@ class PeakBytes(Bytes):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfiledLayer(LayerMemory):
-    """One layer: what an estimate says of it as far as it is known, and what it held at the peak.
+    """One layer: its facts as in an estimate, and its memory at the peak.
 
     Attributes:
         bytes_at_peak: what was asked for on its behalf, and live at the peak.
@@ -117,17 +117,17 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
         bytes: the peak and its categories.
         layers: by layer; with `shares` they add up to `bytes.total`.
         shares: what belongs to no layer.
-        instant: when the peak was reached; None where nothing was allocated.
+        instant: when the peak was reached; None if nothing was allocated.
         timeline: bytes in use over the step, thinned to at most 2,000 points of which the peak is one.
         live: the largest chunks at the peak, the largest first.
         live_chunks: how many chunks were live then (count).
         before: bytes in use when the step began.
-        requested: bytes asked for, of those in use at the peak; None where chunks from before are unknown.
-        reserved: bytes that the allocator took from the device, under memory growth; None where not known.
+        requested: bytes asked for, of those in use at the peak; None if chunks from before are unknown.
+        reserved: bytes that the allocator took from the device, under memory growth; None if not known.
         events: allocations and frees in the step (count).
         notes: how it was measured.
         unmodelled: what could not be seen, and why.
-        formula: the hand formula, as an estimate has it; None where the layers' outputs were not inferred.
+        formula: the hand formula, as an estimate has it; None if the layers' outputs were not inferred.
     """
 
     model: ModelFacts
