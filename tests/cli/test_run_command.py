@@ -9,14 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import kerasmem
 from kerasmem.monitoring.output import Output
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training import supervising
 from kerasmem.training.fit_options import FitOptions
 from kerasmem.training.run_state import RunState
+from kerasmem.training.script import replace_fit
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -124,6 +128,51 @@ def test_a_script_that_dies_again_and_again_at_one_place_is_given_up(supervised)
 @pytest.mark.parametrize(("saved", "pieces"), [(None, (4, None)), (20, (None, 5))])
 def test_halvings_are_of_what_the_checkpoint_has(saved, pieces):
     assert FitOptions(halvings=2).pieces(RunState(micro_batch_rows=saved)) == pieces
+
+
+class Forwarding(keras.Sequential):
+    def fit(self, *arguments, **named):
+        return super().fit(*arguments, **named)
+
+
+@pytest.fixture
+def replaced(monkeypatch, tmp_path):
+    """Keras with `fit` replaced; the folder of its checkpoints."""
+    monkeypatch.setattr(keras.Model, "fit", keras.Model.fit)
+    replace_fit(keras, folder=str(tmp_path), micro_batches=None, save_freq=2, halvings=0)
+    return tmp_path
+
+
+def small(cls=keras.Sequential, **options):
+    model = cls([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False, **options)
+    return model
+
+
+ROWS = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+@pytest.mark.parametrize("cls", [keras.Sequential, Forwarding])
+def test_each_fit_of_a_script_has_a_checkpoint(replaced, cls):
+    for _ in range(2):
+        assert small(cls).fit(*ROWS, verbose=0).recoveries == []
+    assert sorted(os.listdir(replaced)) == ["fit-1", "fit-2"]
+
+
+def test_a_scripts_own_kerasmem_fit_is_left_alone(replaced):
+    kerasmem.fit(small(), *ROWS, verbose=0)
+    assert os.listdir(replaced) == []
+
+
+def test_what_kerasmem_fit_refuses_runs_as_keras_has_it(replaced):
+    cell = keras.layers.SimpleRNN(2, stateful=True)
+    model = keras.Sequential([keras.Input((2, 4), batch_size=8), cell, keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    with pytest.warns(RuntimeWarning, match="fit 1 of the script runs as Keras has it.*stateful"):
+        model.fit(np.ones((8, 2, 4)), ROWS[1], batch_size=8, verbose=0)
+    with pytest.warns(RuntimeWarning, match="fit 2 of the script cannot be resumed"):
+        small().fit(tf.sparse.from_dense(ROWS[0]), ROWS[1], verbose=0)
+    assert os.listdir(replaced) == []
 
 
 SHOW = """
