@@ -54,7 +54,6 @@ def trained(model, x, y):
     ("build", "cuts"),
     [
         (stack, ["dense_1", "drop_3"]),
-        (stack, [("dense_0",), "dense_1", ("drop_1", "dense_2"), "drop_3"]),
         (masked, ["words", "first"]),
     ],
 )
