@@ -116,7 +116,7 @@ def main() -> None:
     try:
         draw(rows, options.output)
     except ImportError:
-        print("For the plot: pip install 'kerasmem[plot]'")
+        print("For the plot: pip install matplotlib")
     else:
         print(f"plot: {options.output}")
 

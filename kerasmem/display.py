@@ -83,7 +83,7 @@ def summary(
 
 @dataclass(frozen=True)
 class ReportPage:
-    """The page that `kerasmem report` writes. A notebook shows it in the cell, with charts that answer the mouse.
+    """The page that `kerasmem report` writes. A notebook shows it in the cell.
 
     Attributes:
         html: the whole page, which needs no network.
@@ -102,7 +102,7 @@ class ReportPage:
     def _repr_html_(self) -> str:
         inside = html.escape(self.html)  # in a frame, whose policy and style do not meet the notebook's
         look = f"width: 100%; height: {_FRAME_HEIGHT}px; border: 0"
-        return f'<iframe sandbox="allow-scripts" title="Memory report" style="{look}" srcdoc="{inside}"></iframe>'
+        return f'<iframe sandbox="" title="Memory report" style="{look}" srcdoc="{inside}"></iframe>'
 
 
 def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
@@ -129,18 +129,18 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
     """
     from kerasmem.monitoring.log_summary import summarise
     from kerasmem.monitoring.rank_logs import TrainingLogs
-    from kerasmem.rendering.contents import Composition, PageContents, read_composition
+    from kerasmem.rendering.contents import PageContents, SavedReport
     from kerasmem.rendering.page import render_page
 
     trainings: list[TrainingLogs] = []
-    compositions: list[Composition] = []
+    reports: list[SavedReport] = []
     for result in results:
         if isinstance(result, Timeline):
             name = f"log {len(trainings) + 1}"
             trainings.append(TrainingLogs(name, (summarise(result, name),)))
         elif isinstance(result, (MemoryReport, StepProfile)):
-            name = f"{'profile' if isinstance(result, StepProfile) else 'estimate'} {len(compositions) + 1}"
-            compositions.append(read_composition(result.to_dict(), name))
+            name = f"{'profile' if isinstance(result, StepProfile) else 'estimate'} {len(reports) + 1}"
+            reports.append(SavedReport(name, result))
         else:
             raise UsageError(
                 f"report_page: {type(result).__name__} is no Timeline, MemoryReport or profile; "
@@ -148,7 +148,7 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
             )
     if not results:
         raise UsageError("report_page: nothing was given; give logger.timeline, or what kerasmem.estimate returned")
-    return ReportPage(render_page(PageContents(tuple(trainings), tuple(compositions), title)))
+    return ReportPage(render_page(PageContents(tuple(trainings), tuple(reports), title)))
 
 
 def track(label: str, *, show: bool = True) -> Tracker:

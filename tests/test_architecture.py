@@ -69,7 +69,6 @@ ONLY_IN = {
     "pynvml": {"devices"},
     "psutil": {"devices"},
     "h5py": {"compat", "models", "hdf5", "datatools", "streaming"},
-    "matplotlib": {"rendering"},
     "pyarrow": {"datatools"},
     "PIL": {"datatools"},
     "rich": {"rendering", "cli", "display"},
@@ -119,9 +118,7 @@ def faults_of_imports(path, source):
                 yield f"{path} imports the private name {name}.{names}"
         elif first in ONLY_IN and package not in ONLY_IN[first]:
             yield f"{path} imports {first}"
-        elif (
-            first in ("tensorflow", "keras", "pynvml", "matplotlib") and is_at_top and str(path) not in KERAS_AT_THE_TOP
-        ):
+        elif first in ("tensorflow", "keras", "pynvml") and is_at_top and str(path) not in KERAS_AT_THE_TOP:
             yield f"{path} imports {first} at its top"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +23,9 @@ _LARGEST_LOG = 2 * 2**30
 
 @click.command("report", cls=GuardedCommand)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@all_of("--output", "--plot", "--ranks", "--title", "--json")
-def command(
-    files: tuple[str, ...], output: str | None, plot: str | None, ranks: bool, title: str, as_json: bool
-) -> None:
-    """Show runs, estimates and profiles together: as a page, a picture, a table or data.
+@all_of("--output", "--ranks", "--title", "--json")
+def command(files: tuple[str, ...], output: str | None, ranks: bool, title: str, as_json: bool) -> None:
+    """Show runs, estimates and profiles together: as a page, a table or data.
 
     FILEs are logs of MemoryLogger (.jsonl, .csv), and what `kerasmem estimate --json` and
     `kerasmem profile --json` saved. --output writes one HTML page that needs no network.
@@ -38,70 +35,59 @@ def command(
       kerasmem report run.jsonl -o page.html
       kerasmem report before.jsonl after.jsonl estimate.json profile.json -o page.html
       kerasmem report run.rank*.jsonl --json
-      kerasmem report run.csv --plot memory.svg
 
     Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged.
     """
-    _check_outputs(files, output, plot)
+    _check_output(files, output)
     contents = _read(files, ranks, title)
     if output is not None:
         from kerasmem.rendering.page import render_page
 
         _write("--output", output, render_page(contents).encode())
-    if plot is not None:
-        from kerasmem.rendering.plot import render_plot
-
-        _write("--plot", plot, render_plot(contents, Path(plot).suffix.lower().removeprefix(".")))
     if as_json:
         from kerasmem.monitoring.rank_logs import trainings_to_dict
 
-        reports = [{**asdict(each), "categories": dict(each.categories)} for each in contents.compositions]
+        reports = [{"source": each.source, **each.report.to_dict()} for each in contents.reports]
         show_json({**trainings_to_dict(contents.trainings), "reports": reports})
-    elif output is None and plot is None:
-        from kerasmem.rendering.runs_table import compositions_table, runs_table
+    elif output is None:
+        from kerasmem.rendering.runs_table import reports_table, runs_table
 
         if contents.trainings:
             show_text(lambda terminal: runs_table(contents.trainings, terminal))
-        if contents.compositions:
-            show_text(lambda terminal: compositions_table(contents.compositions, terminal))
+        if contents.reports:
+            show_text(lambda terminal: reports_table(contents.reports, terminal))
 
 
-def _check_outputs(files: tuple[str, ...], output: str | None, plot: str | None) -> None:
-    """Reject outputs that would overwrite an input or one another, before anything is read."""
-    if plot is not None and Path(plot).suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"--plot: {plot!r} ends in neither .png nor .svg; name the picture so")
-    taken: dict[str, str] = {}  # real path -> what it is taken for
+def _check_output(files: tuple[str, ...], output: str | None) -> None:
+    """Reject a file given twice, and an output that would overwrite an input, before anything is read."""
+    inputs: set[str] = set()
     for path in files:
-        if os.path.realpath(path) in taken:
+        if os.path.realpath(path) in inputs:
             raise UsageError(f"{path}: given twice; give each file once")
-        taken[os.path.realpath(path)] = "is one of the files to read"
-    for name, target in (("--output", output), ("--plot", plot)):
-        if target is None:
-            continue
-        if use := taken.get(os.path.realpath(target)):
-            raise UsageError(f"{name}: {target} {use}; choose another name")
-        taken[os.path.realpath(target)] = "is written by another option too"
+        inputs.add(os.path.realpath(path))
+    if output is not None and os.path.realpath(output) in inputs:
+        raise UsageError(f"--output: {output} is one of the files to read; choose another name")
 
 
 def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
     from kerasmem.monitoring.log_summary import LogSummary, summarise
     from kerasmem.monitoring.rank_logs import TrainingLogs, group_by_rank
-    from kerasmem.rendering.contents import Composition, PageContents, read_composition
+    from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 
-    compositions: list[Composition] = []
+    reports: list[SavedReport] = []
     logs: list[str] = []
     for path in files:
         data = _saved_report(path)
         if data is None:
             logs.append(path)
         else:
-            compositions.append(read_composition(data, path))
+            reports.append(read_report(data, path))
     groups = group_by_rank(logs, together=ranks)
     trainings = []
     for name, members in groups.items():
         summaries: list[LogSummary] = [summarise(_timeline(path), path, rank) for rank, path in members]
         trainings.append(TrainingLogs(name if len(members) > 1 else members[0][1], tuple(summaries)))
-    return PageContents(tuple(trainings), tuple(compositions), title)
+    return PageContents(tuple(trainings), tuple(reports), title)
 
 
 def _saved_report(path: str) -> dict[str, Any] | None:

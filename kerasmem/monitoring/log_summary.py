@@ -114,7 +114,7 @@ class LogSummary(Record, what="log"):
         return data
 
 
-def summarise(timeline: Timeline, name: str, rank: int | None = None, points: int = 2000) -> LogSummary:
+def summarise(timeline: Timeline, name: str, rank: int | None = None, points: int = 1000) -> LogSummary:
     """Return a log in brief.
 
     Args:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
-from typing import Any
 
 from kerasmem.units import printable as printable
 
@@ -48,7 +46,6 @@ def html_attribute(value: object, limit: int | None = 300) -> str:
     return html.escape(printable(str(value), limit))
 
 
-def embedded_json(data: Any) -> str:
-    """Return JSON for the inside of a script element: nothing in it can end the element."""
-    dumped = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return dumped.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def svg_text(value: str, limit: int = 60) -> str:
+    """Return text for an element of SVG, with its middle left out where it is long."""
+    return html.escape(short_name(value, limit))

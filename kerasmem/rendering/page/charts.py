@@ -1,147 +1,48 @@
-"""Each chart as plain data, which the page's script draws.
+"""Charts as inline SVG, for light and dark, and for any width without a script.
 
-A line or a bar names its colour by a role, which the page's style knows for light and dark. Names from files are
-printable text; the script sets them as text, never as markup.
+Lengths across are shares of the width and lengths down are pixels, so text keeps its size on a phone. A line or bar
+names its colour by a class of the style sheet. Names come from files: everything is escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
-import numpy as np
-
-from kerasmem.monitoring.curves import OF_THE_HOST, Curve, Curves, thin
-from kerasmem.rendering.contents import Composition
-from kerasmem.rendering.escape import short_name
+from kerasmem.monitoring.curves import OF_THE_HOST, Curve, Curves
+from kerasmem.rendering.escape import html_attribute, html_text, short_name, svg_text
 from kerasmem.units import GIB, KIB, MIB, TIB, format_size
 
-# size -> (what a line of it is called, the role of its colour)
+# size -> the name of its line, and the class of its colour
 _LINES = {
     "peak_bytes": ("peak of the batch", "peak"),
-    "in_use_bytes": ("in use after the batch", "in_use"),
+    "in_use_bytes": ("in use after the batch", "in-use"),
     "reserved_bytes": ("reserved by the allocator", "reserved"),
     "driver_used_bytes": ("in use on the card", "driver"),
     "rss_bytes": ("host process", "host"),
     "swap_bytes": ("host process, in swap", "swap"),
 }
-_MOST_MARKS = 60
+_UNITS = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1))
+_COLOURS = 8  # of parts, as the style sheet has them
+_BAR = 16  # pixels
+_FAR = 3  # times the largest value: a limit beyond stands at the edge and does not flatten the rest
+_MOST_MARKS, _MOST_LABELS = 60, 6  # of epochs
 _MOST_SPANS = 200
-_MOST_PARTS = 16  # of a bar
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One chart.
-
-    Attributes:
-        name: its place in the page, unique.
-        caption: what it shows, for those who do not see it.
-        data: as the page's script takes it.
-    """
-
-    name: str
-    caption: str
-    data: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the page's script draws."""
-        return {"name": self.name, **self.data}
 
 
 class Limit(NamedTuple):
-    """How much there is, in bytes, and of what: "card", or a device's name."""
+    """Memory available, in bytes, and of what: "card", or a device's name."""
 
     bytes: int
     name: str
 
 
-def unit_for(largest: int) -> tuple[str, int]:
-    """Return the unit in which a chart up to `largest` bytes is drawn.
-
-    Examples:
-        >>> unit_for(3 * 2**30)
-        ('GiB', 1073741824)
-    """
-    for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if largest >= size:
-            return unit, size
-    return "B", 1
-
-
-def thinned(line: Curve, most: int) -> Curve:
-    """Return a line of at most `most` points; the least and the largest stay."""
-    if len(line.values) <= most:
-        return line
-    kept = thin(np.array(line.values), max(4, most))
-    places = np.searchsorted(kept, line.starts)
-    return replace(
-        line,
-        seconds=tuple(line.seconds[place] for place in kept),
-        values=tuple(line.values[place] for place in kept),
-        starts=tuple(sorted({int(place) for place in places if place < len(kept)})),
-    )
-
-
-def over_time(name: str, caption: str, stretch: Curves, limit: Limit | None = None, most: int = 3000) -> Chart:
-    """Return a chart of a stretch: a line for each size and device, epochs and phases marked.
-
-    Host memory has a panel of its own below: beside it an allocator's changes would be too small to see.
-
-    Args:
-        name, caption: as in `Chart`.
-        stretch: what to draw.
-        limit: of the device.
-        most: points of a line.
-    """
-    devices = list(dict.fromkeys(line.device for line in stretch.lines if line.device is not None))
-    panels = []
-    for of_host in (False, True):
-        if lines := [line for line in stretch.lines if (line.size in OF_THE_HOST) is of_host]:
-            unit, factor = unit_for(max(max(line.values) for line in lines))
-            panels.append(
-                {
-                    "title": f"{'host' if of_host else 'device'}, {unit}",
-                    "unit": unit,
-                    "lines": [_line(thinned(line, most), devices, factor) for line in lines],
-                    "limit": None if of_host else _limit(limit, factor),
-                }
-            )
-    marks = stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1]
-    spans = stretch.phases if len(stretch.phases) <= _MOST_SPANS else ()
-    data = {
-        "kind": "time",
-        "panels": panels,
-        "epochs": [[mark.seconds, mark.epoch + 1] for mark in marks],
-        "phases": [[span.start, span.end, short_name(span.phase, 24)] for span in spans],
-    }
-    return Chart(name, caption, data)
-
-
-def _line(line: Curve, devices: list[str], factor: int) -> dict[str, Any]:
-    device = f", {short_name(line.device, 24)}" if line.device is not None and len(devices) > 1 else ""
-    title, role = _LINES[line.size]
-    return {
-        "label": title + device,
-        "role": role,
-        "dash": devices.index(line.device) if line.device in devices else 0,
-        "x": list(line.seconds),
-        "y": [_scaled(value, factor) for value in line.values],
-        "starts": list(line.starts),
-    }
-
-
-def _limit(limit: Limit | None, factor: int) -> dict[str, Any] | None:
-    if limit is None:
-        return None
-    return {"value": _scaled(limit.bytes, factor), "label": f"{short_name(limit.name, 24)}: {format_size(limit.bytes)}"}
-
-
 @dataclass(frozen=True)
 class Bar:
-    """One bar, or one part of a stacked one: bytes, the interval claimed where there is one, and whether it missed."""
+    """A bar: bytes, the interval claimed, and whether a measured size missed that."""
 
     bytes: int | None
     low: int | None = None
@@ -149,63 +50,202 @@ class Bar:
     missed: bool = False
 
 
+class _Scale:
+    """A scale from 0 to a bit more than the largest value, in the unit that suits it.
+
+    Attributes:
+        note: the limit's label.
+        limit: its place on the scale as a share, or None.
+    """
+
+    def __init__(self, largest: int, limit: Limit | None) -> None:
+        self.unit, factor = next((unit, size) for unit, size in _UNITS if largest >= size or size == 1)
+        is_beyond = limit is not None and limit.bytes > _FAR * largest
+        top = max(largest, 1 if limit is None or is_beyond else limit.bytes)
+        self._end = 1.06 * top
+        self.limit, self.note = None, ""
+        if limit is not None:
+            self.limit = 1.0 if is_beyond else limit.bytes / self._end
+            beyond = ", beyond this chart" if is_beyond else ""
+            self.note = f"{short_name(limit.name, 24)}: {format_size(limit.bytes)}{beyond}"
+        self.ticks = [(f"{value:g}", value * factor / self._end) for value in _ticks(0, self._end / factor)]
+
+    def __call__(self, size: int) -> float:
+        """Return a size as a share of the scale."""
+        return size / self._end
+
+
+def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return round numbers from `low` to `high`, at most about `count`."""
+    raw = (high - low) / count
+    ten = 10 ** math.floor(math.log10(raw))
+    step = next(factor * ten for factor in (1, 2, 5, 10) if factor * ten >= 0.999 * raw)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(place * step, 12) for place in range(first, last + 1)]
+
+
+def over_time(stretch: Curves, caption: str, limit: Limit | None = None) -> str:
+    """Return a chart of a stretch of time: a line for each size and device, epochs and phases marked.
+
+    Host memory has a panel of its own, since an allocator's changes are too small beside it.
+    """
+    moments = [second for line in stretch.lines for second in (line.seconds[0], line.seconds[-1])]
+    start, end = min(moments), max(moments)
+    span = (start, end) if end > start else (start - 0.5, end + 0.5)
+    devices = list(dict.fromkeys(line.device for line in stretch.lines if line.device is not None))
+    names, panels = {}, []
+    for title, height in (("device", 220), ("host", 110)):
+        lines = [line for line in stretch.lines if (line.size in OF_THE_HOST) is (title == "host")]
+        if lines:
+            panels += list(_panel(title, height, lines, devices, stretch, span, limit if title == "device" else None))
+        for line in lines:
+            name, role = _LINES[line.size]
+            of = f", {line.device}" if len(devices) > 1 and line.device is not None else ""
+            names[f"{name}{of}"] = f"{role} line {_dash(line, devices)}"
+    names.update(dict.fromkeys((phase.phase for phase in stretch.phases), "shade"))
+    return _figure(caption, "".join(panels), names, "time")
+
+
+def _panel(
+    title: str, height: int, lines: Sequence[Curve], devices: list[str], stretch: Curves,
+    span: tuple[float, float], limit: Limit | None,
+) -> Iterator[str]:  # fmt: skip
+    start, end = span
+
+    def across(seconds: float) -> float:
+        return 1000 * (seconds - start) / (end - start)
+
+    scale = _Scale(max(max(line.values) for line in lines), limit)
+    yield f'<svg height="{height}" role="img" aria-label="{title} memory over time">'
+    yield f'<text x="0" y="-22" dx="-40" class="title">{title}, {scale.unit}</text>'
+    for text, share in scale.ticks:
+        y = height * (1 - share)
+        yield f'<line x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
+        yield f'<text x="0" y="{y:.1f}" dx="-6" dy="4" class="end">{text}</text>'
+    yield f'<svg viewBox="0 0 1000 {height}" preserveAspectRatio="none" width="100%" height="{height}">'
+    for phase in stretch.phases[:_MOST_SPANS]:
+        x, width = across(phase.start), max(1.0, across(phase.end) - across(phase.start))
+        tip = svg_text(phase.phase, 24)
+        yield f'<rect x="{x:.1f}" width="{width:.1f}" height="{height}" class="shade"><title>{tip}</title></rect>'
+    marks = stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1]
+    yield from (f'<path d="M{across(mark.seconds):.1f} 0V{height}" class="epoch"/>' for mark in marks)
+    for line in lines:
+        points = [
+            f"{across(seconds):.1f} {height * (1 - scale(value)):.1f}"
+            for seconds, value in zip(line.seconds, line.values, strict=True)
+        ]
+        parts = (points[first:last] for first, last in pairwise([0, *line.starts, len(points)]))
+        path = "".join(f"M{'L'.join(part)}" + ("h0" if len(part) == 1 else "") for part in parts)
+        yield f'<path d="{path}" class="{_LINES[line.size][1]} line {_dash(line, devices)}"/>'
+    yield "</svg>"
+    for mark in stretch.epochs[:: -(-len(stretch.epochs) // _MOST_LABELS) or 1]:
+        if across(mark.seconds) < 930:
+            yield f'<text x="{across(mark.seconds) / 10:.2f}%" y="-6" dx="2">epoch {mark.epoch + 1}</text>'
+    for second in _ticks(start, end):
+        yield f'<text x="{across(second) / 10:.2f}%" y="{height + 16}" class="middle">{second:g} s</text>'
+    if scale.limit is not None:
+        y = height * (1 - scale.limit)
+        yield f'<line x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}" class="limit"/>'
+        yield f'<text x="100%" y="{y + 14:.1f}" dx="-4" class="limit-label end">{svg_text(scale.note)}</text>'
+    yield "</svg>"
+
+
+def _dash(line: Curve, devices: list[str]) -> str:
+    return f"dash{devices.index(line.device) % 4}" if line.device in devices else "dash0"
+
+
 def bars(
-    name: str, caption: str, rows: Sequence[str], series: Sequence[tuple[str, str, Sequence[Bar]]], *,
-    stacked: bool = False, limit: Limit | None = None,
-) -> Chart:  # fmt: skip
-    """Return horizontal bars, the first row at the top. A bar of nothing takes no room.
+    caption: str, rows: Sequence[str], series: Mapping[str, Sequence[Bar]], *, limit: Limit | None = None,
+    roles: Sequence[str] = ("peak", "host"),
+) -> str:  # fmt: skip
+    """Return horizontal bars, one below the other, the first row at the top; a bar of nothing takes no room.
 
     Args:
-        name, caption: as in `Chart`.
-        rows: names of the rows; may come from files.
-        series: for each series its name, the role of its colour and a bar for each row.
-        stacked: parts of one bar, rather than bars side by side.
+        caption: what the chart shows.
+        rows: names of the rows.
+        series: for each series a bar for each row.
+        limit: of the device.
+        roles: the class of each series' colour.
+    """
+    every = [bar for column in series.values() for bar in column]
+    scale = _Scale(max((size or 0 for bar in every for size in (bar.bytes, bar.high)), default=0), limit)
+    parts: list[str] = []
+    y = 0
+    for place, row in enumerate(rows):
+        y += 18
+        parts.append(f'<text x="0" y="{y - 5}" class="label">{svg_text(row, 44)}</text>')
+        for (name, column), role in zip(series.items(), roles, strict=False):
+            bar = column[place]
+            if bar.bytes:
+                parts += _bar(row, name, bar, role, y, scale)
+                y += _BAR
+        y += 6
+    return _figure(caption, _frame(y, scale, parts), dict(zip(series, roles, strict=False)), "bars")
+
+
+def _bar(row: str, name: str, bar: Bar, role: str, y: int, scale: _Scale) -> Iterator[str]:
+    size, end, missed = bar.bytes or 0, scale(bar.bytes or 0), " missed" if bar.missed else ""
+    tip = svg_text(f"{row}: {name} {format_size(size)}", 200)
+    yield _rect(0, end, y, role, tip)
+    if bar.low is not None and bar.high is not None:
+        low, high = 100 * scale(bar.low), 100 * scale(bar.high)
+        middle = y + _BAR // 2 - 1
+        yield f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="{middle}" y2="{middle}" class="interval{missed}"/>'
+        for x in (low, high):
+            yield f'<line x1="{x:.2f}%" x2="{x:.2f}%" y1="{middle - 4}" y2="{middle + 4}" class="interval{missed}"/>'
+        end = max(end, high / 100)
+    mark = " ✘" if bar.missed else ""
+    yield f'<text x="{100 * end:.2f}%" y="{y + 11}" dx="6" class="value{missed}">{format_size(size)}{mark}</text>'
+
+
+def stacked(caption: str, rows: Mapping[str, Mapping[str, int]], limit: Limit | None = None) -> str:
+    """Return a bar for each row, in parts, with its sum beside it.
+
+    Args:
+        caption: what the chart shows.
+        rows: for each row the bytes of its parts.
         limit: of the device.
     """
-    tops = [value for _, _, column in series for bar in column for value in (bar.bytes, bar.high) if value is not None]
-    sums = [sum(column[place].bytes or 0 for _, _, column in series) for place in range(len(rows))] if stacked else []
-    unit, factor = unit_for(max([*tops, *sums], default=0))
-    data = {
-        "kind": "bars",
-        "unit": unit,
-        "stacked": stacked,
-        "rows": [short_name(row, 80) for row in rows],
-        "limit": _limit(limit, factor),
-        "series": [
-            {"label": short_name(title, 40), "role": role, "bars": [_bar(bar, factor) for bar in column]}
-            for title, role, column in series
-        ],
-    }
-    return Chart(name, caption, data)
+    part_names = dict.fromkeys(name for parts in rows.values() for name in parts)
+    names = {name: f"c{number % _COLOURS}" for number, name in enumerate(part_names)}
+    scale = _Scale(max((sum(parts.values()) for parts in rows.values()), default=0), limit)
+    drawn: list[str] = []
+    y = 0
+    for row, parts in rows.items():
+        y += 18
+        drawn.append(f'<text x="0" y="{y - 5}" class="label">{svg_text(row, 44)}</text>')
+        start = 0.0
+        for name, size in parts.items():
+            drawn.append(_rect(start, scale(size), y, names[name], svg_text(f"{name} {format_size(size)}", 200)))
+            start += scale(size)
+        total = format_size(sum(parts.values()))
+        drawn.append(f'<text x="{100 * start:.2f}%" y="{y + 11}" dx="6" class="value">{total}</text>')
+        y += _BAR + 6
+    return _figure(caption, _frame(y, scale, drawn), names, "bars")
 
 
-def by_category(name: str, compositions: Sequence[Composition], limit: Limit | None = None) -> Chart:
-    """Return what some peaks are made of: a bar for each of them, in parts."""
-    names = dict.fromkeys(name for each in compositions for name, part in each.categories if part)
-    series = [
-        (part, f"c{place % 8}", [Bar(dict(each.categories).get(part)) for each in compositions])
-        for place, part in enumerate(islice(names, _MOST_PARTS))
-    ]
-    sources = [each.source for each in compositions]
-    return bars(name, "The peak by category", sources, series, stacked=True, limit=limit)
+def _rect(start: float, width: float, y: int, role: str, tip: str) -> str:
+    size = f'x="{100 * start:.3f}%" width="{100 * width:.3f}%" y="{y}" height="{_BAR - 2}"'
+    return f'<rect {size} class="{role} bar"><title>{tip}</title></rect>'
 
 
-def by_layer(name: str, composition: Composition, most: int) -> Chart:
-    """Return a bar for each of the largest layers of a peak."""
-    top = composition.largest_layers[:most]
-    kind = "What each layer holds at the peak" if composition.is_at_peak else "Each layer’s share of the total"
-    caption = f"{kind}, the largest {len(top)} of {len(composition.layers)} layers"
-    role = "measured" if composition.is_measured else "estimated"
-    return bars(name, caption, [layer.name for layer in top], [(role, role, [Bar(layer.bytes) for layer in top])])
+def _frame(height: int, scale: _Scale, drawn: Iterable[str]) -> str:
+    """Return bars in front of a grid, with ticks below and the limit."""
+    grid = []
+    for text, share in scale.ticks:
+        x = f"{100 * share:.2f}%"
+        grid.append(f'<line x1="{x}" x2="{x}" y1="0" y2="{height}" class="grid"/>')
+        grid.append(f'<text x="{x}" y="{height + 14}" class="middle">{text}</text>')
+    grid.append(f'<text x="100%" y="{height + 14}" dx="12">{scale.unit}</text>')
+    if scale.limit is not None:
+        x = f"{100 * scale.limit:.2f}%"
+        grid.append(f'<line x1="{x}" x2="{x}" y1="-4" y2="{height}" class="limit"/>')
+        grid.append(f'<text x="{x}" y="-8" class="limit-label end">{svg_text(scale.note)}</text>')
+    return f'<svg height="{height}" role="img" aria-label="bars">{"".join(grid)}{"".join(drawn)}</svg>'
 
 
-def _bar(bar: Bar, factor: int) -> dict[str, Any] | None:
-    if not bar.bytes:
-        return None
-    sizes = {"value": bar.bytes, "low": bar.low, "high": bar.high}
-    drawn = {name: _scaled(size, factor) for name, size in sizes.items() if size is not None}
-    return {**drawn, "text": format_size(bar.bytes), **({"missed": True} if bar.missed else {})}
-
-
-def _scaled(value: int, factor: int) -> float:
-    return float(f"{value / factor:.6g}")
+def _figure(caption: str, drawn: str, names: Mapping[str, str], kind: str) -> str:
+    keys = "".join(f'<span class="key {role}">{html_text(name, 60)}</span>' for name, role in names.items())
+    legend = f'<p class="legend">{keys}</p>' if len(names) > 1 else ""
+    head = f"<figcaption>{html_text(caption)}</figcaption>"
+    return f'<figure aria-label="{html_attribute(caption)}">{head}<div class="{kind}">{drawn}</div>{legend}</figure>'
