@@ -68,7 +68,7 @@ class Borrowed:
         return found
 
     def missing(self) -> str | None:
-        """Describe what is missing or changed in one line, or return None."""
+        """Describe a missing or changed part in one line, or return None."""
         try:
             found = self.get()
         except NotAvailableError:

@@ -1,4 +1,4 @@
-"""Python's own private parts: which event loop a thread runs, and what happens before its threads are waited for."""
+"""Private parts of Python: a thread's running event loop, and hooks before threads are joined."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_running_loop() -> Iterator[None]:
 
 
 def call_before_threads_are_joined(function: Callable[[], None]) -> None:
-    """Call a function at Python's end, before it waits for the threads of pools, which may be waiting for a store.
+    """Call a function when Python exits, before it joins the threads of pools.
 
     If this version of Python cannot, leaving takes as long as what is under way.
     """

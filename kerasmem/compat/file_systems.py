@@ -1,4 +1,4 @@
-"""The coroutines of fsspec's asynchronous file systems, whose names begin with an underscore."""
+"""The private coroutines of fsspec's asynchronous file systems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COROUTINES = {
 
 
 async def call_file_system(system: Any, name: str, *arguments: Any, **settings: Any) -> Any:
-    """Return what a method of a file system returns, such as "info", without blocking the event loop."""
+    """Call a method of a file system, such as "info", without blocking the event loop."""
     if getattr(system, "asynchronous", False):
         COROUTINES[name].get()
         return await getattr(system, f"_{name}")(*arguments, **settings)

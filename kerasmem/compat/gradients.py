@@ -1,4 +1,4 @@
-"""TensorFlow's registry of custom gradients, and which of its entries no living graph needs any more.
+"""TensorFlow's registry of custom gradients, and its entries that no living graph needs.
 
 Each `tf.custom_gradient` that is traced leaves an entry "CustomGradient-N" in a table of the process. One operation of
 the graph names the entry, and whoever differentiates that graph, copies it or exports it looks the entry up by name.
@@ -41,7 +41,7 @@ _UNNAMED: set[str] = set()  # entries that no graph named when they were last lo
 
 
 def custom_gradients() -> dict[str, Callable[..., Any]]:
-    """Return the gradient functions that TensorFlow has registered by itself, by name; a user's own are left out.
+    """Return the gradient functions that TensorFlow registered itself, by name.
 
     Raises:
         NotAvailableError: If this TensorFlow keeps them elsewhere.
@@ -80,7 +80,7 @@ def free_unneeded_gradients() -> tuple[int, int, int]:
 
 
 def forget_gradients(graph: Any) -> None:
-    """Drop the entries that the operations of a graph name; for one that nobody will differentiate, copy or export.
+    """Drop the entries that the operations of a graph name, for a graph that is never differentiated again.
 
     Entries of other graphs that it calls stay, and so does everything where TensorFlow keeps its entries elsewhere.
     """
@@ -110,7 +110,7 @@ def kept_variables() -> list[int]:
 
 
 class _Weakened(NamedTuple):
-    """What changed hands: references to functions by name, to the graphs that own them, to captured variables."""
+    """References to functions by name, to the graphs that own them, and to captured variables."""
 
     functions: dict[str, weakref.ref[Any]]
     owners: list[weakref.ref[Any]]
@@ -158,7 +158,7 @@ def _put_back(weakened: _Weakened) -> int:
 
 
 def _forwarder(reference: Callable[[], Any]) -> Callable[..., Any]:
-    """Return what stands in the registry for a function that is alive as long as its graph."""
+    """Return a registry entry that calls a function held by its graph."""
 
     def forward(*arguments: Any) -> Any:
         return reference()(*arguments)
@@ -167,7 +167,7 @@ def _forwarder(reference: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def _living(*wanted: type) -> tuple[list[Any], ...]:
-    """List the living instances of each class; `gc.freeze` hides some."""
+    """List the living instances of each class, except those hidden by `gc.freeze`."""
     is_wanted = functools.cache(lambda kind: issubclass(kind, wanted))
     found = [each for each in living_objects() if is_wanted(type(each))]
     return tuple([each for each in found if isinstance(each, kind)] for kind in wanted)
@@ -209,7 +209,7 @@ def _captured_variables(graphs: Iterable[Any]) -> list[Any]:
 
 
 def _bytes_behind(handle: Any) -> int:
-    """Return the size of a variable; 0 if its shape is not known."""
+    """Return the size of a variable, or 0 if its shape is unknown."""
     import tensorflow as tf
 
     parts = getattr(getattr(handle, "_handle_data", None), "shape_and_type", ())

@@ -49,7 +49,7 @@ class GpuKernel(NamedTuple):
 
 @functools.cache
 def gpu_kernels(operation: str) -> tuple[GpuKernel, ...]:
-    """Return the kernels for GPUs that the installed TensorFlow has registered for an operation; it needs no GPU."""
+    """Return TensorFlow's registered GPU kernels for an operation, without needing a GPU."""
     return tuple(
         GpuKernel(
             {each.name: frozenset(each.allowed_values.list.type) for each in kernel.constraint},
@@ -82,7 +82,7 @@ def stacks_left_out() -> Iterator[None]:
 
 
 def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability: tuple[int, int] | None = None) -> Any:
-    """Return what Grappler makes of a graph.
+    """Optimize a graph with Grappler.
 
     Args:
         definition: a `GraphDef`.
@@ -135,7 +135,7 @@ def _cluster(capability: tuple[int, int]) -> Any:
 
 
 def constant_value(tensor: Any) -> Any:
-    """Return the value of a tensor in a graph, evaluated where it depends on constants alone; None otherwise.
+    """Evaluate a tensor of a graph if it depends on constants alone, or return None.
 
     `tf.get_static_value` knows some kinds of operations only; this runs them all.
     """
@@ -143,7 +143,7 @@ def constant_value(tensor: Any) -> Any:
 
 
 def stop_recording() -> contextlib.AbstractContextManager[Any]:
-    """Return a scope in which no gradient tape records."""
+    """Return a scope without recording gradient tapes."""
     scope: contextlib.AbstractContextManager[Any] = _STOP.get()()
     return scope
 
@@ -154,17 +154,17 @@ def could_record() -> bool:
 
 
 def is_recorded(tensor: Any) -> bool:
-    """Return whether a gradient tape has recorded how a tensor was made of what it watches."""
+    """Return whether a gradient tape has recorded a tensor."""
     return bool(_RECORDS.get()([tensor]))
 
 
 def let_wait(operation: Any, others: Sequence[Any]) -> None:
-    """Let an operation of a graph run after others, which were perhaps made after it."""
+    """Add control dependencies from an operation to others of its graph."""
     _WAIT.get()(operation, list(others))
 
 
 def in_xla() -> bool:
-    """Return whether what is traced here will be compiled by XLA."""
+    """Return whether XLA will compile the graph that is being traced."""
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()

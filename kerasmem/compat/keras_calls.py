@@ -1,4 +1,4 @@
-"""Which of Keras's own methods run: `fit`, `evaluate` and `predict` around a callback's hook, and a model's saving.
+"""Running methods of Keras: `fit`, `evaluate` and `predict` around a callback's hook, and saving.
 
 Also what a callback does to others of its list: `CSVLogger` chooses its columns in its first hook.
 
@@ -65,14 +65,14 @@ def _first_row(callback: Any, write: Callable[..., None], names: Collection[str]
 
 
 class Saving(Protocol):
-    """What wants to know when a model saves itself."""
+    """An observer of a model's saving."""
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
         """Return a context that lasts as long as the saving."""
 
 
 class _WatchedMethod:
-    """Stands before a model's method on that one model; goes away when it is called and nobody watches any more."""
+    """Wraps a method of one model, and removes itself if it is called without watchers."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._model, self._name = weakref.ref(model), name
@@ -102,7 +102,7 @@ class _WatchedMethod:
 
 
 def watch_saving(model: Any, watcher: Saving) -> None:
-    """Enter `watcher.saving()` whenever the model's `save`, `save_weights` or `export` runs; keeps neither alive."""
+    """Enter `watcher.saving()` whenever the model's `save`, `save_weights` or `export` runs."""
     for name in _SAVERS:
         if hasattr(type(model), name):
             method = vars(model).get(name)
@@ -111,7 +111,7 @@ def watch_saving(model: Any, watcher: Saving) -> None:
 
 
 def stop_watching_saving(model: Any, watcher: Saving) -> None:
-    """Undo `watch_saving`; it may never have been done."""
+    """Undo `watch_saving`, if it was called."""
     for name in _SAVERS:
         method = vars(model).get(name)
         if isinstance(method, _WatchedMethod):

@@ -1,4 +1,4 @@
-"""What a model was compiled with, as the user gave it: Keras tells it in configurations only."""
+"""The arguments of a model's `compile` as the user gave them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def loss_and_metrics_built(model: Any) -> tuple[bool, bool]:
-    """Return whether the compiled loss has been built, and whether the metrics have; True if there is none."""
+    """Return whether the compiled loss and the metrics are built (True if there are none)."""
     parts = (getattr(model, name, None) for name in ("_compile_loss", "_compile_metrics"))
     loss, metrics = (part is None or part.built for part in parts)
     return loss, metrics
@@ -18,17 +18,17 @@ def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def user_metrics(model: Any) -> Any:
-    """Return the metrics that were given to `compile`; None if there are none."""
+    """Return the metrics given to `compile`, or None."""
     return getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
 
 
 def user_loss_weights(model: Any) -> Any:
-    """Return the weights of the losses that were given to `compile`; None if there are none."""
+    """Return the loss weights given to `compile`, or None."""
     return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
-    """Return the arguments that compile another model with the very objects with which this one was compiled."""
+    """Return arguments to compile another model with the same objects."""
     metrics = getattr(model, "_compile_metrics", None)
     return {
         "optimizer": model.optimizer,

@@ -20,7 +20,7 @@ def is_under_strategy(model: Any) -> bool:
 
 
 def initial_epoch(model: Any) -> Any:
-    """Return the epoch at which every `fit` of the model begins, whatever `fit` is told; None for no such epoch."""
+    """Return the epoch that overrides `initial_epoch` of the model's `fit`, or None."""
     return getattr(model, "_initial_epoch", None)
 
 
@@ -37,7 +37,7 @@ def set_initial_epoch(model: Any, epoch: Any) -> None:
 
 @contextlib.contextmanager
 def logs_from_steps(model: Any) -> Iterator[None]:
-    """Have an epoch's logs be what its last step returned, not what the model's own metrics say."""
+    """Make an epoch's logs those of its last step, instead of the model's metrics."""
     STEP_LOGS.get()
     model.__dict__["_get_metrics_result_or_logs"] = lambda logs: logs
     try:
@@ -48,7 +48,7 @@ def logs_from_steps(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted_epoch_iterator(model: Any) -> Iterator[list[Any]]:
-    """Yield a list that gets the object by which the next `fit` goes through its data, epoch by epoch."""
+    """Yield a list that receives the epoch iterator of the next `fit`."""
     found: list[Any] = []
     build = MAYBE_BUILD.get()
 
@@ -77,7 +77,7 @@ def read_epoch(epoch_iterator: Any, read: Callable[[Any], Any]) -> Any:
 
 
 def step_on_data(function: Any) -> Any:
-    """Return the `tf.function` that takes one batch inside a function that Keras trains or tests with; None without."""
+    """Return the inner `tf.function` for one batch of a train or test function, or None."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     step: Any = getattr(cells.get("one_step_on_data"), "cell_contents", None)
     step = getattr(step, "__wrapped__", step)

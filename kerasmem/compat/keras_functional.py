@@ -33,14 +33,14 @@ def is_functional(model: Any) -> bool:
 
 
 def graph_of(model: Any) -> Any:
-    """Return the Functional model inside a Sequential one, None while that is not built; another model itself."""
+    """Return the Functional model inside a Sequential one (None if not built), or the model itself."""
     import keras
 
     return model._functional if isinstance(model, keras.Sequential) else model
 
 
 def calls_of(model: Any) -> list[Any]:
-    """Return the calls of a Functional model in the order in which it makes them.
+    """Return the calls of a Functional model in execution order.
 
     Each has `operation`, `arguments`, `outputs` and `input_tensors`.
     """
@@ -51,7 +51,7 @@ def calls_of(model: Any) -> list[Any]:
 
 
 def check_recomputable() -> None:
-    """Refuse where Keras runs a Functional model in another way than `kerasmem.recompute` knows.
+    """Check that Keras runs a Functional model as `kerasmem.recompute` expects.
 
     Raises:
         NotAvailableError: If Keras runs one in another way.

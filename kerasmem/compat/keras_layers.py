@@ -39,7 +39,7 @@ def gpu_assumed() -> Iterator[None]:
 
 
 def takes_cudnn(layer: Any) -> bool:
-    """Return whether Keras hands a layer to cuDNN if there is a GPU; it does not compile it with XLA then."""
+    """Return whether Keras runs a layer with cuDNN, and so without XLA, on a GPU."""
     import keras
 
     if CUDNN_OK.missing() or not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
@@ -68,7 +68,7 @@ def flatten_layers(layer: Any, include_self: bool = True, recursive: bool = True
 
 
 def _layers_in_attributes(layer: Any, include_self: bool, recursive: bool) -> list[Any]:
-    """Return what `flatten_layers` does, as far as public attributes tell, and the `layers` of models."""
+    """Flatten layers by public attributes and the `layers` of models."""
     import keras
 
     found: dict[int, Any] = {id(layer): layer}
@@ -126,7 +126,7 @@ def supports_jit(model: Any) -> bool:
 
 
 def symbolic_build(model: Any, batch: Any) -> None:
-    """Create what the first training step would create in a compiled model: weights, metrics, the optimizer's slots.
+    """Build a compiled model's weights, metrics and optimizer slots, as its first step does.
 
     Args:
         model: compiled.
@@ -136,7 +136,7 @@ def symbolic_build(model: Any, batch: Any) -> None:
 
 
 def loss_owner(loss: Any, layers: list[Any]) -> Any:
-    """Return the layer that added a loss; None if none of these did."""
+    """Return the layer that added a loss, or None."""
     return next((each for each in layers if id(loss) in each._loss_ids), None)
 
 

@@ -41,7 +41,7 @@ def masked_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: str) ->
 
 
 def compiled_loss(model: Any) -> Any:
-    """Return what computes the losses of `compile()` and tracks those of single outputs; None without.
+    """Return the compiled loss with the trackers of single outputs, or None.
 
     Raises:
         NotAvailableError: If Keras has it elsewhere.

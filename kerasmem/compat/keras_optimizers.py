@@ -79,7 +79,7 @@ def updated_in_turn(*, in_blocks: bool = True) -> Iterator[list[Any]]:
 
 
 def set_to_zero(variable: Any) -> Any:
-    """Set a variable to zero without a constant, which a graph would keep; return the assignment."""
+    """Set a variable to zero without a constant in the graph, and return the assignment."""
     import tensorflow as tf
 
     zeros = tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=True)
@@ -87,7 +87,7 @@ def set_to_zero(variable: Any) -> Any:
 
 
 def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what calls a function in this thread, and another one in others."""
+    """Return a function that calls `function` in this thread and `elsewhere` in others."""
     owner = threading.get_ident()
 
     def chosen(*arguments: Any) -> Any:
@@ -213,7 +213,7 @@ def _made_again(gradient: Any, columns: slice | None = None) -> Any:
 
 
 class _InTurn:
-    """What takes the place of Keras's functions.
+    """Replacements of Keras's functions.
 
     Attributes:
         functions: by what each takes the place of.
@@ -274,7 +274,7 @@ class _InTurn:
 
 
 class _Turns:
-    """What the variable before has put into a graph; the next one's operations wait for its assignments."""
+    """Makes the operations of one variable wait for the assignments of the one before."""
 
     def __init__(self) -> None:
         self._graph: Any = None

@@ -1,4 +1,4 @@
-"""How Keras reads a `PyDataset`: the adapter that it makes for one, and the call for which it makes it.
+"""How Keras reads a `PyDataset`: the adapter for one, and the call around it.
 
 Keras gives a `PyDataset` no word on who reads it. `fit(shuffle=True)`, its default, asks for batch indices in random
 order; validation reads the same object in between; TensorFlow asks ahead, and asks for two batches more to see their
@@ -39,7 +39,7 @@ _CALLS = ("fit", "evaluate", "predict")
 
 @dataclass(frozen=True)
 class Call:
-    """What reads a data set.
+    """The reader of a data set.
 
     Args:
         name: "fit", "validate" (within `fit`), "evaluate" or "predict"; "" where something else reads.
@@ -53,7 +53,7 @@ class Call:
 
 
 class Reader(Protocol):
-    """What an adapter reads in place of the data set."""
+    """The object that an adapter reads instead of the data set."""
 
     workers: int
     use_multiprocessing: bool
@@ -61,10 +61,10 @@ class Reader(Protocol):
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch; None if there is no end."""
+        """Batches of an epoch, or None if endless."""
 
     def __getitem__(self, index: int) -> Any:
-        """Return a batch to look at; it does not count as read."""
+        """Return a batch without counting it as read."""
 
     def batches(self) -> Iterator[Any]:
         """Yield the batches of an epoch."""
@@ -73,10 +73,10 @@ class Reader(Protocol):
         """Begin an epoch."""
 
     def on_epoch_end(self) -> None:
-        """End an epoch; `fit` and `evaluate` call this before their first epoch too, after the looks at batches."""
+        """End an epoch. `fit` and `evaluate` also call this before their first epoch."""
 
     def for_tensorflow(self, data: Any, look: Callable[[], Iterator[Any]]) -> Any:
-        """Return a `tf.data.Dataset` of the batches as TensorFlow is to have it; `look` yields batches without it."""
+        """Return a `tf.data.Dataset` of the batches. `look` yields batches without it."""
 
 
 def attach_reader(dataset: Any, make_reader: Callable[[Call], Reader]) -> None:
@@ -131,7 +131,7 @@ def _adapter_class() -> type:
     ITERATION.get(), STANDARD_BATCH.get()
 
     class ReaderAdapter(base):
-        """Keras's adapter, whose `py_dataset` is a `Reader`; class weights and the rest stay Keras's own."""
+        """Keras's adapter with a `Reader` as its `py_dataset`."""
 
         def _get_iterator(self) -> Iterator[Any]:
             return (self._standardize_batch(batch) for batch in self.py_dataset.batches())

@@ -36,7 +36,7 @@ def attribute(name: str) -> Any:
 
 @contextlib.contextmanager
 def attributes_set(**values: Any) -> Iterator[None]:
-    """Set attributes of Keras's state inside, and put back what was there before."""
+    """Set attributes of Keras's state, and restore the previous values."""
     put = _SET.get()
     before = {name: attribute(name) for name in values}
     try:
@@ -66,7 +66,7 @@ def variables_stay_uninitialized() -> Iterator[None]:
 
 
 def safe_mode(on: bool) -> contextlib.AbstractContextManager[Any]:
-    """Return a scope in which Keras refuses to read serialised Python (or reads it), whatever the program has set."""
+    """Return a scope that turns Keras's safe mode on or off."""
     try:
         scope: contextlib.AbstractContextManager[Any] = _SAFE_MODE.get()(on)
     except NotAvailableError:
@@ -86,29 +86,29 @@ def in_training_call() -> bool:
 
 
 def autocast_dtype() -> str | None:
-    """Return the dtype to which Keras casts variables here; None for none."""
+    """Return the dtype that Keras casts variables to here, or None."""
     scope = _GET_AUTOCAST.get()()
     return None if scope is None else scope.dtype
 
 
 def autocast(dtype: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Return a scope in which Keras casts variables to a dtype; None: not at all."""
+    """Return a scope that casts variables to a dtype (None: no casts)."""
     scope: contextlib.AbstractContextManager[Any] = _AUTOCAST.get()(dtype)
     return scope
 
 
 def mask_of(tensor: Any) -> Any:
-    """Return Keras's mask on a tensor; None for no mask and for no tensor."""
+    """Return Keras's mask on a tensor, or None."""
     return None if tensor is None else _GET_MASK.get()(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Put Keras's mask on a tensor; None leaves it without one."""
+    """Put Keras's mask on a tensor, unless it is None."""
     if mask is not None:
         _SET_MASK.get()(tensor, mask)
 
 
 def global_seed_state() -> Any:
-    """Return the variable of the seed generator that layers and operations share; None if none was made yet."""
+    """Return the variable of the shared seed generator, or None."""
     generator = attribute(GLOBAL_SEED)
     return None if generator is None else generator.state

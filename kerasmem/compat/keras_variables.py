@@ -19,12 +19,12 @@ _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
 
 
 def raw_value(variable: Any) -> Any:
-    """Return the backend's own variable behind a Keras variable; None if it has no value yet."""
+    """Return the backend's variable behind a Keras variable, or None if it has no value yet."""
     return variable._value
 
 
 def has_value(variable: Any) -> bool:
-    """Return whether the variable has a value; a canary test holds the attribute's name."""
+    """Return whether the variable has a value."""
     return raw_value(variable) is not None
 
 

@@ -20,7 +20,7 @@ def living_types() -> Counter[type]:
 
 
 def living_objects() -> list[Any]:
-    """Return the objects that the garbage collector knows, but for plain tuples; `gc.freeze` hides some.
+    """Return the objects that the garbage collector tracks, except plain tuples and frozen ones.
 
     All of it is one call without a line of Python, within which no other thread runs.
     """

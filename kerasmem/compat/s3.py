@@ -1,4 +1,4 @@
-"""S3 by way of s3fs: what no public method of it does."""
+"""S3 through private parts of s3fs."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def _connections(client: Any) -> Any:
 
 
 def _keep_version_4(signature_version: Any, **_: Any) -> str | None:
-    """Keep signatures of version 4, in place of which botocore takes version 2 for links; new stores know no other."""
+    """Keep signatures of version 4, as botocore signs links by version 2."""
     return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None

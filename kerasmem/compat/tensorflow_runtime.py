@@ -1,4 +1,4 @@
-"""What TensorFlow's runtime has been set to and whether it has begun, without beginning it."""
+"""State and settings of TensorFlow's runtime, without starting it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESET_STATS = Borrowed(f"{_TF}.pywrap_tfe:TFE_ResetMemoryStats", feature=_FAST)
 
 
 def devices_are_started() -> bool:
-    """Return whether TensorFlow has started its devices; False if that cannot be known."""
+    """Return whether TensorFlow has started its devices (False if unknown)."""
     if "tensorflow" not in sys.modules:
         return False
     try:

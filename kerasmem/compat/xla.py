@@ -57,7 +57,7 @@ def compile_named(name: str, arguments: list[Any]) -> Any:
 
 
 def body_of(name: str) -> Any:
-    """Return what a function that TensorFlow's runtime knows does, equal for two that differ in names alone.
+    """Describe a function of TensorFlow's runtime, equal for two that differ in names alone.
 
     A model has a function for each of its grouped convolutions, and few that differ.
 

@@ -1,4 +1,4 @@
-"""Devices: the catalogue of cards, and what this machine has.
+"""Devices: the catalogue of cards, and this machine's.
 
 ========== ==============================================================================
 catalogue  cards by name, a source for each

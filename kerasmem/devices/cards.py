@@ -91,7 +91,7 @@ class Card:
 
 
 def card_data() -> dict[str, Any]:
-    """Return what the file of cards holds: "cards", "families" and "capabilities"."""
+    """Load the file of cards: "cards", "families" and "capabilities"."""
     return package_data(__package__, "cards")
 
 
@@ -134,7 +134,7 @@ OLDEST_CAPABILITY = (7, 0)
 
 @dataclass(frozen=True)
 class CapabilitySpec:
-    """What all GPUs of one compute capability have, for each multiprocessor (SM).
+    """Hardware of one compute capability, per multiprocessor (SM).
 
     Attributes:
         shared_memory_per_sm: bytes.
@@ -153,7 +153,7 @@ class CapabilitySpec:
 
 @dataclass(frozen=True)
 class CardSpec:
-    """What one card has.
+    """Hardware of one card.
 
     Attributes:
         sms: multiprocessors.

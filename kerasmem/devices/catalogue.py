@@ -207,7 +207,7 @@ def _target(card: Card) -> DeviceTarget:
 
 
 def _normal(name: str) -> str:
-    """Return a name without case, separators and brand words, the form in which names are compared."""
+    """Normalize a name for comparison: no case, separators and brand words."""
     text = re.sub(r"[^a-z0-9]+", "", name.lower())
     stripped = True
     while stripped:
@@ -219,7 +219,7 @@ def _normal(name: str) -> str:
 
 
 def _nearest(wanted: str) -> list[str]:
-    """Return up to three keys whose names resemble `wanted`, the nearest first."""
+    """Return up to three keys with names like `wanted`, the nearest first."""
     cards = _by_name()
     names = difflib.get_close_matches(wanted, [*cards, *families()], n=8, cutoff=0.6)
     keys = [key for name in names for key in ([cards[name].key] if name in cards else families()[name])]

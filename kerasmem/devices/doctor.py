@@ -70,7 +70,7 @@ class LogFacts:
 
 @dataclass(frozen=True)
 class SelfReport:
-    """TensorFlow's report on itself; a field is None if the process ended before it.
+    """TensorFlow's report on itself. A field is None if the process ended before it.
 
     Attributes:
         tensorflow, keras: versions.

@@ -1,4 +1,4 @@
-"""What a training process takes of a card beside what its allocator hands out, read from `data/driver_memory.json`.
+"""Memory of a card that a training process takes beside its allocator, from `data/driver_memory.json`.
 
 A row is one figure: "read" with the address where somebody printed it, or "predicted" from the rows that were read.
 None was read by this project. TensorFlow looks at what is free when its CUDA context exists already, and leaves a part
@@ -23,7 +23,7 @@ CONTEXT = "CUDA context"
 
 @dataclass(frozen=True)
 class DriverShare:
-    """One figure of what a process takes of a card.
+    """One figure of a process's memory on a card.
 
     Attributes:
         part: "CUDA context", "cuBLAS workspace", "cuDNN" or "NCCL".

@@ -19,7 +19,7 @@ _FORCE = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 @dataclass(frozen=True)
 class GrowthStatus(Record, what="memory growth"):
-    """What came of asking for memory growth.
+    """Result of `enable_memory_growth`.
 
     Attributes:
         state: "on" (switched on by this call), "already on", "too late" (TensorFlow has initialised its

@@ -29,7 +29,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class AllocatorHealth(Record, what="allocator health"):
-    """What one allocator holds, in bytes, and how whole its free part is.
+    """Memory of one allocator in bytes, and the fragmentation of its free part.
 
     Attributes:
         device: such as "GPU:0".
@@ -81,7 +81,7 @@ class AllocatorHealth(Record, what="allocator health"):
 
 
 def solve(before: AllocatorEvent, after: AllocatorEvent) -> float | None:
-    """Return the free bytes after `before`, given that `after` is the next allocation; None if they do not tell.
+    """Solve for the free bytes after `before`, given that `after` is the next allocation.
 
     With f free and the largest block L after the first, and A allocated by the second: where A came out of a smaller
     block, 1 - L / (f - A) = F', so f = A (1 - F') / (F - F'); if it came out of the largest,
@@ -100,7 +100,7 @@ def solve(before: AllocatorEvent, after: AllocatorEvent) -> float | None:
 
 
 def read_health(device: str = "GPU:0") -> tuple[AllocatorHealth | None, str | None]:
-    """Return the health of a device's allocator, or None and why. Takes milliseconds; not for a batch's hook.
+    """Measure the health of a device's allocator, or return None and why. Takes milliseconds.
 
     Args:
         device: a logical device; TensorFlow starts its devices. Only allocators of the BFC kind tell: a GPU's, and
@@ -166,7 +166,7 @@ def _measure(tf: Any, device: str) -> tuple[AllocatorEvent, float] | None:
 
 
 class _Clue(NamedTuple):
-    """What one block told: the free bytes in a state, how far F moved for it, and a size that certainly fits."""
+    """Evidence from one block: the free bytes in a state, the change of F, and a size that certainly fits."""
 
     state: AllocatorEvent
     free: float
@@ -174,7 +174,7 @@ class _Clue(NamedTuple):
     safe: float
 
     def agrees(self, other: _Clue) -> bool:
-        """Whether both tell the same total, to what six digits allow."""
+        """Whether both give the same total, within six digits."""
         error = sum(4e-6 / max(clue.moved, 4e-6) for clue in (self, other)) + 1e-3
         return 0 < self.free < float("inf") and abs(self._total - other._total) <= error * self.free
 
@@ -188,7 +188,7 @@ def _empty(tf: Any, shape: Any) -> Any:
 
 
 def _clue(events: Sequence[AllocatorEvent], size: int) -> _Clue | None:
-    """Find the four events around the block in the order in which they should be, and work out what was free."""
+    """Find the four events around the block in order, and compute the free bytes."""
     allocator = next(event.allocator for event in events if event.requested == size)
     events = [event for event in events if event.allocator == allocator]
     place = next(place for place, event in enumerate(events) if event.requested == size)

@@ -1,4 +1,4 @@
-"""What this process and this machine use of host memory, and what the C library keeps back of it."""
+"""Host memory of this process and of this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ProcessReading(NamedTuple):
 
 @dataclass(frozen=True)
 class HostMemory(Record, what="host memory"):
-    """This machine's memory and this process's share, in bytes; None if unknown.
+    """This machine's memory and this process's share, in bytes (None: unknown).
 
     Attributes:
         total_bytes: RAM of the machine.
@@ -90,7 +90,7 @@ class HostReader:
         return self.unpack(self.catch())
 
     def catch(self) -> bytes | int:
-        """Return what is resident, as the system tells it, for `unpack`."""
+        """Read the resident size in the system's form, for `unpack`."""
         if self._forks != _forks:
             self._reopen()
         try:
@@ -99,7 +99,7 @@ class HostReader:
             return int(self._process.memory_info().rss)
 
     def unpack(self, caught: bytes | int) -> ProcessReading:
-        """Return what `catch` caught, in bytes, and what is in swap."""
+        """Convert a reading of `catch` to bytes, with the swapped bytes."""
         now = self._clock()
         if now >= self._swap_due:
             self._swap_due = now + self._swap_every
@@ -108,7 +108,7 @@ class HostReader:
         return ProcessReading(rss, self._swap)
 
     def close(self) -> None:
-        """Close the open files; reading again opens them again."""
+        """Close the open files. Reading opens them again."""
         for file in (self._statm, self._status):
             if file >= 0:
                 with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def host_memory() -> HostMemory:
-    """Return what this machine has and what this process uses.
+    """Read this machine's memory and this process's share.
 
     Examples:
         >>> memory = host_memory()
@@ -177,7 +177,7 @@ def host_memory() -> HostMemory:
 
 
 def process_status(folder: Path) -> dict[str, int]:
-    """Return the sizes in a process's /proc/PID/status as `parse_status` does; none if it cannot be read.
+    """Read the sizes in a process's /proc/PID/status, or {} if it cannot be read.
 
     Args:
         folder: of the process: /proc/PID.
@@ -189,7 +189,7 @@ def process_status(folder: Path) -> dict[str, int]:
 
 
 def parse_status(text: bytes) -> dict[str, int]:
-    r"""Return sizes in a /proc/PID/status, in bytes; lines are missing for kernel threads and zombies.
+    r"""Parse the sizes in a /proc/PID/status, in bytes.
 
     Examples:
         >>> parse_status(b"VmHWM:\t    12 kB\nVmRSS:\t    10 kB\nVmSwap:\t     0 kB\n")

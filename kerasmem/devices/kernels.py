@@ -1,4 +1,4 @@
-"""Which of TensorFlow's two sets of CPU kernels run in this process, and on how many threads.
+"""TensorFlow's CPU kernels in this process (oneDNN or Eigen), and their threads.
 
 In graph mode the kernels decide a step's memory: oneDNN's and TensorFlow's own, which rest on Eigen, take other
 scratch. TensorFlow chooses oneDNN by itself on x86 CPUs with AVX512-VNNI, AVX512-BF16, AVX-VNNI or AMX (and on some ARM
@@ -69,13 +69,13 @@ class CpuKernels:
 
     @property
     def title(self) -> str:
-        """What a reader calls them."""
+        """Name for people."""
         return TITLES[self.kind]
 
 
 @dataclass(frozen=True)
 class CardKernels:
-    """The kernels that run on a card, which need not be here.
+    """The kernels of a card, which need not be here.
 
     Attributes:
         capability: the card's compute capability.
@@ -89,14 +89,14 @@ class CardKernels:
 
 
 def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
-    """Return the kernels that a step runs on: a card's where one of the catalogue is named, else this machine's."""
+    """Return the kernels of a step: a card's if a device names one, else this machine's."""
     if device is None or device.compute_capability is None:
         return cpu_kernels()
     return CardKernels(device.compute_capability, device.available_bytes, cpu_kernels())
 
 
 def cpu_kernels() -> CpuKernels:
-    """Return the kernels that a step in this process runs on; TensorFlow is imported to ask it."""
+    """Return the kernels of a step in this process, from TensorFlow."""
     flags = cpu_flags()
     if _assumed:
         is_on = _assumed[-1] == ONEDNN
@@ -155,7 +155,7 @@ def eigen_cache_bytes() -> int:
 
 
 def private_cache_bytes() -> int:
-    """Return the bytes of the second cache that each core has, as Linux tells; oneDNN's guess if it does not."""
+    """Return the bytes of a core's second cache, or oneDNN's guess if unknown."""
     cpu = Path("/sys/devices/system/cpu/cpu0")
     try:
         size = (cpu / "cache/index2/size").read_text().strip()
@@ -171,7 +171,7 @@ def _count(path: Path) -> int:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU's features as Linux names them; none if it does not tell."""
+    """Return the CPU's features by Linux's names (empty if unknown)."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except (OSError, ValueError):

@@ -72,7 +72,7 @@ class HostLimits:
 
 
 def parse_limit(text: str) -> int | None:
-    """Parse a cgroup's limit file; None means no limit.
+    """Parse a cgroup's limit file, with None for no limit.
 
     Examples:
         >>> parse_limit("8589934592"), parse_limit("max"), parse_limit("9223372036854771712")
@@ -185,7 +185,7 @@ def _unescaped(path: str) -> str:
 
 
 def _folders(name: str, root: str, point: str) -> Iterator[str]:
-    """Yield the folder of a group and of those above it; a container sees the mounted part only."""
+    """Yield the folders of a group and of those above it, as far as they are mounted."""
     try:
         inside = PurePosixPath(name).relative_to(root)
     except ValueError:

@@ -50,14 +50,14 @@ class LiveDevice(Record, what="device"):
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """The compute capability in numbers; None if unknown."""
+        """The compute capability in numbers, or None if unknown."""
         major, _, minor = (self.compute_capability or "").partition(".")
         return (int(major), int(minor)) if major and minor else None
 
 
 @dataclass(frozen=True)
 class LiveMachine(Record, what="machine", version=1):
-    """What this machine has.
+    """GPUs and host memory of this machine.
 
     Attributes:
         devices: its GPUs.
@@ -73,7 +73,7 @@ class LiveMachine(Record, what="machine", version=1):
 
 
 def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None) -> LiveMachine:
-    """Return the GPUs and the host memory of this machine; no TensorFlow is loaded.
+    """Read the GPUs and the host memory of this machine, without TensorFlow.
 
     Args:
         api: what to ask in place of nvidia-ml-py, such as a recording.

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver sees, through NVML. The only module that touches it.
+"""The NVIDIA driver's view, through NVML. The only module that touches it.
 
 The driver counts everything on the card: what every process's allocator has reserved, handed out or not,
 and the CUDA contexts. A memory query takes some 12 µs; a list of processes takes milliseconds, so it does not
@@ -21,7 +21,7 @@ NvmlApi = Any
 
 
 class DriverMemory(NamedTuple):
-    """What the driver says of a device's memory, in bytes. `used` includes what the driver keeps itself."""
+    """The driver's figures of a device's memory, in bytes. `used` includes the driver's own share."""
 
     total_bytes: int
     used_bytes: int
@@ -54,7 +54,7 @@ class NvmlDevice:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return self.name or self.uuid or f"GPU {self.index}"
 
 
@@ -121,7 +121,7 @@ class Nvml:
         return DriverMemory(total, used, free), None
 
     def processes(self, device: NvmlDevice) -> tuple[list[tuple[int, int | None]] | None, str | None]:
-        """Return who has memory on the device and None, or None and the reason. Takes milliseconds.
+        """List the processes with memory on the device. Takes milliseconds.
 
         Returns:
             The number of each process and its bytes, None if unknown.
@@ -140,7 +140,7 @@ class Nvml:
         return sorted(found.items()), None
 
     def close(self) -> None:
-        """Shut NVML down; may be called more than once."""
+        """Shut NVML down. May be called more than once."""
         if not self._open:
             return
         self._open = False

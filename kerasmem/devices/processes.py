@@ -62,7 +62,7 @@ class TreeReader:
         self._due = clock()
 
     def read(self) -> TreeReading:
-        """Return a reading; a child that has ended since counts nothing.
+        """Return a reading. A child that has ended since counts nothing.
 
         Raises:
             psutil.Error: the process itself cannot be read.
@@ -106,7 +106,7 @@ class CardProcess(Record, what="process on a card"):
 
 
 def card_processes(nvml: Nvml, device: NvmlDevice, total_bytes: int | None) -> tuple[list[CardProcess], str | None]:
-    """Return who has memory on a card, the largest first, and why that is not known. Takes milliseconds.
+    """List the processes with memory on a card, the largest first. Takes milliseconds.
 
     Args:
         nvml: the open connection that the device came from.

@@ -1,4 +1,4 @@
-"""What a real allocator did: TensorFlow's profiler records every allocation and every free."""
+"""Recordings of a real allocator: every allocation and every free, by TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Mark(NamedTuple):
 
 
 def start_recording(folder: str | os.PathLike[str]) -> None:
-    """Start TensorFlow's profiler, which records into a folder what the allocators do from now on."""
+    """Start TensorFlow's profiler to record the allocators into a folder."""
     import tensorflow as tf
 
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
@@ -80,7 +80,7 @@ def of_device(events: Iterable[AllocatorEvent], device: str) -> tuple[AllocatorE
 
 
 def read_allocator_events(source: str | os.PathLike[str] | bytes) -> tuple[AllocatorEvent, ...]:
-    """Return the allocator's events in the order in which they happened, across threads.
+    """Return the allocator's events in order, across threads.
 
     The recording comes from `tf.profiler.experimental` with `ProfilerOptions(host_tracer_level=3)`. Only allocators of
     the BFC kind record: GPUs, and the CPU where `TF_CPU_ALLOCATOR_USE_BFC=true` was set.

@@ -39,13 +39,13 @@ def allocator_limit() -> int | None:
 
 
 def room_for_training() -> int:
-    """Return the bytes that training may take here: the allocator's limit, or else what the host has free."""
+    """Return the bytes that training may take here: the allocator's limit, or the host's free memory."""
     limit = allocator_limit()
     return host_memory().available_bytes if limit is None else limit
 
 
 def kernels_here() -> CpuKernels | CardKernels:
-    """Return the kernels that run what is trained in this process: the first GPU's, or else the CPU's."""
+    """Return the kernels for training in this process: the first GPU's, or the CPU's."""
     import tensorflow as tf
 
     cards = tf.config.get_visible_devices("GPU")
@@ -54,7 +54,7 @@ def kernels_here() -> CpuKernels | CardKernels:
 
 
 def cpu_allocator_room() -> int | None:
-    """Return the bytes that TensorFlow's allocator for the CPU has left; None if the environment sets no limit."""
+    """Return the bytes left to TensorFlow's CPU allocator, or None if the environment sets no limit."""
     limit = _cpu_limit()
     return None if limit is None else limit - tensorflow_allocator("CPU:0").read().in_use_bytes
 
@@ -65,13 +65,13 @@ def _cpu_limit() -> int | None:
 
 
 def bytes_in_use() -> int | None:
-    """Return what the allocator of the first GPU, or of the CPU, has handed out; None if unknown."""
+    """Return the bytes in use of the first GPU's or the CPU's allocator, or None if unknown."""
     allocator = _first_allocator()
     return None if allocator is None else allocator.read().in_use_bytes
 
 
 def in_use_reader() -> Callable[[], int]:
-    """Return a fast function for `bytes_in_use`, which returns 0 if that is unknown."""
+    """Return a fast function for `bytes_in_use`, with 0 for unknown."""
     allocator = _first_allocator()
     return (lambda: 0) if allocator is None else (lambda: allocator.read().in_use_bytes)
 
@@ -100,7 +100,7 @@ def reserve_in_one_piece() -> None:
 
 
 def fits_on_the_cpu(sizes: Sequence[int]) -> bool:
-    """Return whether TensorFlow's allocator for the CPU has pieces of so many bytes; true if it has no limit.
+    """Return whether TensorFlow's CPU allocator has pieces of these sizes (True without a limit).
 
     It is asked for them, which takes ten seconds if it has not. TensorFlow does not ask before it copies an array,
     and ends the process.

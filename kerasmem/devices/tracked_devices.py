@@ -20,7 +20,7 @@ _NO_CPU_STATS = (
 
 
 def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDevice], list[str]]:
-    """Return the devices that training uses, each with its allocator, and notes on what is missing.
+    """List the devices that training uses, each with its allocator, and notes on missing figures.
 
     Every GPU that TensorFlow sees; the CPU if there is no GPU. TensorFlow initialises its devices. On JAX every GPU
     of this process; a device without a name if there is none.
@@ -68,7 +68,7 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
 
 
 def _local_devices(tf: Any) -> list[str]:
-    """Return this process's logical devices, such as "CPU:0"; in a cluster TensorFlow lists those of all workers."""
+    """Return this process's logical devices, such as "CPU:0", without those of other workers."""
     names = [device.name for device in tf.config.list_logical_devices()]
     worker = ""
     if any(name.startswith("/job:") for name in names):

@@ -1,4 +1,4 @@
-"""Which NVML device a CUDA ordinal, and so TensorFlow's GPU:0, is.
+"""From CUDA ordinals, and so TensorFlow's GPU:0, to NVML devices.
 
 NVML lists every GPU by its place on the bus. CUDA lists those that CUDA_VISIBLE_DEVICES lets through, in that
 variable's order; if it holds numbers they count GPUs in the order that CUDA_DEVICE_ORDER asks for:

@@ -69,7 +69,7 @@ def runs_on_jax() -> bool:
 
 
 def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> None:
-    """Refuse what only the TensorFlow backend has.
+    """Refuse a feature of the TensorFlow backend alone.
 
     Args:
         what: what was asked for.
@@ -84,7 +84,7 @@ def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> 
 
 
 def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what a function puts out for Keras tensors, in shapes and dtypes, without computing it.
+    """Infer a function's outputs for Keras tensors, in shapes and dtypes.
 
     Args:
         function: makes Keras operations and calls layers.
@@ -101,7 +101,7 @@ def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def keras_reason(error: BaseException) -> str:
-    """Return the line that says what went wrong, out of the pages that Keras wraps around it."""
+    """Extract the line with the reason from an error of Keras."""
     text = str(error)
     emphasised = re.findall(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL)
     text = (

@@ -1,4 +1,4 @@
-"""One batch of a model, in shapes: how inputs are put together, what comes out, the targets."""
+"""One batch of a model, in shapes: inputs, outputs and targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kerasmem.models.weightless import placeholders_for
 
 
 def pack_inputs(structure: Any, flat: list[Any]) -> Any:
-    """Return flat inputs in the structure in which the model takes them (from `model_inputs`)."""
+    """Pack flat inputs into the model's structure (from `model_inputs`)."""
     if isinstance(structure, ByKeyword):
         return dict(zip(structure, flat, strict=True))
     nested = isinstance(structure, (list, tuple, dict))
@@ -23,13 +23,13 @@ def pack_inputs(structure: Any, flat: list[Any]) -> Any:
 
 
 def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
-    """Return what the model puts out for inputs of these shapes (Keras tensors), without computing it."""
+    """Infer the model's outputs for inputs of these shapes (Keras tensors)."""
     known = _declared_outputs(model, flat)
     return called_on(model, structure, flat) if known is None else known
 
 
 def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
-    """Return what a call of the model on inputs of these shapes puts out; every layer inside is called."""
+    """Infer the model's outputs by a call on shapes, which calls every layer inside."""
 
     def call(*tensors: Any) -> Any:
         packed = pack_inputs(structure, list(tensors))
@@ -40,7 +40,7 @@ def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
 
 
 def _declared_outputs(model: Any, flat: list[Any]) -> Any:
-    """Return what a functional model says it puts out, for these inputs; None if only a call can tell."""
+    """Return a functional model's declared outputs for these inputs, or None if a call is needed."""
     keras = import_keras()
     graph = graph_of(model)
     if type(model).call not in (keras.Sequential.call, functional_class().call) or graph is None:
@@ -57,7 +57,7 @@ def _declared_outputs(model: Any, flat: list[Any]) -> Any:
 
 
 def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], batch_size: int) -> Any:
-    """Return the targets of a compiled model's step as Keras tensors; None if it takes none.
+    """Return the targets of a compiled model's step as Keras tensors, or None.
 
     Args:
         model: compiled.

@@ -18,7 +18,7 @@ ASSUMED_OPTIMIZER = "adam"
 def compile_model(
     model: Any, training: TrainingSettings, outputs: Callable[[], Any], jit_compile: bool
 ) -> tuple[str, ...]:
-    """Compile the model in place with the optimizer, loss and metrics that the settings name; return what was assumed.
+    """Compile the model in place by its settings, and return the assumptions.
 
     A model that its own code compiled keeps what it was given there, but for what `training` replaces. If no loss
     is known one is assumed by the last activation.
@@ -90,7 +90,7 @@ def _name(loss: Any) -> str:
 
 
 def _loss(config: Any) -> Any:
-    """Return a loss of Keras's from its name or configuration; None if it is another's."""
+    """Return Keras's loss for a name or configuration, or None if it is not Keras's."""
     keras = import_keras()
     if isinstance(config, keras.losses.Loss) or callable(config):  # of a live model
         return config
@@ -122,7 +122,7 @@ def _is_known(module: Any, name: str) -> bool:
 
 
 def _class_of(module: Any, base: Any, config: Mapping[str, Any]) -> Any:
-    """Return the class of Keras's that a configuration names; None if it is another's."""
+    """Return Keras's class for a configuration, or None if it is not Keras's."""
     found = getattr(module, str(config.get("class_name")).rpartition(">")[2], None)
     return found if isinstance(found, type) and issubclass(found, base) else None
 

@@ -1,4 +1,4 @@
-"""What a model file says of itself: its configuration, read as data and never run."""
+"""The configuration in a model file, read as data and never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reports say of a model and of each of its layers: counts, shapes and bytes, without Keras."""
+"""Facts of a model and its layers in reports: counts, shapes and bytes, without Keras."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Bytes:
-    """The peak in bytes and what it is made of; None if the method does not know."""
+    """The peak in bytes and its parts (None: unknown to the method)."""
 
     total: int
     low: int | None

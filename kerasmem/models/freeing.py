@@ -22,7 +22,7 @@ _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 @dataclass(frozen=True)
 class Freed(Record, what="freed memory"):
-    """What was freed of models that are gone.
+    """Memory that was freed of models that are gone.
 
     Attributes:
         gradients: entries of TensorFlow's gradient registry that no living function needs.
@@ -95,7 +95,7 @@ def drop_frames(error: BaseException) -> None:
 
 
 def kept_bytes() -> int | None:
-    """Return the bytes of the variables that TensorFlow keeps of models that are gone; None if unknown.
+    """Return the bytes of variables that TensorFlow keeps of models that are gone, or None if unknown.
 
     Garbage that was not collected does not count. Takes some tenths of a second where models were trained.
     """
@@ -108,7 +108,7 @@ def kept_bytes() -> int | None:
 
 
 def collect() -> Freed:
-    """Collect garbage, and with it the models that are gone, if TensorFlow's version lets that be; says nothing."""
+    """Collect garbage, and with it the models that are gone, if this TensorFlow allows it."""
     if "tensorflow" in sys.modules:
         with contextlib.suppress(NotAvailableError):
             return Freed(*free_unneeded_gradients())

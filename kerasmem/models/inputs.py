@@ -1,4 +1,4 @@
-"""The shapes that a batch has at the model's inputs, and what the user says of its targets."""
+"""The shapes of a batch at the model's inputs, and the user's settings of its targets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ByKeyword(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class GivenShape:
-    """What the user says of an input: sizes without the batch, and the dtype if the model does not say it."""
+    """The user's setting of an input: sizes without the batch, and perhaps a dtype."""
 
     sizes: tuple[int, ...]
     dtype: str | None = None
@@ -112,7 +112,7 @@ def check_dtype(dtype: str, where: str) -> str:
 
 @dataclass(frozen=True)
 class GivenTargets:
-    """What the user says of the targets.
+    """The user's settings of the targets.
 
     Attributes:
         shapes: name of the target ("" for the only one) → its shape without the batch; empty: as the loss takes them.
@@ -133,7 +133,7 @@ BY_THE_LOSS = GivenTargets()
 
 
 def given_targets(target_shape: Any = None, target_dtype: str | None = None) -> GivenTargets:
-    """Return what `target_shape` and `target_dtype` say.
+    """Read `target_shape` and `target_dtype`.
 
     Args:
         target_shape: None, a shape, a text, a list of texts or a dict from name to shape, without the batch; "none"
@@ -197,7 +197,7 @@ def _declared_inputs(model: Any) -> tuple[Any, list[ModelInput]] | None:
 
 
 def input_name(tensor: Any) -> str:
-    """Return the name of the input layer; the tensor's own is a number where the user gave none."""
+    """Return the name of the input layer."""
     history = getattr(tensor, "_keras_history", None)
     return str(history.operation.name if history else tensor.name)
 

@@ -138,7 +138,7 @@ class _Translator:
         return {**rest, "class_name": class_name, "config": config}
 
     def _settle_arguments(self, class_name: str, config: dict[str, Any]) -> None:
-        """Drop arguments that Keras 3 has lost, and write down what went without saying."""
+        """Drop arguments that Keras 3 has lost, and add implicit ones."""
         found = self._vocabulary.keras_class(class_name)
         if found is None or self._vocabulary.is_custom(class_name):
             return
@@ -211,7 +211,7 @@ class _Graph:
         return translated
 
     def _ends(self, value: Any) -> Any:
-        """Rename what input_layers and output_layers point to; Keras 3 numbers a Sequential's calls from 0."""
+        """Rename the targets of input_layers and output_layers."""
         if self._is_tensor(value):
             index = value[1] - (1 if self._classes[value[0]] == "Sequential" else 0)
             return [_slashless(value[0]), index, value[2]]

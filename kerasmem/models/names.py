@@ -1,4 +1,4 @@
-"""Names of models and optimizers, looked at before Keras is imported, which takes seconds."""
+"""Checks of the names of models and optimizers before the slow import of Keras."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def public_names(module: str) -> frozenset[str]:
 
 
 def check_model_name(text: str) -> None:
-    """Refuse what surely names no model: an absent file, or a function that Keras does not have.
+    """Refuse a name that cannot be a model: an absent file, or a function that Keras does not have.
 
     Raises:
         ModelFileError: If there is no such file; the message offers what is named alike.
@@ -54,7 +54,7 @@ def check_model_name(text: str) -> None:
 
 
 def check_factory_name(text: str, option: str) -> None:
-    """Refuse what surely names no function, as far as that can be told without running code.
+    """Refuse a name that cannot be a function, without running code.
 
     Raises:
         UsageError: If it does not read as one, Keras has no such function, or there is no such Python file.
@@ -79,7 +79,7 @@ def is_factory_name(text: str) -> bool:
 
 
 def optimizer_names() -> frozenset[str]:
-    """Return the names of Keras's optimizers in lower case; none if Keras is not found."""
+    """Return the names of Keras's optimizers in lower case (empty if Keras is not found)."""
     classes = frozenset(each.lower() for each in public_names("keras.optimizers") if each[:1].isupper())
     return classes - {"optimizer"}
 

@@ -35,7 +35,7 @@ class Instant:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an operation comes from: the layer's row in the report (or None) and "forward", "backward", "optimizer"."""
+    """Origin of an operation: the layer's row in the report (or None) and "forward", "backward", "optimizer"."""
 
     layer: str | None
     phase: str
@@ -69,13 +69,13 @@ class Attribution:
         return None
 
     def origin(self, name: str) -> Origin:
-        """Return where the operation of this name comes from."""
+        """Return the origin of the operation of this name."""
         if name not in self._known:
             self._known[name] = self._find(name)
         return self._known[name]
 
     def path(self, name: str) -> tuple[str, ...]:
-        """Return the names of the layers and models in whose calls the operation was made, () for none."""
+        """Return the names of the layers and models that the operation was made in, () for none."""
         parts = name.split("/")
         for begin in range(len(parts)):
             for end in range(len(parts), begin, -1):
@@ -101,7 +101,7 @@ class Attribution:
         return part in self.optimizers or (stem in self.optimizers and number.isdigit())
 
     def instant(self, name: str) -> Instant:
-        """Return the moment at which an operation runs, in words."""
+        """Describe the moment at which an operation runs."""
         origin = self.origin(name)
         what = origin.layer or _plain(name)
         if origin.phase == "optimizer":
@@ -118,7 +118,7 @@ def _plain(name: str) -> str:
 
 
 def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attribution: Attribution) -> dict[str, str]:
-    """Return the operations that were made in no layer's scope, each with a name that tells where it belongs.
+    """Name the operations outside any layer's scope by the layer that they belong to.
 
     Gradients that Keras or TensorFlow define by hand (swish, loops) are made outside any scope. What is made so after
     the tape began is the gradient of what it takes from; what is made so before it is the step's own, and stands for

@@ -1,4 +1,4 @@
-"""Which name scope each layer's call opens while a step is traced, noted as it happens.
+"""The name scopes that the calls of layers open while a step is traced.
 
 TensorFlow numbers scopes as it meets them, so that "dense_1" may be the second call of the layer `dense`: only who saw
 the calls can tell.
@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 
 @dataclass
 class NotedScopes:
-    """What was seen of the layers that were called.
+    """Scopes and layers of the calls that were seen.
 
     Attributes:
         scopes: name scope → names of the layers whose calls opened it, the outermost first.
@@ -79,7 +79,7 @@ def is_container(layer: Any) -> bool:
 
 @contextmanager
 def scopes_noted() -> Iterator[NotedScopes]:
-    """Note, in this thread and while the context lasts, which name scope each layer's call opens."""
+    """Note the name scopes that calls of layers open in this thread."""
     import tensorflow as tf
 
     found = NotedScopes()

@@ -105,7 +105,7 @@ def open_model(
 
 
 def no_model(source: Any) -> UsageError:
-    """Return the error for what is none of the things that a model may be given as."""
+    """Return the error for an object that is not a model."""
     kind = f"{type(source).__module__}.{type(source).__qualname__}"
     hint = " (save it as .h5 and give the path)" if kind.startswith("tf_keras.") else ""
     return UsageError(
@@ -303,7 +303,7 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
 
 @contextlib.contextmanager
 def _quiet_keras() -> Iterator[None]:
-    """Silence Keras's advice on how to write models, which is not for the reader of a file."""
+    """Silence Keras's advice on how to write models."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -323,7 +323,7 @@ def _check_dtype_policy(name: str) -> None:
 
 
 def _with_dtype_policy(config: dict[str, Any], policy: str) -> dict[str, Any]:
-    """Return a model configuration in which every layer that has Keras's default policy has `policy`.
+    """Replace Keras's default dtype policy in a model's configuration.
 
     Inputs keep their dtype, and so do layers that ask for another policy than float32.
 

@@ -1,4 +1,4 @@
-"""A training loop of the user's own: its step function, as a model whose `train_step` it is."""
+"""A custom training loop: its step function as the `train_step` of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_ITEMS = 1000  # of a list or dictionary that is looked through: a longer o
 
 
 def as_loop(made: Any) -> Any:
-    """Return a Keras model whose `train_step` is a step function, and which has the models and optimizers it uses.
+    """Wrap a step function in a Keras model with the models and optimizers that it uses.
 
     They are those that the function refers to: by closure, as globals, as attributes of its object, or through other
     functions of the user's.
@@ -46,18 +46,18 @@ def as_loop(made: Any) -> Any:
 
 
 def step_arguments(model: Any) -> tuple[str, ...] | None:
-    """Return the names of what the step function of such a model takes; None for any other model."""
+    """Return the arguments of a wrapped step function, or None for any other model."""
     found: tuple[str, ...] | None = getattr(model, "loop_arguments", None)
     return found
 
 
 def loop_is_compiled(model: Any) -> bool | None:
-    """Return whether XLA compiles the step function of such a model, by its `tf.function`; None for any other model."""
+    """Return whether XLA compiles a wrapped step function, or None for any other model."""
     return None if step_arguments(model) is None else bool(model.loop_jit_compile)
 
 
 def loop_notes(model: Any) -> tuple[str, ...]:
-    """Return what the user should know of the estimate of such a model; nothing for any other one."""
+    """Return notes on the estimate of a wrapped step function."""
     if step_arguments(model) is None or model.loop_is_graph:
         return ()
     return (f"the step function {model.name!r} is no tf.function: the estimate is of the step as one",)
@@ -68,7 +68,7 @@ def _loop_class() -> Any:
     keras = import_keras()
 
     class StepFunction(keras.Model):  # type: ignore[name-defined]
-        """Calls a function for each batch; Keras sees the layers, metrics and optimizers that it uses."""
+        """Calls a function for each batch, with its layers, metrics and optimizers as attributes."""
 
         def __init__(self, step: Callable[..., Any], used: list[Any]) -> None:
             name = getattr(step, "__name__", "")
@@ -84,7 +84,7 @@ def _loop_class() -> Any:
 
         @property
         def inputs(self) -> Any:
-            """Those of the only model that the function uses, if that one says what it takes."""
+            """Those of the only model that the function uses, if it declares them."""
             return getattr(self.loop_layers[0], "inputs", None) if len(self.loop_layers) == 1 else None
 
         @property
@@ -120,7 +120,7 @@ def _required(step: Callable[..., Any]) -> Iterator[str]:
 
 
 def _with_control_flow(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what `tf.function` makes of a function: Python's `if` and `for` over tensors become TensorFlow's."""
+    """Convert control flow over tensors as `tf.function` does."""
     import tensorflow as tf
 
     try:
@@ -153,7 +153,7 @@ def _used(seeds: list[Any]) -> list[Any]:
 
 
 def _inside(value: Any) -> list[Any]:
-    """Return what an object of the user's refers to."""
+    """Return the objects that an object refers to."""
     if isinstance(value, (list, tuple, set, dict)):
         return [*(value.values() if isinstance(value, dict) else value)] if len(value) <= _MOST_ITEMS else []
     if isinstance(value, functools.partial):

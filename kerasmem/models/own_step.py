@@ -1,4 +1,4 @@
-"""What a model brings of its own: a training step, a `compile`, no `call`, optimizers beside the compiled one."""
+"""Overrides of a model: a training step, a `compile`, no `call`, optimizers beside the compiled one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_own_step(model: Any) -> bool:
 
 
 def has_call(model: Any) -> bool:
-    """Return whether the model says what it computes from its inputs; without it only `train_step` does."""
+    """Return whether the model has a `call`, and not a `train_step` alone."""
     return type(model).call is not import_keras().Model.call
 
 

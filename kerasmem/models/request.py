@@ -1,4 +1,4 @@
-"""What a process of its own needs to open the same model and to prepare the same training step."""
+"""A request to open the same model and prepare the same training step in a subprocess."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ModelRequest(Record, what="model request"):
         return normalise_input_shapes(list(self.input_shape) or None)
 
     def targets(self) -> GivenTargets:
-        """Return what is said of the targets."""
+        """Return the settings of the targets."""
         return given_targets(list(self.target_shape) or None, self.target_dtype)
 
 
@@ -158,7 +158,7 @@ def open_request(request: ModelRequest) -> Iterator[OpenedModel]:
 
 
 def reference(value: Any, what: str) -> str:
-    """Return "module:qualified name" of a class or function, or "file.py:name" where its module has no name.
+    """Return "module:qualified name" of a class or function, or "file.py:name".
 
     Args:
         value: the class or function.
@@ -186,7 +186,7 @@ def reference(value: Any, what: str) -> str:
 
 
 def load_references(references: Mapping[str, str]) -> dict[str, Any]:
-    """Import what `reference` named; each module once.
+    """Import the objects of `reference` texts, each module once.
 
     Raises:
         UsageError: If a module or a name in it is not there.
@@ -205,7 +205,7 @@ def load_references(references: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _module_text(module: str) -> str:
-    """Return the name under which another process imports a module, or the file it was read from."""
+    """Return the importable name of a module, or its file."""
     file = getattr(sys.modules[module], "__file__", None)
     if "." in module or not file or not file.endswith(".py"):
         return module
@@ -238,7 +238,7 @@ def _shape_texts(shapes: Mapping[str, GivenShape]) -> tuple[str, ...]:
 
 
 def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
-    """Write the model's configuration; return the file, and the classes in it that are not Keras's."""
+    """Write the model's configuration, and return the file and the custom classes in it."""
     keras = import_keras()
     check_built(model)
     try:
@@ -262,7 +262,7 @@ def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def _found_objects(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names in a configuration that are not Keras's, with what they stand for in this process."""
+    """Yield the custom names in a configuration with their objects."""
     pending = [config]
     while pending:
         value = pending.pop()

@@ -65,7 +65,7 @@ def _holds_code(config: Any) -> bool:
 
 
 def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> None:
-    """Refuse a configuration that uses names which are neither Keras's nor the user's.
+    """Refuse a configuration with names that are neither Keras's nor the user's.
 
     Raises:
         UnknownLayerError: with all such names and the ways to give them.
@@ -83,7 +83,7 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
 
 
 def _unknown_names(node: dict[str, Any], vocabulary: Vocabulary) -> Iterator[str]:
-    """Yield what an object in a configuration names and no one knows."""
+    """Yield the unknown names of an object in a configuration."""
     class_name, config, registered = node["class_name"], node["config"], node.get("registered_name")
     if class_name == "function":
         if not vocabulary.is_custom(config, registered) and not vocabulary.keras_function(str(config)):

@@ -24,7 +24,7 @@ def element_bytes(dtype: str) -> int:
 
 
 def spec_bytes(spec: Any) -> int:
-    """Return the bytes of a tensor of a `tf.TensorSpec` whose shape is known."""
+    """Return the bytes of a tensor of a `tf.TensorSpec` with a known shape."""
     return math.prod(spec.shape) * element_bytes(spec.dtype.name)
 
 

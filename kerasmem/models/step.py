@@ -67,7 +67,7 @@ class PreparedStep:
 
 @dataclass(frozen=True, eq=False)
 class PlainVariable:
-    """A variable of TensorFlow's that is none of Keras's, with what a Keras variable says of itself."""
+    """A variable of TensorFlow without Keras, with the attributes of a Keras variable."""
 
     path: str
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class PlainVariable:
 
     @classmethod
     def of(cls, variable: Any) -> PlainVariable:
-        """Return what a `tf.Variable` says."""
+        """Describe a `tf.Variable`."""
         return cls(str(variable.name), tuple(variable.shape), variable.dtype.base_dtype.name, bool(variable.trainable))
 
 
@@ -160,7 +160,7 @@ def prepare_step(
 
 
 def check_mode(model: Any, mode: str) -> None:
-    """Refuse a mode for which a model without `call()` has no step.
+    """Refuse a mode without a step in a model without `call()`.
 
     Raises:
         UsageError: If it has none.
@@ -173,7 +173,7 @@ def check_mode(model: Any, mode: str) -> None:
 
 
 def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> TracedStep:
-    """Trace the step into a TensorFlow graph; nothing is computed and no weight is allocated.
+    """Trace the step into a TensorFlow graph, without computing or allocating weights.
 
     Args:
         prepared: from `prepare_step`.
@@ -234,7 +234,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
 
 def _hint(prepared: PreparedStep) -> str:
-    """Return what the user can say of the batch that a step of the model's own takes."""
+    """Return a hint on the options for the batch of a custom step."""
     if not has_own_step(prepared.model):
         return ""
     keras = import_keras()
@@ -243,7 +243,7 @@ def _hint(prepared: PreparedStep) -> str:
 
 
 def _build(prepared: PreparedStep, outputs: Any) -> None:
-    """Create what the first step would create: metrics, the optimizer's slots."""
+    """Build metrics and optimizer slots, as the first step does."""
     model = prepared.model
     if prepared.y is not None and all(layer.built for layer in flatten_layers(model)):
         _build_loss_and_metrics(prepared, outputs)
@@ -254,7 +254,7 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
 
 
 def _build_loss_and_metrics(prepared: PreparedStep, outputs: Any) -> None:
-    """Build them as Keras does, which would call the model once more to know its outputs."""
+    """Build them as Keras does, without its further call of the model."""
     keras, model = import_keras(), prepared.model
     x, y = keras.tree.map_structure(
         lambda each: keras.KerasTensor(each.shape, each.dtype.name), (prepared.x, prepared.y)
@@ -267,7 +267,7 @@ def _build_loss_and_metrics(prepared: PreparedStep, outputs: Any) -> None:
 
 
 def _untouched(variable: Any) -> Any:
-    """Return a variable whose memory is asked for and never written: the system reserves addresses, no pages."""
+    """Return a variable with reserved memory that is never written, and so takes no pages."""
     import tensorflow as tf
 
     shape, dtype = tuple(variable.shape), tf.as_dtype(variable.dtype)

@@ -1,4 +1,4 @@
-"""The training step where Keras runs on JAX: compiled, built, and not yet run."""
+"""The training step on JAX: compiled, built, and not yet run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerasmem.models.training import TrainingSettings
 
 @dataclass(frozen=True)
 class SymbolicStep:
-    """A step on JAX whose batch and variables are shapes so far.
+    """A step on JAX with shapes for its batch and variables.
 
     Attributes:
         function: Keras's, of the state and the batch; the state is given up (donated) to it.
@@ -50,7 +50,7 @@ class SymbolicStep:
 def symbolic_step(
     model: Any, training: TrainingSettings, structure: Any, inputs: list[ModelInput], batch_size: int, mode: str
 ) -> SymbolicStep:
-    """Compile a Keras model on JAX in place, build what its first step would, and return that step.
+    """Compile and build a Keras model on JAX in place, and return its step.
 
     Args:
         model: with or without weights.

@@ -18,7 +18,7 @@ from kerasmem.models.weightless import weightless
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What `compile` was given.
+    """Arguments of `compile`.
 
     Attributes:
         optimizer: its class name in lower case ("adam"), or None if the model was not compiled.
@@ -44,7 +44,7 @@ class TrainingSettings:
 
 
 def training_of_document(document: ModelDocument) -> TrainingSettings:
-    """Return the settings in a file; what cannot be read is left out."""
+    """Return the settings in a file, without those that cannot be read."""
     training = document.training or {}
     stored = training.get("optimizer_config", training.get("optimizer"))
     name, config = None, None
@@ -77,7 +77,7 @@ def training_of_model(model: Any) -> TrainingSettings:
 
 
 def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
-    """Return the settings with which a copy of a live model is compiled: its loss itself, new metrics like its own."""
+    """Return the settings for a copy of a live model: the same loss, new metrics."""
     keras = import_keras()
     metrics = keras.tree.map_structure(
         lambda each: keras.saving.serialize_keras_object(each) if isinstance(each, keras.Metric) else each,

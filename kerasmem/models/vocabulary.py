@@ -1,4 +1,4 @@
-"""The names a configuration may use: Keras's own building blocks and what the user has named, nothing else."""
+"""The names a configuration may use: Keras's own building blocks and the user's objects, nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CUTS_TOLD: ContextVar[bool] = ContextVar("cuts_told", default=False)
 
 @functools.cache
 def _modules_behind(*namespaces: str) -> tuple[str, ...]:
-    """Return the modules in which the functions and classes of public modules of Keras are defined.
+    """Return the modules that define the functions and classes of public modules of Keras.
 
     They have the classes that Keras puts into files without exporting them by that name: those of `keras.ops`, which
     a graph has where a function was called between layers, and a few layers of `keras.applications`.
@@ -113,7 +113,7 @@ def dictionaries(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def register_own_classes(config: Any) -> None:
-    """Register kerasmem's own class with Keras where a configuration has it.
+    """Register kerasmem's own class with Keras if a configuration has it.
 
     Raises:
         NotAvailableError: If the class does not work with the Keras installed.
@@ -123,7 +123,7 @@ def register_own_classes(config: Any) -> None:
 
 
 def configuration(model: Any) -> dict[str, Any]:
-    """Return what `keras.saving.deserialize_keras_object` makes a model of, recomputed ones with their cuts.
+    """Return a model's configuration for `keras.saving.deserialize_keras_object`, with its cuts.
 
     It is for this process and its children; what Keras writes to a file has no cuts.
     """

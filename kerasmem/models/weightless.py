@@ -131,7 +131,7 @@ def shaped_variables() -> list[Any]:
 
 
 def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Return a scope in which variables without a value are placeholders of the graph that is made here.
+    """Return a scope that makes variables without a value placeholders of the graph.
 
     Keras would put in the operations that draw their first value, which takes longer than those of the layers. On JAX
     it does: there is no graph to hold a placeholder.

@@ -101,7 +101,7 @@ class ChannelChild:
 
 
 def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
-    """Answer requests until the other end is closed, and end this process without touching what libraries hold.
+    """Answer requests until the other end is closed, and end this process at once.
 
     Args:
         answer: takes a request, and returns the answer and whether to go on.

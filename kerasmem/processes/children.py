@@ -1,4 +1,4 @@
-"""What all child processes share: how they start, what they may take, how they end and what is said of it."""
+"""Common parts of child processes: start, limits, end and its reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ChildFailure(KerasmemError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child process may take.
+    """Limits of a child process.
 
     Attributes:
         seconds: of time.
@@ -61,7 +61,7 @@ class Limits:
     host_bytes: int | None = None
 
     def exceeded(self, pid: int, started: float, *, with_children: bool = False) -> ChildFailure | None:
-        """Return which limit a process is beyond.
+        """Return a failure if a process exceeds a limit.
 
         Args:
             pid: of the process.
@@ -138,18 +138,18 @@ def off_the_cards() -> Iterator[None]:
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """Return the environment variables of a child that finds modules where this process does."""
+    """Return the environment variables of a child that finds this process's modules."""
     given = {name: value for name, value in {**os.environ, **_hidden}.items() if value is not None}
     return {**given, "PYTHONPATH": os.pathsep.join(import_paths()), "PYTHONSAFEPATH": "1", **more}
 
 
 def import_paths() -> list[str]:
-    """Return the folders in which this process looks for modules."""
+    """Return this process's folders of modules."""
     return [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
 
 
 def communicate(process: subprocess.Popen[bytes], request: bytes | None, limits: Limits) -> tuple[bytes, bytes]:
-    """Send a child its input, wait until it ends, and return what it wrote.
+    """Send a child its input, wait until it ends, and return its output.
 
     The child's group is ended when a limit is exceeded (looked at ten times a second), and on Ctrl-C.
 
@@ -208,19 +208,19 @@ def end_after_parent() -> None:
 
 
 def exit_name(code: int) -> str:
-    """Return what ended a process, by its exit code as `subprocess` has it: "SIGSEGV" or "exit code 3"."""
+    """Name the end of a process by its exit code: "SIGSEGV" or "exit code 3"."""
     if code >= 0:
         return f"exit code {code}"
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
 def exit_reason(code: int) -> str:
-    """Return `exit_name`, and what the system does that way."""
+    """Return `exit_name` with its usual cause."""
     return exit_name(code) + (", as the system does when memory runs out" if code == -SIGKILL else "")
 
 
 def resident_bytes(pid: int) -> int:
-    """Return what a process has resident; 0 if it has ended."""
+    """Return the resident bytes of a process, or 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -229,7 +229,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have; none if the system hides them."""
+    """Return the processes that a process has started, at any depth."""
     found: list[int] = []
     todo = [pid]
     while todo:

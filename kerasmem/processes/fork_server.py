@@ -68,7 +68,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _load(modules: Iterable[str]) -> None:
-    """Import what calls will need, once for all of them."""
+    """Import modules, once for all calls."""
     missing = [name for name in modules if name not in sys.modules]
     for name in missing:
         with contextlib.suppress(Exception):  # the call itself will say what is wrong

@@ -22,7 +22,7 @@ from kerasmem.units import MIB
 
 
 def run(call: BinaryIO, answer: BinaryIO, settings: Mapping[str, Any]) -> None:
-    """Make the call and write what became of it.
+    """Make the call and write its outcome.
 
     Args:
         call: a pickle of (function, positional arguments, keyword arguments).
@@ -50,7 +50,7 @@ def run(call: BinaryIO, answer: BinaryIO, settings: Mapping[str, Any]) -> None:
 
 
 def prepare_devices(device_bytes: int | None) -> None:
-    """Have TensorFlow count what it hands out, and hand out no more than the limit; before its devices are started."""
+    """Make TensorFlow count its allocations and keep to a limit, before its devices start."""
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # several processes may share a card
     if device_bytes is None:
@@ -66,7 +66,7 @@ def prepare_devices(device_bytes: int | None) -> None:
 
 
 def _peak() -> dict[str, Any]:
-    """Return the device with the highest peak, and the peak; nothing if TensorFlow has not started its devices."""
+    """Return the device with the highest peak, and the peak, if TensorFlow has started its devices."""
     if not devices_are_started():
         return {}
     import tensorflow as tf

@@ -187,7 +187,7 @@ class ForkedCall:
             self._run()
 
     def answer(self) -> dict[str, Any] | None:
-        """Return what the fork left, see `forked_call`; None if it ended without an answer.
+        """Return the fork's answer (see `forked_call`), or None.
 
         Raises:
             KerasmemError: If the answer cannot be read.
@@ -257,7 +257,7 @@ class ForkedCall:
                 self.code, self.host_peak = data["code"], data["host_peak"]
 
     def _pass_on(self, descriptor: int, streams: dict[int, str]) -> None:
-        """Show what the function printed, and keep what it wrote to standard error."""
+        """Show the function's output, and keep its standard error."""
         data = os.read(descriptor, 2**16)
         if not data:
             del streams[descriptor]

@@ -1,4 +1,4 @@
-"""A program that reads files of unknown origin goes on in a child process, which may be ended without harm to it.
+"""Run the rest of a program that reads untrusted files in a child process.
 
 A damaged or hostile file can make HDF5, a codec or Keras crash, take all memory, or never end. The program forks
 before anything heavy is loaded: the child does the work, and the parent sees to the limits, to Ctrl-C and to a message.
@@ -51,7 +51,7 @@ def told_of_stages(listener: Callable[[str], object]) -> Iterator[None]:
 
 
 def note_stage(text: str) -> None:
-    """Tell what is being done, such as "opening model.h5": a parent that watches, and who shows it."""
+    """Report the current stage, such as "opening model.h5", to the parent and the listener."""
     if _listener is not None:
         _listener(text)
     if _stages is not None:
@@ -59,7 +59,7 @@ def note_stage(text: str) -> None:
 
 
 def go_on_in_child(stage: str, limits: Limits) -> int | None:
-    """Fork; return None in the child, which has the work to do, and the child's exit code in the parent.
+    """Fork, and return None in the child and the child's exit code in the parent.
 
     Only for a process of one thread that has loaded nothing heavy yet.
 
@@ -117,7 +117,7 @@ def _watch(pid: int, stages: int, stage: str, limits: Limits) -> int:
 
 
 def _exit_code(code: int, stage: str, failure: ChildFailure | None, interrupted: bool) -> int:
-    """Return the exit code of a child that has ended by itself; raise what is to be said of another."""
+    """Return the exit code of a child, or raise if it was ended."""
     if failure is not None:
         raise GuardedFailure(stage, failure.reason, timed_out=failure.timed_out)
     if code < 0 and interrupted:

@@ -38,7 +38,7 @@ _waiting: dict[str, subprocess.Popen[bytes]] = {}  # children that were started 
 
 @contextlib.contextmanager
 def started_ahead(module: str, env: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Have the first `run_child` inside find its child started, which loads its libraries meanwhile.
+    """Start the child of the first `run_child` inside ahead of time.
 
     Args:
         module: the child's module.

@@ -1,1 +1,1 @@
-"""One real step, allocation by allocation: what is in memory at its peak, in the words of Keras."""
+"""One real step, allocation by allocation: its peak in the terms of Keras."""

@@ -106,7 +106,7 @@ def _largest(named: Sequence[tuple[Chunk, list[Named]]]) -> tuple[LiveChunk, ...
 
 
 def usual(peaks: Sequence[int]) -> int:
-    """Return the number of the step whose peak is the median (the lower of two).
+    """Return the number of the step with the median peak (the lower of two).
 
     Examples:
         >>> usual([30, 10, 20, 40])

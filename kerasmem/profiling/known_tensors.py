@@ -1,4 +1,4 @@
-"""What is in memory before and after a step, by address: the variables, the batch, constants."""
+"""Known memory before and after a step, by address: variables, batch, constants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CAPSULE_POINTER.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def address_of(tensor: Any) -> int | None:
-    """Return where an eager tensor's data lies, on whatever device; None if it has none or does not say.
+    """Return the address of an eager tensor's data on any device, or None if unknown.
 
     DLPack hands out the buffer itself, without a copy.
     """
@@ -33,7 +33,7 @@ def address_of(tensor: Any) -> int | None:
 
 
 def known_tensor(tensor: Any, kind: str, name: str, layer: tuple[str, ...] = ()) -> KnownTensor | None:
-    """Return what an eager tensor holds, or None if its address is not known."""
+    """Describe an eager tensor, or return None if its address is unknown."""
     address = address_of(tensor)
     if address is None:
         return None
@@ -43,13 +43,13 @@ def known_tensor(tensor: Any, kind: str, name: str, layer: tuple[str, ...] = ())
 
 
 def known_tensors(tensors: Iterable[Any], kind: str, name: str) -> list[KnownTensor]:
-    """Return what tensors hold; what is no eager tensor is passed over."""
+    """Describe the eager tensors among some objects."""
     found = (known_tensor(each, kind, name) for each in tensors if _is_eager(each))
     return [each for each in found if each is not None]
 
 
 def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[KnownTensor]:
-    """Return what the variables of a model, its metrics and its optimizers hold.
+    """Describe the variables of a model, its metrics and its optimizers.
 
     Args:
         model: a Keras model whose variables have values.
@@ -67,7 +67,7 @@ def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[
 
 
 def tensors_of_python(kind: str = "constant") -> list[KnownTensor]:
-    """Return what tensors hold that Python objects keep: constants of a step, a data set, what the user stored.
+    """Describe tensors that Python objects keep: constants of a step, a data set, stored results.
 
     Args:
         kind: of the known tensors.

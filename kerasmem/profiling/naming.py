@@ -71,7 +71,7 @@ class Namer:
     is_xla: bool = False
 
     def name(self, chunk: Chunk) -> Iterator[Named]:
-        """Yield the parts of a chunk; their bytes add up to what was asked for."""
+        """Yield the parts of a chunk. Their bytes add up to the request."""
         if chunk.tensor is not None:
             held = self._held(chunk.tensor, min(chunk.tensor.bytes, chunk.requested))
             yield held
@@ -92,7 +92,7 @@ class Namer:
             yield Named(left, "workspace", None, "gaps in XLA's buffer", "between the values of XLA's plan")
 
     def instant(self, operation: str) -> Instant | None:
-        """Return the moment at which an operation runs, in words; None if none is named."""
+        """Describe the moment at which an operation runs, or return None."""
         plain = _inner(operation)
         if self.is_xla:
             if self.at is None:

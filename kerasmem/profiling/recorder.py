@@ -32,7 +32,7 @@ _NOTHING = (
 
 
 class ProfilingError(KerasmemError):
-    """A batch could not be profiled; training goes on all the same."""
+    """A batch could not be profiled. Training continues."""
 
 
 class StepRecorder:
@@ -56,7 +56,7 @@ class StepRecorder:
         self._mark: Any = None
 
     def watch(self) -> None:
-        """Note the layers' name scopes from now on; the step must be traced meanwhile."""
+        """Note the layers' name scopes from now on. The step must be traced after this."""
         self._watching.close()
         self._noted = self._watching.enter_context(scopes_noted())
 
@@ -91,7 +91,7 @@ class StepRecorder:
         self._mark.__enter__()
 
     def end(self) -> StepProfile:
-        """End the recording, and return what was found.
+        """End the recording, and return the profile.
 
         Raises:
             ProfilingError: If nothing was recorded, or the recording is not readable.
@@ -118,7 +118,7 @@ class StepRecorder:
         return self._profile(own[begin:], own[:begin], device, self._known_tensors())
 
     def cancel(self) -> None:
-        """Let go of everything; what was recorded is dropped."""
+        """Drop the recording and the model."""
         import tensorflow as tf
 
         self._watching.close()
@@ -175,7 +175,7 @@ class StepRecorder:
 
 
 def _pipeline_steps(events: tuple[AllocatorEvent, ...], attribution: Attribution) -> frozenset[int]:
-    """Return the numbers of steps in which nothing of the model ran: those in which the data pipeline made batches."""
+    """Return the numbers of the data pipeline's steps, without operations of the model."""
     of_model, all_of_them = set(), set()
     for event in events:
         if event.kind == ALLOCATE and event.op and event.step:

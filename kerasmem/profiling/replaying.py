@@ -1,4 +1,4 @@
-"""The allocator's events of one step replayed: what is in use when, and what is live at the peak. Pure."""
+"""A step's allocator events replayed: bytes in use over time, and live chunks at the peak. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_POINTS = 2000
 
 @dataclass(frozen=True)
 class KnownTensor:
-    """Something whose place in memory is known from the process itself.
+    """A tensor at a known address.
 
     Attributes:
         address: of its first byte.
@@ -90,7 +90,7 @@ def replay_step(
     *,
     is_complete: bool = False,
 ) -> Replayed:
-    """Return what a step had in memory.
+    """Replay a step's events.
 
     Args:
         step: its events, in order.
@@ -182,7 +182,7 @@ def _learn_from_frees(step: Sequence[AllocatorEvent], live: dict[int, Chunk]) ->
 
 
 def _drop_what_lies_elsewhere(live: dict[int, Chunk], begin: int) -> None:
-    """Drop what the process holds and the allocator cannot have handed out, as it would be more than is in use.
+    """Drop tensors outside the allocator, as they would exceed the bytes in use.
 
     A tensor made from a NumPy array may share that array's memory, and nothing about it tells.
     """

@@ -1,4 +1,4 @@
-"""What one profiled step held at its peak: a frozen result in bytes, in the shape of an estimate's."""
+"""The memory of one profiled step at its peak, in the layout of an estimate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHOD = "profile"
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """How the step was run; `batch_size` is None if it could not be seen, `execution` "graph", "xla" or "none"."""
+    """Settings of the step. `batch_size` may be None, `execution` is "graph", "xla" or "none"."""
 
     batch_size: int | None
     optimizer: str | None
@@ -30,7 +30,7 @@ class ProfileSettings:
 
 @dataclass(frozen=True)
 class PeakBytes(Bytes):
-    """The peak in bytes and what it is made of; the categories and `unnamed` add up to `total`.
+    """The peak in bytes and its parts. The categories and `unnamed` add up to `total`.
 
     Attributes:
         total: all chunks that the allocator had handed out.
@@ -68,7 +68,7 @@ class ProfiledLayer(LayerMemory):
 
 @dataclass(frozen=True)
 class Share:
-    """What belongs to no layer: "optimizer", "loss", "batch", "waste in chunks", …, and its bytes at the peak."""
+    """A part without a layer: "optimizer", "loss", "batch", "waste in chunks", …, and its bytes at the peak."""
 
     name: str
     bytes: int
@@ -106,7 +106,7 @@ class LiveChunk:
 
 @dataclass(frozen=True)
 class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), rows="layers"):
-    """One real step: what was in memory at its peak, by layer and category, and how it came to that.
+    """One real step: its memory at the peak by layer and category, and the timeline to it.
 
     `to_dict` gives the object that `kerasmem profile --json` prints, in the layout of an estimate's; `from_dict`
     reads it back.
