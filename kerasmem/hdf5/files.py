@@ -15,7 +15,6 @@ from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, part_of
 from kerasmem.hdf5.direct.sources import Outputs
 from kerasmem.hdf5.grid import Grid, ranges
-from kerasmem.hdf5.index import IndexedData
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout
 from kerasmem.hdf5.opened import OpenFile
 from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
@@ -121,7 +120,7 @@ class OpenFiles:
     def _make(self, number: int) -> dict[str, OpenFile]:
         layout = self._layout
         file, start = layout.files[number], layout.starts[number]
-        indexed = layout.index.file(number) if isinstance(layout, IndexedData) else None
+        indexed = None if layout.index is None else layout.index.file(number)
         found: dict[str, OpenFile] = {}
         for part in file.lies_in:
             fetcher = self._start_fetcher if is_url(part.path) else None

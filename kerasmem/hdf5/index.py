@@ -20,7 +20,7 @@ from urllib.parse import urljoin, urlsplit
 import numpy as np
 
 from kerasmem.archives import open_archive
-from kerasmem.errors import DataError, InputError, UsageError
+from kerasmem.errors import DataError, UsageError
 from kerasmem.files import read_json, replacing
 from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.remote.access import RemoteAccess
@@ -132,8 +132,6 @@ class DataIndex(Sequence[str]):
                 raise ValueError("it names more files, or fewer, than it has rows of")
         except (DataError, UsageError):
             raise
-        except InputError as error:
-            raise DataError(f"{shown(path)}: {error}; make the index again with `kerasmem data index`") from error
         except OSError as error:
             raise DataError(f"{shown(path)}: the index cannot be read: {error.strerror or error}") from error
         except Exception as error:  # zipfile, NumPy and Python's parser raise whatever they meet in damaged ones
@@ -150,7 +148,7 @@ class DataIndex(Sequence[str]):
     def __getitem__(self, number: Any) -> Any:
         return self._paths[number]
 
-    def layout(self, names: Sequence[str]) -> IndexedData:
+    def layout(self, names: Sequence[str]) -> DataLayout:
         """Return the layout of some datasets in all files.
 
         Raises:
@@ -163,9 +161,9 @@ class DataIndex(Sequence[str]):
                     f"{shown(self.path)}: the index has no dataset {shown(name)}; it has "
                     f"{', '.join(map(shown, known[:12]))}"
                 )
-        return IndexedData(self, names)
+        return DataLayout(tuple(self._file_layouts(names)), self)
 
-    def file_layouts(self, names: Sequence[str]) -> Iterator[FileLayout]:
+    def _file_layouts(self, names: Sequence[str]) -> Iterator[FileLayout]:
         """Yield what each file looks like, as `scan_file` would find it."""
         about, arrays = self.about, self._arrays
         columns = [
@@ -273,21 +271,6 @@ def _joined(url: str, name: str) -> str:
     while name.startswith("../"):
         folder, name = folder.rsplit("/", 1)[0], name[3:]
     return f"{folder}/{name}"
-
-
-class IndexedData(DataLayout):
-    """The layout that an index tells, and the way back to it.
-
-    Args:
-        index: the index.
-        names: the datasets.
-    """
-
-    index: DataIndex
-
-    def __init__(self, index: DataIndex, names: Sequence[str]) -> None:
-        object.__setattr__(self, "index", index)
-        super().__init__(tuple(index.file_layouts(names)))
 
 
 class IndexWriter:

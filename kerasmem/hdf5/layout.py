@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.remote.urls import place_of, redact
+
+if TYPE_CHECKING:
+    from kerasmem.hdf5.index import DataIndex
 
 
 def shown(name: str, limit: int = 120) -> str:
@@ -148,12 +152,14 @@ class DataLayout:
 
     Args:
         files: the files; their datasets agree in names, row shapes and types.
+        index: the index that the layout was read from; None if the files were looked into.
 
     Raises:
-        DataError: they do not.
+        DataError: If the datasets of two files differ.
     """
 
     files: tuple[FileLayout, ...]
+    index: DataIndex | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         first = self.files[0]

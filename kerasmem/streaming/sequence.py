@@ -236,17 +236,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
         """The part of the rows, (index, count)."""
         return self.stream_plan.settings.shard
 
-    @property
-    def transform(self) -> Callable[..., Any] | None:
-        """What is done to each batch."""
-        return self._preparation.transform
-
-    @transform.setter
-    def transform(self, value: Callable[..., Any] | None) -> None:
-        check_transform(value, self._preparation.in_processes)
-        self.close()
-        self._preparation = replace(self._preparation, transform=value)
-
     # ---- what Keras asks for
 
     def __len__(self) -> int:
@@ -367,7 +356,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             [(5, 3), (5, 3)]
         """
         prefetch = checks.whole("prefetch", prefetch, 0)
-        if self.transform is None:
+        if self._preparation.transform is None:
             signature = plan_signature(self.stream_plan)
         else:
             signature = batches_signature([self.batch(place) for place in sorted({0, len(self) - 1})])

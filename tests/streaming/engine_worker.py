@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasmem import H5ChunkSequence, MemoryLogger, ResumeTraining
+from kerasmem import H5ChunkSequence, ResumeTraining
 from kerasmem.errors import UsageError
 
 EPOCHS = 2
@@ -94,7 +94,7 @@ def main(file, settings, *tasks):
     model = None
     for task in tasks:
         if task == "fit":
-            model, result = fit([MemoryLogger("run.jsonl")])
+            model, result = fit()
         elif task == "evaluate":
             result = {"evaluated": model.evaluate(stream(shuffle=False), verbose=0, return_dict=True)}
         elif task == "unsharded":

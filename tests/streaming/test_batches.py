@@ -134,18 +134,6 @@ def test_names_may_be_written_in_several_ways(write):
     assert stream[0][1].dtype == np.float32
 
 
-def test_settings_may_be_numpy_numbers(numbered):
-    kinds = (np.int64, np.uint8)
-    for kind in kinds:
-        numbers = {name: kind(2) for name in ("batch_size", "seed", "workers")} | {
-            "rows": (kind(0), kind(50)),
-            "scale": (np.float32(0.5), kind(1)),
-        }
-        stream = H5ChunkSequence(numbered(), memory_budget=np.int64(10**6), shuffle=np.True_, **numbers)
-        assert len(stream[kind(1)][1]) == 2
-        stream.close()
-
-
 def test_the_other_dtypes(write):
     tokens = np.arange(2**24, 2**24 + 20, dtype=">i4").reshape(10, 2)
     path = write(tokens=tokens, dense=np.ones((10, 2)), y=np.arange(10))
@@ -204,16 +192,6 @@ def test_last_batch_is_kept_or_dropped(numbered):
 
 def joined_epoch(sequence, epoch):
     return np.concatenate([sequence.batch(i, epoch)[1] for i in range(len(sequence))]).tolist()
-
-
-def test_splits_are_disjoint_and_complete(numbered):
-    path = numbered(rows=100)
-    train, valid = (H5ChunkSequence(path, rows=rows, batch_size=9) for rows in ((0, 80), slice(80, None)))
-    assert sorted([*joined(train, 1), *joined(valid, 1)]) == list(range(100))
-    picked = np.random.default_rng(0).permutation(100)
-    train, valid = (H5ChunkSequence(path, rows=rows, batch_size=9) for rows in (picked[:70], picked[70:]))
-    assert set(joined(train, 1)) == set(picked[:70])
-    assert set(joined(valid, 1)) == set(picked[70:])
 
 
 def test_file_order(numbered):
@@ -302,27 +280,6 @@ def test_a_failing_transform_is_named(numbered, transform, text):
         sequence[1]
     if "raised" in text:
         assert caught.value.__cause__ is not None
-
-
-def test_odd_but_sound_layouts(tmp_path):
-    x = np.arange(4000, dtype="f4").reshape(100, 40)
-    with h5py.File(tmp_path / "odd.h5", "w", userblock_size=512, libver="latest") as file:
-        file.create_dataset("columns", data=x, chunks=(100, 3), compression="lzf", shuffle=True)
-        file.create_dataset("growing", data=x, maxshape=(None, 40), chunks=(7, 40), fletcher32=True)
-        file.create_dataset("enum", data=np.arange(100) % 3, dtype=h5py.enum_dtype({"a": 0, "b": 1, "c": 2}))
-        compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        compact.set_layout(h5py.h5d.COMPACT)
-        h5py.h5d.create(file.id, b"compact", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((100,)), compact)
-        file["compact"][:] = np.arange(100)
-        file["soft"] = h5py.SoftLink("/growing")
-    for name in ("columns", "growing", "soft"):
-        sequence = H5ChunkSequence(tmp_path / "odd.h5", name, "compact", batch_size=9)
-        for features, rows in sequence:
-            assert np.array_equal(features, x[rows])
-    features, classes = H5ChunkSequence(tmp_path / "odd.h5", "enum", "enum", shuffle=False, batch_size=100)[0]
-    assert features.dtype == np.float32
-    assert classes.dtype.kind in "iu"
-    assert np.array_equal(classes, np.arange(100) % 3)
 
 
 def test_describe_and_repr(numbered):

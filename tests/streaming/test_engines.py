@@ -182,16 +182,6 @@ class TestTwoWorkers:
             assert "predict puts the results of all workers together" in predict
             assert "give fit the H5ChunkSequence itself" in within
 
-    def test_each_worker_logs_its_memory_and_report_merges(self, said, folder, cli):
-        logs = sorted(path.name for path in folder.glob("*.jsonl"))
-        assert logs == ["run.rank0.jsonl", "run.rank1.jsonl"]
-        result = cli("report", "--json", *(folder / name for name in logs))
-        assert result.code == 0, result.err
-        (training,) = json.loads(result.out)["trainings"]
-        assert training["ranks"] == [0, 1]
-        assert training["missing_ranks"] == []
-        assert training["merged"]["rss_bytes"] > 0
-
 
 @pytest.fixture(scope="module")
 def whole(path, tmp_path_factory):

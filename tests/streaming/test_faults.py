@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -105,15 +104,6 @@ def test_what_overflows_float32_is_no_silent_infinity(write):
     assert H5ChunkSequence(path, scale=1e-300, dtype="float16", check_finite=True)[0][0].max() == 1
 
 
-def test_fit_reports_a_failing_transform(numbered):
-    def broken(x, y):
-        raise StopIteration
-
-    stream = H5ChunkSequence(numbered(), transform=broken)
-    with pytest.raises(Exception, match=r"transform, on batch 0 of epoch 0.*StopIteration"):
-        shared_model().fit(stream, verbose=0)
-
-
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
 def test_a_mere_touch_does_not_stop_a_run(write, options):
     x = np.random.default_rng(0).random((4000, 50), "f4")
@@ -131,49 +121,6 @@ def test_a_mere_touch_does_not_stop_a_run(write, options):
             assert sum(len(y) for _, y in stream.next_epoch()) == 4000, "said once"
         os.utime(path, ns=(1, 1))
         shared_model(50).fit(stream, verbose=0)
-
-
-def test_a_touch_while_many_threads_read(write):
-    path = write(x=np.ones((20_000, 50), "f4"), y=np.arange(20_000), chunks=20, options={"x": {"compression": "gzip"}})
-    with warnings.catch_warnings(), H5ChunkSequence(path, batch_size=100, memory_budget="1MB", workers=4) as stream:
-        warnings.simplefilter("ignore")
-        for number, (features, _) in enumerate(stream.next_epoch()):
-            assert features.min() == 1
-            if number % 10 == 0:
-                os.utime(path)
-
-
-def test_what_was_written_in_place_is_found(write):
-    """Same size, same layout; and the samples of the content tell."""
-    path = write(x=np.ones((4000, 50), "f4"), y=np.arange(4000))
-    stream = H5ChunkSequence(path, batch_size=100, shuffle=False, memory_budget="200kB")
-    batches = iter(stream)
-    next(batches)
-    with h5py.File(path) as file:
-        offset = file["x"].id.get_offset()
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        file.write(np.full((4000, 50), 2, "f4").tobytes())
-    with pytest.raises(DataError, match=r"data.h5'?: the file was written to while in use; make the sequence again"):
-        for features, _ in batches:
-            assert len(np.unique(features)) == 1
-    stream.close()
-
-
-def test_fit_stops_where_the_file_is_replaced(write, tmp_path):
-    path = write(x=np.ones((4000, 50), "f4"), y=np.arange(4000), chunks=50)
-    other = shutil.copy(path, tmp_path / "other.h5")
-
-    def replace(x, y):
-        if os.path.exists(other) and 1000 in y:
-            os.replace(other, path)
-        return x, y
-
-    stream = H5ChunkSequence(path, batch_size=100, memory_budget="200kB", transform=replace)
-    with pytest.raises(Exception, match="the file was replaced by another while in use; make the sequence again"):
-        shared_model(50).fit(stream, epochs=3, verbose=0)
-    stream.close()
-    assert len(stream[0][1]) == 100, "closed, it may be used with the new one"
 
 
 # ---- Ctrl-C

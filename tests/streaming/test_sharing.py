@@ -77,17 +77,6 @@ def test_closing_waits_for_the_batch_that_is_being_gathered():
     assert seen, "the file would be opened again after it was closed"
 
 
-def test_passes_that_take_turns_get_their_own_batches():
-    ahead = BatchesAhead(
-        lambda epoch, place: (epoch, place), lambda epoch, place, batch: batch, workers=3, depth=4, batches=20
-    )
-    for place in range(20):
-        assert ahead.get("one", 0, place) == (0, place)
-        if place % 3 == 0:
-            assert ahead.get("two", 1, place // 3) == (1, place // 3)
-    ahead.close()
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
 def test_copies(numbered, duplicate):
     stream = H5ChunkSequence(numbered(rows=200), batch_size=9, workers=3, memory_budget="20kB")

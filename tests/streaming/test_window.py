@@ -183,16 +183,6 @@ def test_the_next_window_is_read_while_one_is_delivered():
     store.close()
 
 
-def test_a_batch_of_ones_own_is_a_view_and_others_get_copies():
-    store, order = a_store(FakeReader()), an_order()
-    own = store.batch(order, 0, 8, own=True)
-    other = store.batch(order, 8, 16, own=False)
-    assert own[0].base is not None
-    again = store.batch(order, 8, 16, own=False)
-    assert not np.shares_memory(other[0], again[0])
-    store.close()
-
-
 def test_a_batch_waits_for_its_own_rows_alone():
     reader, order = FakeReader(), an_order()
     store, wanted = a_store(reader), order.rows(0, ROWS)
@@ -241,17 +231,6 @@ def test_a_single_window_stays_from_epoch_to_epoch():
     store.close()
 
 
-def test_an_error_reaches_who_waits_and_the_next_one_reads_again():
-    reader, order = FakeReader(), an_order()
-    reader.failure = OSError("gone")
-    store = a_store(reader)
-    with pytest.raises(OSError, match="gone"):
-        store.batch(order, 0, 8, own=True)
-    reader.failure = None
-    assert store.batch(order, 0, 8, own=True)[1].tolist() == order.rows(0, 8).tolist()
-    store.close()
-
-
 def test_rows_that_an_error_left_out_are_not_given_away():
     reader, order = FakeReader(), an_order()
     store = a_store(reader)
@@ -277,21 +256,6 @@ def test_memory_is_taken_again_only_when_nobody_holds_it():
     kept.clear()
     epoch(store, an_order(9))
     assert store.nbytes <= 2 * BLOCK * WINDOW * 16 + 4096
-    store.close()
-
-
-def test_threads_in_several_epochs_get_their_own_rows():
-    store = a_store(FakeReader(delay=0.0002))
-    orders = [an_order(number) for number in range(4)]
-
-    def read(number):
-        random, order = np.random.default_rng(number), orders[number % 4]
-        for start in random.integers(0, ROWS - 8, 60).tolist():
-            assert store.batch(order, start, start + 8, own=False)[1].tolist() == order.rows(start, start + 8).tolist()
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(read, range(8), timeout=120))
     store.close()
 
 
