@@ -26,7 +26,7 @@ class Column:
         row_shape: shape of one row.
         stored: NumPy's text for the stored type.
         dtype: name of the type delivered, native byte order.
-        scale: factor, or None where values are cast as they are.
+        scale: factor, or None if values are cast as they are.
         offset: added after scaling.
     """
 

@@ -78,7 +78,7 @@ class OpenFiles:
             name: the dataset to be read; datasets may lie in different files beside one another.
 
         Raises:
-            DataError: it cannot be opened, or is not what it was.
+            DataError: If it cannot be opened, or is not what it was.
         """
         by_name = self._by_name.get(number) or self._make(number)
         file = next(iter(by_name.values())) if name is None else by_name[name]
@@ -209,7 +209,7 @@ class DatasetRows:
     def plan(self, rows: np.ndarray, places: Places, target: np.ndarray) -> list[ScatterRead] | None:
         """Return how to read rows as they lie in the files, a plan for each run of them in one file.
 
-        None where the rows do not lie there as they are.
+        None if the rows do not lie there as they are.
         """
         files = self.file_of(rows)
         bounds = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(rows)]

@@ -115,7 +115,7 @@ class DataIndex(Sequence[str]):
         access: how URLs are reached.
 
     Raises:
-        DataError: it is no index, or a damaged one.
+        DataError: If it is no index, or a damaged one.
     """
 
     def __init__(self, path: str, access: RemoteAccess) -> None:
@@ -152,7 +152,7 @@ class DataIndex(Sequence[str]):
         """Return the layout of some datasets in all files.
 
         Raises:
-            DataError: the index has no such dataset.
+            DataError: If the index has no such dataset.
         """
         known = self.about.names
         for name in names:

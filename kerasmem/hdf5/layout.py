@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.grid import Grid
 from kerasmem.hdf5.remote.urls import place_of, redact
-
-if TYPE_CHECKING:
-    from kerasmem.hdf5.index import DataIndex
 
 
 def shown(name: str, limit: int = 120) -> str:
@@ -53,7 +50,7 @@ class DatasetLayout:
         shape: shape; axis 0 counts the rows.
         dtype: NumPy's text for the stored type: "<f4", ">i2", "|b1".
         storage: "contiguous", "chunked", "compact" or "virtual"; "several" where files differ in it.
-        chunks: chunk shape, or None where the data is not chunked.
+        chunks: chunk shape, or None if the data is not chunked.
         filters: names of the filters a chunk passes through, such as ("shuffle", "gzip").
         stored_bytes: bytes taken in the file, after compression.
     """
@@ -88,7 +85,7 @@ class DatasetLayout:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that have to be read together: a chunk's rows, or 1 where the data is not chunked."""
+        """Rows that have to be read together: a chunk's rows, or 1 if the data is not chunked."""
         return min(self.chunks[0], max(self.rows, 1)) if self.chunks else 1
 
 
@@ -134,7 +131,7 @@ class JoinedLayout(FileLayout):
         """Return the layout of some files, with their datasets in the order of `names`.
 
         Raises:
-            DataError: the datasets differ in their number of rows.
+            DataError: If the datasets differ in their number of rows.
         """
         by_name = {layout.name: (part, layout) for part in parts for layout in part.datasets}
         datasets = tuple(by_name[name][1] for name in names)
@@ -152,14 +149,14 @@ class DataLayout:
 
     Args:
         files: the files; their datasets agree in names, row shapes and types.
-        index: the index that the layout was read from; None if the files were looked into.
+        index: the `DataIndex` that the layout was read from; None if the files were looked into.
 
     Raises:
         DataError: If the datasets of two files differ.
     """
 
     files: tuple[FileLayout, ...]
-    index: DataIndex | None = field(default=None, compare=False)
+    index: Any = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         first = self.files[0]

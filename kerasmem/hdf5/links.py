@@ -33,8 +33,8 @@ def walk_objects(group: h5py.Group, most: int) -> tuple[dict[str, Any], bool]:
     """Return the groups and datasets of a file or a group by name, so many at most, and whether these are all.
 
     Raises:
-        RawError: one has a list of sources that HDF5 would go through without end; what else h5py raises at damage is
-            in `DAMAGED`.
+        RawError: If one has a list of sources that HDF5 would go through without end. Other errors of damaged files
+            are in `DAMAGED`.
     """
     places: dict[int, bytes] = {}
     itself = h5py.h5o.get_info(group.id).addr
@@ -53,7 +53,7 @@ def walk_objects(group: h5py.Group, most: int) -> tuple[dict[str, Any], bool]:
 
 
 def shape_of(dataset: h5py.Dataset) -> tuple[int, ...] | None:
-    """Return the shape of a dataset without opening another file; None where it has none.
+    """Return the shape of a dataset without opening another file; None if it has none.
 
     Of a virtual dataset that grows with its sources this is the shape that it was written with.
     """
@@ -64,7 +64,7 @@ def shape_of(dataset: h5py.Dataset) -> tuple[int, ...] | None:
 
 
 def points_of(space: Any) -> int:
-    """Return how many values a selection has; -1 where it has no end."""
+    """Return how many values a selection has; -1 if it has no end."""
     try:
         return int(space.get_select_npoints())
     except RuntimeError:

@@ -89,7 +89,7 @@ class OpenFile:
         """Return what reads a dataset of the open file.
 
         Raises:
-            DataError: the file is no longer what it was.
+            DataError: If the file is no longer what it was.
         """
         with self._lock:  # another thread may be looking again just now
             if self._spoiled:
@@ -100,7 +100,7 @@ class OpenFile:
         """Open the file, or open it again after `rest`.
 
         Raises:
-            DataError: it cannot be opened, or is not what it was.
+            DataError: If it cannot be opened, or is not what it was.
         """
         with self._lock:
             if self._handle is None:

@@ -108,7 +108,7 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
         known: size and version of a remote file, where they were asked for.
 
     Raises:
-        DataError: the file, or one of the datasets, cannot be used. The message says why and what to do.
+        DataError: If the file, or one of the datasets, cannot be used. The message says why and what to do.
     """
     file: h5py.File = open_remote(path, access.remote, known) if is_url(path) else open_file(path)
     tag = None
@@ -168,7 +168,7 @@ def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of a dataset as read; the extents of an array type are the shape's last.
 
     Raises:
-        TypeError: NumPy has no such type.
+        TypeError: If NumPy has no such type.
     """
     dtype = dataset.dtype
     shape = tuple(int(extent) for extent in dataset.shape)
@@ -179,7 +179,7 @@ def look_at(file: h5py.File, path: str, name: str, access: Access) -> DatasetLay
     """Return the layout of a dataset of an open file, one that is fit to train from.
 
     Raises:
-        DataError: it is not. The message says why and what to do.
+        DataError: If it is not. The message says why and what to do.
     """
     try:
         return _look(file, path, name, access)
@@ -247,7 +247,7 @@ def _refuse_filters(here: str, creation: Any, access: Access) -> None:
 
 
 def _missing(file: h5py.File, dataset: h5py.Dataset) -> str:
-    """Return which part of a dataset was never written, in words; "" where nothing is known to be missing."""
+    """Return which part of a dataset was never written, in words; "" if nothing is known to be missing."""
     if dataset.is_virtual:
         return _missing_sources(file, dataset)
     unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED

@@ -54,8 +54,8 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
         remote: how URLs are reached, to find those that match a pattern.
 
     Raises:
-        DataError: no file matches.
-        UsageError: these are no paths, or one is named twice.
+        DataError: If no file matches.
+        UsageError: If these are no paths, or one is named twice.
     """
     if isinstance(path, Sequence) and not isinstance(path, (str, bytes)):
         paths = [read_place(one) for one in path]
@@ -87,8 +87,8 @@ def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str | 
     Of an index, the files that it names.
 
     Raises:
-        DataError: no file matches.
-        UsageError: these are no paths, or datasets have different numbers of files.
+        DataError: If no file matches.
+        UsageError: If these are no paths, or datasets have different numbers of files.
     """
     if not isinstance(path, Mapping):
         paths = read_paths(path, remote)
@@ -175,8 +175,8 @@ def read_rows(rows: Any, length: int, *, ordered: bool) -> range | np.ndarray:
             because its own order would be lost without a word.
 
     Raises:
-        UsageError: `rows` is nothing of the kind.
-        DataError: rows outside the file, negative, named twice, or none at all.
+        UsageError: If `rows` is nothing of the kind.
+        DataError: If rows are outside the file, negative, named twice, or none at all.
     """
     if rows is None:
         return range(length)

@@ -16,7 +16,7 @@ from kerasmem.hdf5.links import DAMAGED
 
 
 def read_attribute(item: h5py.Group | h5py.Dataset, name: str, raw: RawFile, most: int = MOST_TEXT) -> Any:
-    """Return an attribute's value, texts as str; None where there is none, or none that is read.
+    """Return an attribute's value, texts as str; None if there is none, or none that is read.
 
     Args:
         item: the group or dataset.
@@ -45,7 +45,7 @@ def read_attribute(item: h5py.Group | h5py.Dataset, name: str, raw: RawFile, mos
 
 
 def read_names(dataset: h5py.Dataset, handle: Handle, raw: RawFile, most: int) -> list[str] | None:
-    """Return texts or numbers, one a row, as texts; None where the dataset holds something else or more.
+    """Return texts or numbers, one a row, as texts; None if the dataset holds something else or more.
 
     Args:
         dataset: it lies in its own file, with its sources.
@@ -54,7 +54,7 @@ def read_names(dataset: h5py.Dataset, handle: Handle, raw: RawFile, most: int) -
         most: entries.
 
     Raises:
-        RawError: the texts take more than is read, or are damaged.
+        RawError: If the texts take more than is read, or are damaged.
     """
     text = h5py.check_string_dtype(dataset.dtype)
     shape = dataset.shape

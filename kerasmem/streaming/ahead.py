@@ -46,17 +46,17 @@ class Preparation:
         return _MOST_AHEAD if self.works_ahead else 0
 
     def describe(self, ahead: int) -> str:
-        """Return who prepares batches, in words; "" where they are made when they are asked for."""
+        """Describe the workers in words; "" if batches are made on request."""
         kind = "processes" if self.in_processes and self.transform is not None else "threads"
         return f"{self.workers} {kind}, {ahead} ahead at most" if self.works_ahead else ""
 
 
 class TransformFailure(Exception):
-    """A transform raised or returned something else; the text goes on from "transform, on batch 3, "."""
+    """A transform failed or returned a wrong value. The text follows "transform, on batch 3, "."""
 
 
 def apply_transform(transform: Transform, batch: Batch) -> Batch:
-    """Return what `transform` makes of a batch, or raise `TransformFailure`."""
+    """Return the transformed batch, or raise `TransformFailure`."""
     try:
         result = transform(*batch)
     except Exception as error:
@@ -183,13 +183,13 @@ class BatchesAhead:
         return self.finish(epoch, place, self.gather(epoch, place))
 
     def stop(self, cursor: object = None) -> None:
-        """Drop what is prepared, all of it or only if it is for the reader `cursor`."""
+        """Cancel prepared batches: all, or only those of the reader `cursor`."""
         with self._lock:
             if cursor is None or (self._series is not None and self._series[0] is cursor):
                 self._drop()
 
     def close(self) -> None:
-        """Drop what is prepared and let the threads end; a batch that is being gathered is waited for.
+        """Cancel queued batches and wait for the one in progress.
 
         Whoever closes the file next would otherwise see it opened again by the rest of that batch.
         """

@@ -1,4 +1,4 @@
-"""How much memory goes where: block and window sizes from a memory budget. Pure arithmetic."""
+"""Derive block and window sizes from a memory budget. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def plan_memory(
         grid: returns the grid of blocks of so many rows at most.
 
     Raises:
-        UsageError: the budget is too small; the message names the smallest that works.
+        UsageError: If the budget is too small; the message names the smallest that works.
     """
     given = None if budget is None else parse_size(budget, field="memory_budget")
     batches = _plan_batches(columns, min(batch_size, len(selection)), ahead, workers, given)
@@ -177,7 +177,7 @@ class _Rows:
         return all(is_plain(layout) for layout in self.layouts)
 
     def windows(self, space: int, fullest: int, batch_bytes: int) -> tuple[int, int, int] | None:
-        """Return how many windows fit, and the blocks and rows of each; None where there is no room for any."""
+        """Return the number of windows that fit, and the blocks and rows of each; None if none fits."""
         count = len(self.selection)
         if count * self.row_bytes <= space:
             return 1, count, count  # there are never more blocks than rows
@@ -194,14 +194,14 @@ def is_plain(layout: DatasetLayout) -> bool:
 
 
 def _chunk_bytes(layout: DatasetLayout) -> int:
-    """Return the bytes of a whole chunk, which may reach beyond the dataset; 0 without chunks."""
+    """Return the bytes of a whole chunk, or 0 without chunks."""
     if not layout.chunks:
         return 0
     return prod(layout.chunks) * prod(layout.row_shape[len(layout.chunks) - 1 :]) * np.dtype(layout.dtype).itemsize
 
 
 def _thread_bytes(layout: DatasetLayout, columns: Sequence[Column], block: int, dense: bool) -> int:
-    """Return what a thread that reads this dataset needs for buffers."""
+    """Return the buffer bytes of a thread that reads this dataset."""
     used = [column for column in columns if column.name == layout.name]
     row = max(layout.row_bytes, 1)
     piece = min(max(PIECE_BYTES, row), block * row)
@@ -225,7 +225,7 @@ def check_order(blocks: int, batches: int) -> None:
     """Refuse data of so many blocks that their mere order is too much to remember.
 
     Raises:
-        DataError: the order would take more than 4 GiB.
+        DataError: If the order would take more than 4 GiB.
     """
     needed = blocks * _ORDER_BYTES + batches * _PLACE_BYTES
     if needed > _MOST_ORDER:

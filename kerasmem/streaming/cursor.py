@@ -1,4 +1,4 @@
-"""Where the readers of a sequence are: epochs counted for training, and one cursor for each reader. Pure arithmetic.
+"""Positions of the readers of a sequence: one cursor each, and the epochs used by training. Pure arithmetic.
 
 Each call of `fit`, `evaluate` or `predict`, and each loop over a sequence, reads through a cursor of its own, so that
 none disturbs another, whichever was left unfinished or runs within which. Only cursors that train use epochs up.
@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
 
 class Progress:
-    """Which epochs of a sequence training has used up, and the cursors that read it; thread-safe.
+    """Epochs of a sequence used up by training, and the cursors that read it. Thread-safe.
 
     Args:
         batches: batches of an epoch.
@@ -87,7 +87,7 @@ class Progress:
         return self._latest is not None and self._latest.steps > 0
 
     def go_to(self, epoch: int, batch: int = 0, *, skipped: int = 0) -> None:
-        """Go to a batch, whoever trains.
+        """Move all training cursors to a batch.
 
         Args:
             epoch: its epoch.
@@ -112,7 +112,7 @@ class Progress:
         return latest.epoch_reached if latest is not None and latest.is_open else self._next.epoch
 
     def start(self, cursor: Cursor) -> tuple[Position, int]:
-        """Return where a training cursor begins, and the batches that Keras will count without asking for them."""
+        """Return the start of a training cursor, and the batches that Keras counts without requesting them."""
         self._latest = cursor
         self._cursors.add(cursor)
         skipped, self._skipped = self._skipped, 0
@@ -155,12 +155,12 @@ class Cursor:
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch; None where there is no end."""
+        """Batches of an epoch, or None if it has no end."""
         return None if self.steps else self._progress.batches
 
     @property
     def epoch_reached(self) -> int:
-        """The epoch of the data in which Keras's epoch begins."""
+        """The data's epoch at the beginning of Keras's epoch."""
         return self._after_rounds(self._rounds).epoch
 
     def at(self, count: int) -> Position:
@@ -184,7 +184,7 @@ class Cursor:
                 self._progress.use_up(epoch - (batch == 0))
 
     def end(self) -> bool:
-        """End an epoch; return whether its batches are done with."""
+        """End an epoch. Return whether its batches are done with."""
         with _lock:
             if self.looking:
                 self.looking = False
@@ -229,7 +229,7 @@ class Cursor:
             return self.at(index), True
 
     def move(self, start: Position) -> None:
-        """Go on from another batch; for `Progress`, under the lock."""
+        """Continue from another batch. `Progress` calls this under the lock."""
         if self.is_open:
             self._start = start
             self._moved += self.given

@@ -45,8 +45,8 @@ class H5DataSource:
         remote: as for `H5ChunkSequence`.
 
     Raises:
-        DataError: the files or their data cannot be used.
-        UsageError: a setting is wrong.
+        DataError: If the files or their data cannot be used.
+        UsageError: If a setting is wrong.
 
     Examples:
         >>> import h5py, numpy as np
@@ -100,7 +100,7 @@ class H5DataSource:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
-        """Return some rows, in the order of their numbers here; PyTorch's `DataLoader` asks for a batch so."""
+        """Return rows in the order of `indices`. PyTorch's `DataLoader` requests a batch like this."""
         arrays = self._read(np.array([self._checked(index) for index in indices], np.int64))
         return [self._built([array[at] for array in arrays]) for at in range(len(indices))]
 
@@ -118,7 +118,7 @@ class H5DataSource:
         return self._built(self._read(np.array([self._checked(index) for index in indices], np.int64)))
 
     def close(self) -> None:
-        """Close the files; the next row opens them again. No other thread may be reading."""
+        """Close the files. The next row opens them again. No other thread may be reading."""
         with self._lock:
             reader, self._reader = self._reader, None
         if reader is not None and reader[0] == os.getpid():

@@ -1,4 +1,4 @@
-"""A sequence's batches, as this process makes them, as a `tf.data.Dataset`; TensorFlow is imported when one is made."""
+"""Batches of a sequence as a `tf.data.Dataset`. TensorFlow is imported when one is made."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kerasmem.streaming.plan import StreamPlan, build_batch
 
 
 def make_dataset(epoch: Callable[[], Iterator[Batch]], signature: Batch, *, batches: int | None, prefetch: int) -> Any:
-    """Return a data set. Every iteration of it delivers what `epoch()` does.
+    """Return a data set that delivers the batches of `epoch()` in every iteration.
 
     Args:
         epoch: called at the start of each iteration.
         signature: a `tf.TensorSpec` for each array of a batch, in the batch's structure.
-        batches: batches of each iteration; -1 for no end, None where it is not known.
+        batches: batches of each iteration; -1 for no end, None if it is not known.
         prefetch: batches made ahead.
     """
     import tensorflow as tf
@@ -42,7 +42,7 @@ def plan_signature(plan: StreamPlan) -> Batch:
 
 
 def batches_signature(batches: Sequence[Batch]) -> Batch:
-    """Return a signature that fits all `batches`; lengths that differ among them, and the number of rows, stay open."""
+    """Return a signature that fits all `batches`. Lengths that differ, and the number of rows, stay open."""
     import tensorflow as tf
 
     def spec(*arrays: Any) -> Any:

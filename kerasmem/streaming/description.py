@@ -74,7 +74,7 @@ def describe_quality(quality: ShuffleQuality, *, shuffle: bool) -> str:
 
 
 def advise(quality: ShuffleQuality, *, shuffle: bool) -> str:
-    """Return what is wrong with the mixing of labels, and what mends it."""
+    """Return why labels are mixed badly, and the remedy."""
     assert quality.ratio is not None
     wrong = f"batches have {_percent(quality.ratio)} of the label entropy of a uniform shuffle"
     if not shuffle:
@@ -92,7 +92,7 @@ def advise(quality: ShuffleQuality, *, shuffle: bool) -> str:
 
 
 def name_batch(batch: int, epoch: int, rows: np.ndarray) -> str:
-    """Return which batch is meant, for a message: its number, epoch and some of its rows."""
+    """Name a batch for a message: its number, epoch and some of its rows."""
     low, high = int(rows.min()), int(rows.max())
     if high - low + 1 == len(rows):
         which = f"rows {low:,} to {high:,}" if high > low else f"row {low:,}"

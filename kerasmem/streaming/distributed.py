@@ -1,4 +1,4 @@
-"""How a sequence reaches the workers of a `tf.distribute` strategy: whose rows, whose batches, nothing thrown away.
+"""Give the workers of a `tf.distribute` strategy their own batches without losing rows.
 
 Keras hands a `PyDataset` to `strategy.experimental_distribute_dataset`, which takes every worker's data for the same
 and its batches for those of all workers together: it cuts each batch into one piece a replica, and leaves a worker
@@ -23,13 +23,13 @@ _LOOP = "strategy.distribute_datasets_from_function(lambda context: sequence.as_
 
 
 def check_reader(plan: StreamPlan) -> None:
-    """Refuse a `fit` in which a worker's rows would be shared out once more.
+    """Refuse a `fit` that would share out a worker's rows once more.
 
     Called where somebody else than Keras's own adapter begins an epoch: another version of Keras, or a `PyDataset` of
     somebody's own that reads from this one.
 
     Raises:
-        UsageError: there are several workers.
+        UsageError: If there are several workers.
     """
     if plan.settings.shard[1] == 1 or "tensorflow" not in sys.modules:
         return
@@ -44,7 +44,7 @@ def check_devices(plan: StreamPlan) -> None:
     """Refuse batches that `keras.distribution` on JAX cannot lay out over its devices, before it fails on the last one.
 
     Raises:
-        UsageError: a batch cannot be shared out evenly.
+        UsageError: If a batch cannot be shared out evenly.
     """
     keras = sys.modules.get("keras")
     if keras is None or keras.backend.backend() != "jax":
@@ -88,11 +88,11 @@ def for_strategy(
         looking: whether Keras only looks.
 
     Returns:
-        `data` itself where there is one worker, also with several devices: there Keras shares out each batch among
+        `data` itself if there is one worker, also with several devices: there Keras shares out each batch among
         them, and loses nothing. Else a `tf.distribute.DistributedDataset`.
 
     Raises:
-        UsageError: the workers would read other rows than they should.
+        UsageError: If the workers would read other rows than they should.
     """
     import tensorflow as tf
 
@@ -156,7 +156,7 @@ def share_batches(data: Any, replicas: int) -> Any:
 
 
 def looked_at(look: Callable[[], Iterator[Any]], looking: Callable[[], bool], distributed: Any) -> Any:
-    """Return a distributed data set at which Keras may look before it trains.
+    """Return a distributed data set that Keras may look at before training.
 
     To build a model Keras (3.15) looks at one batch, and averages it over the replicas with `strategy.reduce`. With
     more than one worker that fails for whatever data (keras#20585). A batch that is not distributed it takes as it is.
@@ -169,7 +169,7 @@ def looked_at(look: Callable[[], Iterator[Any]], looking: Callable[[], bool], di
     import tensorflow as tf
 
     class LookedAt(tf.distribute.DistributedDataset):
-        """What `distributed` gives, but for the look."""
+        """The batches of `distributed`, except for the look."""
 
         @property
         def element_spec(self) -> Any:

@@ -49,7 +49,7 @@ def read_windows(
         rows: only these, rising; then the number yielded counts the rows yielded so far.
 
     Raises:
-        DataError: the file or its data cannot be used.
+        DataError: If the file or its data cannot be used.
     """
     access = access or Access()
     layout = scan_files(paths, list(names), access)

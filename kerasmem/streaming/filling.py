@@ -45,11 +45,11 @@ class Filling:
 
     @property
     def done(self) -> bool:
-        """Whether all of the window is there; once it is over, an error or `stop` may have left rows out."""
+        """Whether the whole window was read. An error or `stop` leaves rows out."""
         return self.over and self.error is None and not self.stopped
 
     def stop(self) -> None:
-        """Begin no further task; the window stays unfinished."""
+        """Begin no further task. The window stays unfinished."""
         self.stopped = True
 
     def _submit(self, step: Callable[..., None], *arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""What one process has open for a sequence: files, windows, threads and worker processes; and the batches from them."""
+"""The open files, windows, threads and worker processes of a sequence in one process, and its batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _process = object()  # another one in a forked process; asking the system for it
 
 
 def opening() -> threading.Lock:
-    """Return the lock to be held while a sequence opens its files; a forked process has one of its own."""
+    """Return the lock held while a sequence opens its files. A forked process has its own."""
     return _opening
 
 
@@ -36,7 +36,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class OpenStream:
-    """What belongs to one process and is never pickled: locks, open files, windows, threads. Any thread may use it.
+    """State of one process, never pickled: locks, open files, windows, threads. Any thread may use it.
 
     Args:
         plan: what is delivered.
@@ -78,7 +78,7 @@ class OpenStream:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process in which it was opened, and not a fork of it."""
+        """Whether this process opened it, not a fork of it."""
         return self._process is _process
 
     def batch(self, position: Position, cursor: Cursor | None = None) -> Batch:
@@ -117,7 +117,7 @@ class OpenStream:
         self.windows.close()
 
     def _gather(self, epoch: int, batch: int, own: bool = True) -> Batch:
-        """Return the batch as read, before `transform`; `own` is as in `WindowStore.batch`."""
+        """Return the batch as read, before `transform`. See `WindowStore.batch` for `own`."""
         arrays = self.windows.batch(self.order(epoch), *self._plan.bounds(batch), own=own)
         if self._plan.settings.remainder == "pad":
             arrays = self._plan.padded(arrays)

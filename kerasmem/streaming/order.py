@@ -1,4 +1,4 @@
-"""In which order rows are delivered: pure arithmetic on row numbers.
+"""The order of rows: pure arithmetic on row numbers.
 
 Shuffling has two levels. The selected rows are cut into *blocks* (runs that are read together), the blocks
 are dealt out to *windows* at random, and the rows of a window are shuffled among themselves. What has to be
@@ -58,9 +58,9 @@ class Blocks:
         return np.minimum(high, self._last) - np.maximum(low, self._first)
 
     def run(self, block: int) -> tuple[int, int, np.ndarray | None]:
-        """Return the run of file rows, start and stop, that covers a block, and which of them are selected.
+        """Return the run of file rows that covers a block, start and stop, and the selected ones among them.
 
-        The selected ones are counted from its start; None where all are.
+        The selected ones are counted from its start; None if all are.
         """
         if self._rows is not None:
             return _run_of(self._rows[self._bounds[block] : self._bounds[block + 1]])
@@ -82,7 +82,7 @@ class Blocks:
 
 
 class ShardBlocks:
-    """Some of the blocks, each whole or cut; has the face of `Blocks`.
+    """Some of the blocks, each whole or cut. Implements the interface of `Blocks`.
 
     Args:
         blocks: all blocks.
@@ -100,7 +100,7 @@ class ShardBlocks:
 
     @classmethod
     def between(cls, blocks: Blocks, order: np.ndarray, ends: np.ndarray, start: int, stop: int) -> ShardBlocks:
-        """Return the blocks in which a run of rows lies, in file order, the first and last of those dealt perhaps cut.
+        """Return the blocks of a run of rows in file order; the first and last dealt may be cut.
 
         Args:
             blocks: all blocks.
@@ -123,7 +123,7 @@ class ShardBlocks:
         return self._high[blocks] - self._low[blocks]
 
     def run(self, block: int) -> tuple[int, int, np.ndarray | None]:
-        """Return the run of file rows, start and stop, that covers a block, and which of them are in the shard."""
+        """Return the run of file rows that covers a block, start and stop, and those of the shard among them."""
         number = self.numbers[block : block + 1]
         if self._low[block] == 0 and self._high[block] == self._whole.sizes(number)[0]:
             return self._whole.run(int(number[0]))
@@ -188,7 +188,7 @@ class EpochOrder:
         return self.blocks.total
 
     def key(self, window: int) -> tuple[int, int]:
-        """Return what identifies a window's contents: equal keys hold equal rows, whatever the epoch."""
+        """Return the key of a window's contents: equal keys hold equal rows in any epoch."""
         return (self.epoch if self.windows > 1 and self.seed is not None else -1, window)
 
     def window_rows(self, window: int) -> int:
@@ -200,7 +200,7 @@ class EpochOrder:
         return self._order[self._firsts[window] : self._firsts[window + 1]]
 
     def places(self, segment: Segment) -> np.ndarray | None:
-        """Return where in the window's buffer the rows of a segment lie; None when they lie in order."""
+        """Return the places of a segment's rows in the window's buffer; None if they lie in order."""
         if self.seed is None:
             return None
         for window, places in self._shuffled:

@@ -1,4 +1,4 @@
-"""What a sequence delivers, decided once: which rows, in which blocks, shards and windows, as which columns.
+"""The plan of a sequence, decided once: rows, blocks, shards, windows and columns.
 
 Made from settings and from what the files look like, by functions that need neither Keras nor an open file.
 """
@@ -24,7 +24,7 @@ from kerasmem.streaming.sharding import Share
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """The settings of a sequence that decide which rows come when; see `H5ChunkSequence` for each.
+    """The settings of a sequence that determine its order of rows. See `H5ChunkSequence`.
 
     Args:
         batch_size: rows a batch.
@@ -61,7 +61,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, eq=False)
 class StreamPlan:
-    """What is delivered.
+    """The rows, batches and order that a sequence delivers.
 
     Args:
         settings: what was asked for.
@@ -86,7 +86,7 @@ class StreamPlan:
         """Sizes of blocks, windows and buffers, of this worker.
 
         Raises:
-            UsageError: the memory budget is too small.
+            UsageError: If the memory budget is too small.
         """
         return plan_memory(
             self.layout.datasets,
@@ -123,7 +123,7 @@ class StreamPlan:
 
     @property
     def seed(self) -> int | None:
-        """Seed of the order; None where rows come in file order."""
+        """Seed of the order, or None for file order."""
         return self.settings.seed if self.settings.shuffle else None
 
     @cached_property
@@ -223,11 +223,11 @@ def dataset_names(parts: Sequence[Part]) -> list[str]:
 
 
 def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSettings) -> StreamPlan:
-    """Return what is delivered of some datasets.
+    """Return the plan of a sequence.
 
     Raises:
-        DataError: rows are asked for that do not exist, or there are too many blocks.
-        UsageError: a setting is wrong, or the memory budget is too small.
+        DataError: If rows are asked for that do not exist, or there are too many blocks.
+        UsageError: If a setting is wrong, or the memory budget is too small.
     """
     columns, uses = choose_columns(layout, parts, settings.dtype, settings.scale)
     rows = read_rows(settings.rows, layout.datasets[0].rows, ordered=not settings.shuffle)

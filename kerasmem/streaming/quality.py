@@ -27,7 +27,7 @@ ReadLabels = Callable[[np.ndarray], Iterable[np.ndarray]]
 
 @dataclass(frozen=True)
 class ShuffleQuality(Record, what="shuffle quality", version=1):
-    """How well batches are mixed, against a uniform shuffle of all rows, and what reading them costs.
+    """Mixing of batches against a uniform shuffle of all rows, and the bytes read for them.
 
     Args:
         labels: the dataset whose values were looked at.
@@ -35,8 +35,8 @@ class ShuffleQuality(Record, what="shuffle quality", version=1):
         rows_examined: rows of the planned order that were looked at.
         entropy_bits: label entropy of a batch, the mean over those examined.
         uniform_bits: what it would be expected to be, had all rows been shuffled uniformly.
-        ratio: the first of the second; None where there is one class.
-        block_purity: share of a block's commonest label, the mean over blocks; 1 where blocks are homogeneous.
+        ratio: the first of the second; None if there is one class.
+        block_purity: share of a block's commonest label, the mean over blocks; 1 if blocks are homogeneous.
         blocks: blocks an epoch.
         window_blocks: blocks shuffled together.
         window_rows: rows shuffled together.
@@ -127,7 +127,7 @@ def block_purity(rows: np.ndarray, codes: np.ndarray, grid: Grid) -> float:
 
 
 def choose_runs(batches: int, rows: int, most: int, runs: int = _RUNS) -> list[tuple[int, int]]:
-    """Return which batches to look at, first and the one after the last: all, or some runs spread over the epoch.
+    """Return runs of batches to look at, first and stop: all, or some spread over the epoch.
 
     Args:
         batches: batches of an epoch.
@@ -165,7 +165,7 @@ def examine(
         access: what of them may be read.
 
     Raises:
-        UsageError: these are no class labels.
+        UsageError: If these are no class labels.
     """
     from kerasmem.streaming.file_order import read_windows
 
@@ -195,7 +195,7 @@ def examine(
 
 
 def _enough_memory(plan: StreamPlan, labels: str, read: ReadLabels) -> int | None:
-    """Return the smallest memory budget tried that mixes well; None where none does."""
+    """Return the smallest memory budget tried that mixes well, or None."""
     for doubling in range(1, _DOUBLINGS + 1):
         budget = plan.memory.total_bytes << doubling
         order = replace(plan, settings=replace(plan.settings, memory_budget=budget)).order(0)

@@ -1,4 +1,4 @@
-"""The rows of files into windows: what has to be read for each, and which values are refused."""
+"""Read rows of files into windows, and refuse values that are not finite."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Task = Callable[[Scratch], Places | None]
 
 @dataclass(eq=False)
 class RowReader:
-    """Reads windows of rows; opens files as they are needed. Any number of threads may read at a time.
+    """Read windows of rows, opening files as needed. Any number of threads may read at a time.
 
     Args:
         layout: what the files looked like when the sequence was made.
@@ -58,12 +58,12 @@ class RowReader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes taken from the files so far; for what HDF5 itself reads, the bytes of the rows."""
+        """Bytes taken from the files so far. For datasets read by HDF5, the bytes of the rows."""
         return self.files.bytes_read
 
     @property
     def checked_at_once(self) -> bool:
-        """Whether it takes no request to find out that files are what they were."""
+        """Whether unchanged files can be recognized without a request."""
         return not self.files.remote or self.files.proves_versions
 
     def tasks(
@@ -75,7 +75,7 @@ class RowReader:
         in_file_order: bool,
         ahead: bool = True,
     ) -> list[Task]:
-        """Return what has to be done to fill a window; the tasks may run in any order and all at once.
+        """Return the tasks that fill a window. They may run in any order and at once.
 
         Args:
             order: the order of the epoch.
@@ -85,7 +85,7 @@ class RowReader:
             ahead: whether the window to come may be fetched along with this one, for which nobody waits yet.
 
         Raises:
-            DataError: the file has gone or has changed.
+            DataError: If the file has gone or has changed.
         """
         self.check()
         self._make_resident(order.blocks.run(int(order.window_order(window)[0]))[0])
@@ -121,15 +121,15 @@ class RowReader:
         return tasks
 
     def check(self) -> None:
-        """Raise if a file is no longer what it was.
+        """Raise if a file was changed.
 
         Raises:
-            DataError: it was cut, replaced or rewritten since it was opened.
+            DataError: If it was cut, replaced or rewritten since it was opened.
         """
         self.files.check()
 
     def close(self) -> None:
-        """Close the files; the next read opens them again. No task may be running."""
+        """Close the files. The next read opens them again. No task may be running."""
         self._resident = {}
         self._now = self._next = None
         self.files.close()
@@ -152,7 +152,7 @@ class RowReader:
     def _straight(
         self, name: str, numbers: Callable[[], np.ndarray], places: Places, arrays: Sequence[np.ndarray]
     ) -> list[Task] | None:
-        """Return the tasks for a dataset whose rows are delivered as they lie in the files; None for others."""
+        """Return the tasks for a dataset delivered as it lies in the files; None for others."""
         number, *others = self._by_dataset[name]
         column, target = self.columns[number], arrays[number]
         if others or not self._deliveries[number].plain or not can_scatter(column.row_bytes):
@@ -174,21 +174,21 @@ class RowReader:
         return task
 
     def _announce(self, names: Sequence[str], key: tuple[int, int], runs: Sequence[RowRun]) -> Sequence[Claims]:
-        """Have fetched what the tasks of a window will read, unless that is under way."""
+        """Prefetch the ranges of a window unless they are in flight."""
         with self._announcing:
             self._now, (known, claims), self._next = key, self._next or (None, []), None
             # Where it is another window than the one foreseen, what was announced is dropped.
             return claims if known == key else self._claims(names, runs)
 
     def _foresee(self, names: Sequence[str], order: EpochOrder, window: int) -> None:
-        """Have fetched what the tasks of the window to come will read, after all that was announced so far."""
+        """Prefetch the ranges of the next window after all announced so far."""
         key = order.key(window)
         with self._announcing:
             if key != self._now and (self._next is None or self._next[0] != key):
                 self._next = key, self._claims(names, self._runs(order, window, _places(order, window)))
 
     def _runs(self, order: EpochOrder, window: int, places: Places) -> list[RowRun]:
-        """Return the runs of rows to be read for a window, in the order in which that is done."""
+        """Return the runs of rows of a window in the order of reading."""
         runs, done = [], 0
         for block in order.window_order(window).tolist():
             start, stop, picked = order.blocks.run(block)
@@ -249,7 +249,7 @@ class RowReader:
 
 
 def _places(order: EpochOrder, window: int) -> Places:
-    """Return where each row goes, in the order in which the window's blocks have them."""
+    """Return the place of each row, in the order of the window's blocks."""
     rows = order.window_rows(window)
     delivered = order.places(Segment(window, 0, rows))
     if delivered is None:
@@ -260,7 +260,7 @@ def _places(order: EpochOrder, window: int) -> Places:
 
 
 def _by_need(runs: Sequence[RowRun]) -> list[RowRun]:
-    """Return runs in the order in which their first rows are delivered; those that lie together stay together."""
+    """Sort runs by the delivery of their first rows. Neighbours in the file stay together."""
 
     def need(run: RowRun) -> int:
         return run.places.start if isinstance(run.places, slice) else int(run.places.min())

@@ -58,7 +58,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
     its epochs.
 
     Windows, threads and the open file stay from the first batch to `close()`, and TensorFlow may hold a
-    sequence for as long as the process lives: where there are many, one a fold for instance, use each as a
+    sequence for as long as the process lives: if there are many, one a fold for instance, use each as a
     context manager, `with H5ChunkSequence(…) as train:`, or call `close()`. A closed one can be used again.
 
     Args:
@@ -70,7 +70,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             when the sequence was made: whole chunks appended to a file later are left to the next sequence.
         x: dataset name for the features, such as "x" or "train/images"; or a list of names (several inputs;
             comes out as a tuple) or a dict of input name to dataset name (comes out as a dict).
-        y: the same for the targets; None where there are none, as for `predict`.
+        y: the same for the targets; None if there are none, as for `predict`.
         sample_weight: the same for weights, one value a row.
         batch_size: rows a batch; the last batch of an epoch may be smaller.
         shuffle: True for a new order each epoch; False for file order, which `predict` needs if results are
@@ -124,8 +124,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
     Within `fit`, TensorFlow wraps errors raised here in its own (`InvalidArgumentError`); the text stays.
 
     Raises:
-        DataError: the file or its data cannot be used.
-        UsageError: a setting is wrong, or `memory_budget` too small.
+        DataError: If the file or its data cannot be used.
+        UsageError: If a setting is wrong, or `memory_budget` too small.
 
     Examples:
         >>> import h5py, keras, numpy as np
@@ -249,25 +249,25 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     @property
     def workers(self) -> int:
-        """What Keras is told: 1, because the sequence prepares batches itself."""
+        """1 for Keras, because the sequence prepares batches itself."""
         # Keras asks as it makes an adapter, before anything else.
         attach_reader(self, lambda call: KerasReader(self, call))
         return 1
 
     @property
     def use_multiprocessing(self) -> bool:
-        """What Keras is told: False, because the sequence has worker processes of its own."""
+        """False for Keras, because the sequence has its own worker processes."""
         return False
 
     def on_epoch_begin(self) -> None:
-        """Begin an epoch: indices mean its batches until `on_epoch_end`; Keras calls this."""
+        """Begin an epoch: indices mean its batches until `on_epoch_end`. Keras calls this."""
         check_devices(self.stream_plan)
         if not self._keras_reads:
             check_reader(self.stream_plan)
             self.progress.direct.begin()
 
     def on_epoch_end(self) -> None:
-        """End an epoch that `on_epoch_begin` began; Keras calls this, and where none was begun it changes nothing."""
+        """End an epoch that `on_epoch_begin` began. Keras calls this."""
         if not self._keras_reads and self.progress.direct.end():
             self.opened().stop_ahead(self.progress.direct)
 
@@ -283,7 +283,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         return self.next_epoch()
 
     def next_epoch(self) -> Iterator[Batch]:
-        """Return the batches of the next epoch, for a loop of your own; the epoch counts as used.
+        """Return the batches of the next epoch for a custom loop. The epoch counts as used.
 
         After `load_state_dict` it is the rest of the epoch that the state was saved in. Between two batches
         `state_dict()` says that the second is the next.
@@ -309,7 +309,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     @contextmanager
     def hooks_of_keras(self) -> Iterator[None]:
-        """Mark calls of `on_epoch_begin` and `on_epoch_end` as Keras's, which reads through a cursor of its own."""
+        """Mark calls of `on_epoch_begin` and `on_epoch_end` as Keras's, whose reader has its own cursor."""
         self._keras_reads = True
         try:
             yield
@@ -317,7 +317,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             self._keras_reads = False
 
     def batch(self, place: int, epoch: int | None = None) -> Batch:
-        """Return batch number `place` of an epoch, whatever has been asked for before.
+        """Return batch number `place` of an epoch, out of turn.
 
         Args:
             place: 0 to `len(self) - 1`.
@@ -370,15 +370,15 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that is, or will next be, delivered; later calls of `fit` count on."""
+        """Number of the epoch in progress or the next one. Later calls of `fit` count on."""
         return self.progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of epoch `epoch`, whose batches are always the same for a seed."""
+        """Go to the start of epoch `epoch`. Its batches depend on the seed alone."""
         self._go_to(Position(checks.whole("epoch", epoch, 0), 0))
 
     def state_dict(self, *, epoch: int | None = None, batch: int | None = None) -> dict[str, Any]:
-        """Return where training stands: less than 1 KB of plain numbers and texts, ready for JSON.
+        """Return the position of training: less than 1 KB of numbers and texts, ready for JSON.
 
         Args:
             epoch: epoch of the next batch to be trained on.
@@ -399,7 +399,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         return make_state(self.stream_plan, position)
 
     def load_state_dict(self, state: Mapping[str, Any], *, skipped: int = 0) -> None:
-        """Go on where `state_dict` was called, with the very next batch.
+        """Resume at the very next batch after `state_dict` was called.
 
         Args:
             state: what `state_dict` returned, of this sequence or of one made alike. One with seed=None takes
@@ -407,8 +407,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
             skipped: batches of Keras's next epoch that will be counted without being asked for.
 
         Raises:
-            DataError: this is no such state.
-            UsageError: a setting differs, so that the batches would too; the message names it.
+            DataError: If this is no such state.
+            UsageError: If a setting differs, so that the batches would too; the message names it.
         """
         seed, position = read_state(state, self.stream_plan)
         if seed != self.seed:
@@ -443,7 +443,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes taken from the files so far, or received where they are remote; `close()` sets this to 0.
+        """Bytes read from files or received from stores so far. `close()` resets it to 0.
 
         Divided by the bytes of the files and by the epochs delivered it is the read amplification.
         """
@@ -460,7 +460,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             labels: dataset with one label a row, whole numbers, or one-hot; by default that of the targets.
 
         Raises:
-            UsageError: these are no labels.
+            UsageError: If these are no labels.
 
         Examples:
             >>> import h5py, numpy as np
@@ -483,7 +483,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
     # ---- open and closed
 
     def opened(self) -> OpenStream:
-        """Return what this process has open; a forked or unpickled copy opens its own."""
+        """Return the open stream of this process. A forked or unpickled copy opens its own."""
         stream = self._opened
         if stream is None or not stream.is_here:
             with opening():
@@ -495,7 +495,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         return stream
 
     def close(self) -> None:
-        """Close the file, end the workers and free the windows; the sequence can be used again afterwards."""
+        """Close the file, end the workers and free the windows. The sequence can be used again."""
         stream, self._opened = self._opened, None
         if stream is not None and stream.is_here:
             stream.close()
@@ -532,7 +532,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
 
 class KerasReader:
-    """What Keras reads in place of a sequence: the sequence's own order, for one call of `fit` or the like.
+    """The sequence in its own order, read by Keras in one call of `fit`, `evaluate` or `predict`.
 
     Args:
         sequence: the sequence.
@@ -552,7 +552,7 @@ class KerasReader:
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches an epoch; None for `fit(steps_per_epoch=…)`, which goes on from epoch to epoch."""
+        """Number of batches an epoch; None for `fit(steps_per_epoch=…)`, which continues across epochs."""
         return self._cursor.num_batches
 
     def __getitem__(self, index: int) -> Batch:

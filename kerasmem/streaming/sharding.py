@@ -1,4 +1,4 @@
-"""Which rows belong to which worker: disjoint shards with equal numbers of batches. Pure arithmetic.
+"""Share rows among workers: disjoint shards with equal numbers of batches. Pure arithmetic.
 
 Shards are made of whole blocks and are the same in every epoch, so a worker's part of the file stays in the
 page cache of its machine, and in its windows where it fits. With shuffling the blocks are dealt out at random
@@ -23,10 +23,10 @@ _GRID = 4096  # rows
 
 
 def read_shard(shard: Any) -> tuple[int, int]:
-    """Return (index, count) for what the user gave as `shard`; (0, 1) means everything.
+    """Return the checked `shard` as (index, count); (0, 1) means all rows.
 
     Raises:
-        UsageError: it is neither None, "auto" nor two whole numbers with the smaller one first.
+        UsageError: If it is neither None, "auto" nor two whole numbers with the smaller one first.
     """
     if shard is None:
         return 0, 1
@@ -43,11 +43,11 @@ def read_shard(shard: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Share:
-    """How the selected rows are shared out, and which part is this worker's.
+    """The division of the selected rows, and this worker's part.
 
     Args:
         index: this worker.
-        count: all workers; 1 where nothing is shared out.
+        count: all workers; 1 if nothing is shared out.
         rows: the rows of all workers.
         batch_size: rows a batch.
         drop_remainder: whether only full batches are delivered.
@@ -55,7 +55,7 @@ class Share:
             that leaves both with the same number of batches, and else within a chunk, which both then read.
 
     Raises:
-        UsageError: there are not enough rows.
+        UsageError: If there are not enough rows.
     """
 
     index: int
@@ -101,7 +101,7 @@ class Share:
         return range(min(self.rows, self._most))
 
     def deal(self, blocks: Blocks, seed: int) -> Blocks | ShardBlocks:
-        """Return the blocks of this worker, dealt out at random; `seed` is the same in every worker."""
+        """Return the blocks of this worker, dealt out at random. `seed` is the same in every worker."""
         if self.count == 1:
             return blocks
         order = np.arange(blocks.count)
@@ -111,7 +111,7 @@ class Share:
         return ShardBlocks.between(blocks, order, ends, cuts[self.index], cuts[self.index + 1])
 
     def bounds(self, place: int, rows: int) -> tuple[int, int]:
-        """Return which of this worker's `rows` rows, start and stop, make up batch `place`.
+        """Return the start and stop of batch `place` among this worker's `rows` rows.
 
         A shard that is one row short of its last batch takes that row from the batch before.
         """
@@ -133,7 +133,7 @@ class Share:
         return min((self.steps - 1) * self.batch_size + 1, self.rows // self.count)
 
     def _cut(self, blocks: Blocks, order: np.ndarray, ends: np.ndarray) -> list[int]:
-        """Return the `count` + 1 rows, counted along `order`, between which the shards lie."""
+        """Return the `count` + 1 borders of the shards, in rows along `order`."""
         ends = np.r_[0, ends]
         least, most = self._least, self._most
         cuts = [0]

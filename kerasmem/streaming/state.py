@@ -1,4 +1,4 @@
-"""Where training stands, as a few plain numbers, and whether a sequence can go on from there. Pure arithmetic."""
+"""Save the position of training as plain numbers, and check that a sequence can resume there. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REMEDIES = {
 
 
 def compatibility(plan: StreamPlan) -> dict[str, Any]:
-    """Return what makes a batch what it is, wherever the file lies: where it and the seed are equal, batches are.
+    """Return the settings that, with the seed, determine every batch, independent of file paths.
 
     Names, shapes and types of the datasets count, of several files their order too; the memory budget counts as far
     as the order of the rows depends on it.
@@ -52,7 +52,7 @@ def compatibility(plan: StreamPlan) -> dict[str, Any]:
 
 
 def make_state(plan: StreamPlan, position: Position) -> dict[str, Any]:
-    """Return the state of a sequence whose next batch to be trained on is the one at `position`."""
+    """Return the state of a sequence whose next training batch is at `position`."""
     return {
         "format_version": FORMAT_VERSION,
         "seed": plan.settings.seed,
@@ -70,8 +70,8 @@ def read_state(state: Any, plan: StreamPlan) -> tuple[int, Position]:
         plan: of the sequence that is to go on from it; where its seed was drawn, it takes that of the state.
 
     Raises:
-        DataError: this is no state, or one of another version.
-        UsageError: the sequence would deliver other batches; the message names the setting.
+        DataError: If this is no state, or one of another version.
+        UsageError: If the sequence would deliver other batches; the message names the setting.
     """
     here = compatibility(plan)
     if not isinstance(state, Mapping) or not isinstance(state.get("agrees"), Mapping):

@@ -20,11 +20,11 @@ _RECYCLED = 64 * 1024  # bytes of a batch from which on its memory is worth usin
 
 @dataclass
 class _Slot:
-    """One window: its rows in the order of delivery, and which of them have been given away."""
+    """One window: its rows in the order of delivery, and the ranges already delivered."""
 
     arrays: list[np.ndarray]
     filling: Filling
-    filled: np.ndarray | None  # in how many datasets each row is there; None where only the whole window is used
+    filled: np.ndarray | None  # in how many datasets each row is there; None if only the whole window is used
     users: int = 0  # threads that wait for it or copy from it
     used: int = 0
     given: list[tuple[int, int]] = field(default_factory=list)
@@ -114,7 +114,7 @@ class WindowStore:
                 a copy.
 
         Raises:
-            DataError: the rows cannot be read.
+            DataError: If the rows cannot be read.
         """
         if own:
             with self._changed:
@@ -191,7 +191,7 @@ class WindowStore:
     # ---- which windows there are
 
     def _use(self, order: EpochOrder, segment: Segment) -> _Slot:
-        """Return the window of a segment once its rows are there; it stays until `_leave`."""
+        """Return the window of a segment once its rows are there. It stays until `_leave`."""
         key = order.key(segment.window)
         with self._changed:
             while True:
@@ -212,7 +212,7 @@ class WindowStore:
                     return slot
 
     def _wait_for(self, slot: _Slot, key: tuple[int, int], segment: Segment) -> bool:
-        """Wait until rows of a window are there, and count as one of its users; return False where it was dropped."""
+        """Wait for rows of a window as one of its users. Return False if it was dropped."""
         slot.users += 1
         try:
             while not slot.has(segment, self._datasets):
@@ -252,7 +252,7 @@ class WindowStore:
             self._begin(order, window, ahead=True)
 
     def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
-        """Begin to read a window in the place of the one longest out of use; None when all are in use.
+        """Begin to read a window, evicting the least recently used one; None if all are in use.
 
         Args:
             order: the order of the epoch.

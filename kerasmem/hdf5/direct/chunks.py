@@ -22,7 +22,7 @@ class Chunk:
 
     Args:
         inner: which part of a row it covers; () where it covers whole rows.
-        offset: place in the file; None where it was never written.
+        offset: place in the file; None if it was never written.
         size: bytes in the file.
         mask: which filters were left out.
         edge: whether a part of it lies outside the dataset.
@@ -47,7 +47,7 @@ class ChunkIndex:
         cells: row of chunks and number in it of each, rising; by default there are all chunks, one after another.
 
     Raises:
-        DecodeError: the index is damaged: two chunks lie in one place, or one lies outside the file.
+        DecodeError: If the index is damaged: two chunks lie in one place, or one lies outside the file.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ChunkIndex:
             raise DecodeError("its chunk index is damaged: two chunks lie in one place")
 
     def table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return what `ChunkIndex` takes as places; None where not every chunk was written."""
+        """Return what `ChunkIndex` takes as places; None if not every chunk was written."""
         if len(self._offsets) != prod(self._grid):
             return None
         return self._offsets, self._sizes, self._masks
@@ -106,7 +106,7 @@ class ChunkIndex:
     def offsets(self, cells: np.ndarray, size: int) -> np.ndarray | None:
         """Return where in the file the only chunk of each row of chunks begins.
 
-        None where there are several to a row, or one of these was not written or is not stored as it is.
+        None if there are several to a row, or one of these was not written or is not stored as it is.
         """
         if self._per_row != 1 or self._chunks[1:] != self._shape[1:] or not len(self._rows):
             return None
@@ -151,7 +151,7 @@ def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, ba
         base: added to every place that HDF5 tells.
 
     Raises:
-        DecodeError: the index is damaged.
+        DecodeError: If the index is damaged.
     """
     chunks = tuple(int(extent) for extent in dataset.chunks)
     grid = grid_of(chunks, shape)

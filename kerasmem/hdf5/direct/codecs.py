@@ -40,7 +40,7 @@ def register_filters() -> bool:
 
 
 def find_decoder(filter_code: int) -> Decoder | None:
-    """Return the decoder of an HDF5 filter, or None where only HDF5 itself may know it."""
+    """Return the decoder of an HDF5 filter, or None if only HDF5 itself may know it."""
     if filter_code == GZIP:
         return _libdeflate if _load("deflate") is not None else _zlib
     if filter_code == BZIP2:
@@ -183,7 +183,7 @@ class Pipeline:
         chunk_bytes: bytes of a decoded chunk.
 
     Raises:
-        DecodeError: there is a filter that only HDF5 itself may know.
+        DecodeError: If there is a filter that only HDF5 itself may know.
     """
 
     def __init__(self, filters: Sequence[tuple[int, tuple[int, ...]]], chunk_bytes: int) -> None:
@@ -212,7 +212,7 @@ class Pipeline:
             scratch: this thread's buffers.
 
         Raises:
-            DecodeError: the bytes are damaged.
+            DecodeError: If the bytes are damaged.
         """
         sizes: list[int | None] = []  # before each filter, on the way into the file
         size: int | None = self.chunk_bytes

@@ -243,8 +243,8 @@ class ScatterRead:
         """Read the rows of a share.
 
         Raises:
-            EOFError: the file ends before that.
-            OSError: it cannot be read.
+            EOFError: If the file ends before that.
+            OSError: If it cannot be read.
         """
         first, last = share
         low, high = np.searchsorted(self._firsts, share).tolist()

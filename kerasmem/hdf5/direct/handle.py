@@ -65,7 +65,7 @@ class Handle:
         raise NotImplementedError
 
     def changed(self) -> str:
-        """Return in words what makes the file unfit to be read on; "" where nothing does."""
+        """Return in words what makes the file unfit to be read on; "" if nothing does."""
         raise NotImplementedError
 
 
@@ -77,7 +77,7 @@ class FileHandle(Handle):
         size: bytes that it had when it was looked at; it may grow, and must not shrink.
 
     Raises:
-        DataError: it cannot be opened.
+        DataError: If it cannot be opened.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -93,7 +93,7 @@ class FileHandle(Handle):
         """Open the file again after `close`; `changed` tells whether it is still what it was.
 
         Raises:
-            DataError: it cannot be opened.
+            DataError: If it cannot be opened.
         """
         try:
             if self._number < 0:
@@ -112,7 +112,7 @@ class FileHandle(Handle):
         """Fill a view with what follows `offset`.
 
         Raises:
-            EOFError: the file ends before that.
+            EOFError: If the file ends before that.
         """
         self._fill(view, offset, 0)
         with self._counting:
@@ -130,7 +130,7 @@ class FileHandle(Handle):
             row_bytes: bytes of each row.
 
         Raises:
-            EOFError: the file ends before that.
+            EOFError: If the file ends before that.
         """
         assert _preadv is not None
         number, first, width = self._number, vectors.ctypes.data, vectors.strides[0]

@@ -1,7 +1,7 @@
 """Indexes of chunks, and lists of sources, looked through before HDF5 goes through them: none is without end.
 
 HDF5 goes through as many places as an index says that it has, down every branch of a tree, also where a damaged one
-leads to the same branch again and again, and through a heap by the sizes that it finds there, also where one is 0.
+leads to the same branch again and again, and through a heap by the sizes that it finds there, also if one is 0.
 The layout is that of the HDF5 File Format Specification, version 3.0.
 """
 
@@ -29,7 +29,7 @@ def refuse_endless_sources(raw: RawFile, header: int) -> None:
         header: place of the object's header; of another object nothing is looked at.
 
     Raises:
-        RawError: so it is, or the header is damaged.
+        RawError: If the list has no end, or the header is damaged.
     """
     layout = raw.layout(header)
     if len(layout) > 2 + raw.address_size and layout[0] >= 4 and layout[1] == _VIRTUAL:
@@ -46,7 +46,7 @@ def refuse_endless_index(raw: RawFile, header: int) -> None:
         header: place of the object's header; of an object without chunks nothing is looked at.
 
     Raises:
-        RawError: so it is, or it is damaged, or it has far more places than the file has room for.
+        RawError: If the index has no end, is damaged, or has far more places than the file has room for.
     """
     layout, size = raw.layout(header), raw.address_size
     if len(layout) < 8 + size:

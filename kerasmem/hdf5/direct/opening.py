@@ -53,7 +53,7 @@ def open_source(
         refuse: raises the error for rows that cannot be read.
 
     Raises:
-        DataError: HDF5 would have to undo filters of a file that is not trusted.
+        DataError: If HDF5 would have to undo filters of a file that is not trusted.
     """
     dataset = find()
     shape, dtype, chunks = layout.shape, np.dtype(layout.dtype), layout.chunks
@@ -79,7 +79,7 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: 
         refuse: raises the error for rows that cannot be read.
 
     Raises:
-        DecodeError: the index says what cannot be.
+        DecodeError: If the index says what cannot be.
     """
     shape, dtype, kind = layout.shape, np.dtype(layout.dtype), table.kind
     if kind.chunks is None:
@@ -98,7 +98,7 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: 
 def read_elements(
     file: h5py.File, dataset: h5py.Dataset, handle: Handle, dtype: np.dtype[Any], most: int
 ) -> np.ndarray | None:
-    """Return a dataset of one axis as its bytes in the file; None where HDF5 alone can read it, or there are more.
+    """Return a dataset of one axis as its bytes in the file; None if HDF5 alone can read it, or there are more.
 
     Args:
         file: the file, open in h5py.
@@ -108,7 +108,7 @@ def read_elements(
         most: bytes that are read.
 
     Raises:
-        DecodeError: the data is damaged.
+        DecodeError: If the data is damaged.
     """
     (rows,) = shape = tuple(map(int, dataset.shape))
     chunk = prod(map(int, dataset.chunks or (0,)))

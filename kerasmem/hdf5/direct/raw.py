@@ -55,7 +55,7 @@ class RawFile:
             header: place of the dataset's header.
 
         Raises:
-            RawError: it is damaged.
+            RawError: If it is damaged.
         """
         layout = self.layout(header)
         if len(layout) < 3:
@@ -63,13 +63,13 @@ class RawFile:
         return layout[0] >= 4 and layout[1] == 2 and bool(layout[2] & _UNFILTERED_EDGES)
 
     def layout(self, header: int) -> bytes:
-        """Return what an object's header says of how its data is stored; b"" where it says nothing.
+        """Return what an object's header says of how its data is stored; b"" if it says nothing.
 
         Args:
             header: place of the object's header.
 
         Raises:
-            RawError: it is damaged.
+            RawError: If it is damaged.
         """
         return next((data for kind, _, data in self._messages(header) if kind == _LAYOUT), b"")
 
@@ -80,7 +80,7 @@ class RawFile:
             header: place of the dataset's header.
 
         Raises:
-            RawError: it is damaged.
+            RawError: If it is damaged.
         """
         for kind, flags, data in self._messages(header):
             if kind == _SPACE and not flags & _SHARED and len(data) >= 4:
@@ -95,7 +95,7 @@ class RawFile:
             header: place of the dataset's header.
 
         Raises:
-            RawError: it is damaged, or does not lie there.
+            RawError: If it is damaged, or does not lie there.
         """
         layout = self.layout(header)
         if len(layout) < 5 or layout[0] < 3 or layout[1] != 0:
@@ -103,14 +103,14 @@ class RawFile:
         return layout[4 : 4 + little(layout[2:4])]
 
     def attribute(self, header: int, name: str) -> bytes | None:
-        """Return the bytes of an attribute's values; None where they do not lie in the object's header.
+        """Return the bytes of an attribute's values; None if they do not lie in the object's header.
 
         Args:
             header: place of the object's header.
             name: the attribute.
 
         Raises:
-            RawError: the header is damaged.
+            RawError: If the header is damaged.
         """
         wanted = name.encode("utf-8", "surrogateescape")
         for kind, flags, data in self._messages(header):
@@ -130,7 +130,7 @@ class RawFile:
             most: bytes of all texts together.
 
         Raises:
-            RawError: they take more, or a heap is damaged.
+            RawError: If they take more, or a heap is damaged.
         """
         size = self.element_size
         found = [elements[at : at + size] for at in range(0, len(elements) - size + 1, size)]
@@ -148,7 +148,7 @@ class RawFile:
         """Count bytes of text that are read of this file.
 
         Raises:
-            RawError: they are more than are read of a file.
+            RawError: If they are more than are read of a file.
         """
         self._spent += size
         if self._spent > MOST_TEXT:
@@ -178,7 +178,7 @@ class RawFile:
             address: place of the heap.
 
         Raises:
-            RawError: it is damaged: HDF5, which trusts the sizes in it, would go round for ever, or read what lies
+            RawError: If it is damaged: HDF5, which trusts the sizes in it, would go round for ever, or read what lies
                 behind it.
         """
         if address in self._heaps:
@@ -235,7 +235,7 @@ class RawFile:
         """Return so many bytes from a place in the file.
 
         Raises:
-            RawError: it ends before that, or they are more than anything that is looked at has.
+            RawError: If it ends before that, or they are more than anything that is looked at has.
         """
         if size < 0 or size > max(_MOST_HEAP, MOST_TEXT):
             raise RawError("its header is damaged")

@@ -50,7 +50,7 @@ class Source(ABC):
         """Read rows into the windows."""
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where in the file each row begins; None where not all lie there as they are."""
+        """Return where in the file each row begins; None if not all lie there as they are."""
         return None
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
@@ -58,7 +58,7 @@ class Source(ABC):
         raise NotImplementedError
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return where in the file all that `read` may read lies, and how many bytes; nothing where nobody knows."""
+        """Return where in the file all that `read` may read lies, and how many bytes; nothing if unknown."""
         return iter(())
 
 
@@ -180,7 +180,7 @@ class ContiguousSource(DirectSource):
         return self.extents_from(self.offset + run.start * self.row_bytes, run)
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where in the file each row begins; None where that is of no use."""
+        """Return where in the file each row begins; None if that is of no use."""
         return self.offset + rows * self.row_bytes if isinstance(self.handle, FileHandle) else None
 
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
@@ -199,7 +199,7 @@ class ChunkedSource(DirectSource):
         index: where the chunks lie.
         chunk: shape of a chunk.
         pipeline: the filters.
-        fill: value of what was never written; None where that is an error.
+        fill: value of what was never written; None if that is an error.
         plain_edges: whether chunks that reach beyond the dataset's edge are stored without the filters.
     """
 
@@ -214,7 +214,7 @@ class ChunkedSource(DirectSource):
         self._whole = bool(self.pipeline.filters)  # whether chunks are read as a whole
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where in the file each row begins; None where not all lie there as they are."""
+        """Return where in the file each row begins; None if not all lie there as they are."""
         if self._whole or not isinstance(self.handle, FileHandle):
             return None
         cells, inside = np.divmod(rows, self.chunk[0])

@@ -109,7 +109,7 @@ def ahead_bytes(budget: int | None, planned: int) -> int:
     """Return the bytes that may be in flight: of a memory budget what its plan leaves, with a part of a MiB at least.
 
     Args:
-        budget: the memory budget in bytes; None where there is none.
+        budget: the memory budget in bytes; None if there is none.
         planned: bytes of windows, buffers and batches.
     """
     return AHEAD_BYTES if budget is None else min(max(budget - planned, _LEAST_AHEAD), _MOST_AHEAD)

@@ -81,8 +81,8 @@ async def retry(
         tries: how often to ask in a row without any progress.
 
     Raises:
-        PermanentError: it fails for good, or too often.
-        ChangedError: the object is another version.
+        PermanentError: If it fails for good, or too often.
+        ChangedError: If the object is another version.
     """
     number = 0
     while True:

@@ -56,7 +56,7 @@ class ObjectReader:
         known: the version.
         traffic: what came so far is counted here.
         cache: the folder; None for none.
-        key: the object's folder in it; None where nothing tells which version there is.
+        key: the object's folder in it; None if nothing tells which version there is.
         call: runs what reads and writes the folder; by default the thread that asks does.
     """
 
@@ -71,8 +71,8 @@ class ObjectReader:
         """Fill a view with the bytes from `start` on; return the ranges that the cache lacks.
 
         Raises:
-            PermanentError: they cannot be had.
-            ChangedError: the object is another version.
+            PermanentError: If they cannot be had.
+            ChangedError: If the object is another version.
         """
         missing = [(start, start + len(view))]
         if self.cache is not None and self.key is not None:
@@ -196,8 +196,8 @@ class RangeFetcher:
         """Return the bytes of a range, waiting for them.
 
         Raises:
-            PermanentError: they cannot be had.
-            ChangedError: the object is another version.
+            PermanentError: If they cannot be had.
+            ChangedError: If the object is another version.
         """
         if not request.answer.done():
             self._send(self._demand, request)

@@ -242,7 +242,7 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
     """Return the URLs of all objects that match a pattern, in no order.
 
     Raises:
-        DataError: none does, or they cannot be listed.
+        DataError: If none does, or they cannot be listed.
     """
     with contextlib.closing(RangeFetcher(access)) as fetcher:
         try:
@@ -264,7 +264,7 @@ def put_file(path: str, url: str, access: RemoteAccess) -> None:
     """Write a file of this machine to a URL, where it appears as a whole or not at all.
 
     Raises:
-        DataError: it cannot be written there.
+        DataError: If it cannot be written there.
     """
     refuse_web(url)
     _change(url, access, "written", lambda file_systems: _put(path, url, file_systems))
@@ -274,7 +274,7 @@ def remove_file(url: str, access: RemoteAccess) -> None:
     """Remove an object.
 
     Raises:
-        DataError: it cannot be removed, or there is none.
+        DataError: If it cannot be removed, or there is none.
     """
 
     async def remove(file_systems: FileSystems) -> None:
@@ -315,7 +315,7 @@ def ask_for_info(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectI
     """Return size, version and first bytes of files, asked for all at once.
 
     Raises:
-        DataError: one of them cannot be read.
+        DataError: If one of them cannot be read.
     """
     few = asyncio.Semaphore(REQUESTS)
 

@@ -42,8 +42,8 @@ class FileSystems:
         """Return the object that a URL names; nothing is asked of its store yet.
 
         Raises:
-            MissingExtraError: the package for this kind of store is not installed.
-            UsageError: there is no such kind, or the store's options are wrong.
+            MissingExtraError: If the package for this kind of store is not installed.
+            UsageError: If there is no such kind, or the store's options are wrong.
         """
         system, path = self.system_of(url)
         if scheme_of(url) in ("http", "https") and hasattr(system, "set_session"):

@@ -112,8 +112,8 @@ class RemoteHandle(Handle):
         """Fill a view with what follows `offset`.
 
         Raises:
-            DataError: the store fails, or has another version now.
-            EOFError: the file ends before that.
+            DataError: If the store fails, or has another version now.
+            EOFError: If the file ends before that.
         """
         at, stop = offset, offset + len(view)
         if stop > self.length:
@@ -135,7 +135,7 @@ class RemoteHandle(Handle):
                     alone.release()
 
     def changed(self) -> str:
-        """Return in words what makes the file unfit to be read on; "" where it is as it was."""
+        """Return in words what makes the file unfit to be read on; "" if it is as it was."""
         target, received = self._reader.target, self._traffic.received
         if not self._changed and not target.proves_version and received > self._proved:
             try:

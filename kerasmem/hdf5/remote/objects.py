@@ -31,7 +31,7 @@ class ObjectInfo:
 
     Args:
         size: its bytes.
-        tag: what says which version it is: its ETag, or the time of its last change; None where the store tells none.
+        tag: what says which version it is: its ETag, or the time of its last change; None if the store tells none.
         head: its first bytes.
     """
 
@@ -110,8 +110,8 @@ class Answer:
     Args:
         start: first byte that comes.
         stop: byte after the last.
-        size: bytes of the whole object; None where the store does not say.
-        tag: its version; None where the store tells none.
+        size: bytes of the whole object; None if the store does not say.
+        tag: its version; None if the store tells none.
         parts: the bytes, as they come.
     """
 
@@ -133,7 +133,7 @@ class RemoteObject(ABC):
 
     @abstractmethod
     def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AbstractAsyncContextManager[Answer]:
-        """Ask for a range; of the version that is known, where one is."""
+        """Ask for a range; of the version that is known, if any."""
 
     async def info(self) -> ObjectInfo:
         """Return size, version and first bytes: these are asked for, and the answer's header tells the rest."""

@@ -85,7 +85,7 @@ class S3Object(RemoteObject):
             yield Answer(*read_range(answer.get("ContentRange", "")), answer.get("ETag"), _parts(body))
 
     async def _by_link(self, span: str, tag: str | None) -> Any:
-        """Return the answer to a signed link; None where the ordinary way has to be gone, which says what is wrong."""
+        """Return the answer to a signed link; None if the ordinary way has to be gone, which says what is wrong."""
         now = time.monotonic()
         if self._link is None or now - self._link[1] > _RENEWED:
             try:
