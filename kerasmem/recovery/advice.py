@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings, verdict_on
 from kerasmem.estimation.search import Trial
@@ -59,11 +59,6 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
     def saving_percent(self) -> float:
         """The same as a share of the peak without the change, in per cent with two digits."""
         return round(100 * self.saving / self.before, 2) if self.before else 0.0
-
-    @property
-    def worth(self) -> float:
-        """Bytes saved for each unit of arithmetic that a step then takes: what remedies are ranked by."""
-        return self.saving / self.compute
 
 
 @dataclass(frozen=True)
@@ -129,15 +124,9 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
         on, room = verdict_on(verdict, device.name), format_size(device.available_bytes)
         return f"{self.model.name} {on}{how}: needs {needs}, of {room}"
 
-    @overload
-    def __getitem__(self, place: int) -> Remedy: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Remedy, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> Remedy | tuple[Remedy, ...]:
-        """Return a remedy by its place."""
-        return self.remedies[place]
+    def __getitem__(self, index: Any) -> Any:
+        """Return a remedy by its index, or several by a slice."""
+        return self.remedies[index]
 
     def __len__(self) -> int:
         """Return the number of remedies."""
@@ -146,8 +135,3 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     def __iter__(self) -> Iterator[Remedy]:
         """Iterate over the remedies, the best first."""
         return iter(self.remedies)
-
-
-def ranked(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """Return remedies by bytes saved for each unit of arithmetic, the most first."""
-    return tuple(sorted(remedies, key=lambda each: -each.worth))

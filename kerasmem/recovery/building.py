@@ -21,8 +21,8 @@ from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel, open_model
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
-from kerasmem.recovery.changes import OPTIMIZERS, change_of, ordered
-from kerasmem.recovery.transforms import with_frozen_backbone, with_lora, with_micro_batches
+from kerasmem.recovery.changes import OPTIMIZERS
+from kerasmem.recovery.transforms import head_start, with_lora, with_micro_batches
 from kerasmem.training.segments.building import recompute
 
 
@@ -55,6 +55,10 @@ class Origin:
             return not is_factory_name(os.fspath(self.source))
         return hasattr(self.source, "layers")
 
+    def model_options(self) -> dict[str, Any]:
+        """Return the arguments of `kerasmem.estimate` that describe the model, without its inputs."""
+        return {**self.options, **self.targets.options(), "optimizer": self.optimizer, "loss": self.loss}
+
     @classmethod
     def of_request(cls, data: Mapping[str, Any]) -> Origin:
         """Return the origin that `ModelRequest.to_dict` described."""
@@ -80,13 +84,14 @@ def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any
     Raises:
         KerasmemError: If the model cannot be opened or changed.
     """
-    values = {each.kind: each.value for each in ordered(map(change_of, changes))}
+    values = {each["kind"]: each["value"] for each in changes}
     own = origin if isinstance(origin, Origin) else Origin.of_request(origin)
     with own.opened(values.get("dtype_policy")) as opened:
         model = opened.model
         training = _training(opened, own, values)
         if "freeze" in values:
-            model = with_frozen_backbone(model)
+            for layer in model.layers[: head_start(model)]:
+                layer.trainable = False
         if "lora" in values:
             model = with_lora(model, values["lora"])
         if "recompute" in values:

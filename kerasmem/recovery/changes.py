@@ -12,11 +12,10 @@ the statistics of a batch: the result is another training then.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.errors import InputError
 from kerasmem.files import package_data
 
 SAME, TRAINING = "same training trajectory", "same network, other training"
@@ -95,14 +94,14 @@ class Change:
         return self.kind, repr(self.value)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the kind and the value, from which `change_of` makes the change again."""
+        """Return the kind and the value."""
         return {"kind": self.kind, "value": self.value}
 
 
 _GROUPS = {"micro_batches": "batch", "batch_size": "batch", "replicas": "batch", "freeze": "trained", "lora": "trained"}
 
 
-def change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_size: int | None = None) -> Change:
+def make_change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_size: int | None = None) -> Change:
     """Return a change with its words.
 
     Args:
@@ -112,7 +111,7 @@ def change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_size: i
         batch_size: samples in a batch as they are now.
 
     Examples:
-        >>> change("micro_batches", 4).result
+        >>> make_change("micro_batches", 4).result
         'same training trajectory'
     """
     row = _DATA["changes"][kind]
@@ -137,7 +136,7 @@ def _words(kind: str, value: Any, batch_size: int | None) -> dict[str, Any]:
 
 
 def _steps(kind: str, value: Any, batch_size: int | None) -> float | None:
-    """Return how far a change goes along its own line where that depends on its value."""
+    """Return how far a change goes along its own line, if that depends on its value."""
     if kind == "micro_batches":
         return math.log2(value)
     if kind == "batch_size":
@@ -145,18 +144,6 @@ def _steps(kind: str, value: Any, batch_size: int | None) -> float | None:
     if kind == "optimizer":
         return list(OPTIMIZERS).index(value)
     return value if kind == "replicas" else None
-
-
-def change_of(data: Mapping[str, Any]) -> Change:
-    """Return the change that `Change.to_data` described.
-
-    Raises:
-        InputError: it is no change.
-    """
-    kind = data.get("kind")
-    if kind not in _DATA["changes"]:
-        raise InputError(f"change: kind is {kind!r}; there are {', '.join(_DATA['changes'])}")
-    return change(str(kind), data.get("value"))
 
 
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
-from kerasmem.checks import Method
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.kernels import ONEDNN, SHORT_TITLES, CpuKernels, assumed, kernels_on, onednn_is_left_off
 from kerasmem.devices.live import list_devices
@@ -18,18 +17,14 @@ from kerasmem.estimation.report import Bytes, MemoryReport
 from kerasmem.estimation.verdict import FITS, device_verdict, verdict
 from kerasmem.models.request import ModelRequest, request_for
 from kerasmem.recovery.building import Origin, build
-from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered
+from kerasmem.recovery.changes import Change, ordered
 from kerasmem.units import MIB
 
-Keys = frozenset[tuple[str, str]]
-
-# Changes to the settings of an estimate; with these alone the model is asked about as it was given.
-_SETTINGS = {"batch_size", "replicas", "jit_compile", "dtype_policy", "optimizer"}
 # What TensorFlow alone runs, and XLA's compiler for a card, which takes the model through JAX, does not.
 _TENSORFLOW_ONLY = {"recompute", "micro_batches"}
 _MOST_WASTE = 128 * MIB  # of a chunk that the allocator does not divide
 _WITH_DATA = ("total", "low", "high", "inputs")  # bytes that the copy of the data adds to
-_OF_SETTINGS = ("batch_size", "replicas", "jit_compile")  # changes of which the built model knows nothing
+_SETTINGS = {"batch_size", "replicas", "jit_compile"}  # changes of the estimate, and not of the model
 
 
 class OutOfTimeError(KerasmemError):
@@ -55,7 +50,6 @@ class StepEstimator:
         batch_size, mode, jit_compile, method: as for `kerasmem.advise`.
         budget_seconds: time for estimates; None: as long as it takes.
         progress: called with a few words before each estimate.
-        clock: the time in seconds.
         reserved: seconds that are kept for later estimates.
         samples: of arrays that `fit` is given whole, whose copy on the device counts; None: data comes in batches.
         current: the estimate of the step as it is; known once `estimate_current` was called.
@@ -70,17 +64,16 @@ class StepEstimator:
     method: str
     budget_seconds: float | None
     progress: Callable[[str], object] | None = None
-    clock: Callable[[], float] = time.monotonic
     reserved: float = 0.0
     samples: int | None = None
     current: MemoryReport = field(init=False)
     data_bytes: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._end = None if self.budget_seconds is None else self.clock() + self.budget_seconds
+        self._end = None if self.budget_seconds is None else time.monotonic() + self.budget_seconds
         self._durations: list[float] = []  # the first left out: it loads TensorFlow
         self._is_stand_in = False
-        self._known: dict[tuple[Keys, str], Need] = {}
+        self._known: dict[tuple[frozenset[tuple[str, str]], str], Need] = {}
 
     def estimate_current(self) -> MemoryReport:
         """Return the estimate of the step as it is, whatever time there is; it settles the method of all others.
@@ -88,8 +81,7 @@ class StepEstimator:
         Raises:
             KerasmemError: as `kerasmem.estimate`.
         """
-        self._report_progress(())
-        report = estimate(self.origin.source, **self.estimate_options(), method=cast("Method", self.method))
+        report = self._estimate((), self.method)
         is_auto = self.method == "auto"
         self.method, self.batch_size = report.settings.method, report.settings.batch_size
         self._is_stand_in = is_auto and self.method == "xla" and self.target.source == "catalogue"
@@ -114,11 +106,10 @@ class StepEstimator:
             return "xla" if made["jit_compile"] else "graph"
         return "xla" if self.method == "gpu-target" and _TENSORFLOW_ONLY & set(made) else self.method
 
-    def baseline(self, changes: Iterable[Change]) -> Need:
+    def baseline(self, changes: Collection[Change]) -> Need:
         """Return the need without the changes, by the method that answers for them: what a saving counts from."""
-        made = tuple(changes)
-        is_compiled_otherwise = any(each.kind == "jit_compile" for each in made)
-        return self._need((), self.method if is_compiled_otherwise else self.method_for(made))
+        is_compiled_otherwise = any(each.kind == "jit_compile" for each in changes)
+        return self._need((), self.method if is_compiled_otherwise else self.method_for(changes))
 
     def estimate(self, changes: Iterable[Change]) -> Need:
         """Return the need with the changes.
@@ -161,13 +152,13 @@ class StepEstimator:
         if not on_this_cpu or not onednn_is_left_off() or not self.has_time():
             return None
         with assumed(ONEDNN):
-            report = estimate(self.origin.source, **self.estimate_options(), method="graph")
+            report = self._estimate((), "graph")
         return self.add((), report.bytes, ONEDNN)
 
     def has_time(self, estimates: int = 1) -> bool:
         """Return whether there is time for some estimates as long as those so far."""
         mean = sum(self._durations) / len(self._durations) if self._durations else 0.0
-        return self._end is None or self._end - self.reserved - self.clock() > estimates * mean
+        return self._end is None or self._end - self.reserved - time.monotonic() > estimates * mean
 
     def _need(self, changes: tuple[Change, ...], method: str) -> Need:
         keys = frozenset(each.key for each in changes)
@@ -175,8 +166,7 @@ class StepEstimator:
             return self._known[keys, method]
         if not self.has_time():
             raise OutOfTimeError("there was no time for it")
-        self._report_progress(changes)
-        begin = self.clock()
+        begin = time.monotonic()
         try:
             report = self._estimate(changes, method)
         except KerasmemError:
@@ -184,72 +174,56 @@ class StepEstimator:
         except Exception as error:  # one remedy that cannot be estimated is not offered, the others are
             raise KerasmemError(f"unexpected {type(error).__name__}: {error}; a defect in kerasmem") from error
         finally:
-            self._durations.append(self.clock() - begin)
+            self._durations.append(time.monotonic() - begin)
         in_pieces = any(each.kind == "micro_batches" for each in changes)
         return self.add(changes, _with_accumulators(report) if in_pieces else report.bytes, method)
 
     def _estimate(self, changes: tuple[Change, ...], method: str) -> MemoryReport:
-        made = {each.kind: each.value for each in changes}
-        options = {**self.estimate_options(made), "method": method}
-        if set(made) <= _SETTINGS and made.get("optimizer") != "sgd_momentum":
-            if "dtype_policy" in made:
-                options["dtype_policy"] = made["dtype_policy"]
-            if "optimizer" in made:
-                options["optimizer"] = OPTIMIZERS[made["optimizer"]].class_name.lower()
-            return estimate(self.origin.source, **options)
-        origin = self.origin
-        of_model, options = self._parted(options)
-        given = _building(changes, options["batch_size"])
+        if self.progress is not None:
+            self.progress(", ".join(each.name for each in changes) or "the step as it is")
+        options = {**self.step_options(changes), "method": method}
+        source = self.origin.source
+        if {each.kind for each in changes} <= _SETTINGS:
+            return estimate(source, **self.origin.model_options(), **options)
         if method not in ("gpu-target", "probe"):
-            return estimate(build, factory_args={"origin": origin, **given}, **options)
-        with request_for(origin.source, input_shape=origin.input_shape, **of_model) as request:  # its own process
-            return estimate(build, factory_args={"origin": request.to_dict(), **given}, **options)
+            return estimate(build, factory_args=_building(self.origin, changes, options), **options)
+        with self._request_of_origin() as request:  # these estimate in a process of their own
+            return estimate(build, factory_args=_building(request.to_dict(), changes, options), **options)
 
     @contextlib.contextmanager
     def request(self, changes: Iterable[Change]) -> Iterator[ModelRequest]:
-        """Return a context with the changed step in words that another process understands, run as it was estimated.
+        """Describe the changed step to another process, which runs it as it was estimated.
 
         Raises:
-            UsageError: the model exists in this process only.
+            UsageError: If the model exists in this process only.
         """
         made = ordered(changes)
-        of_model, options = self._parted(self.estimate_options({each.kind: each.value for each in made}))
+        options = self.step_options(made)
         method = self.method_for(made)
         if method in ("graph", "xla", "gpu-target"):
             options["jit_compile"] = method != "graph"
         for name in ("replicas", "device"):
             options.pop(name)
         with (
-            request_for(self.origin.source, input_shape=self.origin.input_shape, **of_model) as origin,
-            request_for(
-                build, factory_args={"origin": origin.to_dict(), **_building(made, options["batch_size"])}, **options
-            ) as request,
+            self._request_of_origin() as origin,
+            request_for(build, factory_args=_building(origin.to_dict(), made, options), **options) as request,
         ):
             yield request
 
-    def _parted(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what is said of the model itself, and the other options of an estimate."""
-        origin = self.origin
-        of_model = {
-            **origin.options, **origin.targets.options(), "optimizer": origin.optimizer, "loss": origin.loss,
-        }  # fmt: skip
-        return of_model, {name: value for name, value in options.items() if name not in of_model}
+    def _request_of_origin(self) -> contextlib.AbstractContextManager[ModelRequest]:
+        return request_for(self.origin.source, input_shape=self.origin.input_shape, **self.origin.model_options())
 
-    def estimate_options(self, made: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the arguments of `kerasmem.estimate`, the method left out."""
-        changed = made or {}
-        batch = int(changed.get("batch_size", self.batch_size))
+    def step_options(self, changes: Iterable[Change] = ()) -> dict[str, Any]:
+        """Return the arguments of `kerasmem.estimate` that describe the step and the device, without the method."""
+        values = {each.kind: each.value for each in changes}
+        batch = int(values.get("batch_size", self.batch_size))
         return {
-            **self.origin.options,
-            "optimizer": self.origin.optimizer,
-            "loss": self.origin.loss,
-            "batch_size": -(-batch // int(changed.get("micro_batches", 1))),
+            "batch_size": -(-batch // int(values.get("micro_batches", 1))),
             "mode": self.mode,
-            "jit_compile": changed.get("jit_compile", self.jit_compile),
-            "replicas": int(changed.get("replicas", 1)),
+            "jit_compile": values.get("jit_compile", self.jit_compile),
+            "replicas": int(values.get("replicas", 1)),
             "device": self.target.name,
             "input_shape": self.origin.input_shape,
-            **self.origin.targets.options(),
         }
 
     def _widened(self, need: Bytes) -> Bytes:
@@ -260,14 +234,11 @@ class StepEstimator:
         held = sum(getattr(need, name) or 0 for name in ("weights", "optimizer", "inputs"))
         return replace(need, low=min(need.low, held))
 
-    def _report_progress(self, changes: Iterable[Change]) -> None:
-        if self.progress is not None:
-            self.progress(", ".join(each.name for each in changes) or "the step as it is")
 
-
-def _building(changes: Iterable[Change], rows: int) -> dict[str, Any]:
-    """Return the arguments of `build` beside the origin."""
-    return {"changes": [each.to_data() for each in changes if each.kind not in _OF_SETTINGS], "rows": rows}
+def _building(origin: Any, changes: Iterable[Change], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `build`."""
+    of_model = [each.to_data() for each in changes if each.kind not in _SETTINGS]
+    return {"origin": origin, "changes": of_model, "rows": options["batch_size"]}
 
 
 def _with_accumulators(report: MemoryReport) -> Bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from kerasmem.checks import Method, Mode, number, whole
@@ -13,7 +13,7 @@ from kerasmem.estimation.report import SPREAD, Bytes
 from kerasmem.estimation.verdict import FITS
 from kerasmem.models.backend import import_keras
 from kerasmem.models.inputs import given_targets
-from kerasmem.recovery.advice import Advice, Considered, Remedy, ranked
+from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.recovery.building import Origin
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.plans import confirmed, find_plans
@@ -94,15 +94,18 @@ def advise(
         origin, target, batch_size, mode, jit_compile, method, budget_seconds, progress, samples=samples
     )  # fmt: skip
     current = estimator.estimate_current()
+    search, plans = RemedySearch(estimator), []
     try:
-        traits = traits_of(origin, current.settings.batch_size)
+        search.traits = traits_of(origin, current.settings.batch_size)
     except KerasmemError as error:
-        return _advice(estimator, notes=[f"no remedy can be estimated: {error}"])
-    return _searched(RemedySearch(estimator, traits), budget_seconds, confirm)
+        search.notes.append(f"no remedy can be estimated: {error}")
+    else:
+        plans = _search(search, budget_seconds, confirm)
+    return _advice(search, plans)
 
 
-def _searched(search: RemedySearch, budget_seconds: float | None, confirms: bool) -> Advice:
-    """Return the remedies that are found, and plans of them where they are needed."""
+def _search(search: RemedySearch, budget_seconds: float | None, confirms: bool) -> list[Remedy]:
+    """Look for remedies, and for plans of them if the step as it is does not fit."""
     estimator = search.estimator
     if budget_seconds is not None and not estimator.fits_now:
         estimator.reserved = _FOR_COMBINATIONS * budget_seconds
@@ -111,30 +114,26 @@ def _searched(search: RemedySearch, budget_seconds: float | None, confirms: bool
     plans = find_plans(search)
     if confirms:
         plans = confirmed(estimator, plans, search.notes)
-        found = {each.name: each for each in plans}
-        search.remedies = [found.get(each.name, each) for each in search.remedies]
-    return _advice(estimator, search.remedies, plans, search.considered, search.notes)
+        by_name = {each.name: each for each in plans}
+        search.remedies = [by_name.get(each.name, each) for each in search.remedies]
+    return plans
 
 
-def _advice(
-    estimator: StepEstimator,
-    remedies: Sequence[Remedy] = (),
-    plans: Sequence[Remedy] = (),
-    considered: Sequence[Considered] = (),
-    notes: Sequence[str] = (),
-) -> Advice:
+def _advice(search: RemedySearch, plans: list[Remedy]) -> Advice:
+    estimator = search.estimator
     current, target = estimator.current, estimator.target
     assert current.device is not None  # one was named
-    best_first, every = ranked(remedies), [*current.notes, *notes]
-    if unsure := [each.name for each in best_first if _may_save_nothing(each, current.bytes)]:
-        every.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
-    every += [*_on_other_kernels(estimator), *_on_data(estimator)]
+    remedies = sorted(search.remedies, key=lambda each: -each.saving / each.compute)
+    notes = [*current.notes, *search.notes]
+    if unsure := [each.name for each in remedies if _may_save_nothing(each, current.bytes)]:
+        notes.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
+    notes += [*_on_other_kernels(estimator), *_on_data(estimator)]
     if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
-        room = f"{format_size(target.available_bytes)} of {target.name}"
-        every.append(f"nothing that was estimated surely fits the {room}")
+        available = f"{format_size(target.available_bytes)} of {target.name}"
+        notes.append(f"nothing that was estimated surely fits the {available}")
     return Advice(
-        current.model, current.settings, current.bytes, current.device, best_first, tuple(plans),
-        tuple(considered), tuple(every), estimator.kernels(estimator.method), estimator.data_bytes,
+        current.model, current.settings, current.bytes, current.device, tuple(remedies), tuple(plans),
+        tuple(search.considered), tuple(notes), estimator.kernels(estimator.method), estimator.data_bytes,
     )  # fmt: skip
 
 

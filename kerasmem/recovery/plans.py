@@ -9,13 +9,14 @@ from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
 from kerasmem.recovery.advice import Considered, Remedy
-from kerasmem.recovery.changes import Change, change_of
+from kerasmem.recovery.changes import Change, make_change
 from kerasmem.recovery.combinations import Answer, Combination, Option, search_combinations
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
 
-MOST_PIECES = 64
+_PIECES = (2, 4, 8, 16, 32, 64)  # into which a batch is divided
 STEPS = 3  # that are run of a plan
+_OUT_OF_TIME = "the time was over before all combinations were estimated (--budget-seconds, budget_seconds)"
 _NOT_COMBINED = {"replicas"}  # more hardware is another answer than fitting this device
 
 
@@ -30,16 +31,13 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
     needs: dict[Combination, Need] = {frozenset(): estimator.baseline([])}
     needs |= {frozenset([change.key]): need for change, _, need in offered if need is not None}
     known = {keys: _answer(need) for keys, need in needs.items()}
-    is_out_of_time = False
 
     def ask(keys: Combination) -> Answer | None:
-        nonlocal is_out_of_time
-        if is_out_of_time:
-            return None
         try:
             needs[keys] = estimator.estimate([changes[key] for key in keys])
         except OutOfTimeError:
-            is_out_of_time = True
+            if _OUT_OF_TIME not in search.notes:
+                search.notes.append(_OUT_OF_TIME)
             return None
         except KerasmemError as error:
             name = " + ".join(changes[key].name for key in sorted(keys))
@@ -48,8 +46,6 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
         return _answer(needs[keys])
 
     chosen = search_combinations(options, known, ask, estimator.target.available_bytes)
-    if is_out_of_time:
-        search.notes.append("the time was over before all combinations were asked (--budget-seconds, budget_seconds)")
     return [search.remedy([changes[key] for key in keys], needs[keys]) for keys in chosen]
 
 
@@ -72,13 +68,11 @@ def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]
             estimated.add(change.key)
             yield change, ratio, need
     for kind, points in lines.items():
-        pieces = 2
-        while pieces <= min(MOST_PIECES, batch_size):
+        for pieces in (each for each in _PIECES if each <= batch_size):
             change = search.traits.change(kind, pieces if kind == "micro_batches" else batch_size // pieces)
             ratio = _on_the_line(points, 1 / pieces)
             if change.key not in estimated and ratio < 1:
                 yield change, ratio, None
-            pieces *= 2
 
 
 def _on_the_line(points: list[tuple[float, float]], share: float) -> float:
@@ -126,7 +120,7 @@ def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str
 
 def _ran(estimator: StepEstimator, plan: Remedy) -> Remedy:
     """Return the plan with what its real steps took; the verdict is theirs."""
-    with estimator.request([change_of(each) for each in plan.changes]) as request:
+    with estimator.request([make_change(each["kind"], each["value"]) for each in plan.changes]) as request:
         limit = estimator.target.available_bytes - estimator.data_bytes
         trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
     return replace(plan, trial=trial, verdict=FITS if trial.fits else DOES_NOT_FIT)

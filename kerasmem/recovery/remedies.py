@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.report import SPREAD, Bytes
 from kerasmem.estimation.sizing import max_batch_size
@@ -19,11 +18,8 @@ from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.recovery.traits import LORA_RANK, Traits
 from kerasmem.units import format_size
 
-MOST_REPLICAS = 8
-# Where steps race, identical ones differ by so much of their peak; a saving within that cannot be told from noise.
-LEAST_SAVING = SPREAD["graph"]
-LEAST_EXACT = SPREAD["xla"]  # and so much where the plan is exact
-_EXACT = ("xla", "gpu-target")
+# Identical steps differ by so much of their peak, of which a smaller saving cannot be told.
+_NOISE, _NOISE_OF_PLAN = SPREAD["graph"], SPREAD["xla"]
 _ESTIMATES_OF_A_SEARCH = 5  # about as many sizes are asked for the largest batch
 _SLOW_FLOAT16 = (7, 0)  # the first compute capability with Tensor Cores
 _HAS_BFLOAT16 = (8, 0)
@@ -48,7 +44,7 @@ class RemedySearch:
     """
 
     estimator: StepEstimator
-    traits: Traits
+    traits: Traits = field(init=False)
     remedies: list[Remedy] = field(default_factory=list)
     changes: list[tuple[Change, Need]] = field(default_factory=list)
     considered: list[Considered] = field(default_factory=list)
@@ -64,10 +60,9 @@ class RemedySearch:
             return
         for change in self._candidates():
             self._try(change)
-        if estimator.mode == "train":
-            is_half_rejected = any(each.name.split(" (")[0] == "half precision" for each in self.considered)
-            if is_half_rejected and estimator.target.source == "catalogue" and estimator.method != "gpu-target":
-                self.notes.append(_GPU_KERNELS)
+        is_half_rejected = any(each.name.startswith("half precision") for each in self.considered)
+        if is_half_rejected and estimator.target.source == "catalogue" and estimator.method != "gpu-target":
+            self.notes.append(_GPU_KERNELS)
 
     def _reject(self, name: str, why: str) -> None:
         self.considered.append(Considered(name, why))
@@ -96,13 +91,12 @@ class RemedySearch:
         if policy != "float32":
             self._reject("half precision", f"most layers compute in {policy} already")
             return
-        capability = find_card(target.name).compute_capability if target.source == "catalogue" else _SLOW_FLOAT16
+        capability = target.compute_capability or _SLOW_FLOAT16
         kind = "mixed_bfloat16" if capability >= _HAS_BFLOAT16 else "mixed_float16"
         change = self.traits.change("dtype_policy", kind)
         if capability < _SLOW_FLOAT16:
-            version = "{}.{}".format(*capability)
-            slow = f"compute capability {version} has no Tensor Cores: float16 saves memory, not time, or is slower"
-            change = replace(change, cost=slow)
+            slow = "compute capability {}.{} has no Tensor Cores: float16 saves memory, not time, or is slower"
+            change = replace(change, cost=slow.format(*capability))
         yield change
 
     def _optimizers(self) -> Iterator[Change]:
@@ -111,7 +105,7 @@ class RemedySearch:
         kept, weights = current.bytes.optimizer or 0, current.bytes.weights or 1
         if self.traits.has_own_step:
             self._reject("a leaner optimizer", "the model has a training step of its own, which may hold others")
-        elif current.bytes.optimizer is not None and kept < LEAST_EXACT * weights:
+        elif current.bytes.optimizer is not None and kept < _NOISE_OF_PLAN * weights:
             self._reject("a leaner optimizer", f"{own} keeps next to nothing already")
         else:
             for name in OPTIMIZERS:
@@ -144,9 +138,8 @@ class RemedySearch:
         if data >= estimator.target.available_bytes:
             self._reject(name, f"the copy of the data alone takes {format_size(data)}")
             return
-        options = estimator.estimate_options()
-        options |= {"method": estimator.method, "maximum": now - 1}
-        options["margin"] = data / estimator.target.available_bytes
+        options = {**estimator.origin.model_options(), **estimator.step_options(), "method": estimator.method}
+        options |= {"maximum": now - 1, "margin": data / estimator.target.available_bytes}
         options.pop("batch_size")
         try:
             search = max_batch_size(estimator.origin.source, **options)
@@ -165,21 +158,13 @@ class RemedySearch:
     def _micro_batches(self) -> None:
         """Try the fewest micro-batches that fit, counted in powers of two; two where the whole batch fits."""
         now = self.estimator.batch_size
-        if now < 2:
-            self._reject("micro-batches", "a batch of 1 cannot be divided")
-            return
-        pieces = 2
-        while self._largest_batch is not None and pieces * self._largest_batch < now:
-            pieces *= 2  # a piece must be no larger than the largest batch that fits
-        sizes = [pieces]
-        while sizes[-1] < now:
-            sizes.append(2 * sizes[-1])
-        self._try_sizes("micro_batches", [min(size, now) for size in sizes])
+        largest = self._largest_batch or now
+        sizes = [min(2**power, now) for power in range(1, (now - 1).bit_length() + 1)]
+        self._try_sizes("micro_batches", [size for size in sizes if size * largest >= now])
 
     def _replicas(self) -> None:
         """Try the fewest cards that fit, counted in powers of two; two where one is enough."""
-        most = min(MOST_REPLICAS, self.estimator.batch_size)
-        self._try_sizes("replicas", [cards for cards in (2, 4, 8) if cards <= most])
+        self._try_sizes("replicas", [cards for cards in (2, 4, 8) if cards <= self.estimator.batch_size])
 
     def _try_sizes(self, kind: str, sizes: list[int]) -> None:
         """Try sizes one by one until one fits; only the first where the step as it is fits."""
@@ -201,7 +186,7 @@ class RemedySearch:
             self._reject(change.name, str(error) if out_of_time else f"it cannot be estimated: {error}")
             return None
         saving = before.bytes.total - need.bytes.total
-        if saving < (LEAST_EXACT if need.method in _EXACT else LEAST_SAVING) * before.bytes.total:
+        if saving < (_NOISE_OF_PLAN if need.method in ("xla", "gpu-target") else _NOISE) * before.bytes.total:
             if is_last:
                 self._reject(change.name, f"by the estimate ({need.method}) it {_too_little(saving)}")
             return need
@@ -235,4 +220,4 @@ class RemedySearch:
 def _too_little(saving: int) -> str:
     if saving < 0:
         return f"takes {format_size(-saving)} more"
-    return f"saves {format_size(saving)}, less than identical steps may differ by" if saving else "saves nothing"
+    return f"saves {format_size(saving)}, within the variation of identical steps"

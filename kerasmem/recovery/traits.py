@@ -10,7 +10,7 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.weightless import random_state_kept, weightless
 from kerasmem.recovery.building import Origin, build
-from kerasmem.recovery.changes import Change, change
+from kerasmem.recovery.changes import Change, make_change
 from kerasmem.recovery.transforms import head_start, takes_lora
 
 LORA_RANK = 8
@@ -36,7 +36,7 @@ class Traits:
 
     def change(self, kind: str, value: Any) -> Change:
         """Describe a change to this model."""
-        return change(kind, value, has_batch_norm=self.has_batch_norm, batch_size=self.batch_size)
+        return make_change(kind, value, has_batch_norm=self.has_batch_norm, batch_size=self.batch_size)
 
 
 def traits_of(origin: Origin, batch_size: int) -> Traits:

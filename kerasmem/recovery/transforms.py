@@ -25,13 +25,6 @@ def with_policy(model: Any, policy: str) -> Any:
     return model
 
 
-def with_frozen_backbone(model: Any) -> Any:
-    """Freeze every layer before the head."""
-    for layer in model.layers[: head_start(model)]:
-        layer.trainable = False
-    return model
-
-
 def with_lora(model: Any, rank: int) -> Any:
     """Train thin factors beside the kernels of the backbone, and the head as it was."""
     for layer in model.layers[: head_start(model)]:

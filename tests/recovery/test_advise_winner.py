@@ -16,7 +16,7 @@ from kerasmem.models.facts import Bytes
 from kerasmem.recovery import plans as winner
 from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.recovery.building import Origin
-from kerasmem.recovery.changes import change
+from kerasmem.recovery.changes import make_change
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.rendering.advice_table import advice_table
 from kerasmem.rendering.layout import plain_text
@@ -59,7 +59,7 @@ def test_the_copy_of_the_data_counts_in_all_figures(tmp_path):
         added = getattr(now.bytes, name) - getattr(without.bytes, name)
         expected = asked.data_bytes * (2 if name == "high" else 1)  # its chunk may be larger than the copy
         assert added == expected, name
-    halved = asked.add([change("batch_size", BATCH // 2)], Bytes(100, 90, None, *[None] * 7), "graph")
+    halved = asked.add([make_change("batch_size", BATCH // 2)], Bytes(100, 90, None, *[None] * 7), "graph")
     assert halved.bytes.total == 100 + asked.data_bytes and halved.bytes.high is None
 
 
