@@ -80,7 +80,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
       kerasmem data convert cells.h5ad -o cells.h5 --columns x=X --columns y=obs/kind/codes
       kerasmem data convert 'raw/*.parquet' -o s3://bucket/train.index --dask tcp://host:8786
 
-    A run that was killed goes on where it was when the same command is given again.
+    Outputs appear when they are whole. A run to NAME.index that was killed keeps its finished parts.
     Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'
     """
     from kerasmem import data
@@ -98,8 +98,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
 def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
 
-    Says how an epoch reads the file before and after. A run that was killed goes on when the same command
-    is given again.
+    Says how an epoch reads the file before and after.
 
     Examples:
       kerasmem data repack slow.h5 -o fast.h5

@@ -171,7 +171,7 @@ def _remarks(done: Conversion) -> Iterable[str]:
     verified = "; read back and found right." if done.verified else "."
     yield f"Rows are {order}; compression {done.compression}{verified}"
     if done.resumed_rows:
-        yield f"An interrupted run had done {done.resumed_rows:,} rows; this one went on from there."
+        yield f"An interrupted run wrote {done.resumed_rows:,} of the rows."
     for dataset in done.datasets:
         if dataset.class_names is not None and dataset.path == done.outputs[0]:
             names = [f"{number} {printable(name, 30)}" for number, name in enumerate(dataset.class_names)]

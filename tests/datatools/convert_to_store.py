@@ -33,9 +33,11 @@ def main(sources: str, output: str, kill: str) -> None:
     written, put_file = [], parts.put_file
 
     def put_or_die(path, url, access):
-        if len(written) == int(kill):
-            os.kill(os.getpid(), signal.SIGKILL)
-        written.append(os.path.basename(url))
+        name = os.path.basename(url)
+        if name.startswith("part-"):
+            if len(written) == int(kill):
+                os.kill(os.getpid(), signal.SIGKILL)
+            written.append(name)
         put_file(path, url, access)
 
     parts.put_file = put_or_die

@@ -223,10 +223,10 @@ def test_other_peoples_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["advice", "inspection", "statistics", "conversion", "repacking", "sizing", "splitting"]
+    "name", ["advice", "inspection", "statistics", "conversion", "repacking", "planning", "ordering", "settings"]
 )
 def test_examples_run(name):
-    room = "converting" if name in ("conversion", "repacking", "sizing", "splitting") else "inspecting"
+    room = "converting" if name in ("conversion", "repacking", "planning", "ordering", "settings") else "inspecting"
     done = doctest.testmod(importlib.import_module(f"kerasmem.datatools.{room}.{name}"))
     assert done.attempted and not done.failed
 

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 import kerasmem
-from kerasmem.datatools.converting import job
-from kerasmem.datatools.converting.job import Job
 from kerasmem.errors import DataError
 from kerasmem.monitoring import read_timeline
 from kerasmem.monitoring.log_summary import summarise
@@ -164,8 +162,6 @@ HEAD = (
 )  # fmt: skip
 READ = """
 import sys
-from kerasmem.datatools.converting import job
-from kerasmem.datatools.converting.job import Job
 from kerasmem.errors import DataError
 from kerasmem.hdf5.remote import failures, objects
 from kerasmem.streaming.file_order import read_windows
@@ -203,76 +199,6 @@ def test_a_server_that_falls_silent(attack, said):
     with server:
         found = attack(f"http://127.0.0.1:{server.getsockname()[1]}/x.h5", script=READ, seconds=40)
     assert found.code == 1 and "failed 7 times in a row" in found.err, found.text
-
-
-def interrupted(monkeypatch, folder, after, **settings):
-    """Convert, and break off after so many checkpoints; return the folder that is left."""
-    saved, left = Job.checkpoint, [after]
-
-    def checkpoint(self, state):
-        saved(self, state)
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Job, "checkpoint", checkpoint)
-        patch.setattr(job, "CHECKPOINT_BYTES", 1)
-        with pytest.raises(KeyboardInterrupt):
-            kerasmem.data.convert(folder / "x.npy", folder / "out.h5", **settings)
-    return folder / "out.h5.kerasmem-partial"
-
-
-def says(state, **changes):
-    story = json.loads(state.read_text())
-    state.write_text(json.dumps({**story, "state": {**story["state"], **changes}}))
-
-
-def store(size):
-    return {"tails": "tails-0.npz", "done": [1], "sums": [1], "store": {"size": size, "chunks": 1}}
-
-
-def lead_out(path):
-    index = np.fromfile(path, "i8")
-    index[3] = 10**15
-    index.tofile(path)
-
-
-DAMAGES = {
-    "a size below zero": (1, lambda folder: says(folder / "state.json", write=store(-5))),
-    "a size beyond the file": (1, lambda folder: says(folder / "state.json", write=store(10**13))),
-    "a chunk outside the log": (1, lambda folder: lead_out(folder / "chunks.index")),
-    "a text for a number": (1, lambda folder: says(folder / "state.json", next="a")),
-    "no arrays": (1, lambda folder: (folder / "tails-0.npz").write_bytes(b"\x80abc")),
-    "no HDF5": (3, lambda folder: (folder / "0.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(900))),
-    "no checksums": (3, lambda folder: says(folder / "state.json", sums=7)),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_conversion_is_told_and_begun_again(tmp_path, monkeypatch, name):
-    np.save(tmp_path / "x.npy", np.arange(4000, dtype="f4").reshape(1000, 4))
-    after, damage = DAMAGES[name]
-    folder = interrupted(monkeypatch, tmp_path, after, compression="gzip")
-    damage(folder)
-    with pytest.raises(DataError, match="cannot be gone on with"):
-        kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip")
-    assert not folder.exists()
-    done = kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5", compression="gzip", force=True)
-    assert done.rows == 1000 and not folder.exists()
-
-
-def test_a_conversion_whose_file_lacks_its_chunks(tmp_path, monkeypatch):
-    """Where they would lie, is what memory happened to hold."""
-    np.save(tmp_path / "x.npy", np.arange(4000, dtype="f4").reshape(1000, 4))
-    folder = interrupted(monkeypatch, tmp_path, 1)
-    with h5py.File(folder / "0.h5") as file:
-        shape, chunks, dtype = file["x"].shape, file["x"].chunks, file["x"].dtype
-    with h5py.File(folder / "0.h5", "w") as file:
-        file.create_dataset("x", shape, dtype, chunks=chunks)
-    with pytest.raises(DataError, match=r"cannot be gone on with .*do not lie where they were made"):
-        kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5")
-    assert kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5").rows == 1000
 
 
 @pytest.mark.parametrize("damage", ["header", "shape"])

@@ -10,7 +10,6 @@ import pytest
 
 import kerasmem
 from kerasmem import files
-from kerasmem.datatools.converting.job import folder_of
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.remote.access import read_remote
 from kerasmem.hdf5.remote.cache import DiskCache
@@ -43,30 +42,30 @@ def arrays(tmp_path):
     return tmp_path / "d.npz"
 
 
-JOB_FILES = ("lock", "state.json", "state.json.part", "0.h5", "buckets", "buckets.index", "chunks", "tails-0.npz")
+JOB_FILES = ("lock", "0.h5", "buckets")
 
 
 @pytest.mark.parametrize("name", JOB_FILES)
 @pytest.mark.parametrize("plant", [os.symlink, lambda victim, path: os.mkfifo(path)], ids=["link", "pipe"])
 def test_a_job_meets_what_is_no_file_of_it(tmp_path, arrays, victim, name, plant):
-    folder = folder_of(str(tmp_path / "out.h5"))
+    folder = tmp_path / "out.h5.kerasmem-partial"
     os.mkdir(folder, 0o700)
     plant(victim, os.path.join(folder, name))
-    with pytest.raises(UsageError, match="is no file of a conversion; remove the folder"):
+    with pytest.raises(UsageError, match="is not a file of a conversion"):
         kerasmem.data.convert(arrays, tmp_path / "out.h5", shuffle=True, force=True)
 
 
 def test_a_jobs_folder_is_its_own(tmp_path, arrays, victim):
     output = tmp_path / "out.h5"
-    os.symlink(tmp_path, folder_of(str(output)))
+    os.symlink(tmp_path, f"{output}.kerasmem-partial")
     with pytest.raises(UsageError, match="not a folder, but a link"):
         kerasmem.data.convert(arrays, output, force=True)
-    os.unlink(folder_of(str(output)))
-    os.mkdir(folder_of(str(output)))
-    os.chmod(folder_of(str(output)), 0o777)
+    os.unlink(f"{output}.kerasmem-partial")
+    os.mkdir(f"{output}.kerasmem-partial")
+    os.chmod(f"{output}.kerasmem-partial", 0o777)
     with pytest.raises(UsageError, match="chmod go-w"):
         kerasmem.data.convert(arrays, output)
-    os.chmod(folder_of(str(output)), 0o755)
+    os.chmod(f"{output}.kerasmem-partial", 0o755)
     kerasmem.data.convert(arrays, output)
     os.unlink(output)
     os.symlink(victim, output)
@@ -76,8 +75,8 @@ def test_a_jobs_folder_is_its_own(tmp_path, arrays, victim):
 
 @needs_root
 def test_a_folder_of_another_user_is_not_used(tmp_path, arrays):
-    os.mkdir(folder_of(str(tmp_path / "out.h5")), 0o700)
-    given_away(folder_of(str(tmp_path / "out.h5")))
+    os.mkdir(tmp_path / "out.h5.kerasmem-partial", 0o700)
+    given_away(tmp_path / "out.h5.kerasmem-partial")
     with pytest.raises(UsageError, match="belongs to another user"):
         kerasmem.data.convert(arrays, tmp_path / "out.h5")
 

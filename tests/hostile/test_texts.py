@@ -18,6 +18,8 @@ LARGE, TIMES = 4 << 20, 3900
 READ = """
 import json, sys
 
+import kerasmem
+
 for path in sys.argv[1:]:
     found = kerasmem.data.inspect(path)
     names = {each.name: each.class_names and len(each.class_names) for each in found.datasets}

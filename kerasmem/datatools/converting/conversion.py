@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerasmem.checks import SplitAs
-from kerasmem.datatools.converting.encoding import read_compression
 from kerasmem.datatools.converting.fields import ColumnChoice
-from kerasmem.datatools.converting.job import folder_of
 from kerasmem.datatools.converting.parts import PART_SIZE, Parting, read_parting, write_parts
-from kerasmem.datatools.converting.planning import WritePlan, make_plan
+from kerasmem.datatools.converting.planning import DEFAULT_MEMORY, WritePlan, make_plan
 from kerasmem.datatools.converting.results import Conversion, WrittenDataset
 from kerasmem.datatools.converting.running import Outcome, Ways, write_files
 from kerasmem.datatools.converting.settings import (
@@ -24,13 +22,13 @@ from kerasmem.datatools.converting.settings import (
     WriteSettings,
     output_paths,
     read_output,
+    read_split,
     refuse_outputs,
 )
-from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
 from kerasmem.datatools.converting.sources.image_decoding import LOSSES
 from kerasmem.datatools.converting.sources.opening import find_paths, open_sources
 from kerasmem.datatools.converting.sources.row_source import RowSource
-from kerasmem.datatools.converting.splitting import read_split
+from kerasmem.datatools.converting.writing import read_compression
 from kerasmem.datatools.inspecting.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
 from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.errors import DataError
@@ -66,7 +64,7 @@ def convert(
 
     Sources with the same columns are read one after another; those with none in common, such as x.npy and y.npy, side
     by side. Names are kept: those of columns, arrays and datasets, and of an .npy its file's; images become "x", the
-    numbers of their folders "y". A process that is killed goes on where it was when the same call is made again.
+    numbers of their folders "y". Outputs appear when they are whole.
 
     Args:
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a
@@ -127,8 +125,7 @@ def write_data(
     found = find_paths([os.fsdecode(path) for path in given])
     target = read_output(output) if parting is None else parting.read_output(output, settings)
     if parting is None:
-        paths = [path for _, path in found]
-        refuse_outputs(output_paths(target, settings), paths, force=ways.force or os.path.isdir(folder_of(target)))
+        refuse_outputs(output_paths(target, settings), [path for _, path in found], force=ways.force)
     ways.progress("opening the sources", 0, 0)
     try:
         source = open_sources(found, options)
@@ -177,7 +174,7 @@ def _result(
     return Conversion(
         sources=source.paths,
         outputs=outputs,
-        parts=dict(zip(settings.shares, plan.assignment.sizes, strict=True)),
+        parts=dict(zip(settings.shares, plan.part_rows, strict=True)),
         rows=plan.rows,
         datasets=tuple(_written(plan, outputs, outcome)),
         bytes_read=plan.rows * sum(field.row_bytes for field in plan.read),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
+import json
 import os
 import re
 import tempfile
@@ -15,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.datatools.converting.job import Job, StoreJob
-from kerasmem.datatools.converting.planning import WritePlan, fingerprint, make_plan
-from kerasmem.datatools.converting.running import Outcome, Ways, write_files
+from kerasmem.datatools.converting.planning import WritePlan, make_plan
+from kerasmem.datatools.converting.running import PARTIAL, Outcome, Ways, write_files
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
 from kerasmem.datatools.converting.sources.row_source import RowSource
 from kerasmem.datatools.inspecting import indexing
 from kerasmem.datatools.progress import tell_nobody
 from kerasmem.errors import DataError, UsageError
+from kerasmem.files import open_kept, read_json, replacing
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess
-from kerasmem.hdf5.remote.file import expand, put_file, refuse_web
+from kerasmem.hdf5.remote.file import RemoteFile, expand, put_file, refuse_web, remove_file
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import INDEX_SUFFIX, read_place
 from kerasmem.processes.executors import run_tasks
@@ -99,7 +101,7 @@ def write_parts(
 ) -> Outcome:
     """Write a source's rows to files beside an index, by an executor, and the index.
 
-    What a coordinator that was killed had done is not done again.
+    Finished parts of an interrupted run are kept.
 
     Args:
         source: what is read.
@@ -107,43 +109,93 @@ def write_parts(
         settings: compression.
         options: how sources are read.
         target: the index, a path or a URL.
-        ways: how.
+        ways: options.
         parting: what does it, and how large parts are.
     """
     bounds = part_bounds(source, max(1, parting.size // plan.row_bytes))
     folder = target.rsplit("/", 1)[0] if is_url(target) else os.path.dirname(target)
     outputs = [f"{folder}/part-{number:05}.h5" for number in range(len(bounds) - 1)]
-    with tempfile.TemporaryDirectory(prefix="kerasmem-") as own:
-        told = {**fingerprint(source, plan, settings), "parts": bounds}
-        if is_url(target):
-            job: Job = StoreJob(target, told, discard=ways.force, folder=own)
-        else:
-            job = Job(target, told, discard=ways.force)
-        with job.ending(keeps=True):
-            done = _done(job.state, outputs)
-            if not job.state:
-                _clear(folder, [target, *outputs], source.paths, force=ways.force)
-                job.checkpoint({"parts": {}})
-            left = [number for number in range(len(outputs)) if number not in done]
-            before = sum(bounds[number + 1] - bounds[number] for number in done)
-            parts = (_Part(source.part(bounds[number], bounds[number + 1]), outputs[number]) for number in left)
-            write = functools.partial(
-                _write_part, settings=settings, options=replace(options, threads=1),
-                ways=replace(ways, force=True, progress=tell_nobody),
-            )  # fmt: skip
-            for number, outcome in zip(left, run_tasks(parting.executor, write, parts), strict=True):
-                _check_reached(outputs[number])
-                done[number] = outcome
-                job.checkpoint({"parts": {number: asdict(each) for number, each in done.items()}})
-                ways.progress("writing", bounds[number + 1], plan.rows)
-            names = [field.name for field in plan.datasets]
-            index = indexing.index(outputs, target, datasets=names, executor=parting.executor, progress=ways.progress)
+    state_path = target + PARTIAL
+    told = _fingerprint(source, plan, settings, bounds)
+    state = _read_state(state_path)
+    if state is not None and state.get("settings") != told:
+        if not ways.force:
+            raise UsageError(
+                f"{shown(target)}: a conversion with other settings, or of sources that have changed since, was "
+                "interrupted. Start that one again to finish it, or give force=True (--force) to begin again."
+            )
+        state = None
+    if state is None:
+        _clear(folder, [target, *outputs], source.paths, force=ways.force)
+    done = _present(state or {}, outputs)
+    _write_state(state_path, told, done)
+    left = [number for number in range(len(outputs)) if number not in done]
+    before = sum(bounds[number + 1] - bounds[number] for number in done)
+    parts = (_Part(source.part(bounds[number], bounds[number + 1]), outputs[number]) for number in left)
+    write = functools.partial(
+        _write_part, settings=settings, options=replace(options, threads=1),
+        ways=replace(ways, force=True, progress=tell_nobody),
+    )  # fmt: skip
+    for number, outcome in zip(left, run_tasks(parting.executor, write, parts), strict=True):
+        _check_reached(outputs[number])
+        done[number] = outcome
+        _write_state(state_path, told, done)
+        ways.progress("writing", bounds[number + 1], plan.rows)
+    names = [field.name for field in plan.datasets]
+    index = indexing.index(outputs, target, datasets=names, executor=parting.executor, progress=ways.progress)
+    _remove_state(state_path)
     found = _joined([done[number] for number in range(len(outputs))], np.diff(bounds).tolist(), plan)
-    return replace(found, size=found.size + index.index_bytes, resumed_rows=found.resumed_rows + before)
+    return replace(found, size=found.size + index.index_bytes, resumed_rows=before)
 
 
-def _done(state: Mapping[str, Any], outputs: Sequence[str]) -> dict[int, Outcome]:
-    """Return the parts that an interrupted run had written, as far as they are still there."""
+def _fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings, bounds: Sequence[int]) -> dict[str, Any]:
+    """Return what must be the same for parts of an interrupted conversion to be kept."""
+    found = {
+        "version": 3,
+        "sources": source.identity(),
+        "parts": bounds,
+        "datasets": [[t.name, t.field.dtype, t.field.shape, t.chunk_rows] for t in plan.targets],
+        "columns": [[field.name, field.dtype, field.class_names] for field in plan.read],
+        "joins": [list(field.columns) for field in plan.datasets],
+        "compression": asdict(settings.compression),
+    }
+    return dict(json.loads(json.dumps(found)))
+
+
+def _read_state(path: str) -> dict[str, Any] | None:
+    """Return the state that an interrupted conversion left; None if there is none."""
+    try:
+        if is_url(path):
+            with contextlib.closing(RemoteFile(path, RemoteAccess())) as remote:
+                data = remote.readall() or b""
+        else:
+            with open_kept(path) as file:
+                data = file.read()
+        return dict(read_json(data))
+    except (FileNotFoundError, DataError, ValueError, TypeError):
+        return None  # a damaged state is none
+
+
+def _write_state(path: str, settings: Mapping[str, Any], done: Mapping[int, Outcome]) -> None:
+    state = {"settings": settings, "parts": {str(number): asdict(each) for number, each in done.items()}}
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+        here = os.path.join(folder, "state") if is_url(path) else path
+        with replacing(here, durable=True) as file:
+            file.write(json.dumps(state).encode())
+        if is_url(path):
+            put_file(here, path, RemoteAccess())
+
+
+def _remove_state(path: str) -> None:
+    if not is_url(path):
+        os.unlink(path)
+        return
+    with contextlib.suppress(DataError):  # it may not be deleted, and does no harm
+        remove_file(path, RemoteAccess())
+
+
+def _present(state: Mapping[str, Any], outputs: Sequence[str]) -> dict[int, Outcome]:
+    """Return the parts that an interrupted run wrote and that are still there."""
     try:
         found = {int(number): Outcome(**each) for number, each in state.get("parts", {}).items()}
         if found and is_url(outputs[0]):
@@ -220,8 +272,8 @@ def _joined(outcomes: Sequence[Outcome], rows: Sequence[int], plan: WritePlan) -
         sum((Counter(dict(getattr(each, name))) for each in outcomes), Counter()) for name in ("inexact", "losses")
     )
     stored = np.sum([each.stored for each in outcomes], axis=0).tolist()
-    size, resumed = (sum(getattr(each, name) for each in outcomes) for name in ("size", "resumed_rows"))
-    return Outcome(sums, stored, size, inexact, losses, resumed, max(each.most_rows for each in outcomes))
+    size = sum(each.size for each in outcomes)
+    return Outcome(sums, stored, size, inexact, losses, 0, max(each.most_rows for each in outcomes))
 
 
 def join_checksums(first: int, second: int, size: int) -> int:

@@ -5,17 +5,46 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kerasmem.datatools.converting.casting import written_type
 from kerasmem.datatools.converting.fields import Field, Target, check_names
+from kerasmem.datatools.converting.ordering import share_out
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
-from kerasmem.datatools.converting.sizing import Sizes, choose_chunk_rows, choose_sizes
 from kerasmem.datatools.converting.sources.row_source import RowSource
-from kerasmem.datatools.converting.splitting import RandomSplit
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
-from kerasmem.units import format_size
+from kerasmem.units import KIB, MIB, format_size
+
+CHUNK_BYTES = MIB
+"""What a chunk is meant to hold: HDF5's own cache of chunks, and what `H5ChunkSequence` reads at a time.
+
+A larger one is decoded several times over by programs that read it batch by batch through HDF5, and leaves fewer
+blocks to shuffle; a smaller one costs an index entry and a system call for less data.
+"""
+DEFAULT_MEMORY = 512 * MIB
+_PIECE_BYTES = 4 * MIB  # read and converted at a time
+_PIECE_ROWS = 1 << 16
+_LEAST_CHUNK = 4 * KIB
+_ORDER_BYTES = 24  # beside each row: its bucket, its place, and room to sort them
+_LEAST_ROWS = 4  # that a quarter of the memory has to hold
+_LEAST_SHUFFLED = 16  # the same, for buckets to be of about one size
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How a conversion divides its memory.
+
+    Args:
+        piece_rows: rows read, converted and dealt out at a time.
+        chunk_bytes: bytes of a chunk.
+        run_bytes: bytes of rows that are sorted by bucket and written together.
+        bucket_bytes: bytes that a bucket is expected to have.
+    """
+
+    piece_rows: int
+    chunk_bytes: int
+    run_bytes: int
+    bucket_bytes: int
 
 
 @dataclass(frozen=True)
@@ -27,7 +56,7 @@ class WritePlan:
         cast: the same columns in the types written.
         datasets: the datasets of a part.
         rows: rows read.
-        assignment: where each row goes.
+        part_rows: rows of each part.
         sizes: how memory is divided.
         targets: the datasets of all outputs; those of a part lie together, in the order of `datasets`.
         buckets: buckets of each part.
@@ -37,7 +66,7 @@ class WritePlan:
     cast: tuple[Field, ...]
     datasets: tuple[Field, ...]
     rows: int
-    assignment: RandomSplit
+    part_rows: tuple[int, ...]
     sizes: Sizes
     targets: tuple[Target, ...]
     buckets: tuple[int, ...]
@@ -59,8 +88,7 @@ def make_plan(source: RowSource, settings: WriteSettings, options: ReadOptions) 
     cast = tuple(replace(field, dtype=written_type(field, keep_float64=settings.keep_float64)) for field in read)
     datasets = options.columns.datasets(cast)
     check_names(datasets, "output")
-    assignment = RandomSplit(source.rows, list(settings.shares.values()), settings.seed)
-    parts = dict(zip(settings.shares, assignment.sizes, strict=True))
+    parts = dict(zip(settings.shares, share_out(source.rows, list(settings.shares.values())), strict=True))
     for name, rows in parts.items():
         if not rows:
             raise UsageError(f"split: no rows are left for {name!r} of {source.rows:,}; give it a larger share")
@@ -76,7 +104,7 @@ def make_plan(source: RowSource, settings: WriteSettings, options: ReadOptions) 
             chunk_rows = choose_chunk_rows(field.row_bytes, rows, settings.batch_size, sizes.chunk_bytes)
             targets.append(Target(file, group + field.name, field, rows, chunk_rows))
     buckets = tuple(max(1, -(-rows * written // sizes.bucket_bytes)) for rows in parts.values())
-    return WritePlan(read, cast, datasets, source.rows, assignment, sizes, tuple(targets), buckets)
+    return WritePlan(read, cast, datasets, source.rows, tuple(parts.values()), sizes, tuple(targets), buckets)
 
 
 def check_space(plan: WritePlan, folder: str, *, shuffle: bool, packs: bool) -> None:
@@ -96,17 +124,63 @@ def check_space(plan: WritePlan, folder: str, *, shuffle: bool, packs: bool) -> 
         )
 
 
-def fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings) -> dict[str, Any]:
-    """Return what has to be the same for an interrupted conversion to be gone on with."""
-    compression = settings.compression
-    return {
-        "version": 2,
-        "sources": source.identity(),
-        "rows": plan.rows,
-        "datasets": [[t.file, t.name, t.field.dtype, t.field.shape, t.rows, t.chunk_rows] for t in plan.targets],
-        "columns": [[field.name, field.dtype, field.shape, field.class_names] for field in plan.read],
-        "joins": [list(field.columns) for field in plan.datasets],
-        "order": [settings.shuffle, settings.seed, dict(settings.shares)],
-        "sizes": [plan.sizes.piece_rows, plan.sizes.run_bytes, list(plan.buckets)],
-        "compression": [compression.kind, compression.level],
-    }
+def choose_chunk_rows(row_bytes: int, rows: int, batch_size: int, target: int = CHUNK_BYTES) -> int:
+    """Return the rows of a chunk: about 1 MiB, and whole batches or an even part of one where that can be.
+
+    Args:
+        row_bytes: bytes of a row, uncompressed.
+        rows: rows of the dataset.
+        batch_size: rows that are trained on together.
+        target: bytes a chunk is meant to have.
+
+    Examples:
+        >>> choose_chunk_rows(12_288, 60_000, 32)  # 12 KiB a row: two batches of 384 KiB
+        64
+        >>> choose_chunk_rows(150_528, 60_000, 32)  # 147 KiB a row: an eighth of a batch
+        4
+    """
+    most = max(1, target // max(row_bytes, 1))
+    if most >= batch_size:
+        wanted = most // batch_size * batch_size
+    else:
+        even = [k for k in range(1, most + 1) if batch_size % k == 0]
+        wanted = even[-1] if 2 * even[-1] > most else most  # a batch of 97 rows has no even parts
+    return max(1, min(wanted, rows))
+
+
+def choose_sizes(
+    row_bytes: int, fields: int, outputs: int, memory: int, *, threads: int = 2, shuffle: bool = False
+) -> Sizes:
+    """Return sizes that keep a conversion within `memory`.
+
+    A quarter each is for pieces on their way, for the run or the bucket in hand, for its copy in another order, and
+    for chunks that are being filled and compressed.
+
+    Args:
+        row_bytes: bytes of a row over all datasets, as read or as written, whichever is more.
+        fields: datasets of an output.
+        outputs: files or groups written.
+        memory: bytes.
+        threads: that compress.
+        shuffle: whether rows go through buckets.
+
+    Raises:
+        UsageError: the memory is too small for rows of this size.
+    """
+    quarter = memory // 4
+    least_rows = _LEAST_SHUFFLED if shuffle else _LEAST_ROWS
+    if quarter < least_rows * row_bytes:
+        least = 4 * least_rows * row_bytes
+        raise UsageError(
+            f"memory_budget: {format_size(memory)} is too small for rows of {format_size(row_bytes)}; give at least "
+            f"'{-(-least // MIB)}MiB'"
+        )
+    # every dataset fills a chunk of its own; those being compressed are there three times over
+    chunk = min(CHUNK_BYTES, quarter // (fields * outputs + 6 * (threads + 2)))
+    piece = min(_PIECE_BYTES, quarter // 6)
+    return Sizes(
+        piece_rows=max(1, min(_PIECE_ROWS, piece // max(row_bytes, 1))),
+        chunk_bytes=max(_LEAST_CHUNK, chunk),
+        run_bytes=quarter * row_bytes // (row_bytes + _ORDER_BYTES),
+        bucket_bytes=quarter // 2 * row_bytes // (row_bytes + _ORDER_BYTES),
+    )

@@ -10,13 +10,13 @@ import h5py
 
 from kerasmem import checks
 from kerasmem.datatools.converting.conversion import write_data
-from kerasmem.datatools.converting.encoding import read_compression
 from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.parts import PART_SIZE, read_parting
+from kerasmem.datatools.converting.planning import DEFAULT_MEMORY
 from kerasmem.datatools.converting.results import Reading, Repacking
 from kerasmem.datatools.converting.running import Ways
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
-from kerasmem.datatools.converting.sizing import DEFAULT_MEMORY
+from kerasmem.datatools.converting.writing import read_compression
 from kerasmem.datatools.inspecting.inspection import choose_pair, preview_mixing, preview_plan
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.progress import Progress, tell_nobody

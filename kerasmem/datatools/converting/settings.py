@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, get_args
 
+import numpy as np
+
 from kerasmem import checks
 from kerasmem.checks import Color, SplitAs
-from kerasmem.datatools.converting.encoding import Compression
 from kerasmem.datatools.converting.fields import ColumnChoice
-from kerasmem.datatools.converting.splitting import read_split
+from kerasmem.datatools.converting.writing import Compression
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import read_path
 
 _MOST_THREADS = 16
+_USUAL = {2: ("train", "val"), 3: ("train", "val", "test")}  # names of parts
 
 
 def available_threads() -> int:
@@ -138,6 +141,49 @@ class WriteSettings:
     def as_groups(self) -> bool:
         """Whether parts are groups of one file, in place of files."""
         return self.split_as == "groups"
+
+
+def read_split(value: Any) -> dict[str, float]:
+    """Return the shares by name; one of 1 called "" where nothing is split.
+
+    Args:
+        value: None, "0.8,0.1,0.1", "train=0.8,test=0.2", or the same as a list or a mapping.
+
+    Raises:
+        UsageError: these are no shares that add up to 1.
+
+    Examples:
+        >>> read_split("0.8,0.2")
+        {'train': 0.8, 'val': 0.2}
+    """
+    if value is None:
+        return {"": 1.0}
+    if isinstance(value, Mapping):
+        pairs = [(str(name), share) for name, share in value.items()]
+    else:
+        entries = value.split(",") if isinstance(value, str) else list(value) if np.iterable(value) else [value]
+        texts = [str(entry).strip() for entry in entries]
+        if all("=" in text for text in texts):
+            pairs = [(text.split("=", 1)[0].strip(), text.split("=", 1)[1]) for text in texts]
+        else:
+            names = _USUAL.get(len(texts), tuple(f"part{number}" for number in range(1, len(texts) + 1)))
+            pairs = list(zip(names, texts, strict=True))
+    shares = {}
+    for name, share in pairs:
+        try:
+            number = float(share)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0 < number < 1:
+            raise UsageError(f"split: {share!r} is no share between 0 and 1; write for example '0.8,0.1,0.1'")
+        if not name or not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+            raise UsageError(f"split: {name!r} cannot be part of a file's name; use letters and digits")
+        if name in shares:
+            raise UsageError(f"split: {name!r} is named twice")
+        shares[name] = number
+    if len(shares) < 2 or abs(sum(shares.values()) - 1) > 1e-6:
+        raise UsageError(f"split: the shares {list(shares.values())} do not add up to 1; write for example '0.8,0.2'")
+    return shares
 
 
 def _read_image_size(value: Any) -> tuple[int, int] | None:

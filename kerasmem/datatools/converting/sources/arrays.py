@@ -6,7 +6,7 @@ import contextlib
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -68,10 +68,9 @@ class ArraySource(RowSource):
         self.rows = self._members[0].shape[0]
         self.fields = tuple(field for member in self._members for field in member.fields)
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows of all arrays."""
-        wanted = {field.name for field in self.fields} if names is None else set(names)
-        members = [member for member in self._members if any(field.name in wanted for field in member.fields)]
+        members = self._members
         try:
             with contextlib.ExitStack() as opened:
                 archive = opened.enter_context(zipfile.ZipFile(self.paths[0])) if members[0].entry else None
@@ -82,7 +81,7 @@ class ArraySource(RowSource):
                     columns: Rows = {}
                     for member, file in zip(members, files, strict=True):
                         columns |= member.split(member.read(file, self.label, first, min(rows, self.rows - first)))
-                    yield {name: values for name, values in columns.items() if name in wanted}
+                    yield columns
         except _DAMAGED as error:
             raise DataError(f"{self.label}: cannot be read: {one_line(str(error))}; copy or write it again") from error
 

@@ -32,9 +32,9 @@ class DenseSource(RowSource):
         )
         self.rows = shapes[0][0]
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows of the datasets."""
-        wanted = [field.name for field in self.fields] if names is None else list(names)
+        wanted = [field.name for field in self.fields]
         for _, window in read_windows(self.paths, wanted, start=start, access=self._access, budget=self._budget):
             for first in range(0, rows_in(window), rows):
                 yield {name: values[first : first + rows] for name, values in window.items()}
@@ -53,7 +53,7 @@ class SparseSource(RowSource):
         dense = self.rows * self._width * np.dtype(entry.dtype).itemsize
         self.notes = [f"{shown(entry.name)} is sparse in the source and dense here: {dense:,} bytes as stored there"]
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows, zeros and all."""
         bounds = self._bounds()
         stored = self._stored(int(bounds[start]), int(bounds[-1]))

@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -91,12 +91,8 @@ class ImageFolder(RowSource):
         """Return the number of images, and what their names, sizes and times of change come to."""
         return [os.path.abspath(self.paths[0]), self._begins, self.rows, self._listed]
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield images and classes."""
-        if names is not None and "x" not in names:
-            for first in range(start, self.rows, rows):
-                yield {"y": self._classes[first : first + rows]}
-            return
         stream = in_order(self._decode, range(start, self.rows), self._options.threads)
         for first in range(start, self.rows, rows):
             images = np.empty((min(rows, self.rows - first), *self.fields[0].shape), self.fields[0].dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,14 +55,13 @@ class RecordSource(RowSource):
         self._features: dict[str, _Feature] = {}
         self.fields = self._look(first)
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows."""
         import tensorflow as tf
 
-        wanted = [field for field in self.fields if names is None or field.name in names]
         kinds = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}
         spec = {}
-        for name, kind, length, _ in (self._features[field.name] for field in wanted):
+        for name, kind, length, _ in (self._features[field.name] for field in self.fields):
             spec[name] = tf.io.FixedLenFeature([1 if kind == "bytes" else length], kinds[kind])
         done = start
         try:
@@ -72,7 +71,7 @@ class RecordSource(RowSource):
                     for number, record in enumerate(batch.numpy().tolist(), start=done):
                         self._example(record, number)  # TensorFlow's fast parser trusts the lengths in it
                     parsed = tf.io.parse_example(batch, spec)
-                    values = {field: parsed[self._features[field.name].name].numpy() for field in wanted}
+                    values = {field: parsed[self._features[field.name].name].numpy() for field in self.fields}
                     yield {field.name: self._values(field, found, done) for field, found in values.items()}
                     done += len(batch)
         except (tf.errors.OpError, UnicodeDecodeError) as error:

@@ -54,13 +54,12 @@ class RowSource(ABC):
         return [os.path.abspath(self.paths[0]), found.st_size, found.st_mtime_ns]
 
     @abstractmethod
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows from `start` on, `rows` at a time at most.
 
         Args:
             start: first row.
             rows: the most rows of a piece.
-            names: columns wanted; None for all.
         """
 
     def part(self, start: int, stop: int) -> RowSource:
@@ -83,10 +82,10 @@ class _Part(RowSource):
         """Return the identity of the whole source, and which rows of it these are."""
         return [*self._source.identity(), self._start, self.rows]
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows."""
         left = self.rows - start
-        with contextlib.closing(self._source.pieces(self._start + start, rows, names)) as pieces:  # type: ignore[type-var]
+        with contextlib.closing(self._source.pieces(self._start + start, rows)) as pieces:  # type: ignore[type-var]
             while left > 0:
                 piece = next(pieces)
                 yield {name: values[:left] for name, values in piece.items()}
@@ -189,14 +188,14 @@ class ConcatenatedSource(_CombinedSource):
         """Yield the sources, and the row at which each begins."""
         return zip(itertools.accumulate([0, *(source.rows for source in self._sources)]), self._sources, strict=False)
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows of one source after the other, all in the byte order of the first."""
         dtypes = {field.name: field.dtype for field in self.fields}
         for source in self._sources:
             if start >= source.rows:
                 start -= source.rows
                 continue
-            for piece in source.pieces(start, rows, names):
+            for piece in source.pieces(start, rows):
                 yield {name: values.astype(dtypes[name], copy=False) for name, values in piece.items()}
             start = 0
 
@@ -225,13 +224,9 @@ class SideBySideSource(_CombinedSource):
         told = [set(source.starts) for source in self._sources if source.starts is not None]
         return sorted(set.intersection(*told)) if told else None
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows of all sources at once."""
-        streams, chosen = [], None if names is None else set(names)
-        for source in self._sources:
-            own = [field.name for field in source.fields if chosen is None or field.name in chosen]
-            if own:
-                streams.append(even_pieces(source.pieces(start, rows, own), rows))
+        streams = [even_pieces(source.pieces(start, rows), rows) for source in self._sources]
         for parts in zip(*streams, strict=True):
             yield {name: values for part in parts for name, values in part.items()}
 

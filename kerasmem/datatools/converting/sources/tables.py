@@ -106,15 +106,13 @@ class TableSource(RowSource):
                 self.notes.append(f"{shown(name)} has {column.gaps:,} gaps, which become NaN")
         self.fields = tuple(fields)
 
-    def pieces(self, start: int, rows: int, names: Sequence[str] | None = None) -> Iterator[Rows]:
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows."""
-        chosen = None if names is None else set(names)
-        wanted = [each for each in self.fields if chosen is None or each.name in chosen]
         with arrow_errors(self.label):
-            for first, batch in self._batches([self._names[each.name] for each in wanted], start):
+            for first, batch in self._batches([self._names[each.name] for each in self.fields], start):
                 for at in range(max(0, start - first), batch.num_rows, rows):
                     part = batch.slice(at, rows)
-                    yield {each.name: self._values(part, each) for each in wanted}
+                    yield {each.name: self._values(part, each) for each in self.fields}
 
     def _column(self, name: str, kind: Any) -> Column:
         types = self.arrow.types
