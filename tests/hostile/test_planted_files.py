@@ -116,14 +116,14 @@ class TestCacheOfRemoteFiles:
     def test_what_others_can_write_to_is_refused(self, tmp_path):
         os.chmod(tmp_path, 0o777)
         with pytest.raises(UsageError, match=r"^cache: other users can write .*chmod go-w"):
-            read_remote({}, str(tmp_path), None)
+            read_remote({"cache": str(tmp_path)})
         os.chmod(tmp_path, 0o755)
-        read_remote({}, str(tmp_path), None)
+        read_remote({"cache": str(tmp_path)})
 
     def test_a_folder_behind_the_users_own_link_is_fine(self, tmp_path):
         (tmp_path / "scratch").mkdir()
         os.symlink("scratch", tmp_path / "cache")
-        assert read_remote({}, str(tmp_path / "cache"), None).cache == str(tmp_path / "scratch")
+        assert read_remote({"cache": str(tmp_path / "cache")}).cache == str(tmp_path / "scratch")
 
     @pytest.mark.parametrize("name", ["lock", "size.part", "key"])
     def test_links_are_not_followed(self, tmp_path, victim, name):
