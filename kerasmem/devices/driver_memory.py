@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from kerasmem.devices.cards import Card, card_specs, parse_capability
+from kerasmem.devices.cards import Card, hardware_of, parse_capability
 from kerasmem.files import package_data
 
 CONTEXT = "CUDA context"
@@ -74,11 +74,11 @@ def context_of(card: Card) -> tuple[int, str]:
     own = [size for _, size, share in rows if share.card == card.key and share.basis == "read"]
     if own:
         return max(own), "read"
-    spec = card_specs().get(card.key)
+    hardware = hardware_of(card)
     most, size, _ = max(rows, key=lambda row: row[:2])
-    if spec is None or not most:
+    if hardware is None or not most:
         return size, "predicted"
-    larger = [row for row in rows if row[0] >= spec.sms]
+    larger = [row for row in rows if row[0] >= hardware["sms"]]
     if larger:
         return min(larger, key=lambda row: row[:2])[1], "predicted"
-    return size * spec.sms // most, "predicted"
+    return size * hardware["sms"] // most, "predicted"

@@ -39,23 +39,15 @@ class ProcessReading(NamedTuple):
 
 @dataclass(frozen=True)
 class HostMemory(Record, what="host memory"):
-    """This machine's memory and this process's share, in bytes (None: unknown).
+    """This machine's memory, in bytes.
 
     Attributes:
         total_bytes: RAM of the machine.
-        available_bytes: RAM that can be had without swapping.
-        swap_total_bytes: swap space of the machine.
-        swap_used_bytes: swap space in use, by all processes.
-        process_rss_bytes: RAM that this process holds.
-        process_swap_bytes: what of this process is in swap.
+        available_bytes: RAM available without swapping.
     """
 
     total_bytes: int
     available_bytes: int
-    swap_total_bytes: int | None
-    swap_used_bytes: int | None
-    process_rss_bytes: int
-    process_swap_bytes: int | None
 
 
 class HostReader:
@@ -147,7 +139,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def host_memory() -> HostMemory:
-    """Read this machine's memory and this process's share.
+    """Read this machine's memory.
 
     Examples:
         >>> memory = host_memory()
@@ -157,23 +149,7 @@ def host_memory() -> HostMemory:
     import psutil
 
     machine = psutil.virtual_memory()
-    try:
-        swap = psutil.swap_memory()
-        swap_total: int | None = int(swap.total)
-        swap_used: int | None = int(swap.used)
-    except (OSError, RuntimeError, ValueError):  # some containers hide /proc/vmstat or /proc/swaps
-        swap_total = swap_used = None
-    reader = HostReader()
-    process = reader.read()
-    reader.close()
-    return HostMemory(
-        total_bytes=int(machine.total),
-        available_bytes=int(machine.available),
-        swap_total_bytes=swap_total,
-        swap_used_bytes=swap_used,
-        process_rss_bytes=process.rss_bytes,
-        process_swap_bytes=process.swap_bytes,
-    )
+    return HostMemory(int(machine.total), int(machine.available))
 
 
 def process_status(folder: Path) -> dict[str, int]:

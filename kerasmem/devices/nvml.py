@@ -7,6 +7,7 @@ belong in a training loop. NVML is initialised by `Nvml.open` and shut down by `
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -120,24 +121,19 @@ class Nvml:
             return None, _shared_memory(device)
         return DriverMemory(total, used, free), None
 
-    def processes(self, device: NvmlDevice) -> tuple[list[tuple[int, int | None]] | None, str | None]:
-        """List the processes with memory on the device. Takes milliseconds.
+    def processes(self, device: NvmlDevice) -> list[tuple[int, int | None]]:
+        """List the processes with memory on the device by number, with their bytes (None: unknown). Takes milliseconds.
 
-        Returns:
-            The number of each process and its bytes, None if unknown.
+        The list is empty if the driver does not list them.
         """
+        api = self._api
         found: dict[int, int | None] = {}
-        try:
-            for ask in (
-                self._api.nvmlDeviceGetComputeRunningProcesses,
-                self._api.nvmlDeviceGetGraphicsRunningProcesses,
-            ):
+        with contextlib.suppress(api.NVMLError):
+            for ask in (api.nvmlDeviceGetComputeRunningProcesses, api.nvmlDeviceGetGraphicsRunningProcesses):
                 for process in ask(device.handle):
                     used = process.usedGpuMemory
                     found[process.pid] = None if used == _NOT_AVAILABLE else used
-        except self._api.NVMLError as error:
-            return None, f"{device.label}: the driver does not list processes: {error}"
-        return sorted(found.items()), None
+        return sorted(found.items())
 
     def close(self) -> None:
         """Shut NVML down. May be called more than once."""

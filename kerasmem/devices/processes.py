@@ -1,4 +1,4 @@
-"""Memory of this process and its children, and the processes that use a card."""
+"""Memory of this process and its children, and the other processes on a card."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kerasmem.devices.host import process_status
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.processes.children import resident_bytes
-from kerasmem.records import Record
+from kerasmem.units import format_size
 
 _PROC = Path("/proc")
 
@@ -80,54 +79,21 @@ class TreeReader:
         return TreeReading(rss, rss + sum(sizes), 1 + len(sizes), status.get("VmHWM"), status.get("VmSwap"))
 
 
-@dataclass(frozen=True)
-class CardProcess(Record, what="process on a card"):
-    """A process with memory on a card.
-
-    Attributes:
-        device: the card's name.
-        uuid: the card.
-        pid: of the process, as the driver counts them (another number inside some containers).
-        name: of the program; None if it cannot be seen from here.
-        user: who runs it; None if it cannot be seen from here.
-        used_bytes: what it has there; None if unknown.
-        share: that, as a part of the card's memory from 0 to 1; None if either is not known.
-        own: whether it is this process.
-    """
-
-    device: str | None
-    uuid: str | None
-    pid: int
-    name: str | None
-    user: str | None
-    used_bytes: int | None
-    share: float | None
-    own: bool
-
-
-def card_processes(nvml: Nvml, device: NvmlDevice, total_bytes: int | None) -> tuple[list[CardProcess], str | None]:
-    """List the processes with memory on a card, the largest first. Takes milliseconds.
+def others_on_card(nvml: Nvml, device: NvmlDevice, total_bytes: int | None) -> list[str]:
+    """Describe the other processes with memory on a card, the largest first. Takes milliseconds.
 
     Args:
         nvml: the open connection that the device came from.
         device: the card.
-        total_bytes: the card's memory, if it is known.
+        total_bytes: the card's memory, or None if unknown.
     """
-    found, why_not = nvml.processes(device)
-    rows = []
-    for pid, used in found or ():
-        share = used / total_bytes if used is not None and total_bytes else None
-        name, user = _program(pid)
-        rows.append(CardProcess(device.name, device.uuid, pid, name, user, used, share, pid == os.getpid()))
-    return sorted(rows, key=lambda row: row.used_bytes or 0, reverse=True), why_not
-
-
-def _program(pid: int) -> tuple[str | None, str | None]:
-    """Return the name and the user of a process, if they can be seen."""
     import psutil
 
-    try:
-        process = psutil.Process(pid)
-        return process.name(), process.username()
-    except (psutil.Error, KeyError, OSError):  # gone, another's, or of a user without a name
-        return None, None
+    others = [(used, pid) for pid, used in nvml.processes(device) if used is not None and pid != os.getpid()]
+    found = []
+    for used, pid in sorted(others, reverse=True):
+        name, share = "", f", {100 * used / total_bytes:.0f} % of the card" if total_bytes else ""
+        with contextlib.suppress(psutil.Error, OSError):
+            name = f" ({psutil.Process(pid).name()!r})"
+        found.append(f"process {pid}{name} has {format_size(used)} there{share}")
+    return found

@@ -45,7 +45,8 @@ class GivenShape:
     dtype: str | None = None
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.sizes))
+        sizes = ",".join(map(str, self.sizes))
+        return sizes if self.dtype is None else f"{sizes}:{self.dtype}"
 
 
 def normalise_input_shapes(given: Any, option: str = "--input-shape") -> dict[str, GivenShape]:

@@ -6,7 +6,6 @@ import ast
 import functools
 import importlib.util
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 from kerasmem.checks import nearest
@@ -92,13 +91,8 @@ def check_optimizer_name(name: str) -> None:
     """
     classes = optimizer_names()
     if classes and name.lower() not in classes:
-        raise unknown_optimizer(name, classes)
-
-
-def unknown_optimizer(name: str, known: Collection[str]) -> UsageError:
-    """Return the error for an optimizer that is not among the known ones."""
-    hint = nearest(name, known)
-    return UsageError(f"optimizer {name!r} is not one of Keras's: {', '.join(sorted(known))}{hint}")
+        known = ", ".join(sorted(classes))
+        raise UsageError(f"optimizer {name!r} is not one of Keras's: {known}{nearest(name, classes)}")
 
 
 def _alike(path: Path) -> str:

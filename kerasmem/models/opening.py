@@ -37,17 +37,20 @@ class OpenedModel:
 
     Attributes:
         model: the Keras model; its variables have shapes and, unless it came from Python, no values.
-        name: the model's name.
         source: its origin: a path, "package.module:function" or "Python object".
         training: the optimizer and loss it was compiled with, if known.
         notes: what the user should know about how it was opened.
     """
 
     model: Any
-    name: str
     source: str
     training: TrainingSettings
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return str(self.model.name)
 
 
 @contextlib.contextmanager
@@ -131,7 +134,7 @@ def _open_document(
         raise ModelFileError(f"{where}: Keras cannot build the model it describes: {keras_reason(error)}") from error
     if not isinstance(model, keras.Model):
         raise ModelFileError(f"{where}: describes a {type(model).__name__}, not a model")
-    return OpenedModel(model, str(model.name), where, training)
+    return OpenedModel(model, where, training)
 
 
 def _build(
@@ -223,7 +226,7 @@ def _open_factory(
         + (f" with the whole batch: --replicas {count} gives one its share" if count > 1 else "")
         for name, count in strategies
     ]
-    return OpenedModel(model, str(model.name), source, training_of_model(model), (*notes, *loop_notes(model)))
+    return OpenedModel(model, source, training_of_model(model), (*notes, *loop_notes(model)))
 
 
 def _check_arguments(build: Callable[..., Any], source: str, given: dict[str, Any]) -> None:
@@ -255,7 +258,7 @@ def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
     with contextlib.suppress(WeightsOnlyError):
         read_document(path)
     return OpenedModel(
-        opened.model, opened.name, f"{path} ({opened.source})", opened.training,
+        opened.model, f"{path} ({opened.source})", opened.training,
         (*opened.notes, f"the architecture comes from {opened.source}, not from {path}"),
     )  # fmt: skip
 
@@ -268,7 +271,7 @@ def _open_object(model: Any, dtype_policy: str | None, shapes_only: bool, stack:
     if shapes_only or dtype_policy is not None or not model.built:
         stack.enter_context(weightless())
         model = _rebuild(model, dtype_policy)
-    return OpenedModel(model, str(model.name), OBJECT_SOURCE, training)
+    return OpenedModel(model, OBJECT_SOURCE, training)
 
 
 def check_built(model: Any) -> None:

@@ -21,7 +21,7 @@ from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import NO_TARGETS, GivenShape, GivenTargets, given_targets, normalise_input_shapes
 from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel, check_built, no_model, open_model
-from kerasmem.models.vocabulary import configuration, import_user_module, own_objects
+from kerasmem.models.vocabulary import configuration, dictionaries, import_user_module, own_objects
 from kerasmem.records import Record
 
 _WAY_OUT = "put the code that builds the model into a function of a module and give 'module:function'"
@@ -233,8 +233,7 @@ def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shape_texts(shapes: Mapping[str, GivenShape]) -> tuple[str, ...]:
-    texts = {name: f"{shape}" if shape.dtype is None else f"{shape}:{shape.dtype}" for name, shape in shapes.items()}
-    return tuple(f"{name}={text}" if name else text for name, text in texts.items())
+    return tuple(f"{name}={shape}" if name else str(shape) for name, shape in shapes.items())
 
 
 def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
@@ -263,17 +262,10 @@ def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
 
 def _found_objects(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the custom names in a configuration with their objects."""
-    pending = [config]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, (list, tuple)):
-            pending.extend(value)
-        if not isinstance(value, dict):
-            continue
-        pending.extend(value.values())
-        name, registered = value.get("class_name"), value.get("registered_name")
-        name = value.get("config") if name == "function" else name
-        if not isinstance(name, str) or str(value.get("module")).split(".")[0] == "keras":
+    for node in dictionaries(config):
+        name, registered = node.get("class_name"), node.get("registered_name")
+        name = node.get("config") if name == "function" else name
+        if not isinstance(name, str) or str(node.get("module")).split(".")[0] == "keras":
             continue
         found = known.get(registered, known.get(name)) if isinstance(registered, str) else known.get(name)
         if found is not None:

@@ -11,7 +11,7 @@ from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.document import ModelDocument
 from kerasmem.models.inputs import BY_THE_LOSS, GivenTargets
-from kerasmem.models.names import unknown_optimizer
+from kerasmem.models.names import check_optimizer_name
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.weightless import weightless
 
@@ -98,7 +98,9 @@ def with_replaced(
     own = replace(own, targets=targets)
     if loss is not None:
         check_loss(loss)
-    if optimizer is not None and check_optimizer(optimizer) != own.optimizer:
+    if optimizer is not None:
+        check_optimizer_name(optimizer)
+    if optimizer is not None and optimizer.lower() != own.optimizer:
         own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
     return own if loss is None else replace(own, loss=loss, loss_config=loss, loss_weights=None, keeps_loss=False)
 
@@ -116,18 +118,6 @@ def _name_of(loss: Any) -> str | None:
     if isinstance(loss, (list, tuple)):
         return ", ".join(str(_name_of(item)) for item in loss)
     return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
-
-
-def check_optimizer(name: str) -> str:
-    """Return the name in lower case.
-
-    Raises:
-        UsageError: If Keras has no such optimizer.
-    """
-    known = _optimizer_classes()
-    if name.lower() not in known:
-        raise unknown_optimizer(name, known)
-    return name.lower()
 
 
 def check_loss(name: str) -> None:

@@ -108,7 +108,7 @@ def dictionaries(config: Any) -> Iterator[dict[str, Any]]:
         if isinstance(value, dict):
             yield value
             pending.extend(reversed(value.values()))
-        elif isinstance(value, list):
+        elif isinstance(value, (list, tuple)):
             pending.extend(reversed(value))
 
 

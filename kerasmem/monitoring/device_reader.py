@@ -18,12 +18,11 @@ from kerasmem.devices.health import AllocatorHealth, read_health
 from kerasmem.devices.host import HostReader
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.nvml import Nvml, NvmlDevice
-from kerasmem.devices.processes import card_processes
+from kerasmem.devices.processes import others_on_card
 from kerasmem.devices.tracked_devices import tracked_devices
 from kerasmem.devices.visible import match_card
 from kerasmem.monitoring.peaks import LedgerAccount, PeakLedger, ledger_of
 from kerasmem.monitoring.phases import largest_known
-from kerasmem.units import format_size
 
 
 class DeviceReading(NamedTuple):
@@ -233,11 +232,8 @@ class DeviceReader:
         for device in self._devices:
             if device.card is None or self._nvml is None:
                 continue
-            for other in card_processes(self._nvml, device.card, device.driver[1])[0]:
-                if not other.own and other.used_bytes is not None:
-                    share = "" if other.share is None else f", {other.share:.0%} of the card".replace("%", " %")
-                    who = f"process {other.pid}" + (f" ({other.name!r})" if other.name else "")
-                    self._note(f"card: {device.name}: {who} has {format_size(other.used_bytes)} there{share}")
+            for other in others_on_card(self._nvml, device.card, device.driver[1]):
+                self._note(f"card: {device.name}: {other}")
 
     def _card(self, ordinal: int, name: str | None) -> NvmlDevice | None:
         if self._nvml is None:

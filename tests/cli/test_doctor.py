@@ -9,7 +9,7 @@ from kerasmem.devices.host import HostMemory
 from kerasmem.devices.live import LiveDevice, LiveMachine
 from kerasmem.errors import UsageError
 
-HOST = HostMemory(2**34, 2**33, 0, 0, 2**28, 0)
+HOST = HostMemory(2**34, 2**33)
 CARD = LiveDevice(0, "gpu", "Tesla T4", "GPU-1", "7.5", 2**34, 2**20, 2**34 - 2**20, "550.54", None, 0)
 WITH_CARD = LiveMachine((CARD,), None, HOST)
 HIDDEN = LiveMachine((LiveDevice(*[*CARD.to_dict().values()][:-2], None),), None, HOST)

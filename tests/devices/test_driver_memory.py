@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from kerasmem.devices.cards import all_cards, card_specs
+from kerasmem.devices.cards import all_cards, hardware_of
 from kerasmem.devices.catalogue import available_bytes, find_card, resolve_device
 from kerasmem.devices.driver_memory import CONTEXT, context_of, driver_shares
 from kerasmem.estimation.report import Bytes
@@ -20,8 +20,8 @@ def test_a_figure_has_a_source_or_is_predicted(share):
     assert (share.source or "").startswith("https://") == (share.basis == "read")
     assert share.note and share.framework
     assert share.size_bytes is None or 0 < share.size_bytes < 2048 * MIB
-    spec = card_specs().get(share.card or "")
-    assert spec is None or spec.sms == share.multiprocessors
+    hardware = next((hardware_of(card) for card in all_cards() if card.key == share.card), None)
+    assert hardware is None or hardware["sms"] == share.multiprocessors
 
 
 @pytest.mark.parametrize("card", all_cards(), ids=lambda each: each.key)

@@ -7,7 +7,7 @@ from recorded_nvml import RecordedNvml
 
 from kerasmem.devices.host import parse_status
 from kerasmem.devices.nvml import Nvml
-from kerasmem.devices.processes import TreeReader, card_processes
+from kerasmem.devices.processes import TreeReader, others_on_card
 
 MIB = 2**20
 STATUS = b"Name:\tVmRSS:  9 kB\nVmPeak:\t  500 kB\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nVmSwap:\t   4 kB\nThreads:\t9\n"
@@ -60,23 +60,18 @@ def test_without_proc_psutil_answers(monkeypatch, tmp_path):
     assert reading.rss_bytes > MIB and reading.high_water_bytes is None
 
 
-def test_who_is_on_a_card_and_with_what_share():
+def test_others_on_a_card_are_named_with_their_share():
     api = RecordedNvml("t4")
     device = api.data["devices"][0]
     total = device["memory"]["total"] if isinstance(device["memory"], dict) else device["memory"][0]["total"]
     device["processes"] = [
         {"pid": os.getpid(), "usedGpuMemory": total // 8},
+        {"pid": os.getppid(), "usedGpuMemory": total // 4},
         {"pid": 2**22 + 1, "usedGpuMemory": total // 2},
         {"pid": 2**22 + 2, "usedGpuMemory": 2**64 - 1},
     ]
     nvml, _ = Nvml.open(api)
-    found, why_not = card_processes(nvml, nvml.devices[0], total)
+    largest, parent = others_on_card(nvml, nvml.devices[0], total)
     nvml.close()
-    assert why_not is None
-    assert [(row.pid, row.share, row.own) for row in found] == [
-        (2**22 + 1, 0.5, False),
-        (os.getpid(), 0.125, True),
-        (2**22 + 2, None, False),
-    ]
-    assert found[0].name is None and "python" in found[1].name.lower()
-    assert found[1].to_dict()["used_bytes"] == total // 8
+    assert largest == f"process {2**22 + 1} has 7.50 GiB there, 50 % of the card"
+    assert parent.startswith(f"process {os.getppid()} ('") and parent.endswith("there, 25 % of the card")

@@ -13,7 +13,7 @@ from importlib import resources
 from string import Template
 from tempfile import TemporaryDirectory
 
-from kerasmem.devices.cards import Card, capability_specs, card_specs, has_spec
+from kerasmem.devices.cards import Card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled import planned
@@ -70,7 +70,7 @@ class GpuPlan(planned.CompiledPlan, what="GPU plan"):
 
 def compiler_ahead(card: Card) -> AbstractContextManager[None]:
     """Return a scope in which the process that will compile for a card loads its libraries, beside this one."""
-    return nullcontext() if missing_parts() or not has_spec(card) else started_ahead(WORKER, planned.ENVIRONMENT)
+    return nullcontext() if missing_parts() or hardware_of(card) is None else started_ahead(WORKER, planned.ENVIRONMENT)
 
 
 def gpu_target_plan(
@@ -112,7 +112,7 @@ def gpu_target_plan(
 
 def check_target(card: Card) -> None:
     """Raise UsageError, with the way out, unless XLA's compiler can be told of the card."""
-    if not has_spec(card):
+    if hardware_of(card) is None:
         raise UsageError(
             f"gpu-target does not know {card.name} (compute capability {'{}.{}'.format(*card.compute_capability)}): "
             "its hardware figures are not in kerasmem's catalogue, which begins at compute capability 7.0; "
@@ -124,7 +124,7 @@ def target_text(card: Card) -> str:
     """Return the target configuration of a card.
 
     What stands as a number in `data/gpu_target.txtpb` is the same on every card since compute capability 7.0
-    (`devices.cards.CAPABILITIES_ADDRESS`), but the versions of cuDNN and CUDA: those that the step would run with,
+    (see `devices.cards`), but the versions of cuDNN and CUDA: those that the step would run with,
     which choose among kernels, and no buffer depends on them that was found to.
 
     Args:
@@ -134,15 +134,15 @@ def target_text(card: Card) -> str:
         UsageError: the card's hardware figures are not known.
     """
     check_target(card)
-    shared = capability_specs()[card.compute_capability]
+    hardware = hardware_of(card) or {}
     major, minor = card.compute_capability
     text = resources.files("kerasmem.estimation").joinpath("data/gpu_target.txtpb").read_text("utf-8")
     return Template(text).substitute(
-        {**vars(shared), **vars(card_specs()[card.key])},
+        hardware,
         memory_bytes=card.memory_bytes,
         major=major,
         minor=minor,
-        extension=" feature_extension: ACCELERATED_FEATURES" if shared.is_accelerated else "",
+        extension=" feature_extension: ACCELERATED_FEATURES" if hardware["is_accelerated"] else "",
         name=card.name,
     )
 
