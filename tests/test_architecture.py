@@ -53,7 +53,7 @@ ALLOWED = {
 }  # fmt: skip
 # Rendering imports results, not the code that computes them.
 RESULTS = {
-    "kerasmem.estimation.report", "kerasmem.estimation.reference", "kerasmem.estimation.search",
+    "kerasmem.estimation.report", "kerasmem.estimation.formula", "kerasmem.estimation.search",
     "kerasmem.estimation.card_ranking", "kerasmem.estimation.many",
     "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
     "kerasmem.devices.live", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",

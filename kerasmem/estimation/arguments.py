@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 from kerasmem import checks
 from kerasmem.checks import Method, Mode
-from kerasmem.models.inputs import GivenTargets, given_targets
 from kerasmem.models.request import ModelRequest, request_for
 
 METHODS, MODES = get_args(Method), get_args(Mode)
@@ -50,14 +49,6 @@ class EstimateArguments:
         checks.flag("all_methods", self.all_methods)
         checks.whole("replicas", self.replicas)
         checks.batch_size("batch_size", self.batch_size, self.method)
-
-    def targets(self) -> GivenTargets:
-        """Return what is said of the targets.
-
-        Raises:
-            UsageError: `target_shape` or `target_dtype` is wrong.
-        """
-        return given_targets(self.target_shape, self.target_dtype)
 
     def opening(self) -> dict[str, Any]:
         """Return the arguments that say how the model is opened."""

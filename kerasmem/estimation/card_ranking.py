@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kerasmem import checks
 from kerasmem.checks import Method
 from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import available_bytes, find_card
 from kerasmem.errors import UsageError
-from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
-from kerasmem.estimation.facade import estimate, kept_open
+from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
+from kerasmem.estimation.facade import EstimateSession
 from kerasmem.estimation.graph.cuda import channels_last
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, MemoryReport
 from kerasmem.estimation.search import search
@@ -57,12 +56,10 @@ class CardRanking(Record, what="card ranking", version=FORMAT_VERSION, rows="car
     Attributes:
         report: the first estimate, of no device.
         cards: those that fit first; among them the one with the least memory first.
-        plans: how many estimates stand behind it; more than one where a plan holds for one kind of card only.
     """
 
     report: MemoryReport
     cards: tuple[RankedCard, ...]
-    plans: int = 1
 
     @property
     def best(self) -> RankedCard | None:
@@ -122,29 +119,23 @@ def rank_cards(
     """
     if "device" in options:
         raise UsageError("device: rank_cards asks about all cards; kerasmem.estimate takes a device")
-    checks.whole("batch_size", batch_size, 1)
-    with kept_open():
-        return _ranked(model, batch_size, method, max_batch, options)
+    arguments = EstimateArguments(model, batch_size, method, device=_FIRST, **options)
+    with EstimateSession(arguments) as session:
+        return _ranked(session, arguments, max_batch)
 
 
-def _ranked(
-    model: Any,
-    batch_size: int,
-    method: str,
-    max_batch: bool,
-    options: Mapping[str, Any],
-) -> CardRanking:
-    first = estimate(model, batch_size=batch_size, method=method, device=_FIRST, **options)
+def _ranked(session: EstimateSession, arguments: EstimateArguments, max_batch: bool) -> CardRanking:
+    first, batch_size = session.estimate(), arguments.batch_size
     kind_of = _KINDS.get(first.settings.method, lambda capability: None)
     kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
     # XLA's compiler does not know every card of the catalogue; "auto" has another method for those.
-    chosen = method if first.settings.method == "gpu-target" else first.settings.method
+    chosen = arguments.method if first.settings.method == "gpu-target" else first.settings.method
     planned = {(batch_size, kind_of(find_card(_FIRST).compute_capability)): first}
 
     def need(kind: Any, size: int) -> Bytes:
         if (size, kind) not in planned:
             device = _FIRST if kind is None else kinds[kind]
-            planned[size, kind] = estimate(model, batch_size=size, method=chosen, device=device, **options)
+            planned[size, kind] = session.estimate(batch_size=size, method=chosen, device=device)
         return planned[size, kind].bytes
 
     ranked = []
@@ -155,4 +146,4 @@ def _ranked(
         said = verdict(here, room)
         ranked.append(RankedCard(card.key, card.name, room, here.total, here.high, said, most))
     ranked.sort(key=lambda each: (_ORDER.index(each.verdict), each.available_bytes))
-    return CardRanking(replace(first, device=None), tuple(ranked), len(kinds))
+    return CardRanking(replace(first, device=None), tuple(ranked))

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, interval, judge
@@ -119,7 +120,8 @@ def compare_reports(
     for increase in (max_increase, share):
         if increase is not None:
             limits.append(_limit("increase", increase, *_increase(before.bytes, after.bytes)))
-    return Comparison(before, after, tuple(known), tuple(layers), tuple(limits), tuple(_notes(before, after)))
+    notes = tuple(_differing(before, after, _ASKED | _OF_THE_MODEL))
+    return Comparison(before, after, tuple(known), tuple(layers), tuple(limits), notes)
 
 
 def _limit(what: str, limit: int, low: int, high: int | None) -> LimitVerdict:
@@ -137,7 +139,7 @@ def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> list
     """Pair layers of the same name and class; then, in order, those that differ in Keras's number only."""
     first, second = list(before), list(after)
     pairs: list[tuple[LayerMemory, LayerMemory]] = []
-    for same in (_name, _stem):
+    for same in (attrgetter("name", "class_name"), _stem):
         waiting: dict[tuple[str, str], deque[LayerMemory]] = {}
         for row in first:
             waiting.setdefault(same(row), deque()).append(row)
@@ -169,10 +171,6 @@ def _difference(before: LayerMemory | None, after: LayerMemory | None) -> Differ
     )
 
 
-def _name(row: LayerMemory) -> tuple[str, str]:
-    return row.name, row.class_name
-
-
 def _stem(row: LayerMemory) -> tuple[str, str]:
     return re.sub(r"_\d+(?=/|$)", "", row.name), row.class_name
 
@@ -185,10 +183,6 @@ _OF_THE_MODEL = {"optimizer": "optimizers", "dtype_policy": "dtype policies"}
 def unlike_settings(before: MemoryReport, after: MemoryReport) -> list[str]:
     """Return in which settings that one asks for two estimates differ: "the batch sizes differ: 32 and 64"."""
     return list(_differing(before, after, _ASKED))
-
-
-def _notes(before: MemoryReport, after: MemoryReport) -> Iterator[str]:
-    return _differing(before, after, _ASKED | _OF_THE_MODEL)
 
 
 def _differing(before: MemoryReport, after: MemoryReport, names: Mapping[str, str]) -> Iterator[str]:

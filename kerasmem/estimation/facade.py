@@ -16,19 +16,21 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from kerasmem.checks import Method, Mode
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.devices.catalogue import DeviceTarget, find_card, resolve_device
 from kerasmem.devices.limits import default_memory_limit
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
-from kerasmem.estimation.assembling import assemble
-from kerasmem.estimation.choice import ask
-from kerasmem.estimation.report import MemoryReport
+from kerasmem.estimation.choice import Answer, ask
+from kerasmem.estimation.formula import formula_bytes, opaque_layers
+from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport, ModelFacts, Outcome, Settings, Unmodelled
 from kerasmem.estimation.tracing import OpenedStep, Step, open_step, trace_shapes
+from kerasmem.estimation.verdict import device_verdict
 from kerasmem.models.weightless import random_state_kept
 from kerasmem.processes.children import Limits, exit_reason
 from kerasmem.processes.forking import ForkedCall
 
-_LONGEST = 1800.0  # seconds of an isolated estimate, as many as `kerasmem estimate` has
+LONGEST = 1800.0  # seconds of an isolated estimate, as many as `kerasmem estimate` has
 # Keras is patched while a model is opened and called; two threads must not do that at once.
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -103,72 +105,168 @@ def estimate(
     given = dict(locals())
     del given["isolated"]
     arguments = EstimateArguments(**given)
-    return _in_child(arguments) if isolated else estimated(arguments)
+    return _in_child(arguments) if isolated else _estimated(arguments)
 
 
-class _Keeper:
-    """Keeps the model that was estimated last open, for the next estimate of the same one."""
+class EstimateSession:
+    """Estimates that differ in batch size, device or method alone, of a model that is opened once if it allows that.
 
-    def __init__(self) -> None:
+    Other threads wait with their estimates until the session ends.
+
+    Args:
+        arguments: of the first estimate.
+    """
+
+    def __init__(self, arguments: EstimateArguments) -> None:
+        self._arguments = arguments
         self._stack = contextlib.ExitStack()
-        self._kept: tuple[EstimateArguments, OpenedStep] | None = None
+        self._opened: tuple[bool, OpenedStep] | None = None  # whether its step is looked at, and the model
 
-    @contextlib.contextmanager
-    def opened(self, arguments: EstimateArguments) -> Iterator[OpenedStep]:
-        """Open the model for one estimate, or go on with the one that is open."""
+    def __enter__(self) -> EstimateSession:
+        _ONE_AT_A_TIME.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+        _ONE_AT_A_TIME.release()
+
+    def estimate(self, **changes: Any) -> MemoryReport:
+        """Return the report of a step.
+
+        Args:
+            **changes: of `batch_size`, `device` and `method`.
+
+        Raises:
+            KerasmemError: As `kerasmem.estimate`.
+        """
+        arguments = replace(self._arguments, **changes)
+        target = None if arguments.device is None else resolve_device(str(arguments.device))
+        with random_state_kept(), _collection_paused(), _compiler_ahead(arguments, target):
+            try:
+                opened = self._open(arguments)
+                step = Step(arguments, opened, trace_shapes(arguments, opened))
+                report = _report(step, ask(step, target), target)
+            except BaseException:
+                self._close()
+                raise
+            if not opened.serves_again:
+                self._close()
+            return report
+
+    def _open(self, arguments: EstimateArguments) -> OpenedStep:
         looks_at_step = arguments.method != "formula"
-        question = replace(arguments, batch_size=1, device=None, method="auto" if looks_at_step else "formula")
-        kept, self._kept = self._kept, None
-        if kept is None or kept[0] != question:
-            self.close()
-            opened = self._stack.enter_context(open_step(arguments))
-            kept = question, opened
-        try:
-            yield kept[1]
-        except BaseException:
-            self.close()
-            raise
-        if kept[1].serves_again:
-            self._kept = kept
-        else:
-            self.close()
+        if self._opened is None or self._opened[0] != looks_at_step:
+            self._close()
+            self._opened = looks_at_step, self._stack.enter_context(open_step(arguments))
+        return self._opened[1]
 
-    def close(self) -> None:
-        """Let the model go."""
+    def _close(self) -> None:
         self._stack.close()
-        self._kept = None
+        self._opened = None
 
 
-_keepers: list[_Keeper] = []
+def _estimated(arguments: EstimateArguments) -> MemoryReport:
+    with EstimateSession(arguments) as session:
+        return session.estimate()
 
 
-@contextlib.contextmanager
-def kept_open() -> Iterator[None]:
-    """Open a model once for estimates inside that differ in batch size, device or method alone.
+def _report(step: Step, answer: Answer, target: DeviceTarget | None) -> MemoryReport:
+    shapes, opened, found = step.shapes, step.opened, answer.outcome or _by_formula(step)
+    need = Bytes(found.total, found.low, found.high, **found.categories)
+    layers = shapes.layers
+    if found.layers is not None:
+        sizes = [found.layers.get(row.name, 0) for row in layers]
+        layers = tuple(replace(row, bytes=size, bytes_at_peak=size) for row, size in zip(layers, sizes, strict=True))
+    return MemoryReport(
+        model=ModelFacts(
+            name=opened.name,
+            source=opened.source,
+            layers=sum(row.kind != "input" for row in shapes.layers),
+            parameters=sum(row.parameters for row in shapes.layers),
+            trainable_parameters=sum(row.trainable_parameters for row in shapes.layers),
+        ),
+        settings=Settings(
+            batch_size=shapes.batch_size,
+            optimizer=step.optimizer,
+            loss=opened.training.loss,
+            dtype_policy=_policy(opened.model),
+            mode=step.arguments.mode,
+            method=found.method,
+            execution=found.execution,
+            device=None if target is None else target.name,
+            replicas=step.arguments.replicas,
+        ),
+        bytes=need,
+        formula=shapes.formula,
+        layers=layers,
+        nested=shapes.inferred.nested,
+        device=None if target is None else device_verdict(target, need),
+        unmodelled=found.unmodelled,
+        notes=(*opened.notes, *shapes.notes, *answer.notes, *found.notes),
+        pool=found.pool,
+        instant=found.instant,
+        alternatives=answer.alternatives,
+    )
 
-    Other threads wait with theirs until the scope ends.
-    """
-    with _ONE_AT_A_TIME:
-        _keepers.append(_Keeper())
-        try:
-            yield
-        finally:
-            _keepers.pop().close()
+
+def _by_formula(step: Step) -> Outcome:
+    shapes = step.shapes
+    need = formula_bytes(shapes.layers, shapes.batch_size, step.arguments.mode, shapes.slots)
+    return Outcome(
+        "formula", "none", need.total, need.low, need.high,
+        categories={name: getattr(need, name) for name in Bytes.CATEGORIES},
+        layers=None,
+        unmodelled=tuple(_not_in_the_formula(step)),
+        notes=tuple(_formula_notes(shapes.layers, need, shapes.formula.total_bytes)),
+    )  # fmt: skip
 
 
-def estimated(arguments: EstimateArguments) -> MemoryReport:
-    """Return the report of `estimate`.
+def _not_in_the_formula(step: Step) -> list[Unmodelled]:
+    layers, is_training = step.shapes.layers, step.arguments.mode == "train"
+    missing: list[Unmodelled] = []
+    if is_training:
+        own = step.optimizer
+        name = f"slots of {own}" if own else "slots of adam (assumed: no optimizer is stored with the model)"
+        why = "what the optimizer keeps for each weight; the formula has weights and gradients only"
+        missing.append(Unmodelled(f"optimizer {name}", why, step.shapes.slots))
+    missing.append(Unmodelled("workspace", "scratch memory of convolutions and matrix products"))
+    missing.append(Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"))
+    missing.append(Unmodelled("buffer reuse", "buffers are freed and reused within the step: deep networks need less"))
+    unknown = [row.name for row in layers if row.activation_elements is None]
+    if unknown:
+        missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))
+    if opaque := opaque_layers(layers):
+        why = "gates, states and attention scores, often many times the output, so no upper end is given"
+        missing.append(Unmodelled(f"the inside of {_some(opaque)}", why))
+    if step.arguments.replicas > 1 and is_training:
+        why = "gradients are gathered in buffers of their own where replicas exchange them"
+        missing.append(Unmodelled("exchange of gradients", why))
+    return missing
 
-    Raises:
-        KerasmemError: as `estimate`.
-    """
-    target = None if arguments.device is None else resolve_device(str(arguments.device))
-    with (
-        _ONE_AT_A_TIME, random_state_kept(), _collection_paused(), _compiler_ahead(arguments, target),
-        (_keepers[-1].opened(arguments) if _keepers else open_step(arguments)) as opened,
-    ):  # fmt: skip
-        step = Step(arguments, opened, trace_shapes(arguments, opened))
-        return assemble(step, ask(step, target), target)
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _formula_notes(layers: tuple[LayerMemory, ...], need: Bytes, plain: int) -> list[str]:
+    notes = []
+    if need.total != plain:
+        notes.append(
+            f"at the true sizes of its dtypes the total is {need.total:,} B; "
+            f"the formula, which takes every value as float32, gives {plain:,} B"
+        )
+    frozen = sum(row.parameters - row.trainable_parameters for row in layers)
+    if frozen and need.gradients:
+        notes.append(f"the formula counts a gradient for {frozen:,} parameters that are not trained")
+    if any(row.dtype == "string" for row in layers):
+        notes.append("text is counted as 24 bytes an element; longer text takes more")
+    return notes
+
+
+def _policy(model: Any) -> str:
+    """Return the policy that most layers with weights compute in."""
+    names = [layer.dtype_policy.name for layer in flatten_layers(model) if layer.weights or layer is model]
+    return str(max(names, key=names.count))
 
 
 def _compiler_ahead(arguments: EstimateArguments, target: DeviceTarget | None) -> AbstractContextManager[None]:
@@ -185,8 +283,8 @@ def _in_child(arguments: EstimateArguments) -> MemoryReport:
     """Return the report of a file that is opened in a process of its own."""
     if not isinstance(arguments.model, (str, os.PathLike)):
         raise UsageError("isolated: only a file, or module:function, is opened in a process of its own")
-    limits = Limits(_LONGEST, default_memory_limit())
-    return forked_report(os.fspath(arguments.model), limits, lambda: estimated(arguments))
+    limits = Limits(LONGEST, default_memory_limit())
+    return forked_report(os.fspath(arguments.model), limits, lambda: _estimated(arguments))
 
 
 def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -> MemoryReport:

@@ -183,17 +183,13 @@ def _tensors(outputs: Any) -> list[Any]:
     return [item for item in import_keras().tree.flatten(outputs) if hasattr(item, "shape") and hasattr(item, "dtype")]
 
 
-def _sublayers(layer: Any) -> list[Any]:
-    return flatten_layers(layer, include_self=False)
-
-
 def _is_graph(layer: Any) -> bool:
     """Return whether a model does nothing but call its layers."""
     return isinstance(layer, import_keras().Sequential) or is_functional(layer)
 
 
 def _own_weights(layer: Any) -> list[Any]:
-    inner = {id(weight) for sublayer in _sublayers(layer) for weight in sublayer.weights}
+    inner = {id(weight) for sublayer in flatten_layers(layer, include_self=False) for weight in sublayer.weights}
     return [weight for weight in layer.weights if id(weight) not in inner]
 
 
@@ -258,7 +254,7 @@ def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | No
 def _unused_rows(model: Any, counted: dict[int, str]) -> list[LayerMemory]:
     """Return rows for layers whose weights the call did not touch: they are in memory all the same."""
     rows = []
-    for layer in (*_sublayers(model), model):
+    for layer in (*flatten_layers(model, include_self=False), model):
         left = [weight for weight in layer.weights if id(weight) not in counted]
         if left and not (isinstance(layer, import_keras().Model) and layer is not model):
             rows.append(_layer_row(_Record(layer, layer.name), 1, counted))

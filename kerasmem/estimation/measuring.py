@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem import checks
-from kerasmem.checks import Method, Mode
+from kerasmem.checks import Method
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.choice import check_backend
@@ -29,12 +29,6 @@ def measure(
     batch_size: int = DEFAULT_BATCH_SIZE,
     steps: int = 10,
     timeout: float = DEFAULT_TIMEOUT,
-    optimizer: str | None = None,
-    loss: str | None = None,
-    jit_compile: bool | str = "auto",
-    mode: Mode = "train",
-    dtype_policy: str | None = None,
-    input_shape: Any = None,
     **options: Any,
 ) -> MemoryReport:
     """Return how much memory training a model takes, by running some steps of it in a process of its own.
@@ -49,14 +43,9 @@ def measure(
         batch_size: samples in a batch.
         steps: steps that are measured, after a first one that sets things up.
         timeout: seconds for the whole process.
-        optimizer: a Keras optimizer's name in place of the model's own.
-        loss: a loss's name in place of the model's own.
-        jit_compile: whether XLA compiles the step; "auto" as Keras does (on a GPU, where the layers allow it).
-        mode: "train" or "inference".
-        dtype_policy: a Keras dtype policy in place of the model's own.
-        input_shape: open dimensions of the inputs, without the batch.
-        **options: the other arguments of `kerasmem.estimate`: `device`, `factory`, `factory_args`,
-            `custom_objects`, `trust`.
+        **options: arguments of `kerasmem.estimate`: `optimizer`, `loss`, `jit_compile`, `mode`, `dtype_policy`,
+            `device`, `input_shape`, `target_shape`, `target_dtype`, `factory`, `factory_args`, `custom_objects`,
+            `trust`.
 
     Raises:
         UsageError: an argument is wrong, or the model exists in this process only.
@@ -68,10 +57,6 @@ def measure(
         >>> kerasmem.measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
         'measure'
     """
-    options.update(
-        optimizer=optimizer, loss=loss, jit_compile=jit_compile, mode=mode, dtype_policy=dtype_policy,
-        input_shape=input_shape,
-    )  # fmt: skip
     with planned_request(model, batch_size, steps, options) as (planned, request):
         answer = run_steps(request, [(request.batch_size, steps)], timeout=timeout)
     return measured_report(planned, answer)

@@ -12,7 +12,7 @@ from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import UsageError
 from kerasmem.estimation.arguments import EstimateArguments
-from kerasmem.estimation.facade import estimate, kept_open
+from kerasmem.estimation.facade import EstimateSession
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import MOST_EVALUATIONS, Found, SearchResult, Trial, largest_that_ran, search
@@ -21,7 +21,6 @@ from kerasmem.models.backend import require_tensorflow
 from kerasmem.processes.children import child_environment
 
 _SECOND_SIZE = 31  # beyond the smallest: the second estimate of a search
-_Trials = tuple[int | None, tuple[Trial, ...]]
 
 
 def max_batch_size(
@@ -73,32 +72,38 @@ def max_batch_size(
         6244
     """
     sizes: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "step": step}
-    tries = {"samples": samples, "steps": steps, "timeout": timeout}
+    tries: dict[str, Any] = {"samples": samples, "steps": steps, "timeout": timeout}
     _check(**sizes, **tries)
     target = _with_margin(resolve_device(str(device)), margin)
     if confirm:
         require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
-    ask = _Estimates(model, method, {**options, "device": device})
-    with kept_open():
-        found = search(ask, target.available_bytes, **sizes, guess=minimum + _SECOND_SIZE)
-    if not confirm:
-        return _result(ask, target, found, found.largest, found.verdict, (), list(_notes(found, maximum)))
-    largest, trials = _confirmed(EstimateArguments(model, **options), target, found, sizes, **tries)
-    notes = [*_notes(found, maximum), *_trial_notes(found, largest, trials)]
-    return _result(ask, target, found, largest, DOES_NOT_FIT if largest is None else FITS, trials, notes)
+    arguments = EstimateArguments(model, method=method, device=device, **options)
+    with EstimateSession(arguments) as session:
+        estimates = _Estimates(session, method)
+        found = search(estimates, target.available_bytes, **sizes, guess=minimum + _SECOND_SIZE)
+    largest, fits, notes = found.largest, found.verdict, list(_notes(found, maximum))
+    trials: tuple[Trial, ...] = ()
+    if confirm:
+        largest, trials = _confirmed(arguments, target, found, sizes, **tries)
+        fits = DOES_NOT_FIT if largest is None else FITS
+        notes += _trial_notes(found, largest, trials)
+    with EstimateSession(arguments) as estimates.session:
+        report = estimates.report(found.evaluations[0].size if largest is None else largest)
+    verdict = DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note)
+    return SearchResult(largest, found.fails_from, verdict, found.evaluations, report, tuple(notes), trials)
 
 
 class _Estimates:
     """Estimates each batch size once, all by the method of the first estimate."""
 
-    def __init__(self, model: Any, method: str, options: Mapping[str, Any]) -> None:
-        self._model, self._method, self._options = model, method, options
+    def __init__(self, session: EstimateSession, method: str) -> None:
+        self.session, self._method = session, method
         self._reports: dict[int, MemoryReport] = {}
 
     def report(self, size: int) -> MemoryReport:
         """Return the report of one batch size."""
         if size not in self._reports:
-            report = estimate(self._model, batch_size=size, method=self._method, **self._options)  # type: ignore[arg-type]
+            report = self.session.estimate(batch_size=size, method=self._method)
             self._reports[size], self._method = report, report.settings.method
             if (fixed := report.settings.batch_size) != size:
                 raise UsageError(f"the model's input fixes the batch at {fixed}: give it an open batch")
@@ -107,26 +112,6 @@ class _Estimates:
     def __call__(self, size: int) -> Bytes:
         """Return the bytes that one batch size needs."""
         return self.report(size).bytes
-
-
-def _result(
-    ask: _Estimates,
-    target: DeviceTarget,
-    found: Found,
-    largest: int | None,
-    fits: str,
-    trials: tuple[Trial, ...],
-    notes: list[str],
-) -> SearchResult:
-    return SearchResult(
-        largest=largest,
-        fails_from=found.fails_from,
-        device=DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note),
-        evaluations=found.evaluations,
-        report=ask.report(found.evaluations[0].size if largest is None else largest),
-        notes=tuple(notes),
-        trials=trials,
-    )
 
 
 def _check(timeout: float, **numbers: int | None) -> None:
@@ -156,7 +141,7 @@ def _confirmed(
     samples: int | None,
     steps: int,
     timeout: float,
-) -> _Trials:
+) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around the estimated size; with several replicas, those of one."""
     first = sizes["minimum"] if found.largest is None else found.largest
     with arguments.request(sizes["minimum"], arguments.jit_compile) as request:

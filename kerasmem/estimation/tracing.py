@@ -17,7 +17,7 @@ from kerasmem.estimation.graph.sizes import KnownSizes
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.report import Formula, LayerMemory
 from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
-from kerasmem.models.inputs import ModelInput, model_inputs, normalise_input_shapes
+from kerasmem.models.inputs import ModelInput, given_targets, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
 from kerasmem.models.own_step import has_call, has_own_step, keeps_optimizers, optimizer_variables, optimizers_of
 from kerasmem.models.sizes import variable_bytes
@@ -127,7 +127,8 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
                 raise
             reason = str(error)
             found = stack.enter_context(open_model(arguments.model, **arguments.opening()))
-        training = with_replaced(found.training, arguments.optimizer, arguments.loss, arguments.targets())
+        targets = given_targets(arguments.target_shape, arguments.target_dtype)
+        training = with_replaced(found.training, arguments.optimizer, arguments.loss, targets)
         yield OpenedStep(**{**vars(found), "training": training}, only_formula=reason)
 
 
@@ -165,7 +166,8 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep) -> TracedShap
     opened.inferred[traced] = inferred
     slots, applied = None, []
     if mode == "train" and run_step is None:
-        slots = _slots(opened)
+        assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
+        slots = optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
     elif mode == "train":
         slots = sum(map(variable_bytes, optimizer_variables(opened.model)))
         applied = [type(each).__name__.lower() for each in optimizers_of(opened.model) if each.built]
@@ -193,11 +195,6 @@ def _step_that_calls(
 
 def _trace(opened: OpenedStep, mode: str, structure: Any, inputs: list[ModelInput], batch_size: int) -> TracedStep:
     return trace_step(prepare_step(opened.model, opened.training, structure, inputs, batch_size, mode))
-
-
-def _slots(opened: OpenedStep) -> int | None:
-    assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
-    return optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
 
 
 def _inputs(opened: OpenedStep, input_shape: Any) -> tuple[Any, list[ModelInput]]:

@@ -14,7 +14,7 @@ from kerasmem.compat import xla
 from kerasmem.devices.room import cpu_allocator_room
 from kerasmem.errors import KerasmemError, first_line
 from kerasmem.estimation.allocator import smallest_limit
-from kerasmem.estimation.graph.heap import Heap, make_variables
+from kerasmem.estimation.graph.memory import Heap, make_variables
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.models.step import TracedStep

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.reference import place
+from kerasmem.estimation.formula import place
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Settings, lower_end
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import fact_list, figures, has_room, percent, verdict_text

@@ -10,7 +10,7 @@ import pytest
 import kerasmem
 from kerasmem.devices.cards import all_cards
 from kerasmem.errors import UsageError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.facade import EstimateSession, estimate
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +28,15 @@ def model_file(model, tmp_path_factory):
 
 
 def test_one_estimate_ranks_all_cards(model, monkeypatch):
-    asked = []
+    asked, real = [], EstimateSession.estimate
 
-    def ask(model, **options):
-        asked.append(options["batch_size"])
-        return estimate(model, **options)
+    def noted(session, **changes):
+        asked.append(changes)
+        return real(session, **changes)
 
-    monkeypatch.setattr("kerasmem.estimation.card_ranking.estimate", ask)
+    monkeypatch.setattr(EstimateSession, "estimate", noted)
     ranking = kerasmem.rank_cards(model, batch_size=800, method="formula")
-    assert asked == [800] and len(ranking.cards) == len(all_cards())
+    assert asked == [{}] and len(ranking.cards) == len(all_cards())
     assert {each.verdict for each in ranking.cards} == {"fits", "too close to call", "does not fit"}
     for each in ranking.cards:
         single = estimate(model, batch_size=800, method="formula", device=each.key)

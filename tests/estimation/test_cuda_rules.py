@@ -12,8 +12,7 @@ from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import CUDA, EIGEN, CardKernels, CpuKernels, kernels_on
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last, rnn_reserve
 from kerasmem.estimation.graph.executor import Executor
-from kerasmem.estimation.graph.heap import Heap
-from kerasmem.estimation.graph.memory import Memory
+from kerasmem.estimation.graph.memory import Heap, Memory
 from kerasmem.estimation.graph.placement import Place, host_bytes, on_card, place
 from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
 from kerasmem.estimation.graph.rules import rules_of

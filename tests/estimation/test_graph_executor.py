@@ -11,8 +11,7 @@ from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE
 from kerasmem.estimation.graph.build import _with_absorbed, build_program
 from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, KEPT_IN_ORDER, SETTLED, Executor, consumers_in_order
-from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap
-from kerasmem.estimation.graph.memory import Memory
+from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.estimation.graph.scratch import Need

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kerasmem.estimation.allocator import FREE
-from kerasmem.estimation.graph.heap import HANDLE_BYTES, Heap, make_variables
+from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, make_variables
 from kerasmem.estimation.graph.program import Variable
 
 

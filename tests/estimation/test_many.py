@@ -102,7 +102,7 @@ def test_executors_give_the_same_table_in_the_same_order(files):
 @pytest.mark.parametrize(
     ("models", "options", "said"),
     [
-        ([], {}, "0 candidates"), ([3], {}, "models: int"), ([dense], {"grid": {"units": 3}}, "give a list"),
+        ([], {}, "at least one"), ([3], {}, "models: int"), ([dense], {"grid": {"units": 3}}, "give a list"),
         ([dense], {"grid": {"units": []}}, "give a list"), ([dense], {"grid": {"a-b": [1]}}, "no setting"),
         ([dense], {"grid": {"batch_size": [0]}}, "batch_size"), ([dense], {"grid": {"method": ["magic"]}}, "magic"),
         ([dense], {"grid": {"dense.units": [4]}}, "no setting"), ([dense], {"timeout": 0}, "timeout"),

@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.reference import known_networks, place
+from kerasmem.estimation.formula import known_networks, place
 
 
 @pytest.mark.parametrize(

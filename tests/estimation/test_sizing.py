@@ -11,7 +11,9 @@ import pytest
 
 import kerasmem
 from kerasmem.errors import UsageError
-from kerasmem.estimation import facade, sizing
+from kerasmem.estimation import sizing
+from kerasmem.estimation.arguments import EstimateArguments
+from kerasmem.estimation.facade import EstimateSession
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.search_table import search_table
@@ -46,13 +48,13 @@ def test_the_batch():
 
 def test_auto_keeps_to_the_method_that_answers(monkeypatch):
     asked = []
-    real = kerasmem.estimate
+    real = EstimateSession.estimate
 
-    def noted(model, **settings):
+    def noted(session, **settings):
         asked.append(settings["method"])
-        return real(model, **{**settings, "method": "formula"})
+        return real(session, **{**settings, "method": "formula"})
 
-    monkeypatch.setattr(sizing, "estimate", noted)
+    monkeypatch.setattr(EstimateSession, "estimate", noted)
     result = kerasmem.max_batch_size(deep, device="2MB")
     assert asked == ["auto"] + ["formula"] * (len(result.evaluations) - 1)
 
@@ -82,10 +84,10 @@ def test_a_model_that_stays_the_same_is_opened_once(monkeypatch):
 
     apart = {size: kerasmem.estimate(build, device="2MB", method="graph", batch_size=size) for size in (3, 9)}
     opened.clear()
-    with facade.kept_open():
-        kept = {size: kerasmem.estimate(build, device="2MB", method="graph", batch_size=size) for size in (3, 9)}
+    with EstimateSession(EstimateArguments(build, device="2MB", method="graph")) as session:
+        kept = {size: session.estimate(batch_size=size) for size in (3, 9)}
         assert len(opened) == 1
-        kerasmem.estimate(build, method="formula")
+        session.estimate(method="formula")
         assert len(opened) == 2
     assert kept == apart
 
@@ -102,8 +104,8 @@ def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
         inputs = keras.Input((4,))
         return Own(inputs, layers.Dense(2)(inputs))
 
-    with facade.kept_open():
-        assert [kerasmem.estimate(build, method="formula", batch_size=size).bytes.total for size in (1, 2)]
+    with EstimateSession(EstimateArguments(build, method="formula")) as session:
+        assert [session.estimate(batch_size=size).bytes.total for size in (1, 2)]
     assert len(opened) == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.graph.build import variables_of
-from kerasmem.estimation.graph.heap import HANDLE_BYTES
+from kerasmem.estimation.graph.memory import HANDLE_BYTES
 from kerasmem.estimation.graph.program import Variable
 from kerasmem.estimation.xla import Plan, XlaRefused, compile_plan, simulate
 from kerasmem.models.inputs import model_inputs

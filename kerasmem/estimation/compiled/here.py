@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kerasmem.errors import ModelError
@@ -39,28 +40,25 @@ def jax_outcome(step: Step) -> Outcome:
     device = jax.devices()[0]
     try:
         with _no_compilation_cache():
-            plan, compiled = _plan(prepared, device, _held_beside(opened.model, step.arguments.mode))
+            plan, compiled = _plan(prepared, device)
     except ChildFailure as failure:
         raise ModelError(f"model {opened.model.name!r}: {failure.reason}") from failure
+    if step.arguments.mode == "evaluate":  # Keras on JAX makes the slots for it too, which its step does not take
+        slots = tuple(map(variable_bytes, opened.model.optimizer.variables))
+        plan = replace(plan, arguments={**plan.arguments, "optimizer": slots})
     scratch = library_scratch(compiled.as_text()) if device.platform == "cpu" else NO_SCRATCH
     missing = _unmodelled(plan, int(compiled.memory_analysis().generated_code_size_in_bytes), device, scratch)
     return plan.outcome(step.rows, step.weights(), tuple(missing), [_note(plan, device)], scratch)
 
 
-def _held_beside(model: Any, mode: str) -> dict[str, list[int]]:
-    """Return bytes that the model holds and its step does not take: Keras on JAX makes the slots for `evaluate` too."""
-    return {"optimizer": list(map(variable_bytes, model.optimizer.variables))} if mode == "evaluate" else {}
-
-
-def _plan(step: SymbolicStep, device: Any, beside: dict[str, list[int]]) -> tuple[OwnPlan, Any]:
-    """Return the plan, with what is held beside its arguments, and the compiled step."""
+def _plan(step: SymbolicStep, device: Any) -> tuple[OwnPlan, Any]:
+    """Return the plan and the compiled step."""
     lowered, described = on_jax.lower(step, device)
     # How much LLVM optimises has no part in XLA's plan of memory, and takes half of the time and more.
     hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         compiled = on_jax.compile_lowered(lowered, {**on_jax.dump_to(folder), **hurried}, "this machine")
         found = {**on_jax.planned_bytes(compiled), **on_jax.at_peak(compiled.as_text(), folder, step)}
-    described["arguments"].update(beside)
     return OwnPlan.from_dict({**described, **found}), compiled
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import SETTLED, Executor
-from kerasmem.estimation.graph.heap import Buffer, Heap, Peak
-from kerasmem.estimation.graph.memory import Memory
+from kerasmem.estimation.graph.memory import Buffer, Heap, Memory, Peak
 from kerasmem.estimation.graph.placement import host_bytes
 from kerasmem.estimation.graph.program import COPY, Node, Program
 from kerasmem.estimation.graph.rules import KINDS, KernelRules, is_known

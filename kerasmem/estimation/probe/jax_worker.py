@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,13 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
         structure, inputs = model_inputs(model, request.input_shapes())
         training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
     give_values()
-    meter = _meter()
+    device, way, peak = _meter()
     runs = []
     for run in data["runs"]:
         step = symbolic_step(model, training, structure, inputs, run["batch_size"], request.mode)
         give_values()
         try:
-            runs.append(_run(model, step, request.mode, run, meter))
+            runs.append(_run(model, step, request.mode, run, peak))
         except (KerasmemError, MemoryError):
             raise
         except Exception as error:
@@ -56,44 +55,33 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
             raise ModelError(f"{what} failed: {type(error).__name__}: {first_line(error)}") from error
     slots = sum(map(variable_bytes, model.optimizer.variables)) if request.mode == "train" else None
     return {
-        "device": meter.device,
+        "device": device,
         "execution": "xla",
         "weights": sum(map(variable_bytes, model.variables)),
         "optimizer": slots,
         "notes": list(step.notes),
         "runs": runs,
-        "way": meter.way,
+        "way": way,
     }
 
 
-@dataclass(frozen=True)
-class _Meter:
-    """Reads the peak of a step.
-
-    Attributes:
-        device: "CPU:0" or "GPU:0".
-        way: how memory is read, for notes.
-        peak: runs a function and returns the peak in bytes.
-    """
-
-    device: str
-    way: str
-    peak: Callable[[Callable[[], object]], int]
+Peak = Callable[[Callable[[], object]], int]  # runs a function and returns the peak in bytes
 
 
-def _meter() -> _Meter:
+def _meter() -> tuple[str, str, Peak]:
+    """Return the device, the way its memory is read (for notes), and the function that reads the peak of a step."""
     import jax
 
     device = jax.devices()[0]
     if device.platform == "cpu":
-        return _Meter("CPU:0", "resident memory, since JAX counts nothing on a CPU", _resident_peak)
+        return "CPU:0", "resident memory, since JAX counts nothing on a CPU", _resident_peak
 
     def peak(function: Callable[[], object]) -> int:
         function()
         return int(device.memory_stats()["peak_bytes_in_use"])
 
     # The peak is the process's: it cannot be reset.
-    return _Meter("GPU:0", "JAX's allocator, whose peak has the first step and its autotuning in it", peak)
+    return "GPU:0", "JAX's allocator, whose peak has the first step and its autotuning in it", peak
 
 
 def _resident_peak(function: Callable[[], object]) -> int:
@@ -126,7 +114,7 @@ def _settle() -> None:
         last, now = now, held_bytes()
 
 
-def _run(model: Any, step: SymbolicStep, mode: str, run: dict[str, Any], meter: _Meter) -> dict[str, Any]:
+def _run(model: Any, step: SymbolicStep, mode: str, run: dict[str, Any], peak: Peak) -> dict[str, Any]:
     """Take steps through Keras's own functions, on a batch that is held."""
     keras = import_keras()
     batch = keras.tree.map_structure(lambda spec: keras.ops.zeros(spec.shape, spec.dtype), step.data)
@@ -144,7 +132,7 @@ def _run(model: Any, step: SymbolicStep, mode: str, run: dict[str, Any], meter: 
         take()
         seconds.append(time.monotonic() - begin)
 
-    first, *peaks = [meter.peak(timed) for _ in range(run["steps"] + 1)]
+    first, *peaks = [peak(timed) for _ in range(run["steps"] + 1)]
     return {
         "batch_size": run["batch_size"], "inputs": inputs, "before": held, "first": first, "peaks": peaks,
         "seconds": statistics.mean(seconds[1:] or seconds),

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 
 from kerasmem.devices.recording import of_device, read_recording
-from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe.fitting import Fit, fit_recording, replay_fit, split_recording
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, run_steps
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
@@ -45,14 +45,11 @@ def probe(
         is_fixed: the model takes no other batch size than the request's.
 
     Raises:
-        UsageError: the batch sizes are not two or three rising numbers.
         ModelError: a step failed, or ran out of memory.
         KerasmemError: the process gave no answer, or memory does not grow in proportion to the batch.
     """
     target = request.batch_size
     sizes = default_batch_sizes(target, request.jit_compile is True) if batch_sizes is None else tuple(batch_sizes)
-    if len(sizes) not in (2, 3) or sorted(set(sizes)) != list(sizes) or sizes[0] < 1:
-        raise UsageError(f"batch_sizes {sizes}: give two or three rising numbers, such as (8, 16, 24)")
     if is_fixed or target <= sizes[-1]:
         answer = run_steps(request, [(target, DIRECT_STEPS)], timeout=timeout)
         return _direct(answer)
