@@ -186,10 +186,8 @@ def packed(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure compressed data against as many one-core decoders as there are cores."""
     for shape, layout, dtype in PACKED:
         stored = make(folder, shape, layout, max(32, options.megabytes // 4), dtype)
-        base = f"{CORES} cores × decode"
-        yield from _compare(
-            stored, {SHUFFLED: Ours(stored)}, base, decoding(stored), {SHUFFLED: 0.8}, options, times=CORES
-        )
+        ours = {SHUFFLED: Ours(stored)}
+        yield from _compare(stored, ours, "decode", decoding(stored), {SHUFFLED: 0.8}, options, times=CORES)
 
 
 def _compare(
@@ -212,7 +210,8 @@ def _compare(
         else:
             rates = rotate(contestants, max(2, options.repeats // 2), before=lambda: evict(stored.path))
         name = f"{stored.name}, {cache}"
-        lines = [goal(f"{name}: {one} / {base}", ratio(rates[one], rates[base], times), wanted[one]) for one in ours]
+        against = base if times == 1 else f"{times} cores × {base}"
+        lines = [goal(f"{name}: {one} / {against}", ratio(rates[one], rates[base], times), wanted[one]) for one in ours]
         for one, sequence in ours.items():
             read = statistics.median(sequence.read_ratio[-len(rates[one]) :])
             lines.append(goal(f"{name}: {one}, bytes read / stored", read, 1.05, most=True))
