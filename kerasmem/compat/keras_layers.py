@@ -11,7 +11,7 @@ from unittest import mock
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 FLATTEN = Borrowed(
-    "keras:Layer._flatten_layers(include_self, recursive)",
+    "keras:Layer._flatten_layers(include_self)",
     feature="layers kept in dictionaries and nested lists of a layer",
 )
 OPEN_NAME_SCOPE = Borrowed("keras:Layer._open_name_scope", feature="memory by layer in estimates and profiles")
@@ -52,22 +52,21 @@ def takes_cudnn(layer: Any) -> bool:
         return bool(CUDNN_OK.get()(*settings, **reset_after))
 
 
-def flatten_layers(layer: Any, include_self: bool = True, recursive: bool = True) -> list[Any]:
+def flatten_layers(layer: Any, include_self: bool = True) -> list[Any]:
     """Return the layers inside a layer, at any depth, each once.
 
     Args:
         layer: a Keras layer or model.
         include_self: begin with the layer itself.
-        recursive: also those inside them.
     """
     try:
         FLATTEN.get()
     except NotAvailableError:
-        return _layers_in_attributes(layer, include_self, recursive)
-    return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
+        return _layers_in_attributes(layer)[0 if include_self else 1 :]
+    return list(layer._flatten_layers(include_self=include_self))
 
 
-def _layers_in_attributes(layer: Any, include_self: bool, recursive: bool) -> list[Any]:
+def _layers_in_attributes(layer: Any) -> list[Any]:
     """Flatten layers by public attributes and the `layers` of models."""
     import keras
 
@@ -79,8 +78,8 @@ def _layers_in_attributes(layer: Any, include_self: bool, recursive: bool) -> li
         parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,))]
         inner = [part for part in parts if isinstance(part, keras.Layer) and id(part) not in found]
         found.update((id(part), part) for part in inner)
-        pending += inner if recursive else []
-    return list(found.values())[0 if include_self else 1 :]
+        pending += inner
+    return list(found.values())
 
 
 @contextlib.contextmanager

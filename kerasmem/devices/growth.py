@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,16 +43,12 @@ class GrowthStatus(Record, what="memory growth"):
         return self.state in ("too late", "set differently", "failed")
 
 
-def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str] | None = None) -> GrowthStatus:
+def enable_memory_growth() -> GrowthStatus:
     """Let TensorFlow take GPU memory as it needs it, on every visible GPU.
 
     By default TensorFlow takes nearly the whole card when it first touches it, and the setting is fixed once it has
     initialised its devices. So call this first. It never raises; the result says what could not be done. Either all
     visible GPUs are switched or none, as TensorFlow refuses to start with GPUs that differ.
-
-    Args:
-        config: an object like `tf.config`. Defaults to TensorFlow's own, if Keras runs on it.
-        environ: environment variables. Defaults to this process's.
 
     Returns:
         A `GrowthStatus`: the state, the GPUs, and a message.
@@ -64,18 +59,16 @@ def enable_memory_growth(config: Any | None = None, *, environ: Mapping[str, str
         >>> status.state in ("on", "already on", "no gpu", "too late", "set differently", "other backend")
         True
     """
-    if config is None:
-        try:
-            config = _tensorflow_config()
-        except _NoTensorFlow as reason:
-            return GrowthStatus(*reason.args)
     try:
+        config = _tensorflow_config()
         gpus = list(config.get_visible_devices("GPU"))
+    except _NoTensorFlow as reason:
+        return GrowthStatus(*reason.args)
     except Exception as error:  # a broken driver must not stop a program that only asked for growth
         return GrowthStatus("failed", (), f"TensorFlow could not list its GPUs: {error}")
     if not gpus:
         return GrowthStatus("no gpu", (), "TensorFlow sees no GPU, so there is nothing to switch.")
-    forced = (os.environ if environ is None else environ).get(_FORCE)
+    forced = os.environ.get(_FORCE)
     state: GrowthState = "already on"
     if forced == "true":
         message = f"Memory growth is on: {_FORCE}=true is in the environment."

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from kerasmem.devices.host import host_memory
 from kerasmem.units import MIB, format_size
 
 _NO_LIMIT = 2**60  # version 1 writes the largest number of pages there is
@@ -124,45 +125,30 @@ def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
     return None
 
 
-def read_limits(
-    machine_bytes: int | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    read: Callable[[str], str] | None = None,
-) -> HostLimits:
+def read_limits() -> HostLimits:
     """Read the limits on this job's host memory.
-
-    Args:
-        machine_bytes: RAM of the machine. Defaults to the real one.
-        environ: environment variables. Defaults to this process's.
-        read: returns the text of a file, or raises OSError. Defaults to reading the file.
 
     Examples:
         >>> limits = read_limits()
         >>> limits.tightest is None or limits.tightest.limit_bytes < limits.machine_bytes
         True
     """
-    if machine_bytes is None:
-        import psutil
-
-        machine_bytes = int(psutil.virtual_memory().total)
-
-    def text(path: str) -> str:
-        with contextlib.suppress(OSError):
-            return Path(path).read_text(encoding="utf-8", errors="replace") if read is None else read(path)
-        return ""
-
     limits = []
-    for version, folder in _group_folders(text("/proc/self/cgroup"), text("/proc/self/mountinfo")):
-        limit, used = (parse_limit(text(f"{folder}/{name}")) for name in _FILES[version])
+    for version, folder in _group_folders(_text("/proc/self/cgroup"), _text("/proc/self/mountinfo")):
+        limit, used = (parse_limit(_text(f"{folder}/{name}")) for name in _FILES[version])
         if limit is not None:
             limits.append(MemoryLimit(limit, used, f"cgroup v{version} {folder}"))
-    slurm = slurm_limit(os.environ if environ is None else environ)
-    if slurm is not None:
+    if (slurm := slurm_limit(os.environ)) is not None:
         limits.append(slurm)
     limits.sort(key=lambda limit: limit.limit_bytes)
-    waiting = _PRESSURE.search(text("/proc/pressure/memory"))
-    return HostLimits(machine_bytes, tuple(limits), float(waiting[1]) / 100 if waiting else None)
+    waiting = _PRESSURE.search(_text("/proc/pressure/memory"))
+    return HostLimits(host_memory().total_bytes, tuple(limits), float(waiting[1]) / 100 if waiting else None)
+
+
+def _text(path: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def default_memory_limit() -> int:

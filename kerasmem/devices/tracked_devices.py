@@ -33,7 +33,7 @@ def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDev
     """
     backend = _keras_backend()
     if backend == "jax":
-        return devices_of_jax(importlib.import_module("jax"), names)
+        return devices_of_jax(names)
     if backend != "tensorflow":
         notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; host memory is logged"]
         return [TrackedDevice(None)], notes
@@ -76,11 +76,11 @@ def _local_devices(tf: Any) -> list[str]:
     return [name.rpartition("/device:")[2] for name in names if name.startswith(f"{worker}/device:")]
 
 
-def devices_of_jax(jax: Any, names: Sequence[str] | None) -> tuple[list[TrackedDevice], list[str]]:
+def devices_of_jax(names: Sequence[str] | None) -> tuple[list[TrackedDevice], list[str]]:
     """List this process's GPUs as JAX sees them, as `tracked_devices` does for TensorFlow."""
     try:
-        found, notes = _jax_devices(jax)
-    except Exception as error:  # a broken driver, as a rule
+        found, notes = _jax_devices(importlib.import_module("jax"))
+    except Exception as error:  # a broken driver, as a rule, or no JAX
         found, notes = [], [f"allocator: JAX could not be asked for its devices: {error}; host memory is logged"]
     if names is not None:
         there = {device.name: device for device in found}

@@ -1,7 +1,6 @@
-from types import SimpleNamespace
-
 import pytest
 
+from kerasmem.devices import growth
 from kerasmem.devices.growth import enable_memory_growth
 
 # What tf.config.experimental.set_memory_growth of TensorFlow 2.21 says.
@@ -38,11 +37,13 @@ class RealContext:
 
 
 @pytest.fixture
-def make():
+def make(monkeypatch):
     made = []
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
 
     def make(*args, **kwargs):
         made.append(RealContext(*args, **kwargs))
+        monkeypatch.setattr(growth, "_tensorflow_config", lambda: made[-1])
         return made[-1]
 
     yield make
@@ -52,35 +53,36 @@ def make():
 
 def test_growth_is_switched_on_for_every_gpu(make):
     config = make(3)
-    status = enable_memory_growth(config, environ={})
+    status = enable_memory_growth()
     assert status.state == "on" and status.on and not status.refused
     assert status.devices == tuple(f"/physical_device:GPU:{i}" for i in range(3))
     assert set(config.growth.values()) == {True}
-    assert enable_memory_growth(config, environ={}).state == "already on"
+    assert enable_memory_growth().state == "already on"
 
 
 def test_too_late_says_so_and_names_the_call_to_make_first(make):
     config = make(2, initialised=True)
-    status = enable_memory_growth(config, environ={})
+    status = enable_memory_growth()
     assert status.state == "too late" and status.refused and not status.on
     assert "kerasmem.enable_memory_growth()" in status.message and TOO_LATE in status.message
     assert set(config.growth.values()) == {None}
 
 
 def test_on_before_initialisation_stays_on_after(make):
-    assert enable_memory_growth(make(2, before=[True, True], initialised=True), environ={}).on
+    make(2, before=[True, True], initialised=True)
+    assert enable_memory_growth().on
 
 
 def test_a_limit_on_logical_devices_stands(make):
     config = make(2, limited=[1])
-    status = enable_memory_growth(config, environ={})
+    status = enable_memory_growth()
     assert status.state == "set differently" and "GPU:1" in status.message
     assert set(config.growth.values()) == {None}, "GPUs that differ stop TensorFlow from starting"
 
 
 def test_growth_that_the_program_refused_stays_off(make):
     config = make(2, before=[None, False])
-    status = enable_memory_growth(config, environ={})
+    status = enable_memory_growth()
     assert status.state == "set differently" and "False" in status.message
     assert list(config.growth.values()) == [None, False]
 
@@ -95,25 +97,29 @@ def test_gpus_are_switched_all_or_none(make, monkeypatch):
         switch(gpu, enable)
 
     monkeypatch.setattr(config.context, "set_memory_growth", refuse_second)
-    status = enable_memory_growth(config, environ={})
+    status = enable_memory_growth()
     assert status.state == "failed" and "no" in status.message
     assert set(config.growth.values()) == {None}
 
 
 @pytest.mark.parametrize(("value", "state"), [("true", "already on"), ("false", "set differently"), ("1", "too late")])
-def test_the_environment_variable_overrides_the_program(make, value, state):
-    assert enable_memory_growth(make(1, initialised=True), environ={"TF_FORCE_GPU_ALLOW_GROWTH": value}).state == state
+def test_the_environment_variable_overrides_the_program(make, monkeypatch, value, state):
+    make(1, initialised=True)
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", value)
+    assert enable_memory_growth().state == state
 
 
 def test_no_gpu_is_no_trouble(make):
-    status = enable_memory_growth(make(0), environ={})
+    make(0)
+    status = enable_memory_growth()
     assert status.state == "no gpu" and not status.refused
     assert status.to_dict() == {"state": "no gpu", "devices": [], "message": status.message}
 
 
-def test_a_broken_driver_does_not_raise():
-    config = SimpleNamespace(get_visible_devices=lambda kind: 1 / 0)
-    assert enable_memory_growth(config, environ={}).state == "failed"
+def test_a_broken_driver_does_not_raise(make, monkeypatch):
+    monkeypatch.setattr(RealContext, "get_visible_devices", lambda self, kind: 1 / 0)
+    make(1)
+    assert enable_memory_growth().state == "failed"
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])

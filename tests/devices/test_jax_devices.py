@@ -1,5 +1,6 @@
 """The statistics of JAX's allocators, under the names that their documentation gives."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -22,11 +23,16 @@ class JaxDevice:
         return self.stats
 
 
-def devices(device, names=None):
-    return devices_of_jax(SimpleNamespace(local_devices=lambda: [device]), names)
+@pytest.fixture
+def devices(monkeypatch):
+    def listed(device, names=None):
+        monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(local_devices=lambda: [device]))
+        return devices_of_jax(names)
+
+    return listed
 
 
-def test_jax_tells_in_use_peak_and_pool():
+def test_jax_tells_in_use_peak_and_pool(devices):
     found, notes = devices(JaxDevice())
     assert notes == [] and found == [TrackedDevice("GPU:1", jax_allocator("GPU:1", JaxDevice()), 1, "NVIDIA A100")]
     assert found[0].allocator.read() == (1024, 4096, 8192)
@@ -35,7 +41,7 @@ def test_jax_tells_in_use_peak_and_pool():
 
 
 @pytest.mark.parametrize("stats", [None, {}, {"bytes_in_use": 3}])
-def test_a_jax_device_that_does_not_tell_is_named(stats):
+def test_a_jax_device_that_does_not_tell_is_named(devices, stats):
     found, notes = devices(JaxDevice(stats))
     assert found == [TrackedDevice("GPU:1", None, 1, "NVIDIA A100")]
     assert notes == ["allocator: GPU:1: JAX keeps no statistics of its allocator there"]
@@ -46,8 +52,9 @@ def test_without_a_pool_reserved_is_unknown():
     assert jax_allocator("GPU:0", JaxDevice(stats)).read().reserved_bytes is None
 
 
-def test_a_device_that_cannot_be_asked_gives_a_reason(monkeypatch):
-    assert devices_of_jax(None, None)[0] == [TrackedDevice(None)]
+def test_a_device_that_cannot_be_asked_gives_a_reason(devices, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    assert devices_of_jax(None)[0] == [TrackedDevice(None)]
     found, notes = devices(JaxDevice(), ["GPU:7"])
     assert found == [TrackedDevice("GPU:7")] and "GPU:7: JAX has no such device" in notes[0]
     monkeypatch.setattr(tracked, "_keras_backend", lambda: "openvino")

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from kerasmem.devices import limits as module
+from kerasmem.devices.host import HostMemory
 from kerasmem.devices.limits import parse_limit, read_limits, slurm_limit
 
 GIB = 2**30
@@ -62,13 +64,18 @@ UNLIMITED = {
 }
 
 
-def limits(files, environ=None, machine=256 * GIB):
-    def read(path):
-        if path not in files:
-            raise FileNotFoundError(path)
-        return files[path]
+@pytest.fixture
+def limits(monkeypatch):
+    """Read limits from the texts of files and from environment variables."""
 
-    return read_limits(machine, environ=environ or {}, read=read)
+    def read(files, environ=(), machine=256 * GIB):
+        monkeypatch.setattr(module, "_text", lambda path: files.get(path, ""))
+        monkeypatch.setattr(module, "host_memory", lambda: HostMemory(machine, machine))
+        for name, value in dict(environ).items():
+            monkeypatch.setenv(name, value)
+        return read_limits()
+
+    return read
 
 
 @pytest.mark.parametrize(
@@ -79,26 +86,26 @@ def limits(files, environ=None, machine=256 * GIB):
         (DOCKER_V2, 2 * GIB, 100 * 2**20, "cgroup v2 /sys/fs/cgroup"),
     ],
 )
-def test_the_tightest_limit_of_all_groups_above(files, limit, used, source):
+def test_the_tightest_limit_of_all_groups_above(limits, files, limit, used, source):
     tightest = limits(files).tightest
     assert (tightest.limit_bytes, tightest.used_bytes, tightest.source) == (limit, used, source)
 
 
-def test_the_note_says_the_jobs_limit_and_the_machines_memory():
+def test_the_note_says_the_jobs_limit_and_the_machines_memory(limits):
     first, second = limits(SLURM_V2).notes
     assert first.startswith("host: the job's limit is 8.00 GiB (3.00 GiB in use), set by cgroup v2 ")
     assert first.endswith("not the machine's 256 GiB")
     assert second == "host: memory is scarce: tasks waited for it in 25 % of the last minute"
 
 
-def test_without_a_limit_there_is_nothing_to_say():
+def test_without_a_limit_there_is_nothing_to_say(limits):
     found = limits(UNLIMITED)
     assert found.limits == () and found.tightest is None and found.notes == ()
     assert found.waiting == 0
     assert limits({}).waiting is None
 
 
-def test_a_limit_above_what_the_machine_has_is_none():
+def test_a_limit_above_what_the_machine_has_is_none(limits):
     found = limits(SLURM_V2, machine=4 * GIB)
     assert len(found.limits) == 2 and found.tightest is None
 
@@ -122,7 +129,7 @@ def test_slurm(variables, size):
     assert slurm_limit(variables) is None, "outside a job"
 
 
-def test_slurms_own_word_counts_where_no_group_holds_it():
+def test_slurms_own_word_counts_where_no_group_holds_it(limits):
     found = limits(UNLIMITED, {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "8192"})
     assert found.tightest.source == "Slurm (SLURM_MEM_PER_NODE)"
 
@@ -133,11 +140,11 @@ def test_what_is_no_limit(text):
 
 
 @pytest.mark.parametrize("text", ["", "cpu avg10=1", "some avg10=x avg60=0 avg300=0 total=0"])
-def test_what_is_no_pressure(text):
+def test_what_is_no_pressure(limits, text):
     assert limits({"/proc/pressure/memory": text}).waiting is None
 
 
-def test_groups_in_folders_with_spaces_and_outside_the_namespace():
+def test_groups_in_folders_with_spaces_and_outside_the_namespace(limits):
     files = {
         "/proc/self/cgroup": "nonsense\n0::/../../other\n",
         "/proc/self/mountinfo": "30 23 0:26 / /sys/fs/my\\040groups rw - cgroup2 cgroup rw\nshort line\n",
