@@ -52,21 +52,6 @@ def test_origins(name, layer, phase):
     assert ATTRIBUTION.origin(name) == Origin(layer, phase)  # from the memory
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("net_1/conv_1/Conv2D", "while computing conv"),
-        ("gradient_tape/net_1/conv_1/X", "while computing the gradient of conv"),
-        ("adam/Mul", "while adam updates the weights"),
-        ("compile_loss/mse/sub", "while computing compile_loss"),
-        ("gradient_tape/compile_loss/mse/sub", "while computing the gradient of compile_loss"),
-    ],
-)
-def test_the_moment_in_words(name, text):
-    instant = ATTRIBUTION.instant(name)
-    assert (instant.text, instant.operation) == (text, name)
-
-
 def test_a_real_step():
     def build():
         image = keras.Input((8, 8, 1), name="image")

@@ -158,12 +158,6 @@ def test_why_the_other_way_is_not_known(ask):
     assert (xla.method, xla.total) == ("xla", 100)
 
 
-def test_a_method_alone_is_asked_where_one_is_named(ask):
-    for target in (None, SIZE, CARD):
-        assert ask("xla", target=target)[1] == ["xla"]
-        assert len(ask(target=target)[1]) == 1
-
-
 @pytest.mark.parametrize("method", ["graph", "xla", "gpu-target", "probe"])
 def test_a_method_that_was_named_answers_or_fails(ask, method):
     assert ask(method)[0].outcome.method == method

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import threading
 
@@ -13,7 +12,6 @@ import pytest
 
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation import facade
-from kerasmem.estimation.report import MemoryReport
 
 layers = keras.layers
 
@@ -253,13 +251,6 @@ def test_inputs_of_a_subclassed_model():
         estimate(declared, input_shape="4:int32")
 
 
-def test_text_layers_keep_their_figures():
-    text = keras.Input((1,), dtype="string")
-    ids = layers.TextVectorization(max_tokens=100, output_sequence_length=12)(text)
-    model = keras.Model(text, layers.Conv1D(8, 3)(layers.Embedding(100, 4)(ids)))
-    assert [row.activation_elements for row in estimate(model, batch_size=6).layers] == [1, 12, 48, 80]
-
-
 def test_a_batch_of_any_size():
     ids = keras.Input((1024,), dtype="int32")
     model = keras.Model(ids, layers.Embedding(10, 64)(ids))
@@ -375,12 +366,6 @@ def test_every_keras_optimizer_has_the_slots_that_the_real_one_has():
         estimate(model, optimizer="adamm")
 
 
-def test_what_is_left_out_is_listed(mnist_cnn):
-    report = estimate(mnist_cnn)
-    assert {each.what.split()[0] for each in report.unmodelled} == {"optimizer", "workspace", "allocator", "buffer"}
-    assert report.bytes.optimizer is report.bytes.workspace is report.bytes.allocator is None
-
-
 def test_an_output_whose_size_depends_on_the_data_is_unknown():
     class Pick(layers.Layer):
         def call(self, x):
@@ -414,11 +399,6 @@ def test_an_output_whose_size_depends_on_the_data_is_unknown():
 def test_wrong_arguments(mnist_cnn, options, message):
     with pytest.raises(UsageError, match=message):
         estimate(mnist_cnn, **options)
-
-
-def test_report_survives_json(mnist_cnn):
-    report = estimate(mnist_cnn, device="t4")
-    assert MemoryReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
 def test_json_has_the_fields_of_the_contract(mnist_cnn):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from pathlib import Path
 
@@ -60,6 +59,7 @@ def test_the_total_is_near_what_training_takes(program, build, batch_size):
     # On Eigen's kernels a step in which two gradients' scratch does not overlap may take less than the interval says.
     assert all(inside) or cpu_kernels().kind == "eigen", (report.bytes, measured)
     assert report.bytes.weights + report.bytes.optimizer <= measured["before"]
+    assert report.instant.phase in ("forward", "backward", "optimizer") and report.instant.operation
 
 
 @pytest.mark.usefixtures("x86_kernels")
@@ -137,16 +137,6 @@ def test_optimizers(by_optimizer, name):
         assert 4 * slots * PARAMETERS <= report.bytes.optimizer < 4 * slots * PARAMETERS + 100
 
 
-def test_optimizers_in_a_sane_order(by_optimizer):
-    total = {name: report.bytes.total for name, report in by_optimizer.items()}
-    one = 4 * PARAMETERS
-    assert total["sgd"] < total["adafactor"] < total["adam"]
-    for less, more in (("sgd", "momentum"), ("momentum", "adam"), ("sgd", "average"), ("sgd", "accumulation")):
-        assert total[more] - total[less] > 0.7 * one, (less, more)
-    assert total["lion"] - total["sgd"] > 0.7 * one
-    assert total["schedule"] == pytest.approx(total["adam"], rel=0.1)
-
-
 def image_net():
     model = keras.Sequential(
         [
@@ -175,12 +165,6 @@ def test_mixed_precision_takes_less():
     assert normalised.bytes.weights == graph(image_net).bytes.weights
 
 
-def test_weights_are_the_models_own_bytes(mnist_cnn):
-    true = sum(math.prod(each.shape) * (1 if each.dtype == "int8" else 4) for each in mnist_cnn.weights)
-    # The loss's running mean is two numbers, the dropout's seed two more.
-    assert 0 <= check(graph(mnist_cnn)).bytes.weights - true <= 24
-
-
 def test_memory_grows_with_the_batch():
     small, large = graph(image_net, 16), graph(image_net, 64)
     # The scratch of Eigen's kernels hardly depends on the batch.
@@ -199,14 +183,6 @@ def test_inference_needs_less_and_has_no_optimizer():
     assert inference.bytes.optimizer == inference.bytes.gradients == 0
 
 
-def test_a_live_compiled_model_is_estimated_like_its_function():
-    live, made = graph(image_net()), graph(image_net)
-    assert live.bytes.weights == made.bytes.weights
-    assert live.bytes.optimizer == made.bytes.optimizer
-    assert live.bytes.total == pytest.approx(made.bytes.total, rel=0.1)
-    assert live.settings.loss == "sparse_categorical_crossentropy"
-
-
 def test_files_are_estimated_like_what_was_saved(tmp_path):
     model = image_net()
     expected = graph(model)
@@ -217,13 +193,6 @@ def test_files_are_estimated_like_what_was_saved(tmp_path):
         assert report.bytes.optimizer == expected.bytes.optimizer, name
         assert report.bytes.total == pytest.approx(expected.bytes.total, rel=0.1)
         assert not any("assumed" in note for note in report.notes)
-
-
-def test_other_settings_than_the_models():
-    assert graph(image_net, optimizer="sgd").bytes.optimizer < 100
-    report = graph(lambda: keras.Sequential([keras.Input((8,)), layers.Dense(4)]), optimizer="sgd", loss="mse")
-    assert (report.settings.optimizer, report.settings.loss) == ("sgd", "mse")
-    assert not any("assumed" in note for note in report.notes)
 
 
 def test_a_model_with_several_inputs_and_its_own_step():
@@ -258,13 +227,6 @@ def test_a_model_with_several_inputs_and_its_own_step():
     true = 4 * (33 * 64 + 17 * 64)
     assert true <= report.bytes.weights <= true + 8  # and the loss's two numbers
     assert report.bytes.optimizer >= 2 * true
-
-
-def test_the_peak_is_said_to_be_in_a_layer():
-    report = check(graph(measuring.convnet, 64))
-    assert report.instant.phase in ("forward", "backward", "optimizer")
-    assert report.instant.text.startswith("while ")
-    assert report.instant.operation
 
 
 # Models that are odd: an answer or an error that says why, never anything else.

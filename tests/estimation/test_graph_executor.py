@@ -141,28 +141,19 @@ def test_times_may_vary_and_decide_who_is_free_first():
 # Buffers
 
 
-def test_an_output_takes_over_the_buffer_that_nobody_else_holds():
-    made = program(
-        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Relu", ["a"], 1024),
-        ("c", "AddV2", ["x", "b"], 1024), results=["c"],
-    )  # fmt: skip
-    assert Run(made).step() == {"x": 0, "a": 1024, "b": 0, "c": 0}
+X, A, B = ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Relu", ["a"], 1024)
+TAKEN_OVER = {
+    "a buffer that nobody else holds": ([X, A, B, ("c", "AddV2", ["x", "b"], 1024)], [0, 1024, 0, 0]),
+    "none that somebody still needs": ([X, A, B, ("c", "Mul", ["a", "b"], 1024)], [0, 1024, 1024, 0]),
+    "none of another size, nor by an operation that never does": (
+        [X, A, ("b", "Relu", ["a"], 2048), ("c", "Transpose", ["b"], 2048)], [0, 1024, 2048, 2048],
+    ),
+}  # fmt: skip
 
 
-def test_a_buffer_that_somebody_still_needs_is_not_taken_over():
-    made = program(
-        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Relu", ["a"], 1024),
-        ("c", "Mul", ["a", "b"], 1024),
-    )  # fmt: skip
-    assert Run(made).step() == {"x": 0, "a": 1024, "b": 1024, "c": 0}
-
-
-def test_nor_one_of_another_size_nor_by_an_operation_that_never_does():
-    made = program(
-        ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Relu", ["a"], 2048),
-        ("c", "Transpose", ["b"], 2048),
-    )  # fmt: skip
-    assert Run(made).step() == {"x": 0, "a": 1024, "b": 2048, "c": 2048}
+@pytest.mark.parametrize(("nodes", "added"), TAKEN_OVER.values(), ids=TAKEN_OVER)
+def test_an_output_takes_over(nodes, added):
+    assert list(Run(program(*nodes, results=["c"])).step().values()) == added
 
 
 def test_the_callers_batch_is_never_taken_over():

@@ -136,13 +136,6 @@ def test_the_report_says_that_it_is_predicted_and_what_is_missing(report):
     assert report.device.name and report.pool.in_use <= report.pool.reserved
 
 
-def test_memory_grows_with_the_batch(report):
-    sizes = [on_card(convnet(), 4).bytes, report.bytes, on_card(convnet(), 64).bytes]
-    for name in ("low", "total", "high"):
-        found = [getattr(each, name) for each in sizes]
-        assert found == sorted(found), (name, found)
-
-
 def test_dense_layers_take_what_they_take_on_the_cpu():
     """The same buffers but for the batch, which lies on the host until it is copied, and small constants."""
     card, cpu = on_card(dense(), 512), estimate(dense(), method="graph", batch_size=512)

@@ -59,13 +59,6 @@ def test_the_report_adds_up():
     assert report.instant is not None
 
 
-def test_inference_needs_less():
-    train = estimate(measuring.perceptron, method="xla", batch_size=64)
-    inference = estimate(measuring.perceptron, method="xla", batch_size=64, mode="inference")
-    assert inference.bytes.total < train.bytes.total / 2
-    assert inference.bytes.optimizer == 0
-
-
 def test_what_xla_cannot_compile():
     def build():
         text = keras.Input((1,), dtype="string")
