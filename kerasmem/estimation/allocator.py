@@ -1,4 +1,4 @@
-"""TensorFlow's BFC allocator ("best fit with coalescing"), simulated by its rules; requests replayed. Pure arithmetic.
+"""TensorFlow's BFC allocator ("best fit with coalescing"), simulated. Pure arithmetic.
 
 What a step asks for is not what it occupies: a request may be given a chunk nearly twice its size, and memory that
 is free in pieces does not serve a large request. The rules, from `xla/tsl/framework/bfc_allocator.cc`:
@@ -90,7 +90,7 @@ class BFCAllocator:
         self._low = self._high = 1 << (_SHIFT - 2)
 
     def allocate(self, size: int) -> int:
-        """Return the handle (the address) of a chunk for `size` bytes; 0, which may be freed, for 0 bytes.
+        """Return the handle (the address) of a chunk for `size` bytes; 0 for 0 bytes, which may be freed.
 
         Raises:
             OutOfMemory: there is no room, and no way to make some.
@@ -151,7 +151,7 @@ class BFCAllocator:
         insort(free, end - address << _SHIFT | address)
 
     def chunk_size(self, handle: int) -> int:
-        """Return the bytes of the chunk that was handed out; at least what was asked for."""
+        """Return the bytes of a chunk in use, which may exceed the request."""
         return self._used[handle][0] if handle else 0
 
     @property
@@ -170,7 +170,7 @@ class BFCAllocator:
         return tuple(sorted(used + [(address, size, False) for address, size in self._starts.items()]))
 
     def reset_peak(self) -> None:
-        """Let the peak begin again at what is in use, as `reset_memory_stats` does."""
+        """Reset the peak to the bytes in use, as `reset_memory_stats` does."""
         self.peak, self.requested_at_peak = self.in_use, self.requested_in_use
 
     def _make_room(self, rounded: int, size: int) -> None:
@@ -206,7 +206,7 @@ class BFCAllocator:
         self.free(address)
 
     def _collect_regions(self, rounded: int) -> bool:
-        """Hand back the regions that are wholly free, where the request could then fit."""
+        """Release the regions that are wholly free, if the request then fits."""
         if self.descending:
             return False
         unused = [each for each, size in self._regions.items() if self._starts.get(each) == size]
@@ -227,7 +227,7 @@ def _round(size: int) -> int:
 
 
 def replay(allocator: BFCAllocator, steps: Iterable[Step], handles: dict[int, int] | None = None) -> dict[int, int]:
-    """Put allocations and frees through an allocator, and return the handles of what stays in use, by key.
+    """Replay allocations and frees, and return the handles of the chunks in use, by key.
 
     Args:
         allocator: changed by it.
@@ -259,7 +259,7 @@ def smallest_limit(
     descending: bool = False,
     enough: int | None = None,
 ) -> int:
-    """Return the smallest memory limit under which the steps run without running out of memory.
+    """Return the smallest memory limit that is enough for the steps.
 
     Found by halving: the limit returned was replayed and sufficed, one smaller by at most `RESOLUTION` did not. (A
     still smaller one may suffice by accident, since fragmentation is not monotonous.)
@@ -300,7 +300,7 @@ def smallest_limit(
 
 
 def _least_bytes(steps: Iterable[Step]) -> int:
-    """Return the most that is in use at once if every request gets what it asks for, rounded up."""
+    """Return the peak of the requests, each rounded up."""
     sizes: dict[int, int] = {}
     now = most = 0
     for key, size in steps:

@@ -17,7 +17,7 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class EstimateArguments:
-    """The arguments of `kerasmem.estimate`, which has them explained.
+    """The arguments of `kerasmem.estimate`, validated.
 
     Raises:
         UsageError: one of them is wrong.

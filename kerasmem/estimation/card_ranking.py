@@ -1,4 +1,4 @@
-"""`kerasmem.rank_cards`: on which cards a training step fits, and how large its batch can get there."""
+"""`kerasmem.rank_cards`: the cards on which a training step fits, and the largest batch on each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOLERANCE = 0.05  # of the largest batch
 
 @dataclass(frozen=True)
 class RankedCard:
-    """A card, and what a step needs there.
+    """A card, and the memory that a step needs on it.
 
     Attributes:
         key: what `--device` takes.
@@ -63,7 +63,7 @@ class CardRanking(Record, what="card ranking", version=FORMAT_VERSION, rows="car
 
     @property
     def best(self) -> RankedCard | None:
-        """The first card that fits; None where none does."""
+        """The first card that fits, or None."""
         return self.cards[0] if self.cards and self.cards[0].verdict == FITS else None
 
     @property
@@ -92,10 +92,10 @@ def rank_cards(
     max_batch: bool = False,
     **options: Any,
 ) -> CardRanking:
-    """Return the cards of the catalogue by whether a training step fits there.
+    """Rank the cards of the catalogue by whether a training step fits on them.
 
-    One estimate serves all cards. Where XLA's compiler for cards plans the step (`gpu-target`), or it is simulated on
-    their kernels (`graph`), there is one for each kind of card.
+    One estimate serves all cards, unless the method depends on the card (`gpu-target`, `graph`): then one serves each
+    kind of card.
 
     Args:
         model: as for `kerasmem.estimate`.

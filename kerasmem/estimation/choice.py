@@ -1,4 +1,4 @@
-"""The third step of an estimate: the methods, which of them answers, and what the others say."""
+"""The third step of an estimate: the methods, and the choice between them."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile
 
 
 def check_backend(method: str, jit_compile: bool | str) -> None:
-    """Refuse what Keras's backend does not do.
+    """Refuse methods and settings that Keras's backend does not support.
 
     Args:
         method: of the estimate, or "measure".

@@ -1,4 +1,4 @@
-"""Two estimates side by side: what differs, by category and layer, and whether the second keeps to a limit. Pure."""
+"""Differences between two estimates by category and layer, and limits on them. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = {FITS: WITHIN, DOES_NOT_FIT: EXCEEDED, TOO_CLOSE: TOO_CLOSE}
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record, what="difference", also=("change",)):
-    """A category or a layer in both estimates; None where one does not have it, or does not know its bytes.
+    """A category or a layer in both estimates; None if one does not have it, or does not know its bytes.
 
     Attributes:
         name: the category, or the layer's name in the second model ("a → b" where the names differ).
@@ -66,7 +66,7 @@ class LimitVerdict:
 
 @dataclass(frozen=True)
 class Comparison(Record, what="comparison", version=FORMAT_VERSION, rows="categories"):
-    """Two estimates and what differs between them.
+    """Two estimates and their differences.
 
     Attributes:
         before: the first estimate.
@@ -98,7 +98,7 @@ def compare_reports(
     max_increase: int | None = None,
     max_increase_ratio: float | None = None,
 ) -> Comparison:
-    """Return what differs between two estimates.
+    """Compare two estimates.
 
     Args:
         before: the first.
@@ -136,7 +136,7 @@ def _increase(before: Bytes, after: Bytes) -> tuple[int, int | None]:
 
 
 def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> list[Difference]:
-    """Pair layers of the same name and class; then, in order, those that differ in Keras's number only."""
+    """Pair layers of equal name and class, then, in order, those that differ only in Keras's number."""
     first, second = list(before), list(after)
     pairs: list[tuple[LayerMemory, LayerMemory]] = []
     for same in (attrgetter("name", "class_name"), _stem):
@@ -181,7 +181,7 @@ _OF_THE_MODEL = {"optimizer": "optimizers", "dtype_policy": "dtype policies"}
 
 
 def unlike_settings(before: MemoryReport, after: MemoryReport) -> list[str]:
-    """Return in which settings that one asks for two estimates differ: "the batch sizes differ: 32 and 64"."""
+    """Return the requested settings in which two estimates differ: "the batch sizes differ: 32 and 64"."""
     return list(_differing(before, after, _ASKED))
 
 

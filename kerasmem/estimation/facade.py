@@ -62,39 +62,40 @@ def estimate(
     Args:
         model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
             a model or the step function of a training loop, or a Keras model.
-        batch_size: samples in a batch; where the model fixes its own, that one.
-        method: "graph" (the step as TensorFlow runs it, simulated; on the card that `device` names, if any), "xla"
-            (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (steps at
-            small batches really run), "formula" (shape
-            inference, see `kerasmem.estimation.formula`), or "auto": as Keras would train it.
-        optimizer: a Keras optimizer's name in place of the one the model was compiled with.
-        loss: the loss's name, for the record.
-        dtype_policy: a Keras dtype policy ("mixed_float16") in place of the model's float32.
-        device: a card of the catalogue ("t4") or a size ("16GB", or bytes): adds a verdict.
-        jit_compile: for "auto": whether XLA compiles the step; "auto" as Keras decides.
-        all_methods: ask "graph", "xla" and, for a card, "gpu-target" as well, for `report.alternatives`.
-        mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference".
+        batch_size: samples in a batch. Ignored if the model fixes its own. Defaults to 32.
+        method: "graph" (simulates TensorFlow's executor and allocator; on the card of `device`, if it names one),
+            "xla" (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (runs
+            real steps at small batches), "formula" (shape inference, see `kerasmem.estimation.formula`), or "auto":
+            the method that matches how Keras would train. Defaults to "auto".
+        optimizer: name of a Keras optimizer. Defaults to the one that the model was compiled with.
+        loss: name of a loss, for the record. Defaults to the model's.
+        dtype_policy: a Keras dtype policy such as "mixed_float16". Defaults to the model's.
+        device: a card of the catalogue ("t4") or a size ("16GB", or bytes). Adds a verdict to the report.
+        jit_compile: whether XLA compiles the step, for method "auto". Defaults to "auto", as Keras decides.
+        all_methods: fill `report.alternatives` with "graph", "xla" and, for a card, "gpu-target". Defaults to False.
+        mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference". Defaults to "train".
         replicas: devices that train together under `tf.distribute`, each with the whole model and its share of the
             batch. The report is of one of them. Defaults to 1.
         input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape. Of a model with a
             `train_step` and no `call()` what `fit` gives it as `x`; {"0": …, "1": …} for a tuple. Of a step function
             what it takes, by name.
-        target_shape: the targets', without the batch, where the loss cannot tell: a shape, name to shape, or "none".
-        target_dtype: the targets', where the loss cannot tell.
+        target_shape: shape of the targets without the batch, if it does not follow from the loss: a shape, a mapping
+            of names to shapes, or "none".
+        target_dtype: dtype of the targets, if it does not follow from the loss.
         factory: "package.module:function" that builds the model a weights-only file belongs to.
         factory_args: keyword arguments for the function that builds the model.
-        custom_objects: name to class or function, for what a file uses beyond Keras.
-        trust: allow serialised Python in the file to run.
-        isolated: open the file in a process of its own, for one of unknown origin: what takes more than half an hour,
-            or 80 % of the memory that this job may have, is an error. A first call takes seconds, others 0.1 s more.
+        custom_objects: classes and functions of the file that are not Keras's, by name.
+        trust: allow serialised Python in the file to run. Defaults to False.
+        isolated: open a file of unknown origin in a subprocess, limited to half an hour and to 80 % of the memory that
+            this job may have. The first call takes seconds, others 0.1 s more. Defaults to False.
 
     Returns:
         A `MemoryReport`; all sizes in bytes.
 
     Raises:
-        UsageError: an argument is wrong.
-        ModelFileError: the file cannot be opened; its subclasses and the message say why and the way out.
-        ModelError: the model cannot be built or called.
+        UsageError: If an argument is wrong.
+        ModelFileError: If the file cannot be opened. Its subclass and message give the reason and the fix.
+        ModelError: If the model cannot be built or called.
 
     Examples:
         >>> import keras, kerasmem
@@ -270,7 +271,7 @@ def _policy(model: Any) -> str:
 
 
 def _compiler_ahead(arguments: EstimateArguments, target: DeviceTarget | None) -> AbstractContextManager[None]:
-    """Return a scope in which the compiler for the card is on its way, where it will be asked."""
+    """Start the compiler for the card in the background if the estimate will use it."""
     is_meant = arguments.method == "auto" and arguments.jit_compile is not False and arguments.replicas == 1
     if target is None or target.source != "catalogue" or not (is_meant or arguments.method == "gpu-target"):
         return contextlib.nullcontext()
@@ -288,7 +289,7 @@ def _in_child(arguments: EstimateArguments) -> MemoryReport:
 
 
 def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -> MemoryReport:
-    """Return a report that a process of its own makes; that one has TensorFlow loaded already, from the second call on.
+    """Make a report in a forked process that has already loaded TensorFlow, from the second call on.
 
     Args:
         where: the model, for messages.
@@ -315,9 +316,10 @@ def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -
 
 @contextlib.contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Let Python look for no unreachable circles meanwhile: nearly all that is made here lives until the end.
+    """Disable the cyclic garbage collector.
 
-    It would go through every object of TensorFlow and Keras again and again, for a tenth to a third of the time.
+    It would traverse all objects of TensorFlow and Keras again and again, for a tenth to a third of the time, and
+    nearly all that an estimate allocates lives until its end.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -61,7 +61,7 @@ def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train")
 
 
 def share_out(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train") -> tuple[LayerMemory, ...]:
-    """Return the rows with `bytes` filled in: what each adds to the total, at the true sizes of its dtypes."""
+    """Return the rows with `bytes`: their share of the total, at the true sizes of their dtypes."""
     return tuple(
         replace(row, bytes=copies(mode) * (row.weight_bytes + batch_size * (row.activation_bytes or 0)))
         for row in layers
@@ -69,7 +69,7 @@ def share_out(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train
 
 
 def opaque_layers(layers: Iterable[LayerMemory]) -> list[str]:
-    """Return the names of the layers whose insides the formula does not see."""
+    """Return the names of the layers with intermediate values that the formula does not count."""
     return [row.name for row in layers if row.class_name in OPAQUE]
 
 

@@ -1,4 +1,4 @@
-"""Shape inference: what every layer puts out, and what its weights hold.
+"""Shape inference: outputs and weights of every layer.
 
 The model is called once on symbolic tensors of the real batch size, and every call of a layer inside is
 noted: so nested, shared, subclassed and multi-input models need no rules of their own, and dtypes are
@@ -60,7 +60,7 @@ def infer_layers(
     source: str = "",
     run_step: Callable[[], Any] | None = None,
 ) -> Inferred:
-    """Return a row for every input and every layer, in the order in which the model calls them.
+    """Return a row for every input and layer, in the order of the model's calls.
 
     Args:
         model: a Keras model, with or without weights.
@@ -252,7 +252,7 @@ def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | No
 
 
 def _unused_rows(model: Any, counted: dict[int, str]) -> list[LayerMemory]:
-    """Return rows for layers whose weights the call did not touch: they are in memory all the same."""
+    """Return rows for layers that the call did not use; their weights are in memory too."""
     rows = []
     for layer in (*flatten_layers(model, include_self=False), model):
         left = [weight for weight in layer.weights if id(weight) not in counted]

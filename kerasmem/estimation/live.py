@@ -1,4 +1,4 @@
-"""What a step takes that is ready to be traced: simulated on its kernels, or planned by XLA; nothing of it runs."""
+"""Outcomes of a prepared step: traced, then simulated or planned by XLA, and never run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kerasmem.processes.guarding import note_stage
 def traced_outcome(
     prepared: PreparedStep, rows: Iterable[str], owners: Mapping[int, str], kernels: CpuKernels | CardKernels
 ) -> Outcome:
-    """Trace a step and return its peak: in graph mode, or by XLA's plan for this machine where XLA compiles it.
+    """Trace a step and return its peak in graph mode, or by XLA's plan for this machine if XLA compiles it.
 
     Args:
         prepared: the step; XLA's compiler needs room for its variables (`check_room`).
@@ -94,7 +94,7 @@ def _layer_of(variables: Iterable[Any], owners: Mapping[int, str]) -> dict[int, 
 
 
 def standing_in(outcome: Outcome) -> Outcome:
-    """Return XLA's plan for this machine's CPU where it stands in for a card's, which is usually smaller.
+    """Widen XLA's plan for this machine's CPU to stand in for a card's, which is usually smaller.
 
     A step takes no less than what it holds from beginning to end, whatever is computed in between.
     """

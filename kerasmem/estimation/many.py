@@ -1,4 +1,4 @@
-"""`kerasmem.estimate_many`: many models, each in several settings, estimated in warm processes; a row each."""
+"""`kerasmem.estimate_many`: estimates of many models and settings, in warm processes."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Candidate(Record, what="candidate", version=FORMAT_VERSION):
 
     @property
     def verdict(self) -> str | None:
-        """ "fits", "does not fit", "too close to call" or "failed"; None where no device was named."""
+        """ "fits", "does not fit", "too close to call" or "failed"; None if no device was named."""
         if self.report is None:
             return FAILED
         return None if self.report.device is None else self.report.device.verdict
 
     def row(self) -> dict[str, Any]:
-        """Return it as a row of a table, sizes in bytes; None for what is not known."""
+        """Return a row of a table, sizes in bytes, None if unknown."""
         plain: dict[str, Any] = {}
         if self.report is not None:
             settings, need, device = self.report.settings, self.report.bytes, self.report.device
@@ -108,7 +108,7 @@ def estimate_many(
     progress: Callable[[Candidate, int, int], None] | None = None,
     **options: Any,
 ) -> EstimateTable:
-    """Return what training each of many models takes, in each setting of a grid.
+    """Estimate many models, each in every setting of a grid.
 
     Each estimate has a process of its own, forked from one that has loaded TensorFlow already. One that crashes, takes
     too much memory or does not end is a row with its reason, and no memory is left behind. (Without forks, so on
@@ -195,7 +195,7 @@ def _candidate(
     host_bytes: int | None,
     options: Mapping[str, Any],
 ) -> Candidate:
-    """Return one row; run by a worker, which keeps a process that has loaded TensorFlow."""
+    """Return one row. Each worker keeps a process that has loaded TensorFlow."""
     model, setting = task
     is_named = isinstance(model, (str, os.PathLike))
     name = os.fspath(model) if is_named else getattr(model, "__qualname__", type(model).__name__)

@@ -1,4 +1,4 @@
-"""`measure` and `profile`: train for some steps in a process of its own, and say what TensorFlow's allocator says."""
+"""`measure` and `profile`: real training steps in a subprocess, read from TensorFlow's allocator."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def planned_request(
 
 
 def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
-    """Return the report of an estimate with what was measured in place of what was estimated."""
+    """Return the report of an estimate with measured bytes in place of estimated ones."""
     run = answer.runs[0]
     low, high = min(run.peaks), max(run.peaks)
     need = Bytes(run.median, low, high, planned.bytes.weights, answer.optimizer, inputs=run.inputs)
@@ -115,7 +115,7 @@ def profile(
     timeout: float = DEFAULT_TIMEOUT,
     **options: Any,
 ) -> StepProfile:
-    """Return what one real step of a model's training holds in memory at its peak, by layer and category.
+    """Profile the memory of one real training step at its peak, by layer and category.
 
     The process has real weights, a batch of zeros, and the GPU's allocator where the machine has a GPU; otherwise the
     same allocator for the CPU. TensorFlow's profiler records every allocation from the process's start on. In graph
@@ -160,7 +160,7 @@ def predicted(model: Any, profile: StepProfile, **arguments: Any) -> tuple[Memor
 
 
 def with_names_of(estimate: MemoryReport, profile: StepProfile) -> MemoryReport:
-    """Return the estimate with the layers' names in the profile, where they are the same layers in the same order.
+    """Return the estimate with the profile's names of layers, if both have the same layers in the same order.
 
     Code that builds a model twice in one process gets other names for layers that it does not name itself.
     """

@@ -19,7 +19,7 @@ XLA_SPREAD = 0.01  # how far from a total of XLA's plan real steps are said to l
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked. `execution` is "graph", "xla" or "none" where a method looks at neither.
+    """Settings of an estimate. `execution` is "graph", "xla", or "none" for the formula.
 
     Of several devices (`replicas`) the report is of one, and `batch_size` its share.
     """
@@ -56,7 +56,7 @@ class Formula:
 
 @dataclass(frozen=True, kw_only=True)
 class NestedModel:
-    """A model, or a layer made of layers, inside the model; its layers have rows of their own.
+    """A model, or a layer made of layers, inside the model. Its layers have their own rows.
 
     Attributes:
         name: its path; the names of its layers begin with it and "/".
@@ -91,7 +91,7 @@ class DeviceVerdict:
 
 
 def lower_end(method: str, total: int, low: int | None) -> int | None:
-    """Return the least that a step takes; None where that is not known.
+    """Return the lower end of an estimate's interval, or None if unknown.
 
     Where XLA's plan for this machine stands in for a card's, `low` is what the step holds from beginning to end: a step
     takes no less, and how much more is not known.
@@ -125,7 +125,7 @@ def verdict_on(verdict: str, device: str) -> str:
 
 @dataclass(frozen=True)
 class Pool:
-    """What the allocator holds at the peak, in bytes, three figures kept apart; None where not known.
+    """Bytes of the allocator at the peak; None if unknown.
 
     Attributes:
         requested: the bytes that the step's tensors ask for.
@@ -213,13 +213,13 @@ class Shares:
         self.layers: Counter[str] = Counter()
 
     def add(self, size: int, category: str, layer: str | None = None) -> None:
-        """Count bytes in, for a layer where they belong to one."""
+        """Count bytes, for a layer if they belong to one."""
         self.categories[category] += size
         if layer is not None:
             self.layers[layer] += size
 
     def fill(self, total: int) -> None:
-        """Count what is missing from a total as the allocator's."""
+        """Count the rest of a total as the allocator's."""
         self.categories["allocator"] += total - sum(self.categories.values())
 
 
@@ -251,7 +251,7 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step surely fits the device; None where no device was named."""
+        """Whether the step surely fits the device; None if no device was named."""
         return None if self.device is None else self.device.fits
 
     @property

@@ -135,7 +135,7 @@ def _first_true(
     asked: Mapping[int, Bytes],
     reach: Callable[[int], int],
 ) -> None:
-    """Ask until the first index at which `holds` is true is within reach of one at which it is not, or is not there."""
+    """Ask until the first index that holds is within reach of one that does not, or there is none."""
     holds(0)
     is_rough = reach(last) > 1
     width: int | None = None
@@ -174,7 +174,7 @@ def _first_true(
 
 
 def _on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:
-    """Return the whole number below the place where the line through two points meets the limit."""
+    """Return the integer below the intersection of the limit with the line through two points."""
     if y1 <= y0:
         return (x0 + x1) // 2 if y1 > limit else 2 * x1
     return x0 + (limit - y0) * (x1 - x0) // (y1 - y0)

@@ -83,7 +83,7 @@ class TracedShapes:
 
 @dataclass(frozen=True)
 class Step:
-    """The training step that is estimated: what was asked, the opened model, and its shapes."""
+    """The estimated training step: arguments, opened model, and shapes."""
 
     arguments: EstimateArguments
     opened: OpenedStep
@@ -91,7 +91,7 @@ class Step:
 
     @property
     def optimizer(self) -> str | None:
-        """The optimizer's name, or several where the step applies as many; None where none is known."""
+        """The name of the optimizer, or of several if the step applies them; None if unknown."""
         return ", ".join(self.shapes.optimizers) or self.opened.training.optimizer
 
     @property
@@ -133,7 +133,7 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
 
 
 def trace_shapes(arguments: EstimateArguments, opened: OpenedStep) -> TracedShapes:
-    """Call the model on shapes and return what that shows.
+    """Call the model on shapes and return its layers and inputs.
 
     Raises:
         UsageError: the shapes or the batch contradict the model's.
@@ -181,7 +181,7 @@ def trace_shapes(arguments: EstimateArguments, opened: OpenedStep) -> TracedShap
 def _step_that_calls(
     opened: OpenedStep, mode: str, structure: Any, inputs: list[ModelInput], batch_size: int
 ) -> Callable[[], Any] | None:
-    """Return what traces the step of a model whose `train_step` calls its layers itself; None where `call` does.
+    """Return a function that traces the step, if the model's `train_step` calls the layers itself; else None.
 
     On JAX it is always `call` that is looked at.
     """
@@ -207,7 +207,7 @@ def _inputs(opened: OpenedStep, input_shape: Any) -> tuple[Any, list[ModelInput]
 
 
 def _settled_batch(asked: int, fixed: list[int]) -> int:
-    """Return the batch that the model's inputs fix, where they do, and otherwise what was asked for."""
+    """Return the batch size that the model's inputs fix, or else the requested one."""
     sizes = sorted(set(fixed))
     if len(sizes) > 1:
         raise UsageError(f"the model's inputs fix different batch sizes: {sizes}")

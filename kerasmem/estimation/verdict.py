@@ -11,7 +11,7 @@ FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
 
 
 def verdict(need: Bytes, available_bytes: int) -> str:
-    """Return "fits", "does not fit", or "too close to call" where the interval straddles what is available.
+    """Return "fits", "does not fit", or "too close to call" if the interval straddles the available bytes.
 
     A method that knows no upper end never says "fits"; one that claims no interval is taken by its total.
 
@@ -23,17 +23,17 @@ def verdict(need: Bytes, available_bytes: int) -> str:
 
 
 def interval(need: Bytes) -> tuple[int, int | None]:
-    """Return the least and the most that a step takes: its total where a method claims no interval."""
+    """Return both ends of an estimate's interval; its total if the method claims none."""
     return (need.total, need.total) if need.low is None else (need.low, need.high)
 
 
 def at_least(need: Bytes | Outcome) -> int:
-    """Return the lower end of an interval; the total where none is claimed."""
+    """Return the lower end of an interval, or the total if none is claimed."""
     return need.total if need.low is None else need.low
 
 
 def at_most(need: Bytes | Outcome) -> int:
-    """Return the upper end of an interval; the total where none is known."""
+    """Return the upper end of an interval, or the total if none is known."""
     return need.total if need.high is None else need.high
 
 
@@ -45,7 +45,7 @@ def judge(low: int, high: int | None, limit: int) -> str:
 
 
 def fitting_cards(need: Bytes) -> list[str]:
-    """Return the cards of the catalogue on which a step fits, the one with the least memory first."""
+    """List the cards of the catalogue that a step fits, by memory."""
     fitting = (card for card in all_cards() if verdict(need, available_on(card)) == FITS)
     return [card.name for card in sorted(fitting, key=lambda card: card.memory_bytes)]
 

@@ -1,4 +1,4 @@
-"""The xla method: compile the step for this machine, never run it, and read what XLA's buffer assignment asks for.
+"""The xla method: compile the step for this machine, never run it, and read XLA's buffer assignment.
 
 XLA plans one large temporary buffer for the whole step, and TensorFlow asks its allocator for exactly that, beside
 the variables and the batch. So the plan goes through the allocator's rules and the result is the peak in use.
@@ -22,7 +22,7 @@ from kerasmem.units import format_size
 
 
 class XlaRefused(KerasmemError):
-    """XLA cannot compile the step; in graph mode it may train all the same."""
+    """XLA cannot compile the step, which may still train in graph mode."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Plan:
 
 
 def check_room(held_bytes: int) -> None:
-    """Refuse a plan where TensorFlow's allocator for the CPU has a limit that may be too small for the variables.
+    """Refuse a plan if the limit of TensorFlow's CPU allocator may be too small for the variables.
 
     XLA's compiler wants variables that exist, so their addresses are reserved. A chunk may take nearly twice what is
     asked for, and where nothing is left TensorFlow ends the process.
@@ -113,7 +113,7 @@ def read_plan(module: Any) -> Plan:
 
 
 def _fullest(module: Any) -> tuple[tuple[tuple[int, str], ...], str | None]:
-    """Return what is live in the temporary buffer at its fullest, by replaying XLA's own trace of it."""
+    """Replay XLA's trace of the temporary buffer, and return its contents at the peak."""
     names = _operations(module)
     buffers = {each.id: each for each in module.buffer_assignment.logical_buffers}
 
@@ -161,7 +161,7 @@ def _operations(module: Any) -> dict[str | int, str]:
 
 
 def simulate(plan: Plan, variables: Any, batch: tuple[int, ...]) -> Heap:
-    """Run two steps of the plan on a simulated heap; its allocator's peak is then that of the second.
+    """Run two steps of the plan on a simulated heap, whose peak is then that of the second.
 
     The first step needs more: the optimizer's variables still share their first values, and each gets memory of its
     own while the step's temporary buffer is in use.

@@ -1,4 +1,4 @@
-"""XLA's plan of a step for a card, asked for from a process of its own, and what the step then needs on the card.
+"""XLA's plan of a step for a card, made in a subprocess, and the memory that the step needs on the card.
 
 Nothing here was fitted to measurements. What the plan leaves out widens the interval by a rule with its reason, and
 what has no rule is named without bytes.
@@ -69,7 +69,7 @@ class GpuPlan(planned.CompiledPlan, what="GPU plan"):
 
 
 def compiler_ahead(card: Card) -> AbstractContextManager[None]:
-    """Return a scope in which the process that will compile for a card loads its libraries, beside this one."""
+    """Load the libraries of the compiler's subprocess in the background."""
     return nullcontext() if missing_parts() or hardware_of(card) is None else started_ahead(WORKER, planned.ENVIRONMENT)
 
 
@@ -80,7 +80,7 @@ def gpu_target_plan(
     timeout: float = planned.DEFAULT_TIMEOUT,
     memory_limit: int | None = planned.DEFAULT_MEMORY_LIMIT,
 ) -> GpuPlan:
-    """Have XLA plan the step of a model for a card; no GPU is needed and none is touched.
+    """Plan the step of a model for a card with XLA, without a GPU.
 
     The step is compiled with Triton for matrix products and without, as on the card the faster of the two is taken
     at run time; and where XLA recomputes to keep within the card's memory, also without that limit.
@@ -148,7 +148,7 @@ def target_text(card: Card) -> str:
 
 
 def gpu_target_outcome(plan: GpuPlan, rows: Collection[str] = (), weights: planned.Weights | None = None) -> Outcome:
-    """Return what the step needs on a card by XLA's plan for it, its buffers put through the allocator's rules.
+    """Return the outcome of XLA's plan for a card, its buffers replayed through the allocator.
 
     The total is the plan that XLA makes by itself. The interval spans all variants, from what none of the allocator's
     waste is added to (where it holds all of the card's memory from the start, that is next to nothing) to what cuDNN

@@ -36,7 +36,7 @@ _ONE_THREAD = {"xla_gpu_force_compilation_parallelism": 1}  # for machine code, 
 
 
 def compile_request(data: dict[str, Any]) -> dict[str, Any]:
-    """Compile the step of a model for a target and return what XLA plans.
+    """Compile the step of a model for a target and return XLA's plan.
 
     Args:
         data: "model" (a `ModelRequest`), "target" (the card, as text), "has_triton" (whether XLA has the choice of
@@ -77,13 +77,13 @@ def _requested_step(opened: OpenedModel, request: ModelRequest) -> SymbolicStep:
 
 
 def load_libraries() -> None:
-    """Import what takes seconds."""
+    """Import the modules that take seconds."""
     import_keras()
     importlib.import_module("jax.experimental.topologies")
 
 
 def missing_parts() -> bool:
-    """Return whether a package that the compiler needs is not installed; nothing is imported."""
+    """Return whether a package of the compiler is missing, without importing any."""
     try:
         return importlib.util.find_spec("jax") is None or not any(map(importlib.util.find_spec, PLUGINS))
     except ModuleNotFoundError:  # no jax_plugins at all

@@ -1,4 +1,4 @@
-"""`probe`: run the step at small batches, and say from its allocations what a large one will need."""
+"""The probe method: run the step at small batches, and extrapolate its allocations to a large one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def probe(
     timeout: float = DEFAULT_TIMEOUT,
     is_fixed: bool = False,
 ) -> Outcome:
-    """Return what the step of a request needs at its batch size, from steps that ran at smaller ones.
+    """Extrapolate the memory of a step to its batch size from steps at smaller ones.
 
     A batch size that is no larger than the largest of `batch_sizes` is run itself.
 
@@ -93,7 +93,7 @@ def _direct(answer: Answer) -> Outcome:
 
 
 def _held(answer: Answer, inputs: int) -> dict[str, int]:
-    """Return what a step holds from beginning to end, in bytes by category."""
+    """Return the bytes that a step holds from beginning to end, by category."""
     held = {"weights": answer.weights, "optimizer": answer.optimizer, "inputs": inputs}
     return {name: size for name, size in held.items() if size is not None}
 

@@ -1,4 +1,4 @@
-"""Ask the worker: start it, limit it, and turn what goes wrong into a message."""
+"""Start a worker that runs real steps, limit it, and turn its failures into messages."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _way_out(failure: ChildFailure) -> str:
 
 
 def measured_notes(device: str, what: str, *more: str, way: str | None = None) -> tuple[str, ...]:
-    """Return the notes on a measurement: where it was made, what was done, and what a GPU may do otherwise."""
+    """Return the notes on a measurement: device, steps, and the caveat for other devices."""
     if device.startswith("GPU"):
         return (f"measured on {device} through {way or _OF_A_GPU}: {what}", *more)
     other = "a GPU runs other kernels, which may take other scratch memory"
