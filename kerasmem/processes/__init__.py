@@ -4,5 +4,5 @@
 - `task`: one request to a module and its answer in JSON (`run_child`, `serve`).
 - `channel`: many requests to a module, with large arrays (`ChannelChild`, `serve_requests`).
 - `forking`: a function called in a fork of a process that has loaded TensorFlow already (`ForkedCall`);
-  `fork_server` and `forked_call` run on the other side.
+  `fork_server` runs on the other side.
 """

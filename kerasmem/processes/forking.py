@@ -187,7 +187,7 @@ class ForkedCall:
             self._run()
 
     def answer(self) -> dict[str, Any] | None:
-        """Return the fork's answer (see `forked_call`), or None.
+        """Return the fork's answer (see `fork_server`), or None.
 
         Raises:
             KerasmemError: If the answer cannot be read.

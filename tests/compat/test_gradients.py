@@ -148,15 +148,6 @@ def test_a_graph_that_gc_freeze_hides_keeps_its_gradient():
     assert slope(function) == 5
 
 
-def test_a_graph_of_tensorflow_1_keeps_its_gradient():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(3.0)
-        y = doubled(x)
-    gradients.free_unneeded_gradients()
-    with graph.as_default(), tf.compat.v1.Session() as session:
-        assert session.run(tf.gradients(y, x)) == [5]
-
-
 def test_a_copy_of_a_graph_keeps_the_gradient_of_the_original():
     with tf.Graph().as_default() as original:
         doubled(tf.constant(3.0))

@@ -6,15 +6,7 @@ import keras
 import tensorflow as tf
 
 from kerasmem.compat.keras_functional import is_functional
-from kerasmem.compat.keras_layers import draws_numbers, flatten_layers, supports_jit, without_name_scopes
-
-
-def test_layers_at_any_depth():
-    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="deep")], name="inner")
-    model = keras.Sequential([keras.Input((3,)), inner])
-    assert "deep" in [each.name for each in flatten_layers(model)]
-    assert model in flatten_layers(model)
-    assert model not in flatten_layers(model, include_self=False)
+from kerasmem.compat.keras_layers import draws_numbers, supports_jit, without_name_scopes
 
 
 def test_graphs_of_layers():

@@ -107,9 +107,7 @@ def test_the_usual_transfer_learning_model(tmp_path):
     base = tf_keras.applications.MobileNetV2(weights=None, include_top=False, input_shape=(32, 32, 3))
     base.trainable = False
     model = tf_keras.Sequential([base, layers.GlobalAveragePooling2D(), layers.Dense(2)])
-    for name in ("m.h5", "m.keras"):
-        report = check(model, tmp_path / name)
-        assert report.model.trainable_parameters == 1280 * 2 + 2
+    assert check(model, tmp_path / "m.h5").model.trainable_parameters == 1280 * 2 + 2
 
 
 def test_sequence_to_sequence_with_states(tmp_path):

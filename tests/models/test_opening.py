@@ -14,7 +14,6 @@ import pytest
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.estimation import facade
 from kerasmem.models.names import is_factory_name
-from kerasmem.models.opening import open_model
 from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
 from kerasmem.models.weightless import weightless
 
@@ -56,17 +55,6 @@ def test_weights_are_never_allocated_and_nothing_is_left_behind():
     with keras.StatelessScope():
         pass
     assert all(weight._value is None for weight in model.weights)
-
-
-def test_a_factory_may_compile_and_use_values():
-    def build():
-        model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
-        model.compile(optimizer=keras.optimizers.AdamW(0.1), loss="mse")
-        return model
-
-    report = estimate(build)
-    assert report.settings.optimizer == "adamw"
-    assert report.settings.loss == "mse"
 
 
 def test_the_given_model_is_left_as_it_was(mnist_cnn):
@@ -316,12 +304,6 @@ def test_dtype_policy_reaches_layers_and_spares_inputs(tmp_path, mnist_cnn):
         assert report.bytes.weights == 4 * report.model.parameters  # variables stay float32
     with pytest.raises(UsageError, match="float99"):
         estimate(mnist_cnn, dtype_policy="float99")
-
-
-def test_open_model_gives_the_model_itself(mnist_cnn):
-    with open_model(mnist_cnn) as opened:
-        assert opened.model is mnist_cnn
-        assert opened.training.optimizer == "adam"
 
 
 def test_the_scope_of_a_strategy_is_left_out_and_said():

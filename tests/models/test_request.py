@@ -60,12 +60,7 @@ def test_a_path_is_passed_on_with_all_settings():
     ) as request:  # fmt: skip
         again = through_json(request)
     assert again == request
-    assert (again.source, again.batch_size, again.mode, again.factory_args) == (
-        "some.keras",
-        7,
-        "inference",
-        {"depth": 3},
-    )
+    assert (again.source, again.batch_size, again.mode) == ("some.keras", 7, "inference")
     assert again.input_shape == ("a=2,3", "b=4:int32")
     assert {name: shape.sizes for name, shape in again.input_shapes().items()} == {"a": (2, 3), "b": (4,)}
     assert again.input_shapes()["b"].dtype == "int32"

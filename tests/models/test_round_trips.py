@@ -68,14 +68,7 @@ def preprocessing():
     return keras.Model(image, layers.LeakyReLU()(layers.UnitNormalization()(x)), name="m")
 
 
-def frozen_application():
-    base = keras.applications.MobileNetV2(weights=None, include_top=False, input_shape=(32, 32, 3))
-    base.trainable = False
-    image = keras.Input((32, 32, 3))
-    return keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(base(image))), name="m")
-
-
-BUILDERS = [sequential, nested, text, several_outputs, mixed, preprocessing, frozen_application]
+BUILDERS = [sequential, nested, text, several_outputs, mixed, preprocessing]
 
 
 @pytest.mark.parametrize("build", BUILDERS)

@@ -25,7 +25,7 @@ from kerasmem.models.op_scopes import NotedScopes, scopes_noted
 from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.request import ModelRequest
 from kerasmem.models.step import trace_step
-from kerasmem.processes.forked_call import prepare_devices
+from kerasmem.processes.fork_server import prepare_devices
 from kerasmem.processes.task import serve
 from kerasmem.profiling.assembling import assemble, usual
 from kerasmem.profiling.known_tensors import known_tensors, tensors_of_model, tensors_of_python

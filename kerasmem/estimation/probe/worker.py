@@ -24,7 +24,7 @@ from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import shaped_variables
-from kerasmem.processes.forked_call import prepare_devices
+from kerasmem.processes.fork_server import prepare_devices
 from kerasmem.processes.task import serve
 
 # Names of the marks in the recording, with the batch's place in the request as their number.
