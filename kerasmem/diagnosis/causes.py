@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from kerasmem.diagnosis.failures import Failure
 from kerasmem.diagnosis.messages import tensor_bytes
 from kerasmem.diagnosis.operations import OperationName, parse_operation
+from kerasmem.units import GIB
 
-GIB = 2**30
 _CLEARLY = 0.2  # of the card: what others must hold before they are named as the cause
 _LOOSE = 0.05  # of the card: reserved and not handed out; less than that comes with any full card
 

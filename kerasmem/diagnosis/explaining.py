@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, BinaryIO
 
 from kerasmem.diagnosis.causes import failed_operation, figures
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.failures import Collector, Failure
 from kerasmem.diagnosis.log_lines import interesting_lines
-from kerasmem.diagnosis.suggestions import suggestions, with_kept_models
-from kerasmem.diagnosis.summaries import other_sentence, sentence, warnings
+from kerasmem.diagnosis.wording import DAMAGED, other_sentence, sentence, suggestions, with_kept_models
 from kerasmem.errors import InputError
 from kerasmem.models.freeing import kept_bytes
 
@@ -48,7 +48,11 @@ def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str
         ('theano', 900, 500, 'capacity')
     """
     if isinstance(text_or_exception, BaseException):
-        return _of_exception(text_or_exception)
+        found = read_exception(text_or_exception)
+        if not found.out_of_memory or found.family not in ("tensorflow", "xla"):
+            return found
+        gc.collect()
+        return with_kept_models(found, kept_bytes())
     if isinstance(text_or_exception, str):
         return explain_stream(io.BytesIO(text_or_exception.encode("utf-8", "replace")))
     if isinstance(text_or_exception, (bytes, bytearray, memoryview)):
@@ -70,10 +74,8 @@ def explain_file(path: str | os.PathLike[str]) -> Diagnosis:
     try:
         with open(name, "rb") as stream:
             return explain_stream(stream, name=name)
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a name with a zero in it
-        raise InputError(f"{name!r}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero in the name
+        raise InputError(f"{name!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
@@ -92,14 +94,6 @@ def read_exception(error: BaseException) -> Diagnosis:
     return explain_stream(io.BytesIO("\n".join(_exception_texts(error)).encode("utf-8", "replace")))
 
 
-def _of_exception(error: BaseException) -> Diagnosis:
-    found = read_exception(error)
-    if found.out_of_memory and found.family in ("tensorflow", "xla"):
-        gc.collect()
-        return with_kept_models(found, kept_bytes())
-    return found
-
-
 def _exception_texts(error: BaseException) -> Iterator[str]:
     """Return the exception's text as a traceback would end, then those of its causes; nothing raises on the way."""
     seen: set[int] = set()
@@ -109,33 +103,26 @@ def _exception_texts(error: BaseException) -> Iterator[str]:
             return
         seen.add(id(current))
         name = type(current).__name__.lstrip("_")
-        text = _attribute(current, "message")
-        if not isinstance(text, str) or not text:
-            text = _text_of(current)
+        text = _quietly(attrgetter("message"), current)
+        text = text if isinstance(text, str) and text else _quietly(str, current) or ""
         if name in _NAMES and "out of memory" not in text.lower() and "allocat" not in text.lower():
             yield "MemoryError: " + text[:_EVIDENCE].replace("\n", " ")
         else:
             yield f"{name}: {text}"
-        operation = _attribute(_attribute(current, "op"), "name")
+        operation = _quietly(attrgetter("op.name"), current)
         if isinstance(operation, str) and operation:
             yield f"[[{{{{node {operation}}}}}]]"
-        if isinstance(group := _attribute(current, "exceptions"), (tuple, list)) and group:
-            yield from (f"{type(each).__name__}: {_text_of(each)}" for each in group[:_CHAIN])
+        if isinstance(group := _quietly(attrgetter("exceptions"), current), (tuple, list)) and group:
+            yield from (f"{type(each).__name__}: {_quietly(str, each) or ''}" for each in group[:_CHAIN])
         current = current.__cause__ or current.__context__
 
 
-def _attribute(thing: Any, name: str) -> Any:
+def _quietly(read: Callable[[Any], Any], thing: Any) -> Any:
+    """Return a part of an exception of any class, or None if reading it raises."""
     try:
-        return getattr(thing, name, None)
+        return read(thing)
     except Exception:
         return None
-
-
-def _text_of(error: Any) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
 
 
 def _diagnose(collector: Collector) -> Diagnosis:
@@ -184,7 +171,7 @@ def _failure(failure: Failure, later: int) -> Diagnosis:
         layer=named.layer,
         pass_=named.phase,
         cause=found.cause,
-        warnings=warnings(failure),
+        warnings=(DAMAGED,) if (failure.family, failure.what) == ("xla", "program") else (),
         suggestions=suggestions(failure, found, operation, named.phase),
         lines=(failure.first, failure.last),
         evidence=failure.evidence.strip()[:_EVIDENCE],

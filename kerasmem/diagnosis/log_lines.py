@@ -96,25 +96,12 @@ def _blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
     for magic, (kind, command) in _PACKED.items():
         if first.startswith(magic):
             raise InputError(f"{name}: is compressed ({kind}); unpack it first: {command} FILE | kerasmem explain -")
-    encoding = _wide(first)
-    decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
+    is_wide = first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    decoder = codecs.getincrementaldecoder("utf-16")("replace") if is_wide else None
     block = first
     while block:
         yield decoder.decode(block).encode("utf-8", "replace") if decoder else block
         block = stream.read(BLOCK)
-
-
-def _wide(first: bytes) -> str | None:
-    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    head = first[:4096]
-    if len(head) >= 64:  # without a mark: every second byte of plain text is zero
-        odd, even = head[1::2].count(0), head[::2].count(0)
-        if odd > 0.4 * len(head) and even < 0.05 * len(head):
-            return "utf-16-le"
-        if even > 0.4 * len(head) and odd < 0.05 * len(head):
-            return "utf-16-be"
-    return None
 
 
 def _regions(blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:

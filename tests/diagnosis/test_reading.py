@@ -90,7 +90,7 @@ def test_each_line_comes_once_and_in_order():
     assert {977 * n for n in range(1, 21)} <= set(numbers) and 20_000 in numbers
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
 def test_encodings(encoding):
     text = "Überblick: épocha 3\n" * 30 + OOM.decode() + "\n"
     assert kerasmem.explain_oom(text.encode(encoding)).lines == (31, 31)

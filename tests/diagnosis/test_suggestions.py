@@ -11,7 +11,7 @@ from corpus import POSITIVE
 
 import kerasmem
 from kerasmem.diagnosis.causes import Figures
-from kerasmem.diagnosis.suggestions import smaller_batch
+from kerasmem.diagnosis.wording import smaller_batch
 
 FOUND = [(name, kerasmem.explain_oom(text)) for name, text, _ in POSITIVE]
 
