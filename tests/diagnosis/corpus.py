@@ -48,10 +48,7 @@ def warned(size, rounded=None, op=None, name="GPU_0_bfc"):
 
 def kernel(process, pid, rss, group=False):
     start = "Memory cgroup out of memory" if group else "Out of memory"
-    return (
-        f"[12345.678901] {start}: Killed process {pid} ({process}) total-vm:{rss * 3}kB, anon-rss:{rss}kB, "
-        "file-rss:128kB, shmem-rss:0kB, UID:1000 pgtables:900kB oom_score_adj:0"
-    )
+    return f"[12345.678901] {start}: Killed process {pid} ({process}) total-vm:{rss * 3}kB, anon-rss:{rss}kB, file-rss:128kB, shmem-rss:0kB, UID:1000 pgtables:900kB oom_score_adj:0"
 
 
 def torch_new(asked, card, total, free, used, spare, extra="", platform="CUDA", word="capacity"):
@@ -99,492 +96,114 @@ POSITIVE = [
         "tensorflow.python.framework.errors_impl.ResourceExhaustedError: SameWorkerRecvDone unable to allocate output tensor. Key: /job:worker/replica:0/task:0/device:CPU:0;1f2e3d4c;/job:worker/replica:0/task:0/device:GPU:2;edge_7_input;0:0",
         {"family": "tensorflow", "device": "GPU:2"},
     ),
-    (
-        "the allocator's statistics alone",
-        "\n".join(bfc_dump("GPU_0_bfc", 10 * G, 9 * G, pool=10 * G).splitlines()[-6:]),
-        {"family": "tensorflow", "limit_bytes": 10 * G, "in_use_bytes": 9 * G},
-    ),
-    (
-        "words that nobody knows",
-        "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node train_step}} new words [Op:MatMul]",
-        {"family": "tensorflow"},
-    ),
+    ("the allocator's statistics alone", "\n".join(bfc_dump("GPU_0_bfc", 10 * G, 9 * G, pool=10 * G).splitlines()[-6:]), {"family": "tensorflow", "limit_bytes": 10 * G, "in_use_bytes": 9 * G}),
+    ("words that nobody knows", "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node train_step}} new words [Op:MatMul]", {"family": "tensorflow"}),
     # TensorFlow
-    (
-        "tf op",
-        tensor((48, 96, 96, 80), node="encoder_1/stage2_1/Relu"),
-        {
-            "family": "tensorflow",
-            "tensor_shape": [48, 96, 96, 80],
-            "requested_bytes": 48 * 96 * 96 * 80 * 4,
-            "device": "GPU:0",
-            "layer": "stage2",
-            "pass": "forward",
-        },
-    ),
-    (
-        "tf graph error",
-        GRAPH,
-        {
-            "family": "tensorflow",
-            "layer": "up_3",
-            "pass": "backward",
-            "requested_bytes": 12 * 320 * 320 * 48 * 4,
-            "later_failures": 0,
-        },
-    ),
+    ("tf op", tensor((48, 96, 96, 80), node="encoder_1/stage2_1/Relu"), {"family": "tensorflow", "tensor_shape": [48, 96, 96, 80], "requested_bytes": 48 * 96 * 96 * 80 * 4, "device": "GPU:0", "layer": "stage2", "pass": "forward"}),
+    ("tf graph error", GRAPH, {"family": "tensorflow", "layer": "up_3", "pass": "backward", "requested_bytes": 12 * 320 * 320 * 48 * 4, "later_failures": 0}),
     ("tf half", tensor((8, 1000), "half"), {"requested_bytes": 16000, "dtype": "half"}),
-    (
-        "tf double",
-        tensor((64, 2048, 7, 7), "double", node="features/conv5/Conv2D"),
-        {"requested_bytes": 64 * 2048 * 49 * 8, "first": "float32"},
-    ),
+    ("tf double", tensor((64, 2048, 7, 7), "double", node="features/conv5/Conv2D"), {"requested_bytes": 64 * 2048 * 49 * 8, "first": "float32"}),
     ("tf second card", tensor((2, 3), where=GPU0.replace("GPU:0", "GPU:3"), by="GPU_3_bfc"), {"device": "GPU:3"}),
     ("tf cpu", tensor((9000, 9000), where=GPU0.replace("GPU", "CPU"), by="cpu"), {"device": "CPU:0"}),
-    (
-        "tf mklcpu",
-        tensor((512, 5, 5, 640), where=GPU0.replace("GPU", "CPU"), by="mklcpu"),
-        {"device": "CPU:0", "family": "tensorflow"},
-    ),
-    (
-        "tf 1 session",
-        "ResourceExhaustedError (see above for traceback): OOM when allocating tensor with shape[70000,3072]\n"
-        '\t [[Node: training/Adam/mul_9 = Mul[T=DT_FLOAT, _device="/job:localhost/replica:0/task:0/gpu:0"](a, b)]]',
-        {"tensor_shape": [70000, 3072], "pass": "optimizer", "layer": None},
-    ),
-    (
-        "tf 1 gradients",
-        tensor((40, 54, 54, 256))
-        + "\n\t [[Node: training/SGD/gradients/block3_conv1/convolution_grad/Conv2DBackpropInput = Conv2DBackpropInput[]]]",
-        {"layer": "block3_conv1", "pass": "backward"},
-    ),
-    (
-        "tf 1 of type",
-        "OOM when allocating tensor of shape [4096,4096] and type float\n".replace("of shape", "with shape"),
-        {"tensor_shape": [4096, 4096], "requested_bytes": 64 * M},
-    ),
-    (
-        "keras 2 layer",
-        'File "/env/keras/engine/training.py", line 1\n' + tensor((32, 28, 28, 512), node="model_1/conv_7/Conv2D"),
-        {"layer": "conv_7"},
-    ),
+    ("tf mklcpu", tensor((512, 5, 5, 640), where=GPU0.replace("GPU", "CPU"), by="mklcpu"), {"device": "CPU:0", "family": "tensorflow"}),
+    ("tf 1 session", 'ResourceExhaustedError (see above for traceback): OOM when allocating tensor with shape[70000,3072]\n\t [[Node: training/Adam/mul_9 = Mul[T=DT_FLOAT, _device="/job:localhost/replica:0/task:0/gpu:0"](a, b)]]', {"tensor_shape": [70000, 3072], "pass": "optimizer", "layer": None}),
+    ("tf 1 gradients", tensor((40, 54, 54, 256)) + "\n\t [[Node: training/SGD/gradients/block3_conv1/convolution_grad/Conv2DBackpropInput = Conv2DBackpropInput[]]]", {"layer": "block3_conv1", "pass": "backward"}),
+    ("tf 1 of type", "OOM when allocating tensor of shape [4096,4096] and type float\n".replace("of shape", "with shape"), {"tensor_shape": [4096, 4096], "requested_bytes": 64 * M}),
+    ("keras 2 layer", 'File "/env/keras/engine/training.py", line 1\n' + tensor((32, 28, 28, 512), node="model_1/conv_7/Conv2D"), {"layer": "conv_7"}),
     ("nested layer", tensor((32, 77, 768), node="clip_1/text_1/block_11_1/mlp_1/Gelu"), {"layer": "text/block_11/mlp"}),
-    (
-        "layer norm inside",
-        tensor((32, 77, 768), node="gradient_tape/vit_1/ln_4_1/moments/Mul"),
-        {"layer": "ln_4", "pass": "backward"},
-    ),
-    (
-        "loss",
-        tensor((32, 50000), node="compile_loss/sparse_categorical_crossentropy/Softmax"),
-        {"layer": None, "pass": "forward"},
-    ),
+    ("layer norm inside", tensor((32, 77, 768), node="gradient_tape/vit_1/ln_4_1/moments/Mul"), {"layer": "ln_4", "pass": "backward"}),
+    ("loss", tensor((32, 50000), node="compile_loss/sparse_categorical_crossentropy/Softmax"), {"layer": None, "pass": "forward"}),
     ("optimizer", tensor((30522, 1024), node="adamw/Mul_3"), {"pass": "optimizer", "first": "optimizer"}),
     ("bfc warning", warned("2.29GiB"), {"family": "tensorflow", "requested_bytes": round(2.29 * G), "device": "GPU:0"}),
-    (
-        "bfc warning rounded",
-        warned("712.50MiB", 747110400, "net_1/attention_5_1/MatMul"),
-        {"requested_bytes": 747110400, "layer": "attention_5"},
-    ),
-    (
-        "bfc capacity, units",
-        warned("256.00MiB", 256 * M, "net_1/a_1/Relu")
-        + "\n"
-        + bfc_dump("GPU_0_bfc", 8 * G, 8 * G - 100 * M, [60 * M, 40 * M], 8 * G),
-        {
-            "cause": "capacity",
-            "limit_bytes": 8 * G,
-            "free_bytes": 100 * M,
-            "largest_free_bytes": 60 * M,
-            "reserved_bytes": 8 * G,
-        },
-    ),
-    (
-        "bfc fragmented, units",
-        warned("256.00MiB", 256 * M) + "\n" + bfc_dump("GPU_0_bfc", 8 * G, 7 * G, [128 * M] * 8, 8 * G),
-        {"cause": "fragmentation", "free_bytes": G, "largest_free_bytes": 128 * M, "first": "CUDA"},
-    ),
-    (
-        "bfc capacity, old",
-        warned("196.00MiB")
-        + "\n"
-        + bfc_dump("GPU_0_bfc", 11 * G, 11 * G - 9 * M, [9 * M], old=True)
-        + "\n"
-        + tensor((16, 56, 56, 1024)),
-        {
-            "cause": "capacity",
-            "limit_bytes": 11 * G,
-            "in_use_bytes": 11 * G - 9 * M,
-            "tensor_shape": [16, 56, 56, 1024],
-        },
-    ),
-    (
-        "bfc fragmented, old",
-        warned("3.00GiB") + "\n" + bfc_dump("GPU_0_bfc", 11 * G, 6 * G, [2 * G, 2 * G, G], 11 * G, old=True),
-        {"cause": "fragmentation"},
-    ),
-    (
-        "bfc other process",
-        warned("1.00GiB", G) + "\n" + bfc_dump("GPU_0_bfc", 15 * G, 3 * G, [200 * M], 4 * G),
-        {"cause": "other process", "first": "card"},
-    ),
-    (
-        "bfc far below the limit",
-        warned("600.00MiB") + "\nStats: \nLimit:                 12000000000\nInUse:                  1000000000\n",
-        {"cause": "other process", "limit_bytes": 12 * 10**9},
-    ),
-    (
-        "bfc full, stats only",
-        warned("600.00MiB") + "\nStats: \nLimit:                 12000000000\nInUse:                 11800000000\n",
-        {"cause": "capacity", "free_bytes": 2 * 10**8},
-    ),
-    (
-        "dst tensor",
-        f"InternalError: Failed copying input tensor from {GPU0.replace('GPU', 'CPU')} to {GPU0} in order to run _EagerConst: Dst tensor is not initialized.",
-        {"family": "tensorflow", "device": "GPU:0", "first": "Stream"},
-    ),
-    (
-        "dst tensor, old",
-        "tensorflow.python.framework.errors_impl.InternalError: Dst tensor is not initialized.\n\t [[Node: zeros_77 = Const[]]]",
-        {"family": "tensorflow"},
-    ),
+    ("bfc warning rounded", warned("712.50MiB", 747110400, "net_1/attention_5_1/MatMul"), {"requested_bytes": 747110400, "layer": "attention_5"}),
+    ("bfc capacity, units", warned("256.00MiB", 256 * M, "net_1/a_1/Relu") + "\n" + bfc_dump("GPU_0_bfc", 8 * G, 8 * G - 100 * M, [60 * M, 40 * M], 8 * G), {"cause": "capacity", "limit_bytes": 8 * G, "free_bytes": 100 * M, "largest_free_bytes": 60 * M, "reserved_bytes": 8 * G}),
+    ("bfc fragmented, units", warned("256.00MiB", 256 * M) + "\n" + bfc_dump("GPU_0_bfc", 8 * G, 7 * G, [128 * M] * 8, 8 * G), {"cause": "fragmentation", "free_bytes": G, "largest_free_bytes": 128 * M, "first": "CUDA"}),
+    ("bfc capacity, old", warned("196.00MiB") + "\n" + bfc_dump("GPU_0_bfc", 11 * G, 11 * G - 9 * M, [9 * M], old=True) + "\n" + tensor((16, 56, 56, 1024)), {"cause": "capacity", "limit_bytes": 11 * G, "in_use_bytes": 11 * G - 9 * M, "tensor_shape": [16, 56, 56, 1024]}),
+    ("bfc fragmented, old", warned("3.00GiB") + "\n" + bfc_dump("GPU_0_bfc", 11 * G, 6 * G, [2 * G, 2 * G, G], 11 * G, old=True), {"cause": "fragmentation"}),
+    ("bfc other process", warned("1.00GiB", G) + "\n" + bfc_dump("GPU_0_bfc", 15 * G, 3 * G, [200 * M], 4 * G), {"cause": "other process", "first": "card"}),
+    ("bfc far below the limit", warned("600.00MiB") + "\nStats: \nLimit:                 12000000000\nInUse:                  1000000000\n", {"cause": "other process", "limit_bytes": 12 * 10**9}),
+    ("bfc full, stats only", warned("600.00MiB") + "\nStats: \nLimit:                 12000000000\nInUse:                 11800000000\n", {"cause": "capacity", "free_bytes": 2 * 10**8}),
+    ("dst tensor", f"InternalError: Failed copying input tensor from {GPU0.replace('GPU', 'CPU')} to {GPU0} in order to run _EagerConst: Dst tensor is not initialized.", {"family": "tensorflow", "device": "GPU:0", "first": "Stream"}),
+    ("dst tensor, old", "tensorflow.python.framework.errors_impl.InternalError: Dst tensor is not initialized.\n\t [[Node: zeros_77 = Const[]]]", {"family": "tensorflow"}),
     (
         "async allocator",
         TIME
         + "E tensorflow/core/common_runtime/gpu/gpu_cudamallocasync_allocator.cc:288] gpu_async_1 cuMemAllocAsync failed to allocate 3221225472 bytes: CUDA error: out of memory (CUDA_ERROR_OUT_OF_MEMORY)\n Reported by CUDA: Free memory/Total memory: 1073741824/17179869184\nStats: Limit:                15000000000\nInUse:                 14900000000\n",
         {"requested_bytes": 3 * G, "free_bytes": G, "device": "GPU:1", "limit_bytes": 15 * 10**9, "cause": "capacity"},
     ),
-    (
-        "async, others",
-        "gpu_async_0 cuMemAllocAsync failed to allocate 3221225472 bytes: CUDA error: out of memory\n Reported by CUDA: Free memory/Total memory: 1073741824/17179869184\nInUse:                  2147483648\n",
-        {"cause": "other process"},
-    ),
-    (
-        "driver refused",
-        TIME
-        + "E tensorflow/stream_executor/cuda/cuda_driver.cc:802] failed to allocate 1.95G (2097152000 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
-        {"family": "tensorflow", "requested_bytes": 2097152000},
-    ),
+    ("async, others", "gpu_async_0 cuMemAllocAsync failed to allocate 3221225472 bytes: CUDA error: out of memory\n Reported by CUDA: Free memory/Total memory: 1073741824/17179869184\nInUse:                  2147483648\n", {"cause": "other process"}),
+    ("driver refused", TIME + "E tensorflow/stream_executor/cuda/cuda_driver.cc:802] failed to allocate 1.95G (2097152000 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory", {"family": "tensorflow", "requested_bytes": 2097152000}),
     # XLA and JAX
-    (
-        "xla bytes",
-        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5368709120 bytes.\n"
-        + PEAK.format(op="gradient_tape/resnet_1/conv4_1/Conv2D"),
-        {"family": "xla", "requested_bytes": 5 * G, "layer": "conv4", "pass": "backward", "warned": True},
-    ),
-    (
-        "xla today",
-        warned("1.50GiB", 1610612736, name="GPU_0_bfc")
-        + "\nOut of memory while trying to allocate 1.50GiB.\n\t [[{{node StatefulPartitionedCall}}]]",
-        {"family": "xla", "requested_bytes": 1536 * M, "operation": None, "warned": True},
-    ),
-    (
-        "jax",
-        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.\n"
-        + PEAK.format(op="jit(step)/transpose(jvp(Net))/dot_general"),
-        {"family": "jax", "requested_bytes": 8 * G, "pass": "backward"},
-    ),
-    (
-        "jax allocating",
-        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 1234567890 bytes.",
-        {"family": "jax", "requested_bytes": 1234567890},
-    ),
-    (
-        "jax old",
-        "RuntimeError: Resource exhausted: Failed to allocate request for 3.50GiB (3758096384B) on device ordinal 1",
-        {"family": "jax", "requested_bytes": 3758096384, "device": "GPU:1"},
-    ),
-    (
-        "tpu hbm",
-        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 19.30G of 15.60G hbm. Exceeded hbm capacity by 3.70G.",
-        {
-            "family": "xla",
-            "device": "TPU",
-            "requested_bytes": round(19.3 * G),
-            "limit_bytes": round(15.6 * G),
-            "cause": "capacity",
-            "warned": False,
-        },
-    ),
-    (
-        "tpu hbm, jax",
-        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 40.10G of 31.25G hbm.",
-        {"family": "jax", "device": "TPU"},
-    ),
-    (
-        "tpu vmem",
-        "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for %k = bf16[512,512]{1,0} custom-call()",
-        {"family": "xla", "device": "TPU"},
-    ),
-    (
-        "tpu cores",
-        "RESOURCE_EXHAUSTED: TPU TensorCore Hbm usage: 30.00G, SparseCore Hbm usage 100.00G, exceeding available bytes: 90.00G",
-        {"requested_bytes": 130 * G, "limit_bytes": 90 * G},
-    ),
-    (
-        "tpu buffer",
-        "ValueError: RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 9.00M. That was not possible. There are 5.50M free.; (0x0x2_HBM0)",
-        {"requested_bytes": 9 * M, "free_bytes": round(5.5 * M), "cause": "capacity"},
-    ),
-    (
-        "tpu program",
-        "RESOURCE_EXHAUSTED: Error loading program 'jit_f': Attempting to reserve 12.25G at the bottom of memory. That was not possible. There are 300.00M free, 0B reserved",
-        {"requested_bytes": round(12.25 * G)},
-    ),
-    (
-        "tpu allocation",
-        "Allocation (size=34359738368) would exceed memory (size=17179869184) :: #allocation7 [shape = 'f32[512,4096,4096]{1,2,0}', space=hbm]",
-        {"tensor_shape": [512, 4096, 4096], "limit_bytes": 16 * G},
-    ),
+    ("xla bytes", "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5368709120 bytes.\n" + PEAK.format(op="gradient_tape/resnet_1/conv4_1/Conv2D"), {"family": "xla", "requested_bytes": 5 * G, "layer": "conv4", "pass": "backward", "warned": True}),
+    ("xla today", warned("1.50GiB", 1610612736, name="GPU_0_bfc") + "\nOut of memory while trying to allocate 1.50GiB.\n\t [[{{node StatefulPartitionedCall}}]]", {"family": "xla", "requested_bytes": 1536 * M, "operation": None, "warned": True}),
+    ("jax", "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.\n" + PEAK.format(op="jit(step)/transpose(jvp(Net))/dot_general"), {"family": "jax", "requested_bytes": 8 * G, "pass": "backward"}),
+    ("jax allocating", "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 1234567890 bytes.", {"family": "jax", "requested_bytes": 1234567890}),
+    ("jax old", "RuntimeError: Resource exhausted: Failed to allocate request for 3.50GiB (3758096384B) on device ordinal 1", {"family": "jax", "requested_bytes": 3758096384, "device": "GPU:1"}),
+    ("tpu hbm", "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 19.30G of 15.60G hbm. Exceeded hbm capacity by 3.70G.", {"family": "xla", "device": "TPU", "requested_bytes": round(19.3 * G), "limit_bytes": round(15.6 * G), "cause": "capacity", "warned": False}),
+    ("tpu hbm, jax", "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 40.10G of 31.25G hbm.", {"family": "jax", "device": "TPU"}),
+    ("tpu vmem", "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for %k = bf16[512,512]{1,0} custom-call()", {"family": "xla", "device": "TPU"}),
+    ("tpu cores", "RESOURCE_EXHAUSTED: TPU TensorCore Hbm usage: 30.00G, SparseCore Hbm usage 100.00G, exceeding available bytes: 90.00G", {"requested_bytes": 130 * G, "limit_bytes": 90 * G}),
+    ("tpu buffer", "ValueError: RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 9.00M. That was not possible. There are 5.50M free.; (0x0x2_HBM0)", {"requested_bytes": 9 * M, "free_bytes": round(5.5 * M), "cause": "capacity"}),
+    ("tpu program", "RESOURCE_EXHAUSTED: Error loading program 'jit_f': Attempting to reserve 12.25G at the bottom of memory. That was not possible. There are 300.00M free, 0B reserved", {"requested_bytes": round(12.25 * G)}),
+    ("tpu allocation", "Allocation (size=34359738368) would exceed memory (size=17179869184) :: #allocation7 [shape = 'f32[512,4096,4096]{1,2,0}', space=hbm]", {"tensor_shape": [512, 4096, 4096], "limit_bytes": 16 * G}),
     # PyTorch
-    (
-        "torch 0",
-        "RuntimeError: cuda runtime error (2) : out of memory at /build/aten/src/THC/generic/THCStorage.cu:44",
-        {"family": "pytorch"},
-    ),
-    (
-        "torch 1",
-        "RuntimeError: " + torch_old("900.00 MiB", 0, "10.92 GiB", "9.80 GiB", "300.12 MiB", "410.00 MiB", "cached"),
-        {
-            "requested_bytes": 900 * M,
-            "in_use_bytes": round(9.8 * G),
-            "reserved_bytes": round(9.8 * G) + 410 * M,
-            "cause": "capacity",
-        },
-    ),
-    (
-        "torch 2",
-        "RuntimeError: " + torch_old("20.00 MiB", 0, "16.10 GiB", "15.02 GiB", "7.31 MiB", "15.20 GiB"),
-        {"family": "pytorch", "limit_bytes": round(16.1 * G), "device": "GPU:0", "cause": "capacity"},
-    ),
-    (
-        "torch 3 fragmented",
-        "torch.cuda.OutOfMemoryError: "
-        + torch_old("1.00 GiB", 2, "23.70 GiB", "15.00 GiB", "500.00 MiB", "22.00 GiB")
-        + " If reserved memory is >> allocated memory try setting max_split_size_mb",
-        {"cause": "fragmentation", "device": "GPU:2", "first": "pieces"},
-    ),
-    (
-        "torch 3 others",
-        torch_old("2.00 GiB", 0, "23.70 GiB", "3.00 GiB", "100.00 MiB", "3.50 GiB"),
-        {"cause": "other process"},
-    ),
-    (
-        "torch 4",
-        "torch.cuda.OutOfMemoryError: "
-        + torch_new(
-            "372.00 MiB",
-            0,
-            "14.75 GiB",
-            "100.00 MiB",
-            "14.00 GiB",
-            "200.00 MiB",
-            " Process 31 has 14.64 GiB memory in use.",
-            word="capacty",
-        ),
-        {"cause": "capacity", "free_bytes": 100 * M, "in_use_bytes": 14 * G},
-    ),
-    (
-        "torch 5 others",
-        "torch.OutOfMemoryError: "
-        + torch_new(
-            "1.50 GiB",
-            1,
-            "22.06 GiB",
-            "410.00 MiB",
-            "13.00 GiB",
-            "600.00 MiB",
-            " Process 991 has 9.10 GiB memory in use. Including non-PyTorch memory, this process has 14.10 GiB memory in use.",
-        ),
-        {"cause": "other process", "device": "GPU:1"},
-    ),
-    (
-        "torch 5 fragmented",
-        torch_new(
-            "2.00 GiB",
-            0,
-            "79.15 GiB",
-            "1.20 GiB",
-            "60.00 GiB",
-            "17.00 GiB",
-            " Including non-PyTorch memory, this process has 77.90 GiB memory in use.",
-        ),
-        {"cause": "fragmentation", "reserved_bytes": 77 * G},
-    ),
-    (
-        "torch hip",
-        torch_new("516.00 MiB", 0, "15.93 GiB", "72.00 MiB", "15.50 GiB", "200.00 MiB", platform="HIP"),
-        {"family": "pytorch", "cause": "capacity"},
-    ),
-    (
-        "torch hip fragmented",
-        torch_new("516.00 MiB", 0, "15.93 GiB", "72.00 MiB", "12.50 GiB", "3.20 GiB", platform="HIP"),
-        {"cause": "fragmentation", "code": "PYTORCH_HIP_ALLOC_CONF"},
-    ),
-    (
-        "torch allowed",
-        torch_new("20.00 MiB", 0, "79.15 GiB", "70.00 GiB", "1.00 GiB", "4.00 MiB", " 2.10 GiB allowed;"),
-        {"cause": "capacity", "limit_bytes": round(2.1 * G)},
-    ),
-    (
-        "torch wrapped",
-        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n(GPU 0; 11.80 GiB total capacity; 9.05 GiB already allocated;\n1.11 GiB free; 9.33 GiB reserved in total by PyTorch)",
-        {"requested_bytes": 2 * G},
-    ),
-    (
-        "torch rank",
-        "[rank3]: torch.OutOfMemoryError: "
-        + torch_new("96.00 MiB", 3, "39.39 GiB", "60.00 MiB", "38.00 GiB", "500.00 MiB"),
-        {"device": "GPU:3"},
-    ),
+    ("torch 0", "RuntimeError: cuda runtime error (2) : out of memory at /build/aten/src/THC/generic/THCStorage.cu:44", {"family": "pytorch"}),
+    ("torch 1", "RuntimeError: " + torch_old("900.00 MiB", 0, "10.92 GiB", "9.80 GiB", "300.12 MiB", "410.00 MiB", "cached"), {"requested_bytes": 900 * M, "in_use_bytes": round(9.8 * G), "reserved_bytes": round(9.8 * G) + 410 * M, "cause": "capacity"}),
+    ("torch 2", "RuntimeError: " + torch_old("20.00 MiB", 0, "16.10 GiB", "15.02 GiB", "7.31 MiB", "15.20 GiB"), {"family": "pytorch", "limit_bytes": round(16.1 * G), "device": "GPU:0", "cause": "capacity"}),
+    ("torch 3 fragmented", "torch.cuda.OutOfMemoryError: " + torch_old("1.00 GiB", 2, "23.70 GiB", "15.00 GiB", "500.00 MiB", "22.00 GiB") + " If reserved memory is >> allocated memory try setting max_split_size_mb", {"cause": "fragmentation", "device": "GPU:2", "first": "pieces"}),
+    ("torch 3 others", torch_old("2.00 GiB", 0, "23.70 GiB", "3.00 GiB", "100.00 MiB", "3.50 GiB"), {"cause": "other process"}),
+    ("torch 4", "torch.cuda.OutOfMemoryError: " + torch_new("372.00 MiB", 0, "14.75 GiB", "100.00 MiB", "14.00 GiB", "200.00 MiB", " Process 31 has 14.64 GiB memory in use.", word="capacty"), {"cause": "capacity", "free_bytes": 100 * M, "in_use_bytes": 14 * G}),
+    ("torch 5 others", "torch.OutOfMemoryError: " + torch_new("1.50 GiB", 1, "22.06 GiB", "410.00 MiB", "13.00 GiB", "600.00 MiB", " Process 991 has 9.10 GiB memory in use. Including non-PyTorch memory, this process has 14.10 GiB memory in use."), {"cause": "other process", "device": "GPU:1"}),
+    ("torch 5 fragmented", torch_new("2.00 GiB", 0, "79.15 GiB", "1.20 GiB", "60.00 GiB", "17.00 GiB", " Including non-PyTorch memory, this process has 77.90 GiB memory in use."), {"cause": "fragmentation", "reserved_bytes": 77 * G}),
+    ("torch hip", torch_new("516.00 MiB", 0, "15.93 GiB", "72.00 MiB", "15.50 GiB", "200.00 MiB", platform="HIP"), {"family": "pytorch", "cause": "capacity"}),
+    ("torch hip fragmented", torch_new("516.00 MiB", 0, "15.93 GiB", "72.00 MiB", "12.50 GiB", "3.20 GiB", platform="HIP"), {"cause": "fragmentation", "code": "PYTORCH_HIP_ALLOC_CONF"}),
+    ("torch allowed", torch_new("20.00 MiB", 0, "79.15 GiB", "70.00 GiB", "1.00 GiB", "4.00 MiB", " 2.10 GiB allowed;"), {"cause": "capacity", "limit_bytes": round(2.1 * G)}),
+    ("torch wrapped", "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n(GPU 0; 11.80 GiB total capacity; 9.05 GiB already allocated;\n1.11 GiB free; 9.33 GiB reserved in total by PyTorch)", {"requested_bytes": 2 * G}),
+    ("torch rank", "[rank3]: torch.OutOfMemoryError: " + torch_new("96.00 MiB", 3, "39.39 GiB", "60.00 MiB", "38.00 GiB", "500.00 MiB"), {"device": "GPU:3"}),
     ("torch error", "torch.AcceleratorError: CUDA error: out of memory", {"family": "pytorch"}),
-    (
-        "torch mps",
-        "RuntimeError: MPS backend out of memory (MPS allocated: 6.00 GB, other allocations: 2.00 GB, max allowed: 9.00 GB). Tried to allocate 2.00 GB on private pool.",
-        {"requested_bytes": 2 * G, "limit_bytes": 9 * G, "free_bytes": G, "cause": "capacity"},
-    ),
-    (
-        "torch cpu",
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 61234567 bytes. Error code 12 (Cannot allocate memory)",
-        {"requested_bytes": 61234567, "device": "host"},
-    ),
+    ("torch mps", "RuntimeError: MPS backend out of memory (MPS allocated: 6.00 GB, other allocations: 2.00 GB, max allowed: 9.00 GB). Tried to allocate 2.00 GB on private pool.", {"requested_bytes": 2 * G, "limit_bytes": 9 * G, "free_bytes": G, "cause": "capacity"}),
+    ("torch cpu", "RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 61234567 bytes. Error code 12 (Cannot allocate memory)", {"requested_bytes": 61234567, "device": "host"}),
     # Theano, CUDA
-    (
-        "theano",
-        "Error allocating 70254592 bytes of device memory (out of memory). Driver report 21889024 bytes free and 4026466304 bytes total",
-        {
-            "family": "theano",
-            "requested_bytes": 70254592,
-            "free_bytes": 21889024,
-            "limit_bytes": 4026466304,
-            "cause": "capacity",
-        },
-    ),
-    (
-        "theano fragmented",
-        "Error allocating 50000000 bytes of device memory (out of memory). Driver report 90000000 bytes free and 2147287040 bytes total",
-        {"cause": "fragmentation"},
-    ),
-    (
-        "theano cnmem",
-        "MemoryError: Error allocating 205520896 bytes of device memory (CNMEM_STATUS_OUT_OF_MEMORY).\nInputs shapes: [(64, 64, 112, 112), (64, 3, 7, 7)]",
-        {"family": "theano", "requested_bytes": 205520896, "tensor_shape": [64, 64, 112, 112]},
-    ),
-    (
-        "theano gpuarray",
-        "pygpu.gpuarray.GpuArrayException: b'cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory'",
-        {"family": "theano"},
-    ),
-    (
-        "cudnn",
-        TIME
-        + "E tensorflow/stream_executor/cuda/cuda_dnn.cc:329] Could not create cudnn handle: CUDNN_STATUS_ALLOC_FAILED",
-        {"family": "cuda", "first": "TensorFlow take"},
-    ),
-    (
-        "cublas",
-        "E tensorflow/stream_executor/cuda/cuda_blas.cc:226] failed to create cublas handle: CUBLAS_STATUS_ALLOC_FAILED",
-        {"family": "cuda"},
-    ),
-    (
-        "cupy",
-        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 4294967296 bytes (allocated so far: 900 bytes).",
-        {"family": "cuda", "requested_bytes": 4 * G},
-    ),
-    (
-        "cupy, commas",
-        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 1,024 bytes).",
-        {"family": "cuda", "requested_bytes": 8 * G},
-    ),
-    (
-        "mxnet",
-        "mxnet.base.MXNetError: [10:11:12] src/storage/./pooled_storage_manager.h:161: cudaMalloc retry failed: out of memory",
-        {"family": "cuda", "device": "GPU"},
-    ),
+    ("theano", "Error allocating 70254592 bytes of device memory (out of memory). Driver report 21889024 bytes free and 4026466304 bytes total", {"family": "theano", "requested_bytes": 70254592, "free_bytes": 21889024, "limit_bytes": 4026466304, "cause": "capacity"}),
+    ("theano fragmented", "Error allocating 50000000 bytes of device memory (out of memory). Driver report 90000000 bytes free and 2147287040 bytes total", {"cause": "fragmentation"}),
+    ("theano cnmem", "MemoryError: Error allocating 205520896 bytes of device memory (CNMEM_STATUS_OUT_OF_MEMORY).\nInputs shapes: [(64, 64, 112, 112), (64, 3, 7, 7)]", {"family": "theano", "requested_bytes": 205520896, "tensor_shape": [64, 64, 112, 112]}),
+    ("theano gpuarray", "pygpu.gpuarray.GpuArrayException: b'cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory'", {"family": "theano"}),
+    ("cudnn", TIME + "E tensorflow/stream_executor/cuda/cuda_dnn.cc:329] Could not create cudnn handle: CUDNN_STATUS_ALLOC_FAILED", {"family": "cuda", "first": "TensorFlow take"}),
+    ("cublas", "E tensorflow/stream_executor/cuda/cuda_blas.cc:226] failed to create cublas handle: CUBLAS_STATUS_ALLOC_FAILED", {"family": "cuda"}),
+    ("cupy", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 4294967296 bytes (allocated so far: 900 bytes).", {"family": "cuda", "requested_bytes": 4 * G}),
+    ("cupy, commas", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 1,024 bytes).", {"family": "cuda", "requested_bytes": 8 * G}),
+    ("mxnet", "mxnet.base.MXNetError: [10:11:12] src/storage/./pooled_storage_manager.h:161: cudaMalloc retry failed: out of memory", {"family": "cuda", "device": "GPU"}),
     ("cuda driver", "CUDA_ERROR_OUT_OF_MEMORY: out of memory", {"family": "cuda"}),
     # host
-    (
-        "numpy",
-        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4.49 GiB for an array with shape (4000, 224, 224, 3) and data type float64",
-        {"family": "host", "requested_bytes": 4000 * 224 * 224 * 3 * 8, "dtype": "float64", "first": "float32"},
-    ),
-    (
-        "numpy float32",
-        "MemoryError: Unable to allocate 2.24 GiB for an array with shape (4000, 224, 224, 3) and data type float32",
-        {"first": "Stream"},
-    ),
-    (
-        "numpy old",
-        "MemoryError: Unable to allocate array with shape (90000, 90000) and data type float64",
-        {"requested_bytes": 90000 * 90000 * 8},
-    ),
-    (
-        "python",
-        'Traceback (most recent call last):\n  File "a.py", line 3\nMemoryError',
-        {"family": "host", "cause": "unknown"},
-    ),
-    (
-        "c++",
-        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\nAborted (core dumped)",
-        {"family": "host"},
-    ),
+    ("numpy", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4.49 GiB for an array with shape (4000, 224, 224, 3) and data type float64", {"family": "host", "requested_bytes": 4000 * 224 * 224 * 3 * 8, "dtype": "float64", "first": "float32"}),
+    ("numpy float32", "MemoryError: Unable to allocate 2.24 GiB for an array with shape (4000, 224, 224, 3) and data type float32", {"first": "Stream"}),
+    ("numpy old", "MemoryError: Unable to allocate array with shape (90000, 90000) and data type float64", {"requested_bytes": 90000 * 90000 * 8}),
+    ("python", 'Traceback (most recent call last):\n  File "a.py", line 3\nMemoryError', {"family": "host", "cause": "unknown"}),
+    ("c++", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\nAborted (core dumped)", {"family": "host"}),
     ("errno 12", "OSError: [Errno 12] Cannot allocate memory", {"family": "host"}),
-    (
-        "kernel",
-        kernel("python3", 4242, 62_914_560),
-        {"family": "host", "in_use_bytes": 62_914_560 * 1024, "cause": "capacity"},
-    ),
+    ("kernel", kernel("python3", 4242, 62_914_560), {"family": "host", "in_use_bytes": 62_914_560 * 1024, "cause": "capacity"}),
     (
         "kernel, cgroup",
-        "memory: usage 16777216kB, limit 16777216kB, failcnt 9\n[1.5] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,task=python,pid=7\nmemory: usage 16777216kB, limit 16777216kB, failcnt 9\n"
-        + kernel("python", 7, 16_000_000, True),
+        "memory: usage 16777216kB, limit 16777216kB, failcnt 9\n[1.5] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,task=python,pid=7\nmemory: usage 16777216kB, limit 16777216kB, failcnt 9\n" + kernel("python", 7, 16_000_000, True),
         {"limit_bytes": 16 * G, "in_use_bytes": 16_000_000 * 1024},
     ),
-    (
-        "kernel, old",
-        "Mar  4 05:06:07 node9 kernel: Out of memory: Kill process 3121 (python) score 912 or sacrifice child\nMar  4 05:06:07 node9 kernel: Killed process 3121 (python) total-vm:9000000kB, anon-rss:7000000kB, file-rss:0kB",
-        {"in_use_bytes": 7_000_000 * 1024, "later_failures": 0},
-    ),
-    (
-        "slurm",
-        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=991.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.",
-        {"family": "host", "code": "--mem"},
-    ),
-    (
-        "slurm new",
-        "slurmstepd: error: Detected 2 oom_kill events in StepId=55.0. Some of the step tasks have been OOM Killed.\nsrun: error: gpu7: task 0: Out Of Memory",
-        {"family": "host", "later_failures": 0},
-    ),
-    (
-        "slurm old",
-        "slurmstepd: error: Job 4711 exceeded memory limit (8400000 > 8388608), being killed\nslurmstepd: error: Exceeded job memory limit",
-        {"limit_bytes": 8 * G, "in_use_bytes": 8_400_000 * 1024},
-    ),
+    ("kernel, old", "Mar  4 05:06:07 node9 kernel: Out of memory: Kill process 3121 (python) score 912 or sacrifice child\nMar  4 05:06:07 node9 kernel: Killed process 3121 (python) total-vm:9000000kB, anon-rss:7000000kB, file-rss:0kB", {"in_use_bytes": 7_000_000 * 1024, "later_failures": 0}),
+    ("slurm", "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=991.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.", {"family": "host", "code": "--mem"}),
+    ("slurm new", "slurmstepd: error: Detected 2 oom_kill events in StepId=55.0. Some of the step tasks have been OOM Killed.\nsrun: error: gpu7: task 0: Out Of Memory", {"family": "host", "later_failures": 0}),
+    ("slurm old", "slurmstepd: error: Job 4711 exceeded memory limit (8400000 > 8388608), being killed\nslurmstepd: error: Exceeded job memory limit", {"limit_bytes": 8 * G, "in_use_bytes": 8_400_000 * 1024}),
     ("slurm step", "slurmstepd: error: Exceeded job memory limit", {"family": "host"}),
     ("pbs", "=>> PBS: job killed: mem 9000000kb exceeded limit 8388608kb", {"limit_bytes": 8 * G}),
     ("lsf", "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.", {"family": "host"}),
     ("killed", "Epoch 3/20\nKilled", {"family": "host", "cause": "unknown"}),
-    (
-        "killed by a script",
-        "/var/spool/slurmd/job9/slurm_script: line 21:  7043 Killed                  python3 train.py --epochs 5",
-        {"family": "host"},
-    ),
+    ("killed by a script", "/var/spool/slurmd/job9/slurm_script: line 21:  7043 Killed                  python3 train.py --epochs 5", {"family": "host"}),
     ("exit 137", "worker exited with code 137", {"family": "host"}),
-    (
-        "kubernetes",
-        "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137",
-        {"family": "host", "code": "memory"},
-    ),
+    ("kubernetes", "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137", {"family": "host", "code": "memory"}),
     ("docker", '"State": {"Status": "exited", "OOMKilled": true, "ExitCode": 137}', {"family": "host"}),
     ("workers", "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.", {"family": "host"}),
-    (
-        "subprocess",
-        "subprocess.CalledProcessError: Command 'train' died with <Signals.SIGKILL: 9>.",
-        {"family": "host"},
-    ),
+    ("subprocess", "subprocess.CalledProcessError: Command 'train' died with <Signals.SIGKILL: 9>.", {"family": "host"}),
     ("shell status", "make: *** [Makefile:9: train] returned non-zero exit status 137", {"family": "host"}),
     ("ide", "Process finished with exit code 137 (interrupted by signal 9: SIGKILL)", {"family": "host"}),
-]
+]  # fmt: skip
 
 # name, text, the family
 NEGATIVE = [
