@@ -34,7 +34,6 @@ _HARMLESS = (
     keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN,
     keras.callbacks.RemoteMonitor,
 )  # fmt: skip
-_TEST_HOOKS = ("on_test_begin", "on_test_end")
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -71,7 +70,7 @@ class Trainer(keras.callbacks.Callback):
         self._is_epochs_first = True
         self._any_rows = False
         self._callbacks_may_change_weights = self._callbacks_watch_batches = False
-        self._callbacks_swap = self._is_swapped = False
+        self._may_be_swapped = False
         self._rate: float | None = None
 
     # ---- around `fit`
@@ -87,8 +86,9 @@ class Trainer(keras.callbacks.Callback):
             own, base = type(callback), keras.callbacks.Callback
             if own not in _HARMLESS and not own.__module__.startswith("kerasmem."):
                 self._callbacks_may_change_weights = True
-                self._callbacks_swap |= any(getattr(own, name) is not getattr(base, name) for name in _TEST_HOOKS)
-                self._callbacks_watch_batches |= any(getattr(own, name) is not getattr(base, name) for name in _HOOKS)
+                self._callbacks_watch_batches |= any(
+                    name in vars(callback) or getattr(own, name) is not getattr(base, name) for name in _HOOKS
+                )
         with contextlib.ExitStack() as stack:
             if self.isolated:  # the metrics are in the other process
                 stack.enter_context(logs_from_steps(self.model))
@@ -279,9 +279,9 @@ class Trainer(keras.callbacks.Callback):
             load_state(self.model, self.driver.keep(), WEIGHTS)
 
     def _bring_swapped(self) -> None:
-        """Bring the other process the weights that callbacks have exchanged for a validation, or exchanged back."""
-        if self._is_swapped and self.driver is not None:
-            self._is_swapped = False
+        """Send weights to the other process that callbacks have swapped for a validation, or swapped back."""
+        if self._may_be_swapped and self.driver is not None:
+            self._may_be_swapped = False
             self._bring_changes(self.driver)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -291,15 +291,15 @@ class Trainer(keras.callbacks.Callback):
         engine = self.driver.engine
         self._keras_test = engine.whole["test"] if isinstance(engine, LocalEngine) else self.model.test_function
         self.model.test_function = self.test
-        if self.isolated and self._callbacks_swap:  # they are called after this
+        if self.isolated and self._callbacks_may_change_weights:  # they are called after this
             load_state(self.model, self.driver.keep(), WEIGHTS)
-            self._is_swapped = True
+            self._may_be_swapped = True
         self.driver.reset_metrics(has_happened=not self.isolated)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Restore Keras's own function for other evaluations."""
         self.model.test_function = self._keras_test
-        self._is_swapped = self.isolated and self._callbacks_swap  # back, by callbacks that are called after this
+        self._may_be_swapped = self.isolated and self._callbacks_may_change_weights  # back, by callbacks after this
 
     def on_train_end(self, logs: Any = None) -> None:
         """Give the model its saved state if nothing was left to train."""

@@ -268,6 +268,23 @@ def test_weights_are_exchanged_for_a_validation_in_another_process_too(on_epoch)
     assert_same(trained(averaged, plain, **options()), trained(averaged, isolated=True, **options()), rtol=1e-5)
 
 
+def test_a_learning_rate_set_by_a_function_at_any_batch_counts_in_another_process_too():
+    def run(train, **options):
+        made = []
+
+        def make():
+            made.append(compiled(Plain)[0])
+            return made[0], (X, Y)
+
+        def slow_down(batch, logs):
+            made[0].optimizer.learning_rate = 0.1 / (batch + 1)
+
+        callback = keras.callbacks.LambdaCallback(on_train_batch_begin=slow_down)
+        return trained(make, train, callbacks=[callback], **options)
+
+    assert_same(run(plain), run(kerasmem.fit, isolated=True), rtol=1e-5)
+
+
 def test_keras_says_what_an_exchange_of_weights_needs():
     with pytest.raises(ValueError, match="must be used when"):
         trained(lambda: compiled(Plain), callbacks=[keras.callbacks.SwapEMAWeights()], validation_data=(X, Y))
