@@ -23,6 +23,7 @@ class FitOptions:
         keep: whether the file stays at the end.
         isolated: whether steps run in a process of their own.
         loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
+        falls_back: whether steps run in this process if the model cannot be made in another one.
         halvings: times that the pieces of a batch are halved if a checkpoint is resumed, since the process was killed
             there before.
     """
@@ -33,6 +34,7 @@ class FitOptions:
     keep: bool = False
     isolated: bool = False
     loss_reduction: str | None = None
+    falls_back: bool = False
     halvings: int = 0
 
     @classmethod

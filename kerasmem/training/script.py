@@ -46,6 +46,7 @@ def replace_fit(
     def fit(model: Any, *arguments: Any, **named: Any) -> Any:
         if getattr(model.train_function, "is_kerasmem", False):  # `kerasmem.fit` calls it
             return keras_fit(model, *arguments, **named)
+        from kerasmem.compat.keras_fit import is_under_strategy
         from kerasmem.training.dataset_sources import make_source
         from kerasmem.training.fit_options import FitOptions
         from kerasmem.training.fitting import train
@@ -59,9 +60,8 @@ def replace_fit(
         except UsageError as error:
             _warn(f"fit {number} of the script runs as Keras has it: {error}")
             return keras_fit(model, *arguments, **named)
-        options = FitOptions(
-            micro_batches=micro_batches, save_freq=save_freq, isolated=_can_be_isolated(model), halvings=halvings
-        )
+        isolated = bool(model.jit_compile) and not is_under_strategy(model)
+        options = FitOptions(micro_batches, save_freq=save_freq, isolated=isolated, falls_back=True, halvings=halvings)
         if folder is None:
             return train(model, bound, options)
         prepared = dict(bound)
@@ -74,22 +74,6 @@ def replace_fit(
         return train(model, prepared, replace(options, checkpoint=checkpoint, keep=True), source=source)
 
     keras.Model.fit = fit
-
-
-def _can_be_isolated(model: Any) -> bool:
-    """Return whether steps run in a process of their own: if XLA compiles them and the model can be sent there."""
-    from kerasmem.training.steps.packing import pack
-    from kerasmem.training.steps.remote import check_card
-
-    if not model.jit_compile:
-        return False
-    try:
-        check_card()
-        pack(model)
-    except UsageError as error:
-        _warn(f"steps run in this process, and XLA destroys the weights if one runs out of memory: {error}")
-        return False
-    return True
 
 
 def _warn(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -214,6 +215,12 @@ class Trainer(keras.callbacks.Callback):
                 return RemoteEngine(model, batch, self._options.loss_reduction, any_rows=self._any_rows)
             except RanOut as failure:
                 raise ModelError(f"the process that is to take the steps does not start: {failure}") from None
+            except UsageError as error:
+                if not self._options.falls_back:
+                    raise
+                text = f"steps run in this process, and XLA destroys the weights if one runs out of memory: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                self.isolated = False
         ours, model.train_function = model.train_function, self._keras_train
         try:
             return LocalEngine(model, self._options.loss_reduction, any_rows=self._any_rows)

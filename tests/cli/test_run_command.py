@@ -164,6 +164,23 @@ def test_a_scripts_own_kerasmem_fit_is_left_alone(replaced):
     assert os.listdir(replaced) == []
 
 
+class Unsendable(keras.Model):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_model_that_cannot_be_made_in_another_process_trains_in_this_one(replaced):
+    model = Unsendable(1)
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.warns(RuntimeWarning, match="steps run in this process.*get_config"):
+        history = model.fit(*ROWS, epochs=2, verbose=0, validation_data=ROWS)
+    assert len(history.history["val_loss"]) == 2 and os.listdir(replaced) == ["fit-1"]
+
+
 def test_what_kerasmem_fit_refuses_runs_as_keras_has_it(replaced):
     cell = keras.layers.SimpleRNN(2, stateful=True)
     model = keras.Sequential([keras.Input((2, 4), batch_size=8), cell, keras.layers.Dense(1)])
