@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kerasmem.compat.tensorflow_runtime import operations_are_deterministic
 from kerasmem.errors import UsageError
+from kerasmem.hdf5.layout import one_line
 from kerasmem.models.vocabulary import configuration, own_objects, register_own_classes
 
 WORKER = "KERASMEM_FIT_WORKER"  # set in the environment of a process that takes steps for another
@@ -26,16 +27,12 @@ def pack(model: Any) -> dict[str, Any]:
     try:
         config = configuration(model)
     except Exception as error:
-        raise UsageError(
-            f"model: it cannot be made once more in another process ({type(error).__name__}: {error}); give "
-            "its class get_config(), or compile with jit_compile=False and isolated=False"
-        ) from error
+        raise cannot_be_made(f"{type(error).__name__}: {error}") from error
     try:
         objects = cloudpickle.dumps(own_objects(model))  # those of a script or notebook as they are, others by name
     except Exception as error:
         raise UsageError(
-            f"model: what it is made of cannot be sent to another process ({error}); define classes and functions in "
-            "a module"
+            f"model: it cannot be sent to another process ({error}); define its classes and functions in a module"
         ) from error
     return {
         "config": config,
@@ -47,6 +44,14 @@ def pack(model: Any) -> dict[str, Any]:
         "run_eagerly": bool(model.run_eagerly),
         "jit_compile": bool(model.jit_compile),
     }
+
+
+def cannot_be_made(reason: str) -> UsageError:
+    """Return the error if another process cannot make the model."""
+    return UsageError(
+        f"model: another process cannot make it from its configuration ({one_line(reason, 300)}); implement "
+        "get_config(), or compile with jit_compile=False and isolated=False"
+    )
 
 
 def unpack(packed: dict[str, Any]) -> Any:

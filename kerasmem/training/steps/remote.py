@@ -14,7 +14,7 @@ from kerasmem.processes.children import exit_reason
 from kerasmem.training.model_state import ModelState, describe, read_state, variables
 from kerasmem.training.steps.batches import on_host
 from kerasmem.training.steps.engine import LocalEngine, RanOut
-from kerasmem.training.steps.packing import WORKER, pack
+from kerasmem.training.steps.packing import WORKER, cannot_be_made, pack
 
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _TAIL = 2**16  # bytes of the dead process's messages that are read
@@ -82,16 +82,12 @@ class RemoteEngine:
             theirs_has = self._ask("make", self._packed, self._batch, self._loss_reduction, self._any_rows)
         except ModelError as error:
             self.close()
-            raise UsageError(
-                f"model: it cannot be made once more in another process ({error}); give its class get_config(), "
-                "or compile with jit_compile=False and isolated=False"
-            ) from None
+            raise cannot_be_made(str(error)) from None
         for group, mine in self._own.items():
             if theirs_has[group] != mine:
                 self.close()
-                raise UsageError(
-                    f"model: made once more in another process it has other variables ({group}: "
-                    f"{len(theirs_has[group])} for {len(mine)}); see that get_config() says all that it is made of"
+                raise cannot_be_made(
+                    f"it has other variables there: {len(theirs_has[group])} in {group}, not {len(mine)}"
                 )
 
     def _ask(self, name: str, *arguments: Any, **named: Any) -> Any:
