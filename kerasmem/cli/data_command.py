@@ -98,7 +98,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
 def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
 
-    Says how an epoch reads the file before and after.
+    `kerasmem data inspect` says how an epoch reads a file.
 
     Examples:
       kerasmem data repack slow.h5 -o fast.h5
@@ -107,11 +107,11 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
       kerasmem data repack large.h5 -o parts/small.index --workers 4 --part-size 256MiB
     """
     from kerasmem import data
-    from kerasmem.rendering.data_tables import repacking_table
+    from kerasmem.rendering.data_tables import conversion_table
 
     with _working(options) as working:
         done = data.repack(file, columns=_read_columns(columns), **working, **options)
-    show_result(done, as_json, repacking_table)
+    show_result(done, as_json, conversion_table)
 
 
 @click.command("stats", cls=GuardedCommand, seconds=None)

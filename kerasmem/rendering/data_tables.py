@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.datatools.converting.results import Conversion, Reading, Repacking
+from kerasmem.datatools.converting.results import Conversion
 from kerasmem.datatools.inspecting.results import DataIndexed, DatasetReport, DataStats, Inspection
 from kerasmem.rendering.escape import printable, printable_lines, short_name
 from kerasmem.rendering.layout import known_size, note_lines, table
@@ -42,18 +42,6 @@ def inspection_table(found: Inspection, terminal: int | None = None) -> Renderab
 def conversion_table(done: Conversion, terminal: int | None = None) -> RenderableType:
     """Return what was read and written, and the line to paste."""
     return Group(*_conversion(done, terminal), *_line_to_paste(done.line))
-
-
-def repacking_table(done: Repacking, terminal: int | None = None) -> RenderableType:
-    """Return what was read and written, and how it streams before and after."""
-    parts = _conversion(done.conversion, terminal)
-    if done.before is not None and done.after is not None:
-        columns = ("An epoch", "Reads", "for each byte needed", "Rows together", "unpacks", "Mixing")
-        readings = _data_table(columns, terminal)
-        for name, reading in (("before", done.before), ("after", done.after)):
-            readings.add_row(name, *_reading(reading))
-        parts += ["", readings]
-    return Group(*parts, *_line_to_paste(done.conversion.line))
 
 
 def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType:
@@ -180,13 +168,6 @@ def _remarks(done: Conversion) -> Iterable[str]:
 
 def _listed(texts: Sequence[str], most: int) -> str:
     return ", ".join(texts[:most]) + (f", … ({len(texts):,} in all)" if len(texts) > most else "")
-
-
-def _reading(reading: Reading) -> tuple[str, ...]:
-    mixing = "–" if reading.entropy_ratio is None else f"{100 * reading.entropy_ratio:.1f} % of a uniform shuffle"
-    filters = printable("+".join(reading.filters), 40) or "nothing"
-    size, ratio = format_size(reading.read_bytes), f"{reading.amplification:.2f}"
-    return size, ratio, f"{reading.block_rows:,}", filters, mixing
 
 
 def _extents(shape: Sequence[int]) -> str:

@@ -77,9 +77,9 @@ def test_convert_inspect_verify(cli, tmp_path):
 
 def test_repack_stats(cli, file, tmp_path):
     done = cli("data", "repack", file, "-o", tmp_path / "out.h5", "--shuffle", "--float32")
-    assert (done.code, done.err) == (0, "") and "before" in done.out and "after" in done.out
+    assert (done.code, done.err) == (0, "")
     assert pasted(done.out)[0].shape == (32, 8)
-    assert "before" in json.loads(cli("data", "repack", file, "-o", tmp_path / "o2.h5", "--json").out)
+    assert "datasets" in json.loads(cli("data", "repack", file, "-o", tmp_path / "o2.h5", "--json").out)
     done = cli("data", "stats", file)
     assert (
         done.code == 0

@@ -13,14 +13,13 @@ from kerasmem.datatools.converting.conversion import write_data
 from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.parts import PART_SIZE, read_parting
 from kerasmem.datatools.converting.planning import DEFAULT_MEMORY
-from kerasmem.datatools.converting.results import Reading, Repacking
+from kerasmem.datatools.converting.results import Conversion
 from kerasmem.datatools.converting.running import Ways
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
 from kerasmem.datatools.converting.writing import read_compression
-from kerasmem.datatools.inspecting.inspection import choose_pair, preview_mixing, preview_plan
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.progress import Progress, tell_nobody
-from kerasmem.errors import DataError, UsageError
+from kerasmem.errors import UsageError
 from kerasmem.hdf5.settings import read_path
 from kerasmem.units import parse_size
 
@@ -43,7 +42,7 @@ def repack(
     executor: Executor | None = None,
     part_size: int | str = PART_SIZE,
     progress: Progress | None = None,
-) -> Repacking:
+) -> Conversion:
     """Rewrite an HDF5 file in whole rows and chunks of about 1 MiB, compressed as asked for.
 
     Types are kept (in little-endian) and so are attributes that are numbers or texts. Datasets that cannot be trained
@@ -76,7 +75,7 @@ def repack(
         >>> with h5py.File("/tmp/columns.h5", "w") as f:
         ...     _ = f.create_dataset("x", data=np.zeros((30_000, 60), "f4"), chunks=(30_000, 1), compression="gzip")
         >>> done = repack("/tmp/columns.h5", "/tmp/rows.h5", force=True)
-        >>> done.conversion.datasets[0].chunk_rows
+        >>> done.datasets[0].chunk_rows
         4352
     """
     source = read_path(path)
@@ -88,28 +87,6 @@ def repack(
         keep_float64=not checks.flag("float32", float32),
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, trust_file=trust_file)
-    before = read_reading(source, settings.batch_size)
     parting = read_parting(output, executor, part_size)
     ways = Ways(verify, force, progress or tell_nobody, attributes_from=source)
-    done = write_data(source, output, settings, options, parting, ways)
-    after = read_reading(done.outputs[0], settings.batch_size) if parting is None else None
-    return Repacking(done, before, after)
-
-
-def read_reading(path: str, batch_size: int) -> Reading | None:
-    """Return how a file streams with the usual settings; None where it cannot be."""
-    contents = list_contents(path)
-    x, y = choose_pair(contents, None, None)
-    if x is None:
-        return None
-    try:
-        plan = preview_plan(path, x, y, batch_size=batch_size)
-        needed, read = plan.bytes_per_epoch()
-        ratio = None
-        labels = contents.usable.get(y or "")
-        if labels is not None and labels.may_be_labels:
-            ratio = preview_mixing(plan, labels.name).ratio
-    except (DataError, UsageError):
-        return None
-    filters = tuple(dict.fromkeys(name for dataset in plan.layout.datasets for name in dataset.filters))
-    return Reading(contents.size, needed, read, plan.memory.block_rows, filters, ratio)
+    return write_data(source, output, settings, options, parting, ways)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kerasmem.records import Record
 from kerasmem.units import format_size
@@ -85,65 +83,3 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
     def answer(self) -> str:
         """How much was written, and where."""
         return f"{self.rows:,} rows, {format_size(self.bytes_written)}, written to {', '.join(self.outputs)}"
-
-
-@dataclass(frozen=True)
-class Reading(Record, what="reading", also=("amplification",)):
-    """How a file streams.
-
-    Args:
-        stored_bytes: bytes of the file.
-        needed_bytes: bytes that an epoch needs.
-        read_bytes: bytes that it reads, at most.
-        block_rows: rows read together.
-        filters: what has to be undone.
-        entropy_ratio: label entropy of a batch, as a share of a uniform shuffle's; None where there are no labels.
-    """
-
-    stored_bytes: int
-    needed_bytes: int
-    read_bytes: int
-    block_rows: int
-    filters: tuple[str, ...]
-    entropy_ratio: float | None
-
-    @property
-    def amplification(self) -> float:
-        """Bytes read for each byte needed."""
-        return self.read_bytes / self.needed_bytes if self.needed_bytes else 1.0
-
-
-@dataclass(frozen=True)
-class Repacking(Record, what="repacking", rows="datasets"):
-    """A rewritten file.
-
-    Args:
-        conversion: what was read and written.
-        before: how the source streams.
-        after: how the output does; the same figures, of the file as it was written; None for an index of several.
-    """
-
-    conversion: Conversion
-    before: Reading | None
-    after: Reading | None
-
-    @property
-    def datasets(self) -> tuple[WrittenDataset, ...]:
-        """What was written."""
-        return self.conversion.datasets
-
-    @property
-    def answer(self) -> str:
-        """How much was written, and where."""
-        return self.conversion.answer
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figures of the conversion, and beside them how both files stream, ready for JSON."""
-        data = super().to_dict()
-        return {**data.pop("conversion"), **data}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Repacking:
-        """Read what `to_dict` gave, also after a trip through JSON."""
-        readings = {name: data.get(name) for name in ("before", "after")}
-        return super().from_dict({"conversion": data, **readings})

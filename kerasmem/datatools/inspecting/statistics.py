@@ -8,12 +8,14 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from kerasmem import checks
+from kerasmem.datatools.converting.sources.row_source import even_pieces, rows_in
 from kerasmem.datatools.inspecting.inspection import MOST_CLASSES, choose_pair, count_classes
 from kerasmem.datatools.inspecting.listing import Contents, list_contents
 from kerasmem.datatools.inspecting.results import ColumnStats, DataStats
@@ -26,9 +28,8 @@ from kerasmem.hdf5.settings import Access, read_files, read_path
 from kerasmem.processes.executors import run_tasks
 from kerasmem.streaming.file_order import read_windows
 
-_PIECE_VALUES = 1 << 18  # taken together as float64: they stay in the processor's cache
-_SECTION_VALUES = 1 << 24  # added up by themselves, whoever does it
-_TASK_VALUES = 1 << 28  # that a worker adds up at a time
+_SECTION_VALUES = 1 << 18  # summed up together as float64: they stay in the processor's cache
+_SECTIONS = 256  # joined to a block, which is a worker's task
 _MOST_SHOWN = 16  # numbers written out in code
 
 
@@ -80,18 +81,18 @@ def stats(
     layouts = scan_files(files, [each.name for each in _choose_layouts(contents, first, datasets)], access).datasets
     rows = layouts[0].rows
     section = max(1, _SECTION_VALUES // max(prod(layout.row_shape) for layout in layouts))
-    step = rows if executor is None else section * max(1, _TASK_VALUES // _SECTION_VALUES)
+    step = rows if executor is None else section * _SECTIONS
     tasks = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
     tell = progress or tell_nobody
-    add_up = functools.partial(
-        _add_up, files=files, layouts=layouts, access=access, section=section,
-        progress=tell if executor is None else None,
+    sum_up = functools.partial(
+        _sum_up, files=files, layouts=layouts, access=access, section=section,
+        progress=tell if executor is None else tell_nobody,
     )  # fmt: skip
     columns: list[_Moments] = []
-    for task, found in zip(tasks, run_tasks(executor, add_up, tasks), strict=True):
-        columns = [one.join(other) for one, other in zip(columns, found, strict=True)] if columns else found
+    for task, found in zip(tasks, run_tasks(executor, sum_up, tasks), strict=True):
+        columns = _joined(columns, found)
         tell("adding up", task.stop, rows)
-    results = tuple(column.result(scale) for column in columns)
+    results = tuple(column.result(layout, scale) for column, layout in zip(columns, layouts, strict=True))
     given = read_path(path) if isinstance(path, (str, os.PathLike)) else contents.path
     return DataStats(given, rows, scale, results, _code(given, results, first, second, datasets, scale))
 
@@ -103,25 +104,38 @@ def _first_file(files: Sequence[str | Mapping[str, str]]) -> str:
     return first
 
 
-def _add_up(
+def _sum_up(
     rows: range,
     *,
     files: Sequence[str | Mapping[str, str]],
     layouts: Sequence[DatasetLayout],
     access: Access,
     section: int,
-    progress: Progress | None,
+    progress: Progress,
 ) -> list[_Moments]:
-    """Return what some rows of each dataset come to; they begin where a section does."""
-    columns = {layout.name: _Moments(layout, section, from_start=not rows.start) for layout in layouts}
-    for start, window in read_windows(files, list(columns), start=rows.start, stop=rows.stop, access=access):
-        for name, values in window.items():
-            columns[name].add(values)
-        if progress is not None:
-            progress("adding up", start + len(values), rows.stop)
-    for column in columns.values():
-        column.finish()
-    return list(columns.values())
+    """Return the moments of some rows of each dataset.
+
+    Sections are joined to blocks of `_SECTIONS`, and blocks to the whole, in order. So the figures are the same to the
+    last digit, whether a task is one block or all.
+    """
+    names = [layout.name for layout in layouts]
+    windows = read_windows(files, names, start=rows.start, stop=rows.stop, access=access)
+    whole: list[_Moments] = []
+    block: list[_Moments] = []
+    done = rows.start
+    for number, piece in enumerate(even_pieces((window for _, window in windows), section), start=1):
+        block = _joined(block, [_moments(piece[layout.name], layout) for layout in layouts])
+        if number % _SECTIONS == 0:
+            whole, block = _joined(whole, block), []
+        done += rows_in(piece)
+        progress("adding up", done, rows.stop)
+    return _joined(whole, block)
+
+
+def _joined(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
+    if not (one and other):
+        return one or other
+    return [first.join(second) for first, second in zip(one, other, strict=True)]
 
 
 def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | None) -> list[DatasetLayout]:
@@ -140,119 +154,67 @@ def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | No
     return found
 
 
-_State = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Count, mean and sum of squared deviations, a number for each entry of the last axis."""
-
-
-def _together(one: _State, other: _State) -> _State:
-    (count0, mean0, squares0), (count, mean, squares) = one, other
-    total = np.maximum(count0 + count, 1)
-    shift = mean - mean0
-    return (
-        count0 + count,
-        mean0 + shift * (count / total),
-        squares0 + squares + np.square(shift) * (count0 * count / total),
-    )
-
-
+@dataclass
 class _Moments:
-    """What a run of rows comes to, in sections that begin at the same rows whoever adds them up, and in what order.
+    """Sums over some rows of a dataset; the arrays have a number for each entry of the last axis."""
 
-    Args:
-        layout: the dataset.
-        section: rows of a section.
-        from_start: whether it begins with the dataset's first row; sections are then put together as they end.
-    """
-
-    def __init__(self, layout: DatasetLayout, section: int, *, from_start: bool) -> None:
-        self.layout = layout
-        self.counts: Counter[int] | None = Counter() if layout.may_be_labels else None  # rows of each value
-        self.nans = self.infinite = self.rows = 0
-        self.low, self.high = np.inf, -np.inf
-        width = layout.shape[-1] if layout.row_shape else 1
-        self._section = section * (prod(layout.row_shape) // width)
-        self._left, self._from_start = self._section, from_start
-        self._ended: list[_State] = []
-        self._state: _State | None = None  # of the section that is being added up
-        self._piece = np.empty((max(1, _PIECE_VALUES // width), width))
-        self._held = 0
-
-    def add(self, values: np.ndarray) -> None:
-        """Add the rows that come next."""
-        if self.counts is not None and not count_classes(self.counts, values):
-            self.counts = None
-        self.rows += len(values)
-        flat = values.reshape(-1, self._piece.shape[1])
-        while len(flat):
-            taken = min(len(flat), len(self._piece) - self._held, self._left)
-            self._piece[self._held : self._held + taken] = flat[:taken]
-            self._held += taken
-            self._left -= taken
-            flat = flat[taken:]
-            if self._held == len(self._piece):
-                self._end_piece()
-            if not self._left:
-                self._end_section()
-
-    def finish(self) -> None:
-        """End the section that has begun, and keep what can be put together with others."""
-        self._end_section()
-        self._piece = self._piece[:0].copy()
+    rows: int
+    nans: int
+    infinite: int
+    low: float
+    high: float
+    labels: Counter[int] | None  # rows of each value; None if it holds no labels
+    count: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray  # of deviations from the mean
 
     def join(self, other: _Moments) -> _Moments:
-        """Add what the rows after these come to."""
-        self._ended = [functools.reduce(_together, self._ended + other._ended)]
-        counts = None if self.counts is None or other.counts is None else self.counts + other.counts
-        self.counts = counts if counts is None or len(counts) <= MOST_CLASSES else None
-        self.rows += other.rows
-        self.nans += other.nans
-        self.infinite += other.infinite
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        return self
+        """Return the sums over these rows and those after them."""
+        total = np.maximum(self.count + other.count, 1)
+        shift = other.mean - self.mean
+        labels = None if self.labels is None or other.labels is None else self.labels + other.labels
+        return _Moments(
+            self.rows + other.rows, self.nans + other.nans, self.infinite + other.infinite,
+            min(self.low, other.low), max(self.high, other.high),
+            labels if labels is None or len(labels) <= MOST_CLASSES else None,
+            self.count + other.count,
+            self.mean + shift * (other.count / total),
+            self.squares + other.squares + np.square(shift) * (self.count * other.count / total),
+        )  # fmt: skip
 
-    def _end_section(self) -> None:
-        if self._held:
-            self._end_piece()
-        if self._state is not None:
-            self._ended.append(self._state)
-        self._state, self._left = None, self._section
-        if self._from_start and len(self._ended) > 1:
-            self._ended = [functools.reduce(_together, self._ended)]
-
-    def _end_piece(self) -> None:
-        values, self._held = self._piece[: self._held], 0
-        finite = np.isfinite(values)
-        where: Any = True
-        if not finite.all():
-            where = finite
-            nans = int(np.count_nonzero(np.isnan(values)))
-            self.nans += nans
-            self.infinite += finite.size - int(np.count_nonzero(finite)) - nans
-        count = np.count_nonzero(finite, axis=0).astype(np.float64)
-        mean = values.sum(axis=0, where=where) / np.maximum(count, 1)
-        squares = np.square(values - mean).sum(axis=0, where=where)
-        self.low = min(self.low, float(values.min(where=where, initial=np.inf)))
-        self.high = max(self.high, float(values.max(where=where, initial=-np.inf)))
-        found = count, mean, squares
-        self._state = found if self._state is None else _together(self._state, found)
-
-    def result(self, scale: float) -> ColumnStats:
+    def result(self, layout: DatasetLayout, scale: float) -> ColumnStats:
         """Return the figures, of values times a scale."""
-        ((count, mean, squares),) = self._ended
-        scale = 1.0 if self.counts is not None else scale
-        variance = squares / np.maximum(count, 1)
+        scale = 1.0 if self.labels is not None else scale
+        variance = self.squares / np.maximum(self.count, 1)
         known = self.low <= self.high
         ends = sorted((self.low * scale, self.high * scale)) if known else [None, None]
         weights = None
-        if self.counts and min(self.counts) >= 0:
-            weights = {k: self.rows / (len(self.counts) * n) for k, n in sorted(self.counts.items())}
-        native = np.dtype(self.layout.dtype).newbyteorder("=").name
+        if self.labels and min(self.labels) >= 0:
+            weights = {k: self.rows / (len(self.labels) * n) for k, n in sorted(self.labels.items())}
+        native = np.dtype(layout.dtype).newbyteorder("=").name
         return ColumnStats(
-            name=self.layout.name, shape=self.layout.row_shape, dtype=native,
-            mean=tuple((mean * scale).tolist()), variance=tuple((variance * scale**2).tolist()),
+            name=layout.name, shape=layout.row_shape, dtype=native,
+            mean=tuple((self.mean * scale).tolist()), variance=tuple((variance * scale**2).tolist()),
             minimum=ends[0], maximum=ends[1], nan_count=self.nans, infinite_count=self.infinite,
-            class_counts=dict(sorted(self.counts.items())) if self.counts else None, class_weight=weights,
+            class_counts=dict(sorted(self.labels.items())) if self.labels else None, class_weight=weights,
         )  # fmt: skip
+
+
+def _moments(values: np.ndarray, layout: DatasetLayout) -> _Moments:
+    labels: Counter[int] | None = Counter() if layout.may_be_labels else None
+    if labels is not None and not count_classes(labels, values):
+        labels = None
+    flat = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1).astype(np.float64)
+    finite = np.isfinite(flat)
+    where: Any = True if finite.all() else finite
+    nans = int(np.count_nonzero(np.isnan(flat)))
+    count = np.count_nonzero(finite, axis=0).astype(np.float64)
+    mean = flat.sum(axis=0, where=where) / np.maximum(count, 1)
+    return _Moments(
+        len(values), nans, finite.size - int(np.count_nonzero(finite)) - nans,
+        float(flat.min(where=where, initial=np.inf)), float(flat.max(where=where, initial=-np.inf)), labels,
+        count, mean, np.square(flat - mean).sum(axis=0, where=where),
+    )  # fmt: skip
 
 
 def _code(
