@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 _PUBLIC = {
     "inspect": "kerasmem.datatools.inspecting.inspection",
     "convert": "kerasmem.datatools.converting.conversion",
-    "repack": "kerasmem.datatools.converting.repacking",
+    "repack": "kerasmem.datatools.converting.conversion",
     "stats": "kerasmem.datatools.inspecting.statistics",
     "index": "kerasmem.datatools.inspecting.indexing",
 }
@@ -25,7 +25,7 @@ __all__ = list(_PUBLIC)
 
 if TYPE_CHECKING:
     from kerasmem.datatools.converting.conversion import convert as convert
-    from kerasmem.datatools.converting.repacking import repack as repack
+    from kerasmem.datatools.converting.conversion import repack as repack
     from kerasmem.datatools.inspecting.indexing import index as index
     from kerasmem.datatools.inspecting.inspection import inspect as inspect
     from kerasmem.datatools.inspecting.statistics import stats as stats

@@ -119,7 +119,6 @@ def warm_data_commands() -> None:
 
     import kerasmem.cli.data_command
     import kerasmem.datatools.converting.conversion
-    import kerasmem.datatools.converting.repacking
     import kerasmem.datatools.inspecting.inspection
     import kerasmem.datatools.inspecting.statistics
     import kerasmem.rendering.data

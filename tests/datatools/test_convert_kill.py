@@ -24,11 +24,11 @@ PARTIAL = "out.h5.kerasmem-partial"
 CODE = """
 import json, os, signal, sys
 import kerasmem
-from kerasmem.datatools.converting import ordering, running, writing
+from kerasmem.datatools.converting import writing
 settings, point, count = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 owner, name = {
-    "chunk": (writing.ChunkWriter, "_put"), "bucket": (ordering.BucketFile, "_flush"),
-    "checksums": (running, "_stored_bytes"), "move": (os, "replace"),
+    "chunk": (writing.ChunkWriter, "_put"), "bucket": (writing.BucketFile, "_flush"),
+    "checksums": (writing, "_stored_bytes"), "move": (os, "replace"),
 }[point]
 original, calls = getattr(owner, name), []
 def replaced(*arguments):

@@ -9,8 +9,7 @@ import pytest
 from converted import content
 
 from kerasmem.data import convert
-from kerasmem.datatools.converting.ordering import share_out
-from kerasmem.datatools.converting.planning import choose_chunk_rows
+from kerasmem.datatools.converting.planning import choose_chunk_rows, share_out
 from kerasmem.datatools.converting.settings import read_split
 
 ROWS = 6000

@@ -222,11 +222,9 @@ def test_other_peoples_files(tmp_path):
         kerasmem.data.inspect(tmp_path / "none.h5")
 
 
-@pytest.mark.parametrize(
-    "name", ["advice", "inspection", "statistics", "conversion", "repacking", "planning", "ordering", "settings"]
-)
+@pytest.mark.parametrize("name", ["advice", "inspection", "statistics", "conversion", "planning", "settings"])
 def test_examples_run(name):
-    room = "converting" if name in ("conversion", "repacking", "planning", "ordering", "settings") else "inspecting"
+    room = "converting" if name in ("conversion", "planning", "settings") else "inspecting"
     done = doctest.testmod(importlib.import_module(f"kerasmem.datatools.{room}.{name}"))
     assert done.attempted and not done.failed
 

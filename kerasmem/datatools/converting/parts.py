@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from kerasmem.datatools.converting.planning import WritePlan, make_plan
-from kerasmem.datatools.converting.running import PARTIAL, Outcome, Ways, write_files
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
 from kerasmem.datatools.converting.sources.row_source import RowSource
+from kerasmem.datatools.converting.writing import PARTIAL, Outcome, Ways, write_files
 from kerasmem.datatools.inspecting import indexing
 from kerasmem.datatools.progress import tell_nobody
 from kerasmem.errors import DataError, UsageError

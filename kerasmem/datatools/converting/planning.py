@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kerasmem.datatools.converting.casting import written_type
-from kerasmem.datatools.converting.fields import Field, Target, check_names
-from kerasmem.datatools.converting.ordering import share_out
+from kerasmem.datatools.converting.fields import Field, Target, check_names, written_type
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
 from kerasmem.datatools.converting.sources.row_source import RowSource
 from kerasmem.errors import DataError, UsageError
@@ -184,3 +184,18 @@ def choose_sizes(
         run_bytes=quarter * row_bytes // (row_bytes + _ORDER_BYTES),
         bucket_bytes=quarter // 2 * row_bytes // (row_bytes + _ORDER_BYTES),
     )
+
+
+def share_out(count: int, shares: Sequence[float]) -> list[int]:
+    """Return whole numbers that add up to `count` and come closest to the shares.
+
+    Examples:
+        >>> share_out(10, [0.75, 0.25])
+        [8, 2]
+    """
+    exact = [count * share for share in shares]
+    whole = [math.floor(part + 1e-9) for part in exact]
+    rest = sorted(range(len(shares)), key=lambda k: (whole[k] - exact[k], k))
+    for k in rest[: count - sum(whole)]:
+        whole[k] += 1
+    return whole

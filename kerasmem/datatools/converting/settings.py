@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, TypedDict, get_args
 
 import numpy as np
@@ -13,19 +16,79 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.checks import Color, SplitAs
 from kerasmem.datatools.converting.fields import ColumnChoice
-from kerasmem.datatools.converting.writing import Compression
 from kerasmem.devices.host import usable_cores
-from kerasmem.errors import UsageError
+from kerasmem.errors import MissingExtraError, UsageError
+from kerasmem.hdf5.direct.codecs import register_filters
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import read_path
 
 _MOST_THREADS = 16
+_LEVELS = {"gzip": (4, 1, 9), "zstd": (3, 1, 19)}  # usual, least, most
 _USUAL = {2: ("train", "val"), 3: ("train", "val", "test")}  # names of parts
 
 
 def available_threads() -> int:
     """Return how many threads decode and compress."""
     return min(usable_cores(), _MOST_THREADS)
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What is done to a chunk on its way into the file.
+
+    Args:
+        kind: "none", "gzip" or "zstd"; the last two with the bytes of numbers sorted by significance before.
+        level: of effort.
+    """
+
+    kind: str = "none"
+    level: int = 0
+
+    @property
+    def packs(self) -> bool:
+        """Whether chunks are compressed."""
+        return self.kind != "none"
+
+    def encode(self, chunk: np.ndarray) -> bytes:
+        """Return a chunk's stored bytes; lets other threads run meanwhile."""
+        data = np.ascontiguousarray(chunk).view(np.uint8).reshape(-1)
+        if chunk.dtype.itemsize > 1:
+            data = np.ascontiguousarray(data.reshape(-1, chunk.dtype.itemsize).T).reshape(-1)
+        return _compressor(self)(data)
+
+
+def read_compression(value: str | None) -> Compression:
+    """Return what "none", "gzip", "gzip:6" or "zstd" asks for.
+
+    Raises:
+        UsageError: there is no such compression.
+        MissingExtraError: it needs a package that is not installed.
+    """
+    kind, _, level = str(value or "none").partition(":")
+    if kind == "none" and not level:
+        return Compression()
+    if kind not in _LEVELS:
+        raise UsageError(f"compression: {value!r} is none of none, gzip, zstd, gzip:1 to gzip:9, zstd:1 to zstd:19")
+    usual, least, most = _LEVELS[kind]
+    if level and not (level.isdecimal() and least <= int(level) <= most):
+        raise UsageError(f"compression: {kind} has levels {least} to {most}, not {level!r}")
+    if kind == "zstd" and (not register_filters() or find_spec("imagecodecs") is None):
+        raise MissingExtraError("compression with zstd", "codecs")
+    return Compression(kind, int(level) if level else usual)
+
+
+@functools.cache
+def _compressor(compression: Compression) -> Callable[[np.ndarray], bytes]:
+    level = compression.level
+    if compression.kind == "zstd":
+        import imagecodecs
+
+        return lambda data: bytes(imagecodecs.zstd_encode(data, level=level))  # type: ignore[arg-type]  # any buffer
+    try:
+        import deflate
+    except ImportError:
+        return lambda data: zlib.compress(data.data, level)
+    return lambda data: bytes(deflate.zlib_compress(data, level))
 
 
 class SourceOptions(TypedDict, total=False):

@@ -1,78 +1,38 @@
-"""Write rows to new HDF5 files: chunks are filled one after another and compressed in threads."""
+"""Write rows to new HDF5 files: in random order and in parts if asked, whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+import shutil
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
 
+from kerasmem import files
 from kerasmem.compat.hdf5_lock import hdf5_lock
-from kerasmem.datatools.converting.fields import Target
-from kerasmem.datatools.inspecting.listing import CHECKSUM, CLASS_NAMES
-from kerasmem.errors import MissingExtraError, UsageError
-from kerasmem.hdf5.direct.codecs import ZSTD, register_filters
+from kerasmem.datatools.converting.fields import Caster, Field, Rows, Target, join_columns
+from kerasmem.datatools.converting.planning import WritePlan, check_space, share_out
+from kerasmem.datatools.converting.settings import Compression, WriteSettings, output_paths
+from kerasmem.datatools.converting.sources.row_source import RowSource, even_pieces, rows_in
+from kerasmem.datatools.inspecting.listing import CHECKSUM, CLASS_NAMES, checksums
+from kerasmem.datatools.progress import Progress
+from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.hdf5.direct.codecs import ZSTD
 from kerasmem.hdf5.direct.raw import raw_file
+from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.links import DAMAGED, encoded
 from kerasmem.hdf5.texts import read_attribute
 
-_LEVELS = {"gzip": (4, 1, 9), "zstd": (3, 1, 19)}  # usual, least, most
 _MOST_IN_ATTRIBUTE = 2000  # class names: an attribute has 64 KiB
 _MOST_BYTES = 60_000  # of an attribute; HDF5 keeps no larger ones beside a dataset
-
-
-@dataclass(frozen=True)
-class Compression:
-    """What is done to a chunk on its way into the file.
-
-    Args:
-        kind: "none", "gzip" or "zstd"; the last two with the bytes of numbers sorted by significance before.
-        level: of effort.
-    """
-
-    kind: str = "none"
-    level: int = 0
-
-    @property
-    def packs(self) -> bool:
-        """Whether chunks are compressed."""
-        return self.kind != "none"
-
-    def encode(self, chunk: np.ndarray) -> bytes:
-        """Return a chunk's stored bytes; lets other threads run meanwhile."""
-        data = np.ascontiguousarray(chunk).view(np.uint8).reshape(-1)
-        if chunk.dtype.itemsize > 1:
-            data = np.ascontiguousarray(data.reshape(-1, chunk.dtype.itemsize).T).reshape(-1)
-        return _compressor(self)(data)
-
-
-def read_compression(value: str | None) -> Compression:
-    """Return what "none", "gzip", "gzip:6" or "zstd" asks for.
-
-    Raises:
-        UsageError: there is no such compression.
-        MissingExtraError: it needs a package that is not installed.
-    """
-    kind, _, level = str(value or "none").partition(":")
-    if kind == "none" and not level:
-        return Compression()
-    if kind not in _LEVELS:
-        raise UsageError(f"compression: {value!r} is none of none, gzip, zstd, gzip:1 to gzip:9, zstd:1 to zstd:19")
-    usual, least, most = _LEVELS[kind]
-    if level and not (level.isdecimal() and least <= int(level) <= most):
-        raise UsageError(f"compression: {kind} has levels {least} to {most}, not {level!r}")
-    if kind == "zstd" and (not register_filters() or find_spec("imagecodecs") is None):
-        raise MissingExtraError("compression with zstd", "codecs")
-    return Compression(kind, int(level) if level else usual)
 
 
 class ChunkWriter:
@@ -214,15 +174,314 @@ def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]]) 
                 continue
 
 
-@functools.cache
-def _compressor(compression: Compression) -> Callable[[np.ndarray], bytes]:
-    level = compression.level
-    if compression.kind == "zstd":
-        import imagecodecs
+_DRAW, _BUCKETS, _PLACES = 1, 2, 3  # which of the random streams
+_MOST_DRAWN = 10**9  # rows from which NumPy draws; of more, each piece gets its exact share
+_COPY_BYTES = 1 << 20  # put in order and written at a time
 
-        return lambda data: bytes(imagecodecs.zstd_encode(data, level=level))  # type: ignore[arg-type]  # any buffer
-    try:
-        import deflate
-    except ImportError:
-        return lambda data: zlib.compress(data.data, level)
-    return lambda data: bytes(deflate.zlib_compress(data, level))
+
+class RandomSplit:
+    """Draw the part of each row at random, without replacement, so that shares are exact.
+
+    Args:
+        rows: of each part.
+        seed: of the draw.
+    """
+
+    def __init__(self, rows: Sequence[int], seed: int) -> None:
+        self._left, self._seed = np.array(rows, np.int64), seed
+
+    def deal(self, piece: int, rows: int) -> np.ndarray:
+        """Return the number of the part of each row of the next piece.
+
+        Args:
+            piece: its number; pieces are dealt in order.
+            rows: its rows.
+        """
+        rng = np.random.default_rng((self._seed, _DRAW, piece))
+        taken = _draw(rng, self._left, rows)
+        self._left -= taken
+        parts = np.repeat(np.arange(len(taken), dtype=np.uint8), taken)
+        rng.shuffle(parts)
+        return parts
+
+
+def _draw(rng: np.random.Generator, left: np.ndarray, count: int) -> np.ndarray:
+    """Return how many of `count` rows go to each part."""
+    total = int(left.sum())
+    if total < _MOST_DRAWN:
+        return rng.multivariate_hypergeometric(left, count, method="marginals")
+    return np.array(share_out(count, (left / total).tolist()), np.int64)
+
+
+class BucketFile:
+    """Shuffle rows on disk: each goes to a random bucket, and each bucket is shuffled in memory.
+
+    That is sorting all rows by random numbers, whose first digits are the bucket and whose others are the place in it.
+    Every order of all rows is equally likely, whatever the memory (Rao, 1961; Sandelius, 1962).
+
+    Args:
+        file: a temporary file. It becomes a list of runs: rows as they came, sorted by bucket.
+        fields: the datasets.
+        buckets: the number of buckets of each part; parts have buckets of their own.
+        run_rows: rows that are sorted and written together.
+        seed: of the order.
+    """
+
+    def __init__(
+        self, file: BinaryIO, fields: Sequence[Field], buckets: Sequence[int], run_rows: int, seed: int
+    ) -> None:
+        self._file, self._names, self._seed = file, [field.name for field in fields], seed
+        record = [(field.name, field.dtype, field.shape) for field in fields]
+        self._rows = np.empty(run_rows, record)
+        self._keys = np.empty(run_rows, np.int32)
+        self._filled = 0
+        self._counts: list[np.ndarray] = []  # rows of each bucket, by run
+        self._buckets = np.array(buckets)
+        self._first = np.cumsum([0, *buckets[:-1]])
+
+    def add(self, piece: int, rows: Rows, parts: np.ndarray) -> None:
+        """Deal the rows of a piece to buckets.
+
+        Args:
+            piece: its number.
+            rows: its rows.
+            parts: the number of the part of each.
+        """
+        if self._filled + len(parts) > len(self._rows):
+            self._flush()
+        some = slice(self._filled, self._filled + len(parts))
+        for name in self._names:
+            self._rows[name][some] = rows[name]
+        drawn = np.random.default_rng((self._seed, _BUCKETS, piece)).integers(0, self._buckets[parts])
+        self._keys[some] = self._first[parts] + drawn
+        self._filled = some.stop
+
+    def shuffled(self, rows: int) -> Iterator[tuple[int, Rows]]:
+        """Yield the part and the rows of each bucket in random order, `rows` at a time."""
+        self._flush()
+        record = self._rows.dtype
+        self._rows, self._keys = self._rows[:0].copy(), self._keys[:0].copy()
+        counts = np.array(self._counts, np.int64)
+        starts = (np.cumsum(counts, axis=None).reshape(counts.shape) - counts) * record.itemsize
+        part_of = np.repeat(np.arange(len(self._buckets)), self._buckets).tolist()
+        for bucket, part in enumerate(part_of):
+            found = np.empty(int(counts[:, bucket].sum()), record)
+            done = 0
+            for start, count in zip(starts[:, bucket].tolist(), counts[:, bucket].tolist(), strict=True):
+                self._read(found[done : done + count], start)
+                done += count
+            order = np.random.default_rng((self._seed, _PLACES, bucket)).permutation(len(found))
+            for at in range(0, len(found), rows):
+                some = found[order[at : at + rows]]
+                yield part, {name: some[name] for name in self._names}
+
+    def _flush(self) -> None:
+        """Write the run that is being filled."""
+        keys = self._keys[: self._filled]
+        order = np.argsort(keys, kind="stable")
+        step = max(1, _COPY_BYTES // self._rows.dtype.itemsize)
+        for first in range(0, self._filled, step):
+            self._file.write(self._rows[order[first : first + step]].view(np.uint8).data)
+        self._counts.append(np.bincount(keys, minlength=int(self._buckets.sum())))
+        self._filled = 0
+
+    def _read(self, rows: np.ndarray, start: int) -> None:
+        self._file.seek(start)
+        if self._file.readinto(rows.view(np.uint8).data) != rows.nbytes:  # type: ignore[attr-defined]
+            raise OSError("a temporary file of the conversion was cut off")
+
+
+PARTIAL = ".kerasmem-partial"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Facts of the files that a conversion wrote.
+
+    Args:
+        sums: the checksum of each dataset.
+        stored: bytes that each takes.
+        size: bytes of the files.
+        inexact: whole numbers that were rounded, by column.
+        losses: images that lost something, by kind of loss.
+        resumed_rows: rows of parts that an interrupted run wrote.
+        most_rows: of a dataset in one file.
+    """
+
+    sums: Sequence[int]
+    stored: Sequence[int]
+    size: int
+    inexact: Mapping[str, int]
+    losses: Mapping[str, int]
+    resumed_rows: int
+    most_rows: int
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Options of a conversion on which its result does not depend.
+
+    Args:
+        verify: read the files back and compare.
+        force: overwrite outputs, and discard the parts of an interrupted conversion with other settings.
+        progress: called with the step, the rows done and all rows.
+        attributes_from: the HDF5 file whose attributes are copied.
+    """
+
+    verify: bool
+    force: bool
+    progress: Progress
+    attributes_from: str | None = None
+
+
+def write_files(
+    source: RowSource, plan: WritePlan, settings: WriteSettings, threads: int, target: str, ways: Ways
+) -> Outcome:
+    """Write a source's rows to files, whole or not at all.
+
+    Args:
+        source: what is read.
+        plan: what is written.
+        settings: order, split and compression.
+        threads: that compress.
+        target: the file, from whose name those of several are made.
+        ways: options.
+    """
+    outputs, packs = output_paths(target, settings), settings.compression.packs
+    caster = Caster(source.label, plan.read, plan.cast)
+    before = source.losses.copy()
+    with _work_folder(target) as folder:
+        check_space(plan, folder, shuffle=settings.shuffle, packs=packs)
+        paths = [os.path.join(folder, f"{number}.h5") for number in range(len(outputs))]
+        pieces = _pieces(source, plan, settings, caster)
+        if settings.shuffle:
+            pieces = _shuffled(pieces, plan, settings, folder, ways.progress)
+        try:
+            sums = _write(pieces, paths, plan, settings, threads, ways.progress)
+        except OSError as error:
+            if error.filename is not None or error.errno is None:
+                raise
+            raise KerasmemError(f"{shown(target)}: cannot be written: {os.strerror(error.errno)}") from error
+        if ways.attributes_from is not None:
+            pairs = [(field.columns[0], field.name) for field in plan.datasets if len(field.columns) == 1]
+            copy_attributes(ways.attributes_from, paths[0], pairs)
+        if ways.verify:
+            _verify(paths, plan, sums, ways.progress)
+        stored = [_stored_bytes(paths[each.file], each.name) for each in plan.targets]
+        for path, output in zip(paths, outputs, strict=True):
+            os.replace(path, output)
+    return Outcome(
+        sums, stored, sum(map(os.path.getsize, outputs)), caster.inexact, source.losses - before, 0,
+        max(each.rows for each in plan.targets),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _work_folder(output: str) -> Iterator[str]:
+    """Yield an empty folder beside an output, which no other process uses; it is removed in the end.
+
+    Raises:
+        UsageError: If another process writes this output, or the folder holds what no conversion left.
+    """
+    folder = output + PARTIAL
+    files.own_folder("output", folder)
+    lock_path = os.path.join(folder, "lock")
+    for entry in os.scandir(folder):
+        if not entry.is_file(follow_symlinks=False):
+            raise UsageError(f"{shown(entry.path)}: is not a file of a conversion; remove the folder {folder!r}")
+    with os.fdopen(files.open_plain(lock_path, os.O_WRONLY | os.O_CREAT), "wb") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                files.lock(lock, wait=False)
+            except BlockingIOError:
+                raise UsageError(f"{shown(output)}: another process is writing this output; wait for it") from None
+        for name in os.listdir(folder):  # left by a process that was killed
+            if name != "lock":
+                os.unlink(os.path.join(folder, name))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+_Piece = tuple[int, Rows, np.ndarray]
+"""Number, rows as written, and the part of each row."""
+
+
+def _pieces(source: RowSource, plan: WritePlan, settings: WriteSettings, caster: Caster) -> Iterator[_Piece]:
+    """Yield the rows of a source in order."""
+    size = plan.sizes.piece_rows
+    split = RandomSplit(plan.part_rows, settings.seed)
+    for number, piece in enumerate(even_pieces(source.pieces(0, size), size)):
+        read = {field.name: piece[field.name] for field in plan.read}
+        rows = join_columns(caster.cast(read, number * size), plan.datasets)
+        yield number, rows, split.deal(number, rows_in(rows))
+
+
+def _shuffled(
+    pieces: Iterator[_Piece], plan: WritePlan, settings: WriteSettings, folder: str, progress: Progress
+) -> Iterator[_Piece]:
+    """Yield the same rows in random order; those of a piece are all of one part."""
+    run_rows = max(plan.sizes.run_bytes // plan.row_bytes, plan.sizes.piece_rows)
+    with open(os.path.join(folder, "buckets"), "x+b") as file:
+        buckets = BucketFile(file, plan.datasets, plan.buckets, run_rows, settings.seed)
+        done = 0
+        for number, rows, parts in pieces:
+            buckets.add(number, rows, parts)
+            done += len(parts)
+            progress("reading", done, plan.rows)
+        for number, (part, rows) in enumerate(buckets.shuffled(plan.sizes.piece_rows)):
+            yield number, rows, np.full(rows_in(rows), part, np.uint8)
+
+
+def _write(
+    pieces: Iterator[_Piece],
+    paths: Sequence[str],
+    plan: WritePlan,
+    settings: WriteSettings,
+    threads: int,
+    progress: Progress,
+) -> list[int]:
+    """Write new files; return the checksum of each dataset."""
+    done = 0
+    with closing(ChunkWriter(paths, plan.targets, settings.compression, threads)) as writer:
+        for _, rows, parts in pieces:
+            for part in np.unique(parts).tolist():
+                mine = parts == part
+                for place, field in enumerate(plan.datasets):
+                    values = rows[field.name]
+                    writer.append(part * len(plan.datasets) + place, values if mine.all() else values[mine])
+            done += len(parts)
+            progress("writing", done, plan.rows)
+        writer.finish()
+        return writer.sums
+
+
+def _verify(paths: Sequence[str], plan: WritePlan, sums: Sequence[int], progress: Progress) -> None:
+    """Read the files back and compare.
+
+    Raises:
+        KerasmemError: If the values read are not those written.
+    """
+    done = 0
+    for number, path in enumerate(paths):
+        wanted = {
+            target.name: (expected, target.rows)
+            for target, expected in zip(plan.targets, sums, strict=True)
+            if target.file == number
+        }
+        for same_rows in {rows for _, rows in wanted.values()}:
+            found = checksums(path, [name for name, (_, rows) in wanted.items() if rows == same_rows])
+            for name, value in found.items():
+                if value != wanted[name][0]:
+                    raise KerasmemError(
+                        f"{shown(name)}: reads back as {value:08x} and was written as {wanted[name][0]:08x}; the "
+                        "disk or its memory is at fault; nothing was kept"
+                    )
+            done += same_rows
+            progress("verifying", min(done, plan.rows), plan.rows)
+
+
+def _stored_bytes(path: str, name: str) -> int:
+    with h5py.File(path, "r") as file:
+        return int(file[name].id.get_storage_size())

@@ -1,30 +1,28 @@
-"""A folder of images, a folder a class: listed once, decoded by threads, in the order of the names."""
+"""Folders of images, a folder a class, and how an image becomes an array."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
+import io
 import os
 import stat
+import threading
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Rows
 from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.image_decoding import (
-    SUFFIXES,
-    DecodedImage,
-    decode_image,
-    load_pillow,
-    suffix_of,
-)
 from kerasmem.datatools.converting.sources.row_source import RowSource
-from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import shown
+from kerasmem.errors import DataError, MissingExtraError
+from kerasmem.hdf5.layout import one_line, shown
+from kerasmem.units import format_size
 
 _AHEAD = 4  # images a thread that are decoded or waiting to be taken
 _DEPTH = 32  # folders within folders
@@ -177,3 +175,253 @@ def in_order(decode: Callable[[int], DecodedImage], numbers: Iterable[int], thre
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "BMP": (".bmp", ".dib"),
+    "GIF": (".gif",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm"),
+}
+"""What is decoded; nothing else that Pillow knows is tried (some of it starts other programs)."""
+
+SUFFIXES = {suffix: name for name, suffixes in FORMATS.items() for suffix in suffixes}
+_MODES = {"rgb": ("RGB", 3), "rgba": ("RGBA", 4), "gray": ("L", 1)}
+_MOST_PIXELS = 1 << 27  # of one image; more is taken for a decompression bomb
+_MOST_BYTES = 3 << 28  # of one image, and of all that are unpacked at a time, on the way to an array
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+_OWN_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # of a pixel in Pillow; others: 4
+_PACKED_BITS = {"1": 1, "L": 1, "P": 1, "I;16": 16, "I;16B": 16, "I": 16, "RGB": 24, "RGBA": 32}  # of a pixel, at least
+_MOST_PACKED = 1032  # times: as much as deflate makes of a byte
+
+
+LOSSES = {
+    "alpha": "have transparency, which is dropped; color='rgba' (--color rgba) keeps it",
+    "bits": "have 16 bits a value, of which the upper 8 are kept: colours are read so, and grey where the first has 8",
+    "frames": "have several frames or pages, of which the first is taken",
+}
+"""What an image may lose, and how that is told after "3 images"."""
+
+
+class _Unpacked:
+    """Lets threads unpack images as long as these take no more bytes together than one alone may take."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def held(self, count: int) -> Iterator[None]:
+        """Wait until there is room for so many, and take it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + count <= self._most)
+            self._held += count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= count
+                self._changed.notify_all()
+
+
+_UNPACKED = _Unpacked(_MOST_BYTES)
+
+
+class DecodedImage(NamedTuple):
+    """An image as an array (height, width, channels) of uint8 or uint16, and what it lost, by the keys of `LOSSES`."""
+
+    array: np.ndarray
+    losses: tuple[str, ...] = ()
+
+
+def load_pillow() -> Any:
+    """Return PIL.Image.
+
+    Raises:
+        MissingExtraError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtraError("reading images", "convert") from None
+    return Image
+
+
+def decode_image(
+    source: str | bytes,
+    where: str,
+    options: ReadOptions,
+    suffix: str = "",
+    like: np.ndarray | None = None,
+    first: str = "the first",
+) -> DecodedImage:
+    """Return an image as an array, and what was lost.
+
+    Orientation noted by a camera is applied; of several frames the first is taken; transparency is dropped unless
+    `color` is "rgba". Grey images of 16 bits stay so as uint16, unless the first image has 8; colours of 16 bits come
+    with their upper 8.
+
+    Args:
+        source: path of the file, or its content.
+        where: its name, for messages.
+        options: what is wanted.
+        suffix: the end of its name, which has to agree with its content.
+        like: the first image, whose shape it has to have and whose type it gets; None for any.
+        first: what messages call that one.
+
+    Raises:
+        DataError: it is no image, cut off, too large, of another shape, or not what its name says.
+    """
+    pillow = load_pillow()
+    from PIL import ImageOps, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pillow.open(
+                source if isinstance(source, str) else io.BytesIO(source), formats=tuple(FORMATS)
+            ) as image:
+                size = _size_unpacked(image, source, where, options, suffix)
+                with _UNPACKED.held(size):
+                    found = _decoded(ImageOps, pillow, image, where, options, None if like is None else like.dtype)
+    except UnidentifiedImageError:
+        raise DataError(f"{where}: is no image in a format that is read ({', '.join(FORMATS)}); leave it out") from None
+    except DataError:
+        raise
+    except pillow.DecompressionBombError:
+        raise DataError(_too_many(where, "far more pixels than a picture has")) from None
+    except MemoryError:
+        raise DataError(f"{where}: does not fit in memory once unpacked") from None
+    except Exception as error:  # Pillow raises whatever its decoders meet in damaged files
+        reason = one_line(str(error), 200) or type(error).__name__
+        raise DataError(f"{where}: the image is cut off or damaged: {reason}; mend it or leave it out") from error
+    if like is not None and found.array.shape != like.shape:
+        own, wanted = found.array.shape, like.shape
+        raise DataError(
+            f"{where}: has {own[1]:,} × {own[0]:,} pixels, and {first} has {wanted[1]:,} × "
+            f"{wanted[0]:,}; images of different sizes need image_size (--image-size 224x224)"
+        )
+    return found
+
+
+def _too_many(where: str, what: str, allowed: str = f"{_MOST_PIXELS:,}") -> str:
+    return (
+        f"{where}: has {what}, and {allowed} are allowed: a small file that unpacks to so much is an attack more often "
+        "than a picture; leave it out"
+    )
+
+
+def _size_unpacked(image: Any, source: str | bytes, where: str, options: ReadOptions, suffix: str) -> int:
+    """Return how many bytes an image takes before it is an array; refuse what is too large, or not what it says."""
+    expected = SUFFIXES.get(suffix.lower())
+    content = "JPEG" if image.format == "MPO" else image.format  # a JPEG followed by others
+    if expected is not None and content != expected and not options.accept_mislabelled:
+        raise DataError(
+            f"{where}: its name says {expected}, and its content is {content}; rename it, or accept such with "
+            "accept_mislabelled=True (--accept-mislabelled)"
+        )
+    if content == "PNG":
+        _refuse_short_png(image, where, len(source) if isinstance(source, bytes) else os.stat(source).st_size)
+    pixels = image.width * image.height
+    size = pixels * _bytes_of_a_pixel(image.mode, options)
+    if pixels > _MOST_PIXELS:
+        raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
+    if size > _MOST_BYTES:
+        what = f"{image.width:,} × {image.height:,} pixels, which take {format_size(size)} once unpacked"
+        raise DataError(_too_many(where, what, format_size(_MOST_BYTES)))
+    return size
+
+
+def _refuse_short_png(image: Any, where: str, size: int) -> None:
+    """Refuse a PNG with fewer bytes than its pixels need, packed as well as can be: Pillow makes the rest black."""
+    needed = image.height * (1 + image.width * _PACKED_BITS.get(image.mode, 8) // 8)
+    if needed > size * _MOST_PACKED:
+        raise DataError(
+            f"{where}: the image is cut off or damaged: it speaks of {image.width:,} × {image.height:,} pixels, more "
+            f"than a PNG of {size:,} bytes holds; mend it or leave it out"
+        )
+
+
+def _bytes_of_a_pixel(mode: str, options: ReadOptions) -> int:
+    """Return how many bytes of a pixel lie in memory at most while an image becomes an array."""
+    wanted, channels = _MODES[options.color]
+    own = _OWN_BYTES.get(mode, 4)
+    if mode in _SIXTEEN_BITS:
+        return own + (2 + 2 * channels if options.image_size is None else 4)
+    converted = 0 if mode == wanted else _OWN_BYTES.get(wanted, 4)
+    by_way_of_rgba = 4 if mode in ("P", "PA") and wanted != "RGBA" else 0
+    return own + converted + by_way_of_rgba + (channels if options.image_size is None else 0)
+
+
+def _decoded(
+    ops: Any, pillow: Any, image: Any, where: str, options: ReadOptions, dtype: np.dtype[Any] | None
+) -> DecodedImage:
+    mode, channels = _MODES[options.color]
+    is_cut = ";16" in str(image.tile) and image.mode not in _SIXTEEN_BITS  # Pillow has no colours of 16 bits
+    losses = ["frames"] if _has_frames(image) else []
+    ops.exif_transpose(image, in_place=True)  # a copy would take as much again
+    upright = image
+    if upright.mode == "F":
+        raise DataError(f"{where}: holds floating-point values, no colours; save it as .npy")
+    if options.color != "rgba" and _is_transparent(upright):
+        losses.append("alpha")
+    if upright.mode in _SIXTEEN_BITS:
+        if upright.mode == "I" and not 0 <= min(upright.getextrema()) <= max(upright.getextrema()) <= 65535:
+            raise DataError(f"{where}: has values beyond 16 bits; convert it first")
+        if dtype != np.uint8:
+            return DecodedImage(_with_channels(_sixteen_bits(pillow, upright, options), channels), tuple(losses))
+        upright, is_cut = pillow.fromarray((np.asarray(upright) >> 8).astype(np.uint8)), True
+    if upright.mode != mode:
+        if upright.mode in ("P", "PA") and mode != "RGBA":
+            upright = upright.convert("RGBA")
+        upright = upright.convert(mode)
+    if options.image_size is not None and upright.size != options.image_size:
+        upright = upright.resize(options.image_size, pillow.Resampling.BILINEAR)
+    array: np.ndarray = np.asarray(upright, np.uint8)
+    array = array.reshape(array.shape[0], array.shape[1], channels)
+    if dtype == np.uint16:
+        array = array.astype(np.uint16) * 257  # white stays white
+    return DecodedImage(array, (*losses, "bits") if is_cut else tuple(losses))
+
+
+def _sixteen_bits(pillow: Any, image: Any, options: ReadOptions) -> np.ndarray:
+    """Return grey values of 16 bits, resized where that is asked for."""
+    if options.image_size in (None, image.size):
+        return np.asarray(image).astype(np.uint16)
+    # Pillow resizes no 16 bits.
+    resized = image.convert("F").resize(options.image_size, pillow.Resampling.BILINEAR)
+    return np.rint(np.asarray(resized)).astype(np.uint16)
+
+
+def _with_channels(grey: np.ndarray, channels: int) -> np.ndarray:
+    array = np.repeat(grey[:, :, None], channels, axis=2)
+    array[:, :, 3:] = 65535  # opaque
+    return array
+
+
+def _has_frames(image: Any) -> bool:
+    with contextlib.suppress(Exception):  # what is wrong with a later frame does not matter to the first
+        return bool(getattr(image, "is_animated", False))
+    return False
+
+
+def _is_transparent(image: Any) -> bool:
+    if image.mode not in ("RGBA", "LA", "PA", "RGBa", "La") and "transparency" not in image.info:
+        return False
+    if image.mode in _SIXTEEN_BITS:
+        return True
+    return bool(image.convert("RGBA").getchannel("A").getextrema()[0] < 255)
+
+
+def is_encoded_image(data: bytes) -> bool:
+    """Return whether bytes begin as an image file does."""
+    starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+    return data.startswith(starts) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+
+
+def suffix_of(path: str) -> str:
+    """Return the end of a file's name, in small letters."""
+    return os.path.splitext(path)[1].lower()

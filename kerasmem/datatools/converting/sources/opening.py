@@ -15,7 +15,7 @@ from kerasmem.datatools.converting.sources.hdf5 import open_hdf5
 from kerasmem.datatools.converting.sources.images import ImageFolder
 from kerasmem.datatools.converting.sources.records import RecordSource
 from kerasmem.datatools.converting.sources.row_source import RowSource, combine
-from kerasmem.datatools.converting.sources.table_files import open_tables
+from kerasmem.datatools.converting.sources.tables import open_tables
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import natural_order

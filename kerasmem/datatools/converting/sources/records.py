@@ -11,8 +11,7 @@ import numpy as np
 
 from kerasmem.datatools.converting.fields import Field, Rows, check_name
 from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.image_decoding import DecodedImage, decode_image, is_encoded_image
-from kerasmem.datatools.converting.sources.images import in_order
+from kerasmem.datatools.converting.sources.images import DecodedImage, decode_image, in_order, is_encoded_image
 from kerasmem.datatools.converting.sources.row_source import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
