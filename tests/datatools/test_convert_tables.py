@@ -259,12 +259,11 @@ def test_whole_numbers_beyond_int64_are_told_of(tmp_path):
     assert "'a' has whole numbers beyond int64 ('18446744073709551616'), which are rounded" in told and "--text" in told
 
 
-def test_where_numbers_end_and_text_begins(tmp_path):
-    numbers = "".join(f"{k},1\n" for k in range(200_000))
-    message = r"t\.csv': column 'a' mixes types.*in row 200,000, counted from 0: 'hello'.*--text"
-    with pytest.raises(DataError, match=message):
+def test_texts_after_numbers(tmp_path):
+    with pytest.raises(DataError, match=r"column 'a' mixes types: it holds whole numbers first.*hello.*--text"):
+        numbers = "".join(f"{k},1\n" for k in range(200_000))
         convert(write_csv(tmp_path, f"a,y\n{numbers}hello,1\n3,1\n"), tmp_path / "out.h5")
-    with pytest.raises(DataError, match=r"column 'a' mixes types.*'007'.*'A12'.*in row 2, counted from 0: 'A12'"):
+    with pytest.raises(DataError, match=r"column 'a' mixes types.*'007'.*'A12'"):
         convert(write_csv(tmp_path, "a,y\n007,1\n8,1\nA12,1\n"), tmp_path / "out.h5")
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,12 +14,11 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.checks import SplitAs
 from kerasmem.datatools.converting.fields import ColumnChoice
-from kerasmem.datatools.converting.parts import PART_SIZE, Parting, read_parting, write_parts
+from kerasmem.datatools.converting.parts import PART_SIZE, is_index, read_index, write_parts
 from kerasmem.datatools.converting.planning import DEFAULT_MEMORY, WritePlan, make_plan
 from kerasmem.datatools.converting.results import Conversion, WrittenDataset
 from kerasmem.datatools.converting.settings import (
     ReadOptions,
-    SourceOptions,
     WriteSettings,
     output_paths,
     read_compression,
@@ -38,9 +37,6 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown, type_name
 from kerasmem.hdf5.settings import read_path
 from kerasmem.units import parse_size
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def convert(
@@ -62,7 +58,7 @@ def convert(
     executor: Executor | None = None,
     part_size: int | str = PART_SIZE,
     progress: Progress | None = None,
-    **reading: Unpack[SourceOptions],
+    **reading: Any,
 ) -> Conversion:
     """Write data of other formats as HDF5 that `H5ChunkSequence` streams, whatever its size, in bounded memory.
 
@@ -92,7 +88,7 @@ def convert(
             `MPIPoolExecutor`. Defaults to this process.
         part_size: bytes of rows that such a file is to have, or text.
         progress: called with what goes on, the rows done and all rows.
-        **reading: how sources of one kind are read: `SourceOptions`.
+        **reading: how sources of one kind are read: `ReadOptions`.
 
     Raises:
         DataError: a source cannot be read, or its values cannot be written without loss.
@@ -111,24 +107,24 @@ def convert(
         keep_float64, read_split(split), split_as,
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, **reading)
-    ways = Ways(verify, force, progress or tell_nobody)
-    return write_data(sources, output, settings, options, read_parting(output, executor, part_size), ways)
+    part_bytes = parse_size(part_size, field="part_size")
+    ways = Ways(verify, force, progress or tell_nobody, executor, part_bytes)
+    return _convert(sources, output, settings, options, ways)
 
 
-def write_data(
+def _convert(
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     settings: WriteSettings,
     options: ReadOptions,
-    parting: Parting | None,
     ways: Ways,
 ) -> Conversion:
-    """Do what `kerasmem.data.convert` does, with checked settings."""
     started = time.monotonic()
     given = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     found = find_paths([os.fsdecode(path) for path in given])
-    target = read_output(output) if parting is None else parting.read_output(output, settings)
-    if parting is None:
+    in_parts = is_index(output, ways.executor)
+    target = read_index(output, settings) if in_parts else read_output(output)
+    if not in_parts:
         refuse_outputs(output_paths(target, settings), [path for _, path in found], force=ways.force)
     ways.progress("opening the sources", 0, 0)
     try:
@@ -137,10 +133,10 @@ def write_data(
             options.columns.reads(field.name)
         options.columns.check()
         plan = make_plan(source, settings, options)
-        if parting is None:
-            outcome = write_files(source, plan, settings, options.threads, target, ways)
+        if in_parts:
+            outcome = write_parts(source, plan, settings, options, target, ways)
         else:
-            outcome = write_parts(source, plan, settings, options, target, ways, parting)
+            outcome = write_files(source, plan, settings, options.threads, target, ways)
     except OSError as error:
         if error.filename is None:
             raise
@@ -277,6 +273,6 @@ def repack(
         keep_float64=not checks.flag("float32", float32),
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, trust_file=trust_file)
-    parting = read_parting(output, executor, part_size)
-    ways = Ways(verify, force, progress or tell_nobody, attributes_from=source)
-    return write_data(source, output, settings, options, parting, ways)
+    part_bytes = parse_size(part_size, field="part_size")
+    ways = Ways(verify, force, progress or tell_nobody, executor, part_bytes, attributes_from=source)
+    return _convert(source, output, settings, options, ways)

@@ -70,9 +70,7 @@ def check_name(name: str, where: str) -> str:
     """
     encodable = name.encode("utf-8", "ignore").decode() == name
     if not (encodable and plain_name(name)) or ".." in name.split("/") or "\0" in name:
-        raise DataError(
-            f"{where}: {shown(name)} cannot be the name of a dataset; rename it there, or leave it out with drop"
-        )
+        raise DataError(f"{where}: {shown(name)} cannot be the name of a dataset; rename it, or drop it")
     return plain_name(name)
 
 
@@ -184,8 +182,7 @@ def _joined(name: str, found: Sequence[Field], *, single: bool) -> Field:
     for field in found:
         if len(field.shape) > 1:
             raise DataError(
-                f"columns: {shown(field.name)} has rows of shape {field.shape}; only numbers and lists of them can "
-                "be put side by side"
+                f"columns: {shown(field.name)} has rows of shape {field.shape}; only lists can be put side by side"
             )
         if field.class_names is not None:
             raise DataError(f"columns: {shown(field.name)} holds texts; give it a dataset of its own")
@@ -222,8 +219,7 @@ def written_type(field: Field, *, keep_float64: bool = False) -> str:
     dtype = np.dtype(field.dtype)
     if dtype.kind == "c":
         raise DataError(
-            f"{shown(field.name)} holds complex numbers; store real and imaginary parts as two channels, "
-            "np.stack([z.real, z.imag], -1)"
+            f"{shown(field.name)} holds complex numbers; store two channels, np.stack([z.real, z.imag], -1)"
         )
     if dtype.kind not in "fiub":
         kind = "dates or times" if dtype.kind in "mM" else "text" if dtype.kind in "SU" else f"the type {dtype}"
@@ -280,11 +276,8 @@ class Caster:
         lost &= np.isfinite(values)
         if lost.any():
             at = tuple(int(k) for k in np.argwhere(lost)[0])
-            raise DataError(
-                f"{self._source}: row {first + at[0]:,} of {shown(name)} holds {values[at]:.6g}, which float32 has no "
-                "room for (it ends at 3.4e38) and would turn into infinity; scale the data, mend the value, or keep "
-                "the type with keep_float64 (--keep-float64)"
-            )
+            value = f"row {first + at[0]:,} of {shown(name)} holds {values[at]:.6g}, which float32 has no room for"
+            raise DataError(f"{self._source}: {value}; scale the data, or keep the type: keep_float64 (--keep-float64)")
 
     def _count_inexact(self, name: str, values: np.ndarray, result: np.ndarray) -> None:
         with np.errstate(invalid="ignore"):

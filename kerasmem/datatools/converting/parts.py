@@ -12,8 +12,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,75 +31,50 @@ from kerasmem.hdf5.remote.file import RemoteFile, expand, put_file, refuse_web, 
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import INDEX_SUFFIX, read_place
 from kerasmem.processes.executors import run_tasks
-from kerasmem.units import parse_size
 
 PART_SIZE = "1GiB"
 _PART = re.compile(r"part-\d{5,}\.h5")
 
 
-@dataclass(frozen=True)
-class Parting:
-    """How a conversion is parted.
+def is_index(output: Any, executor: Executor | None) -> bool:
+    """Return whether a conversion writes parts and an index."""
+    named = isinstance(output, (str, os.PathLike)) and os.fsdecode(output).endswith(INDEX_SUFFIX)
+    return named or executor is not None
 
-    Args:
-        executor: writes the parts; None for this process.
-        size: bytes of rows that a part is to have.
+
+def read_index(output: Any, settings: WriteSettings) -> str:
+    """Return the index to be written, a path or a URL.
+
+    Raises:
+        UsageError: If it cannot be one, or the settings need all rows in one place.
     """
-
-    executor: Executor | None
-    size: int
-
-    def read_output(self, output: Any, settings: WriteSettings) -> str:
-        """Return the index to be written, a path or a URL.
-
-        Raises:
-            UsageError: it is none, or what is asked for needs all rows in one place.
-        """
-        whole = {
-            "shuffle": (settings.shuffle, "H5ChunkSequence shuffles as it reads"),
-            "split": (settings.splits, "H5ChunkSequence(rows=…) takes a part of the rows"),
-        }
-        for name, (given, instead) in whole.items():
-            if given:
-                raise UsageError(
-                    f"{name}: needs all rows in one place, and an index has parts. Name a file that ends with .h5, or "
-                    f"leave {name} out: {instead}."
-                )
-        target = read_place(output)
-        if not target.endswith(INDEX_SUFFIX):
-            raise UsageError(
-                f"output: an executor writes part-00000.h5 and so on, and an index of them. Name the index, such as "
-                f"parts/train{INDEX_SUFFIX}; got {shown(target)}."
-            )
-        if not is_url(target):
-            return read_output(target)
-        refuse_web(target)
-        return target
+    whole = {
+        "shuffle": (settings.shuffle, "H5ChunkSequence shuffles as it reads"),
+        "split": (settings.splits, "H5ChunkSequence(rows=…) takes a part of the rows"),
+    }
+    for name, (given, instead) in whole.items():
+        if given:
+            problem = f"{name}: needs all rows in one place, and an index has parts"
+            raise UsageError(f"{problem}. Name a file that ends with .h5, or leave {name} out: {instead}.")
+    target = read_place(output)
+    if not target.endswith(INDEX_SUFFIX):
+        name = f"parts/train{INDEX_SUFFIX}"
+        raise UsageError(f"output: an executor writes parts and an index of them. Name the index, such as {name}.")
+    if not is_url(target):
+        return read_output(target)
+    refuse_web(target)
+    return target
 
 
-def read_parting(output: Any, executor: Executor | None, part_size: int | str) -> Parting | None:
-    """Return how to part a conversion; None if it goes to files of its own."""
-    size = parse_size(part_size, field="part_size")
-    is_index = isinstance(output, (str, os.PathLike)) and os.fsdecode(output).endswith(INDEX_SUFFIX)
-    return Parting(executor, size) if is_index or executor is not None else None
-
-
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     source: RowSource
     output: str
 
 
 def write_parts(
-    source: RowSource,
-    plan: WritePlan,
-    settings: WriteSettings,
-    options: ReadOptions,
-    target: str,
-    ways: Ways,
-    parting: Parting,
+    source: RowSource, plan: WritePlan, settings: WriteSettings, options: ReadOptions, target: str, ways: Ways
 ) -> Outcome:
-    """Write a source's rows to files beside an index, by an executor, and the index.
+    """Write a source's rows to files beside an index, and the index.
 
     Finished parts of an interrupted run are kept.
 
@@ -110,9 +85,8 @@ def write_parts(
         options: how sources are read.
         target: the index, a path or a URL.
         ways: options.
-        parting: what does it, and how large parts are.
     """
-    bounds = part_bounds(source, max(1, parting.size // plan.row_bytes))
+    bounds = part_bounds(source, max(1, ways.part_bytes // plan.row_bytes))
     folder = target.rsplit("/", 1)[0] if is_url(target) else os.path.dirname(target)
     outputs = [f"{folder}/part-{number:05}.h5" for number in range(len(bounds) - 1)]
     state_path = target + PARTIAL
@@ -134,15 +108,15 @@ def write_parts(
     parts = (_Part(source.part(bounds[number], bounds[number + 1]), outputs[number]) for number in left)
     write = functools.partial(
         _write_part, settings=settings, options=replace(options, threads=1),
-        ways=replace(ways, force=True, progress=tell_nobody),
+        ways=replace(ways, force=True, executor=None, progress=tell_nobody),
     )  # fmt: skip
-    for number, outcome in zip(left, run_tasks(parting.executor, write, parts), strict=True):
+    for number, outcome in zip(left, run_tasks(ways.executor, write, parts), strict=True):
         _check_reached(outputs[number])
         done[number] = outcome
         _write_state(state_path, told, done)
         ways.progress("writing", bounds[number + 1], plan.rows)
     names = [field.name for field in plan.datasets]
-    index = indexing.index(outputs, target, datasets=names, executor=parting.executor, progress=ways.progress)
+    index = indexing.index(outputs, target, datasets=names, executor=ways.executor, progress=ways.progress)
     _remove_state(state_path)
     found = _joined([done[number] for number in range(len(outputs))], np.diff(bounds).tolist(), plan)
     return replace(found, size=found.size + index.index_bytes, resumed_rows=before)
@@ -223,9 +197,7 @@ def _clear(folder: str, outputs: Sequence[str], sources: Sequence[str], *, force
     """Refuse to write where there are outputs or parts already; with `force`, remove those that would be left over."""
     if is_url(folder):
         if not force and (found := _at_url(folder)):
-            raise UsageError(
-                f"output: {shown(found[0])} exists already; choose another place, or give force=True (--force)"
-            )
+            raise UsageError(f"output: {shown(found[0])} exists already; choose another place, or force=True (--force)")
         return
     present = [
         path for path in glob.glob(f"{glob.escape(folder)}/part-*.h5") if _PART.fullmatch(os.path.basename(path))
@@ -256,10 +228,7 @@ def _write_part(part: _Part, settings: WriteSettings, options: ReadOptions, ways
 
 def _check_reached(output: str) -> None:
     if not is_url(output) and not os.path.exists(output):
-        raise DataError(
-            f"{shown(output)}: a worker has written it, and it is not to be seen from here; name a folder that all "
-            "machines share, or a URL"
-        )
+        raise DataError(f"{shown(output)}: written by a worker, and not visible here; name a shared folder or a URL")
 
 
 def _joined(outcomes: Sequence[Outcome], rows: Sequence[int], plan: WritePlan) -> Outcome:

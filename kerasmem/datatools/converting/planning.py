@@ -117,11 +117,8 @@ def check_space(plan: WritePlan, folder: str, *, shuffle: bool, packs: bool) -> 
     free = shutil.disk_usage(folder).free
     if needed > free:
         why = ", half of it for shuffling" if shuffle and not packs else ""
-        raise DataError(
-            f"{shown(os.path.abspath(folder))}: has {format_size(free)} free, and {format_size(needed)} are "
-            f"needed{why}; "
-            "choose another disk, compression, or fewer columns"
-        )
+        room = f"has {format_size(free)} free, and {format_size(needed)} are needed{why}"
+        raise DataError(f"{shown(os.path.abspath(folder))}: {room}; choose another disk, compression, or fewer columns")
 
 
 def choose_chunk_rows(row_bytes: int, rows: int, batch_size: int, target: int = CHUNK_BYTES) -> int:
@@ -171,10 +168,8 @@ def choose_sizes(
     least_rows = _LEAST_SHUFFLED if shuffle else _LEAST_ROWS
     if quarter < least_rows * row_bytes:
         least = 4 * least_rows * row_bytes
-        raise UsageError(
-            f"memory_budget: {format_size(memory)} is too small for rows of {format_size(row_bytes)}; give at least "
-            f"'{-(-least // MIB)}MiB'"
-        )
+        sizes = f"{format_size(memory)} is too small for rows of {format_size(row_bytes)}"
+        raise UsageError(f"memory_budget: {sizes}; give at least '{-(-least // MIB)}MiB'")
     # every dataset fills a chunk of its own; those being compressed are there three times over
     chunk = min(CHUNK_BYTES, quarter // (fields * outputs + 6 * (threads + 2)))
     piece = min(_PIECE_BYTES, quarter // 6)

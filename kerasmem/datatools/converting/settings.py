@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, TypedDict, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -91,45 +91,27 @@ def _compressor(compression: Compression) -> Callable[[np.ndarray], bytes]:
     return lambda data: bytes(deflate.zlib_compress(data, level))
 
 
-class SourceOptions(TypedDict, total=False):
-    """The arguments of `kerasmem.data.convert` that say how sources of one kind are read.
-
-    Args:
-        image_size: "224x160", width first, to resize images; None where all have one size.
-        color: "rgb", "rgba" or "gray".
-        accept_mislabelled: accept images that are of another format than their names say.
-        follow_links: follow links in folders of images.
-        trust_file: as for `H5ChunkSequence`, of HDF5 files.
-        header: whether the first row of a CSV file names the columns.
-        delimiter: between the values of CSV; by default a comma, in .tsv a tab, and a semicolon where the first line
-            has some and no comma; numbers may then have decimal commas.
-        encoding: of the text in CSV.
-        text: columns of CSV that are texts also where they look like numbers.
-    """
-
-    image_size: Any
-    color: Color
-    accept_mislabelled: bool
-    follow_links: bool
-    trust_file: bool
-    header: bool
-    delimiter: str | None
-    encoding: str
-    text: Sequence[str]
-
-
 @dataclass(frozen=True)
 class ReadOptions:
-    """Everything that says how sources are read; what is not explained here is as in `SourceOptions`.
+    """How sources are read: the first two are set by `kerasmem.data.convert`, the others are its arguments.
 
     Args:
         columns: which columns are read.
         budget: bytes for reading HDF5.
-        image_size: (width, height), or a text that says it.
+        image_size: "224x160", width first, to resize images. Defaults to the size that all have.
+        color: "rgb", "rgba" or "gray".
+        accept_mislabelled: accept images of another format than their names say.
+        follow_links: follow links in folders of images.
+        trust_file: as for `H5ChunkSequence`, of HDF5 files.
+        header: whether the first row of a CSV file names the columns.
+        delimiter: between the values of CSV. Defaults to a comma, in .tsv a tab, and a semicolon if the first line has
+            some and no comma; numbers may then have decimal commas.
+        encoding: of the text in CSV.
+        text: columns of CSV that are texts even if they look like numbers.
         threads: that decode and compress.
 
     Raises:
-        UsageError: there is no such size or color.
+        UsageError: If there is no such size, color or encoding.
     """
 
     columns: ColumnChoice
@@ -151,9 +133,7 @@ class ReadOptions:
         try:
             " ".encode(self.encoding)
         except (LookupError, ValueError, TypeError):
-            raise UsageError(
-                f"encoding: {self.encoding!r} is no encoding; write for example 'latin-1', 'cp1252' or 'utf-16'"
-            ) from None
+            raise UsageError(f"encoding: {self.encoding!r} is no encoding; try 'latin-1' or 'utf-16'") from None
 
 
 @dataclass(frozen=True)
@@ -304,6 +284,4 @@ def refuse_outputs(outputs: Sequence[str], sources: Sequence[str], *, force: boo
         if os.path.isdir(output):
             raise UsageError(f"output: {shown(output)} is a folder; choose another name")
         if os.path.lexists(output) and not force:
-            raise UsageError(
-                f"output: {shown(output)} exists already; choose another name, or give force=True (--force)"
-            )
+            raise UsageError(f"output: {shown(output)} exists already; choose another name, or force=True (--force)")

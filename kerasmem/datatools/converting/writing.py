@@ -8,7 +8,7 @@ import shutil
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -325,12 +325,16 @@ class Ways:
         verify: read the files back and compare.
         force: overwrite outputs, and discard the parts of an interrupted conversion with other settings.
         progress: called with the step, the rows done and all rows.
+        executor: writes the parts of an index; None for this process.
+        part_bytes: bytes of rows of such a part.
         attributes_from: the HDF5 file whose attributes are copied.
     """
 
     verify: bool
     force: bool
     progress: Progress
+    executor: Executor | None
+    part_bytes: int
     attributes_from: str | None = None
 
 
@@ -474,10 +478,8 @@ def _verify(paths: Sequence[str], plan: WritePlan, sums: Sequence[int], progress
             found = checksums(path, [name for name, (_, rows) in wanted.items() if rows == same_rows])
             for name, value in found.items():
                 if value != wanted[name][0]:
-                    raise KerasmemError(
-                        f"{shown(name)}: reads back as {value:08x} and was written as {wanted[name][0]:08x}; the "
-                        "disk or its memory is at fault; nothing was kept"
-                    )
+                    sums = f"reads back as {value:08x} and was written as {wanted[name][0]:08x}"
+                    raise KerasmemError(f"{shown(name)}: {sums}; the disk or its memory is at fault; nothing was kept")
             done += same_rows
             progress("verifying", min(done, plan.rows), plan.rows)
 

@@ -14,7 +14,7 @@ from kerasmem import checks
 from kerasmem.datatools.inspecting.advice import choose_features, choose_roles, is_named_target, known, stream_line
 from kerasmem.datatools.inspecting.listing import Contents, Entry, checksums, list_contents
 from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
-from kerasmem.datatools.progress import Progress
+from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import plain_name, shown, type_name
 from kerasmem.hdf5.scan import scan_files
@@ -22,7 +22,7 @@ from kerasmem.hdf5.settings import Access, read_parts, read_path
 from kerasmem.streaming.description import advise, describe_plan, describe_quality
 from kerasmem.streaming.file_order import read_windows
 from kerasmem.streaming.plan import StreamPlan, StreamSettings, dataset_names, make_plan
-from kerasmem.streaming.quality import ShuffleQuality, examine
+from kerasmem.streaming.quality import examine
 
 _WRITERS = {
     "MATLAB": "MATLAB counts axes from the other end: its last axis is the first here, which counts the rows",
@@ -83,7 +83,7 @@ def inspect(
         >>> found.read_amplification
         1.0
     """
-    tell = progress or (lambda what, done, total: None)
+    tell = progress or tell_nobody
     access = Access(checks.flag("trust_file", trust_file))
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)
@@ -113,7 +113,9 @@ def inspect(
         line = line[:-1] + ", trust_file=True)"
     found = replace(found, x=first, y=second, line=line)
     try:
-        plan = preview_plan(contents.path, first, second, batch_size=batch_size, access=access)
+        parts = read_parts(first, second, None)
+        layout = scan_files([contents.path], dataset_names(parts), access)
+        plan = make_plan(layout, parts, StreamSettings(batch_size=batch_size, shuffle=second is not None))
     except UsageError as error:  # chunks beyond any window
         return replace(found, notes=(*notes, str(error)))
     return _with_stream(found, plan, access)
@@ -125,7 +127,7 @@ def _with_stream(found: Inspection, plan: StreamPlan, access: Access) -> Inspect
     stream, mixing, advice = describe_plan(plan), None, []
     labels = next((report for report in found.datasets if report.name == found.y), None)
     if labels is not None and labels.class_counts is not None:
-        quality = preview_mixing(plan, labels.name, access)
+        quality = examine(plan, labels.name, [file.path for file in plan.layout.files], access)
         mixing = quality.to_dict()
         stream += "\n" + describe_quality(quality, shuffle=plan.settings.shuffle)
         advice += [] if quality.good else [advise(quality, shuffle=plan.settings.shuffle)]
@@ -135,30 +137,6 @@ def _with_stream(found: Inspection, plan: StreamPlan, access: Access) -> Inspect
             "rows: kerasmem data repack writes the file in better ones"
         )
     return replace(found, stream=stream, needed_bytes=needed, read_bytes=read, mixing=mixing, advice="; ".join(advice))
-
-
-def preview_plan(path: str, x: str, y: str | None, *, batch_size: int, access: Access | None = None) -> StreamPlan:
-    """Return the plan of `H5ChunkSequence(path, x, y)` with its other settings as they are, without Keras.
-
-    Args:
-        path: the file.
-        x: the features.
-        y: the targets; None for none, and then rows come in file order.
-        batch_size: rows a batch.
-        access: what may be read.
-
-    Raises:
-        DataError: the datasets cannot be trained from.
-        UsageError: no memory budget of the usual size will do.
-    """
-    parts = read_parts(x, y, None)
-    layout = scan_files([path], dataset_names(parts), access or Access())
-    return make_plan(layout, parts, StreamSettings(batch_size=batch_size, shuffle=y is not None))
-
-
-def preview_mixing(plan: StreamPlan, labels: str, access: Access | None = None) -> ShuffleQuality:
-    """Return how well a plan mixes labels, which are read for that."""
-    return examine(plan, labels, [file.path for file in plan.layout.files], access)
 
 
 def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str | None, str | None]:

@@ -148,9 +148,8 @@ def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | No
     wanted = [plain_name(name) for name in datasets]
     found = [layout for layout in found if layout.name in wanted]
     if len(found) < len(wanted):
-        raise UsageError(
-            f"datasets: {', '.join(map(shown, wanted))} differ in their number of rows; take them one by one"
-        )
+        names = ", ".join(map(shown, wanted))
+        raise UsageError(f"datasets: {names} differ in their number of rows; take them one by one")
     return found
 
 

@@ -49,8 +49,7 @@ class ArraySource(RowSource):
             else:
                 if path.lower().endswith(".npz"):
                     raise DataError(
-                        f"{self.label}: is no .npy file, and as an .npz it is cut off: its table of contents, which "
-                        "comes last, is missing; copy or write it again"
+                        f"{self.label}: is no .npy file, and as an .npz it is cut off; copy or write it again"
                     )
                 stem = os.path.splitext(os.path.basename(path))[0]
                 given = check_name(stem if name is None else name, self.label)
@@ -138,9 +137,9 @@ class _Member:
         if self._whole is None:
             size = prod(self.shape) * self.dtype.itemsize
             if size > _COLUMN_BYTES:
+                where = f"{label}: {shown(self.name)}"
                 raise DataError(
-                    f"{label}: {shown(self.name)} is stored column by column (Fortran order) in an archive, and "
-                    "would have to be loaded whole; save it as .npy, or with np.ascontiguousarray"
+                    f"{where} is in Fortran order in an archive and too large to be loaded; save it as .npy"
                 )
             self._whole = np.frombuffer(file.read(size), self.dtype).reshape(self.shape, order="F")
         return self._whole[first : first + count]
@@ -176,8 +175,6 @@ def _read_header(file: Any, where: str, name: str, size: int, entry: str | None)
         raise DataError(f"{where}: is empty: its shape is {shape}")
     offset, needed = file.tell(), prod(shape) * dtype.itemsize
     if needed != size - offset and (entry is not None or needed > size - offset):
-        raise DataError(
-            f"{where}: its header speaks of {shape} {dtype}, {format_size(needed)}, and there are "
-            f"{format_size(size - offset)}; it is cut off or damaged: copy or write it again"
-        )
+        sizes = f"{format_size(needed)}, and there are {format_size(size - offset)}"
+        raise DataError(f"{where}: its header speaks of {shape} {dtype}, {sizes}; it is cut off or damaged")
     return _Member(name, tuple(int(extent) for extent in shape), dtype, bool(fortran), offset, entry)

@@ -69,7 +69,6 @@ class ImageFolder(RowSource):
         self._names = bytes(names)
         self._listed = self._digest.hexdigest()
         del self._digest  # which no other process can be given
-        self._begins = 0
         self._classes = np.array(classes, np.int32)
         self._ends = np.array(ends, np.int64)
         self.rows = len(classes)
@@ -87,7 +86,7 @@ class ImageFolder(RowSource):
 
     def identity(self) -> list[Any]:
         """Return the number of images, and what their names, sizes and times of change come to."""
-        return [os.path.abspath(self.paths[0]), self._begins, self.rows, self._listed]
+        return [os.path.abspath(self.paths[0]), self.rows, self._listed]
 
     def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield images and classes."""
@@ -105,7 +104,6 @@ class ImageFolder(RowSource):
         found = copy.copy(self)
         vars(found).update(
             rows=stop - start,
-            _begins=start,
             _losses=Counter(),
             _classes=self._classes[start:stop],
             _names=self._names[self._ends[start] : self._ends[stop]],
@@ -157,9 +155,7 @@ class ImageFolder(RowSource):
 
     def _refuse_link(self, entry: os.DirEntry[str], what: str) -> None:
         if entry.is_symlink() and not self._options.follow_links:
-            raise DataError(
-                f"{shown(entry.path)}: {what}; pass follow_links=True (--follow-links) if you trust where it leads"
-            )
+            raise DataError(f"{shown(entry.path)}: {what}; pass follow_links=True (--follow-links) if you trust it")
 
 
 def in_order(decode: Callable[[int], DecodedImage], numbers: Iterable[int], threads: int) -> Iterator[DecodedImage]:
@@ -300,10 +296,8 @@ def decode_image(
         raise DataError(f"{where}: the image is cut off or damaged: {reason}; mend it or leave it out") from error
     if like is not None and found.array.shape != like.shape:
         own, wanted = found.array.shape, like.shape
-        raise DataError(
-            f"{where}: has {own[1]:,} × {own[0]:,} pixels, and {first} has {wanted[1]:,} × "
-            f"{wanted[0]:,}; images of different sizes need image_size (--image-size 224x224)"
-        )
+        sizes = f"has {own[1]:,} × {own[0]:,} pixels, and {first} has {wanted[1]:,} × {wanted[0]:,}"
+        raise DataError(f"{where}: {sizes}; pass image_size (--image-size 224x224) to resize them")
     return found
 
 
@@ -319,10 +313,8 @@ def _size_unpacked(image: Any, source: str | bytes, where: str, options: ReadOpt
     expected = SUFFIXES.get(suffix.lower())
     content = "JPEG" if image.format == "MPO" else image.format  # a JPEG followed by others
     if expected is not None and content != expected and not options.accept_mislabelled:
-        raise DataError(
-            f"{where}: its name says {expected}, and its content is {content}; rename it, or accept such with "
-            "accept_mislabelled=True (--accept-mislabelled)"
-        )
+        kinds = f"its name says {expected}, and its content is {content}"
+        raise DataError(f"{where}: {kinds}; rename it, or pass accept_mislabelled=True (--accept-mislabelled)")
     if content == "PNG":
         _refuse_short_png(image, where, len(source) if isinstance(source, bytes) else os.stat(source).st_size)
     pixels = image.width * image.height
@@ -339,10 +331,8 @@ def _refuse_short_png(image: Any, where: str, size: int) -> None:
     """Refuse a PNG with fewer bytes than its pixels need, packed as well as can be: Pillow makes the rest black."""
     needed = image.height * (1 + image.width * _PACKED_BITS.get(image.mode, 8) // 8)
     if needed > size * _MOST_PACKED:
-        raise DataError(
-            f"{where}: the image is cut off or damaged: it speaks of {image.width:,} × {image.height:,} pixels, more "
-            f"than a PNG of {size:,} bytes holds; mend it or leave it out"
-        )
+        pixels = f"{image.width:,} × {image.height:,} pixels do not fit in a PNG of {size:,} bytes"
+        raise DataError(f"{where}: the image is cut off or damaged: {pixels}; leave it out")
 
 
 def _bytes_of_a_pixel(mode: str, options: ReadOptions) -> int:

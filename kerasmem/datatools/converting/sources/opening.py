@@ -96,10 +96,8 @@ def _open(path: str, name: str | None, options: ReadOptions) -> RowSource:
         return RecordSource(path, options)
     if h5py.is_hdf5(path) or lower.endswith(_HDF5):
         return open_hdf5(path, options)
-    raise UsageError(
-        f"{shown(path)}: of no kind that is known by its name: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or "
-        "a folder with a folder of images for each class"
-    )
+    kinds = ".npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder with a folder of images a class"
+    raise UsageError(f"{shown(path)}: of no kind that is known by its name: {kinds}")
 
 
 def _check_file(path: str) -> None:

@@ -77,9 +77,8 @@ class RecordSource(RowSource):
             # how TensorFlow puts it names the feature, or the place in the file; it may quote bytes that are no text
             said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else error.message
             reason = one_line(said, 300)
-            raise DataError(
-                f"{self.label}: records {done:,} to {min(done + rows, self.rows):,} cannot be read: {reason}"
-            ) from error
+            last = min(done + rows, self.rows)
+            raise DataError(f"{self.label}: records {done:,} to {last:,} cannot be read: {reason}") from error
 
     def _values(self, field: Field, values: np.ndarray, first: int) -> np.ndarray:
         feature = self._features[field.name]
@@ -92,10 +91,8 @@ class RecordSource(RowSource):
             if feature.is_image:
                 return decode_image(texts[number], where, self._options, like=np.empty(field.shape, field.dtype))
             if len(texts[number]) != feature.length:
-                raise DataError(
-                    f"{where} has {len(texts[number]):,} bytes, and that of the first {feature.length:,}; leave it out "
-                    "with drop, or store it as numbers"
-                )
+                sizes = f"has {len(texts[number]):,} bytes, and that of the first {feature.length:,}"
+                raise DataError(f"{where} {sizes}; leave it out with drop, or store it as numbers")
             return DecodedImage(np.frombuffer(texts[number], np.uint8))
 
         numbers = range(len(texts))
@@ -112,9 +109,8 @@ class RecordSource(RowSource):
         try:
             return tf.train.Example.FromString(record)
         except Exception as error:  # protobuf's errors differ from version to version
-            raise DataError(
-                f"{self.label}: record {number:,} is no tf.train.Example ({one_line(str(error), 200)})"
-            ) from error
+            reason = one_line(str(error), 200)
+            raise DataError(f"{self.label}: record {number:,} is no tf.train.Example ({reason})") from error
 
     def _look(self, first: bytes) -> tuple[Field, ...]:
         """Return the fields that the features of the first record become."""
@@ -125,9 +121,7 @@ class RecordSource(RowSource):
                 continue
             kind = features[name].WhichOneof("kind")
             if kind is None or not getattr(features[name], kind).value:
-                raise DataError(
-                    f"{self.label}: the feature {shown(name)} is empty in the first record; leave it out with drop"
-                )
+                raise DataError(f"{self.label}: the feature {shown(name)} is empty in the first record; drop it")
             fields.append(self._field(name, kind.removesuffix("_list"), getattr(features[name], kind).value))
         if not fields:
             if features:
@@ -141,8 +135,7 @@ class RecordSource(RowSource):
         if kind == "bytes":
             if len(content) != 1 or not content[0]:
                 raise DataError(
-                    f"{self.label}: the feature {shown(feature)} has {len(content)} texts a record; leave it out with "
-                    "drop"
+                    f"{self.label}: the feature {shown(feature)} has {len(content)} texts a record; drop it"
                 )
             length, is_image = len(content[0]), is_encoded_image(content[0])
         self._features[name] = _Feature(feature, kind, length, is_image)
@@ -174,9 +167,9 @@ class RecordSource(RowSource):
                         raise EOFError("it ends within a record")
                     records += 1
         except (OSError, EOFError, zlib.error) as error:
+            reason = one_line(str(error))
             raise DataError(
-                f"{self.label}: the TFRecord file is damaged after {records:,} records: {one_line(str(error))}; copy "
-                "or write it again"
+                f"{self.label}: the TFRecord file is damaged after {records:,} records: {reason}"
             ) from error
         if not records:
             raise DataError(f"{self.label}: the file holds no records")

@@ -78,10 +78,6 @@ class _Part(RowSource):
         """How many images lost something, of the whole source as far as it was read here."""
         return self._source.losses
 
-    def identity(self) -> list[Any]:
-        """Return the identity of the whole source, and which rows of it these are."""
-        return [*self._source.identity(), self._start, self.rows]
-
     def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows."""
         left = self.rows - start
@@ -163,9 +159,9 @@ class ConcatenatedSource(_CombinedSource):
                     ("the class names", field.class_names, found.class_names),
                 ):
                     if one != two:
+                        one, two = _short(one), _short(two)
                         raise DataError(
-                            f"{other.label}: {shown(field.name)} has {what} {_short(two)}, and in {first.label} "
-                            f"{_short(one)}; sources with the same columns are read as one and have to agree"
+                            f"{other.label}: {shown(field.name)} has {what} {two}, and in {first.label} {one}"
                         )
 
     @property
@@ -213,9 +209,7 @@ class SideBySideSource(_CombinedSource):
         self.rows = sources[0].rows
         if len({source.rows for source in sources}) > 1:
             counts = ", ".join(f"{source.label} has {source.rows:,}" for source in sources)
-            raise DataError(
-                f"the sources differ in their number of rows: {counts}; rows that belong together are needed"
-            )
+            raise DataError(f"the sources differ in their number of rows: {counts}")
         check_names(self.fields, self.label)
 
     @property
@@ -247,9 +241,9 @@ def combine(sources: Sequence[RowSource]) -> RowSource:
     counts = Counter(name for group in groups for name in group)
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
+        both = f"{joined[0].label} and {joined[1].label}: both have {shown(twice)}, and their other columns differ"
         raise DataError(
-            f"{joined[0].label} and {joined[1].label}: both have {shown(twice)}, and their other columns differ; "
-            "sources have to have the same columns (to be read one after another) or none in common (side by side)"
+            f"{both}; sources must have the same columns (one after another) or none in common (side by side)"
         )
     return SideBySideSource(joined)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import re
 import zlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -22,36 +21,50 @@ from kerasmem.errors import DataError, MissingExtraError, UsageError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import MIB
 
-MIXED = "mend it, leave the column out with drop, or read it as text with text (--text)"
+_MOST_COLUMNS = 1 << 16  # of a table: the libraries that read one take some 10 kB for each column
 _MOST_TEXTS = 1 << 16  # different ones in a column
 _TEXT_BYTES = 1 << 16  # of one of them
+_BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
+_BATCH_ROWS = 1 << 16
+_BATCH_VALUES = 1 << 19  # of a table with many columns, read at a time
+_BUFFER_BYTES = 1 << 16  # read from a Parquet file at a time, a column each
+_HEAD_BYTES, _HEAD_LINES = 1 << 16, 200  # of a CSV file, to find its separators
+_MIXED = "Fix it, leave the column out with drop, or read it as text with text (--text)."
+_DAMAGED = "it is damaged: copy or write it again"
+_NOT_UTF8 = "it is not UTF-8. Name its encoding, such as encoding='latin-1' (--encoding latin-1)"
+_LETTERS = {"int64": "whole numbers", "double": "numbers", "string": "text", "bool": "true and false"}
+_CONVERSION = re.compile(r"In CSV column #(\d+): (.*)", re.DOTALL)  # how pyarrow begins an error
+_CODE, _WHOLE = "^0[0-9]+$", "^[-+]?[0-9]{19,}$"
+_QUOTED = re.compile(r'"[^"]*"')
+_POINT = re.compile(r'(?:^|;)\s*"?[-+]?\d*\.\d')
+_COMMA = re.compile(r'(?:^|;)\s*"?[-+]?\d*,\d+"?\s*(?=;|$)')
 
 
 @dataclass
 class Column:
-    """What a column turns out to hold."""
+    """Content of a column, as far as it was read."""
 
     kind: str  # int, float, bool, text, prose (too many texts), mixed (as many, most of them numbers), null
     dtype: str = ""
-    width: int | None = None  # of lists
+    width: int | None = None  # of lists; -1 if not known yet
     gaps: int = 0
     texts: set[str] = field(default_factory=set)
 
 
 class TableSource(RowSource):
-    """One file of columns, read through pyarrow; the columns get their types from `agree`.
+    """One file of columns, read through pyarrow; the columns get their types from `_agree`.
 
     Args:
         path: the file.
-        options: how it is read, and which columns matter.
+        options: reading options.
 
     Attributes:
-        types: the Arrow types of the columns that are read, by name; set by `_open`.
-        columns: what they hold.
+        types: the Arrow types of the columns that are read, by name.
+        columns: their content.
 
     Raises:
-        DataError: the file cannot be read.
-        MissingExtraError: pyarrow is not installed.
+        DataError: If the file cannot be read.
+        MissingExtraError: If pyarrow is not installed.
     """
 
     format: ClassVar[str]
@@ -66,7 +79,7 @@ class TableSource(RowSource):
         except ImportError:
             raise MissingExtraError(f"reading {self.format} files", "convert") from None
         self.arrow = pyarrow
-        with arrow_errors(self.label):
+        with _arrow_errors(self.label):
             self._open()
             self.columns = self._survey() if self.types else {}
         if not self.types:
@@ -76,18 +89,18 @@ class TableSource(RowSource):
 
     @abstractmethod
     def _open(self) -> None:
-        """Find the columns and what their types are, as far as the file says."""
+        """Find the columns and their types, as far as the file tells."""
 
     @abstractmethod
     def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
         """Yield record batches and the number of their first row; those before `start` may be left out."""
 
     def _surveyed(self) -> list[str]:
-        """Return the columns that have to be looked through for their types."""
+        """Return the columns to be read through for their types."""
         return list(self.types)
 
     def _survey(self) -> dict[str, Column]:
-        """Look through the file; return what its columns hold."""
+        """Read through the file; return the content of its columns."""
         found = {name: self._column(name, kind) for name, kind in self.types.items()}
         names = self._surveyed()
         for first, batch in self._batches(names, 0) if names else ():
@@ -111,11 +124,15 @@ class TableSource(RowSource):
 
     def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows."""
-        with arrow_errors(self.label):
+        with _arrow_errors(self.label):
             for first, batch in self._batches([self._names[each.name] for each in self.fields], start):
                 for at in range(max(0, start - first), batch.num_rows, rows):
                     part = batch.slice(at, rows)
                     yield {each.name: self._values(part, each) for each in self.fields}
+
+    def error(self, name: str, problem: str) -> DataError:
+        """Return the error for a column."""
+        return DataError(f"{self.label}: column {shown(name)} {problem}")
 
     def _column(self, name: str, kind: Any) -> Column:
         types = self.arrow.types
@@ -124,10 +141,7 @@ class TableSource(RowSource):
         if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
             inner = self._column(name, kind.value_type)
             if inner.kind in ("text", "null") or inner.width is not None:
-                raise DataError(
-                    f"{self.label}: column {shown(name)} holds lists of {kind.value_type}; only lists of numbers can "
-                    "be written"
-                )
+                raise self.error(name, f"holds lists of {kind.value_type}; only lists of numbers can be written")
             inner.width = int(kind.list_size) if types.is_fixed_size_list(kind) else -1
             return inner
         if types.is_null(kind):
@@ -138,9 +152,7 @@ class TableSource(RowSource):
             if is_plain(kind):
                 return Column(plain, np.dtype(kind.to_pandas_dtype()).str)
         what = "dates or times" if types.is_temporal(kind) else f"the type {kind}"
-        raise DataError(
-            f"{self.label}: column {shown(name)} holds {what}, no numbers; convert it, or leave it out with drop"
-        )
+        raise self.error(name, f"holds {what}, no numbers; convert it, or leave it out with drop")
 
     def _add(self, name: str, values: Any, column: Column) -> None:
         compute = self.arrow.compute
@@ -150,272 +162,38 @@ class TableSource(RowSource):
             width = lengths["max"] if column.width == -1 else column.width
             if values.null_count:
                 row = self.rows - len(values) + compute.index(compute.is_null(values), True).as_py()
-                raise DataError(
-                    f"{self.label}: column {shown(name)} has no list in row {row:,}, counted from 0; fill the gap, or "
-                    "leave the row or the column out"
+                raise self.error(
+                    name, f"has no list in row {row:,}, counted from 0; fill the gap, or leave the column out"
                 )
             if lengths["min"] != width or lengths["max"] != width:
-                raise DataError(
-                    f"{self.label}: column {shown(name)} is ragged: lists of {lengths['min']} to {lengths['max']} "
-                    "values; pad them to one length"
-                )
+                least, most = lengths["min"], lengths["max"]
+                raise self.error(name, f"is ragged: lists of {least} to {most} values; pad them to one length")
             column.width = int(width)
             column.gaps += values.flatten().null_count
         if column.kind == "text":
             column.texts.update(text for text in compute.unique(values).to_pylist() if text is not None)
             if len(column.texts) > _MOST_TEXTS or any(len(text) > _TEXT_BYTES for text in column.texts):
-                numbers = sum(map(is_number, column.texts))
+                numbers = sum(map(_is_number, column.texts))
                 column.kind = "mixed" if len(column.texts) // 2 < numbers < len(column.texts) else "prose"
                 column.texts.clear()
-
-    def first_unlike(self, name: str) -> tuple[int, str] | None:
-        """Return the first row, and its text, that is a number where those before are none, or the reverse."""
-        compute, was_number = self.arrow.compute, None
-        for first, batch in self._batches([name], 0):
-            values = batch.column(0).cast(self.arrow.string())
-            for text in compute.unique(values.drop_null()).to_pylist():
-                if was_number not in (None, is_number(text)):
-                    return first + compute.index(values, text).as_py(), text
-                was_number = is_number(text)
-        return None
 
     def _values(self, batch: Any, wanted: Field) -> np.ndarray:
         values = batch.column(batch.schema.get_field_index(self._names[wanted.name]))
         if wanted.class_names is not None:
             text = self.arrow.string()
-            values = self.arrow.compute.index_in(
-                values.cast(text), value_set=self.arrow.array(wanted.class_names, text)
-            )
+            classes = self.arrow.array(wanted.class_names, text)
+            values = self.arrow.compute.index_in(values.cast(text), value_set=classes)
         if wanted.shape:
             values = values.flatten()
         array = np.asarray(values.to_numpy(zero_copy_only=False)).astype(wanted.dtype, copy=False)
         return array.reshape(batch.num_rows, *wanted.shape)
 
 
-@contextlib.contextmanager
-def arrow_errors(label: str) -> Iterator[None]:
-    """Turn what pyarrow raises into a `DataError`."""
-    import pyarrow
-
-    try:
-        yield
-    except DataError:
-        raise
-    except (
-        pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError, EOFError, zlib.error
-    ) as error:  # fmt: skip
-        raise DataError(f"{label}: cannot be read: {_reason(str(error))}") from error
-
-
-def _reason(text: str) -> str:
-    text = one_line(text, 400)
-    if "Expected" in text and "columns, got" in text:
-        return (
-            f"{text}; every row needs as many values as the first; mend the row, or name the separator with delimiter"
-        )
-    if "straddling object" in text or "block_size" in text:
-        return f"a row is longer than {BLOCK_BYTES:,} bytes, or a quote is never closed ({text})"
-    if "codec can't decode" in text or "UTF8" in text:
-        return f"{NOT_UTF8} ({text})"
-    if "Empty CSV" in text:
-        return "the file is empty"
-    return text
-
-
-def agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
-    """Settle one type for each column over all files.
-
-    Raises:
-        DataError: they hold different things, or what cannot be made numbers.
-    """
-    agreed: dict[str, Column] = {}
-    for name in sources[0].columns:
-        found = [source.columns[name] for source in sources]
-        kinds = {column.kind for column in found} - {"null"}
-        where = f"{sources[0].label if len(sources) == 1 else f'the {len(sources)} tables'}: column {shown(name)}"
-        if not kinds:
-            raise DataError(f"{where} is empty; leave it out with drop")
-        if len(kinds) > 1 and kinds != {"int", "float"}:
-            one, other = sorted(kinds)[:2]
-            raise DataError(
-                f"{where} mixes types: {one} in one file and {other} in another; mend it, or leave it out with drop"
-            )
-        if len({column.width for column in found}) > 1:
-            raise DataError(f"{where} holds lists of different lengths in different files; pad them")
-        dtypes = [np.dtype(column.dtype) for column in found if column.dtype]
-        agreed[name] = Column(
-            max(kinds, key="int float".find),
-            np.result_type(*dtypes).newbyteorder("<").str if dtypes else "",
-            found[0].width,
-            sum(column.gaps for column in found),
-            set().union(*(column.texts for column in found)),
-        )
-        _check(agreed[name], where, name in as_text, functools.partial(_unlike, sources, name))
-    for source in sources:
-        source.settle(agreed)
-
-
-def _unlike(sources: Sequence[TableSource], name: str) -> str:
-    """Return what first differs in a column from what it begins with, and where."""
-    for source in sources:
-        with arrow_errors(source.label):
-            found = source.first_unlike(name)
-        if found is not None:
-            of = f" of {source.label}" if len(sources) > 1 else ""
-            return f"what differs comes first in row {found[0]:,}{of}, counted from 0: {shown(found[1], 40)}"
-    return "in one file and in another"
-
-
-def _check(column: Column, where: str, as_text: bool, unlike: Callable[[], str]) -> None:
-    """Refuse what cannot be numbers."""
-    if column.kind == "mixed" and not as_text:
-        raise DataError(f"{where} mixes types, and most of it is numbers; {unlike()}; {MIXED}")
-    if column.kind in ("prose", "mixed"):
-        raise DataError(
-            f"{where} holds more than {_MOST_TEXTS:,} different texts, or very long ones; leave it out with drop, or "
-            "encode it as numbers"
-        )
-    if column.kind in ("text", "bool") and column.gaps:
-        raise DataError(f"{where} has {column.gaps:,} gaps among its values; fill them, or leave it out with drop")
-    if column.kind == "int" and column.gaps:
-        column.kind, column.dtype = "float", "<f8"
-    if column.kind == "text" and not as_text:
-        numbers = [text for text in column.texts if is_number(text)]
-        if numbers and len(numbers) < len(column.texts):
-            other = min(column.texts - set(numbers))
-            raise DataError(
-                f"{where} mixes types: numbers such as {shown(min(numbers), 40)} and texts such as {shown(other, 40)}; "
-                f"{unlike()}; {MIXED}"
-            )
-
-
-def is_number(text: str) -> bool:
-    """Return whether a text reads as a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-MOST_COLUMNS = 1 << 16  # of a table: the libraries that read one take some 10 kB for each column
-BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
-NOT_UTF8 = (
-    "it is not UTF-8; say what it was written in with encoding, such as encoding='latin-1' (--encoding latin-1), or "
-    "save it as UTF-8"
-)
-_HEAD_BYTES, _HEAD_LINES = 1 << 16, 200
-_QUOTED = re.compile(r'"[^"]*"')
-_POINT = re.compile(r'(?:^|;)\s*"?[-+]?\d*\.\d')
-_COMMA = re.compile(r'(?:^|;)\s*"?[-+]?\d*,\d+"?\s*(?=;|$)')
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How a CSV file is written.
-
-    Args:
-        delimiter: between values.
-        decimal: before the fraction of a number.
-    """
-
-    delimiter: str
-    decimal: str = "."
-
-
-def read_dialect(path: str, label: str, options: ReadOptions) -> Dialect:
-    """Return how a file is written, by what is asked for and by its first lines.
-
-    Raises:
-        DataError: it has far too many columns.
-    """
-    has_tabs = path.lower().removesuffix(".gz").endswith(".tsv")
-    with _opened(path) as file:
-        first, more = (_text(part, options.encoding) for part in (file.readline(BLOCK_BYTES), file.read(_HEAD_BYTES)))
-    bare = _QUOTED.sub("", first)
-    guess = "\t" if has_tabs else ";" if ";" in bare and "," not in bare else ","
-    delimiter = options.delimiter or guess
-    if bare.count(delimiter) >= MOST_COLUMNS:
-        raise DataError(too_many_columns(label, bare.count(delimiter) + 1))
-    rows = [*([] if options.header else [first.rstrip("\r\n")]), *more.splitlines()[:_HEAD_LINES]]
-    has_commas = delimiter == ";" and any(map(_COMMA.search, rows)) and not any(map(_POINT.search, rows))
-    return Dialect(delimiter, "," if has_commas else ".")
-
-
-def too_many_columns(label: str, count: int) -> str:
-    """Return why a table is not read."""
-    return (
-        f"{label}: has {count:,} columns, and {MOST_COLUMNS:,} are read; save the numbers as one array, with np.save, "
-        "or turn the table on its side"
-    )
-
-
-def has_leading_zeros(path: str, delimiter: str) -> bool:
-    """Return whether any value of the file may begin with a zero and another digit."""
-    found = [re.compile(re.escape(before) + b"0[0-9]") for before in (delimiter.encode(), b"\n", b'"')]
-    return any(each.search(block) for block in _blocks(path, overlap=3) for each in found)
-
-
-def quotes_match(path: str) -> bool:
-    """Return whether the file has an even number of quotes, as one has in which each that opens is closed."""
-    return sum(block.count(b'"') for block in _blocks(path)) % 2 == 0
-
-
-def _blocks(path: str, overlap: int = 0) -> Iterator[bytes]:
-    with _opened(path) as file:
-        tail = b"\n" if overlap else b""
-        while block := file.read(BLOCK_BYTES):
-            yield tail + block
-            tail = block[-overlap:] if overlap else b""
-
-
-def _opened(path: str) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
-
-
-def _text(line: bytes, encoding: str) -> str:
-    return line.decode(encoding, "replace").removeprefix("\ufeff")
-
-
-_BATCH_ROWS = 1 << 16
-_BATCH_VALUES = 1 << 19  # of a table with many columns, read at a time
-_BUFFER_BYTES = 1 << 16  # read from the file at a time, a column each
-_NUMBER = re.compile(r"In CSV column #(\d+): (.*)", re.DOTALL)
-_WORDS = {"int64": "whole numbers", "double": "numbers", "string": "text", "bool": "true and false"}
-_CODE, _WHOLE = "^0[0-9]+$", "^[-+]?[0-9]{19,}$"
-
-
-def open_tables(paths: Sequence[str], options: ReadOptions) -> list[TableSource]:
-    """Return a source a file, those with the same columns agreed on their types.
-
-    Raises:
-        DataError: a file cannot be read, or its columns cannot be made numbers.
-    """
-    opened: list[TableSource] = []
-    for path in paths:
-        kind = ParquetSource if path.lower().endswith((".parquet", ".pq")) else CsvSource
-        opened.append(kind(path, options))
-    tables = [source for source in opened if isinstance(source, CsvSource)]
-    codes = {name: example for source in tables for name, example in source.codes.items()}
-    for source in tables:
-        source.keep_codes(codes)
-    groups: dict[frozenset[str], list[TableSource]] = {}
-    for each in opened:
-        groups.setdefault(frozenset(each.columns), []).append(each)
-    for group in groups.values():
-        agree(group, options.text)
-    told: set[str] = set()
-    for source in tables:  # what is true of many files is said once
-        source.notes = [note for note in source.notes if note not in told]
-        told.update(source.notes)
-    return [source for group in groups.values() for source in group]
-
-
 class CsvSource(TableSource):
     """A CSV file; its types are settled by reading it once.
 
     Attributes:
-        codes: columns of numbers that begin with zeros, which are read as texts, and an example of each.
+        codes: an example of each column of numbers that begin with zeros, which are read as texts.
     """
 
     format = "CSV"
@@ -423,18 +201,18 @@ class CsvSource(TableSource):
     codes: dict[str, str]
 
     def settle(self, columns: dict[str, Column]) -> None:
-        """Take over the types that all files agree on, as which the columns are read from now on."""
+        """Take over the types that all files agree on; the columns are read as these from now on."""
         super().settle(columns)
         arrow = self.arrow
         types = {"int": arrow.int64(), "float": arrow.float64(), "text": arrow.string(), "bool": arrow.bool_()}
         self.types = {name: types[column.kind] for name, column in columns.items()}
 
     def keep_codes(self, codes: Mapping[str, str]) -> None:
-        """Read columns of whole numbers as texts that have codes in another file; `codes` has an example of each."""
+        """Read columns of whole numbers as texts if another file has codes in them."""
         self.codes = {name: code for name, code in codes.items() if name in self.types and self._is_whole(name)}
         if self.codes:
             self.types |= dict.fromkeys(self.codes, self.arrow.string())
-            with arrow_errors(self.label):
+            with _arrow_errors(self.label):
                 self.columns = self._survey()
 
     def _is_whole(self, name: str) -> bool:
@@ -444,29 +222,27 @@ class CsvSource(TableSource):
         self.types, self.codes = {}, {}
         self._ends_within: set[str] = set()
         self._large: set[str] = set()
-        self._dialect = read_dialect(self.paths[0], self.label, self.options)
+        self._delimiter, self._decimal = _separators(self.paths[0], self.label, self.options)
         with self._reader(None) as reader:
             self._all, kinds = list(reader.schema.names), list(reader.schema.types)
         twice = [name for name, count in Counter(self._all).items() if count > 1]
         if twice:
+            raise DataError(f"{self.label}: several columns are called {shown(twice[0])}; rename them")
+        if self.options.header and self._all and all(map(_is_number, self._all)):
+            first = shown(", ".join(self._all[:4]))
             raise DataError(
-                f"{self.label}: several columns are called {shown(twice[0])}; rename them, or pass header=False"
+                f"{self.label}: the first row holds numbers ({first}), no names. If it is data, pass header=False "
+                "(--no-header)."
             )
-        if self.options.header and self._all and all(is_number(name) for name in self._all):
-            raise DataError(
-                f"{self.label}: the first row holds numbers ({shown(', '.join(self._all[:4]))}), no names; where it "
-                "is data, pass header=False (--no-header)"
-            )
-        self.types = {
-            name: kind for name, kind in zip(self._all, kinds, strict=True) if self.options.columns.reads(name)
-        }
+        named = zip(self._all, kinds, strict=True)
+        self.types = {name: kind for name, kind in named if self.options.columns.reads(name)}
         for name, kind in self.types.items():
             if self.arrow.types.is_binary(kind):
-                raise DataError(f"{self.label}: column {shown(name)} holds the type binary: {NOT_UTF8}")
-        if self._dialect.decimal == ",":
+                raise self.error(name, f"holds the type binary: {_NOT_UTF8}")
+        if self._decimal == ",":
             self.notes.append("numbers are read with decimal commas")
         whole = [name for name in self.types if self._is_whole(name) and name not in self.options.text]
-        if whole and has_leading_zeros(self.paths[0], self._dialect.delimiter):
+        if whole and _has_leading_zeros(self.paths[0], self._delimiter):
             self.codes = self._first_texts(whole, _CODE)
             for name in [name for name in self.codes if self.options.columns.joins(name)]:
                 self._lose_zeros(name, "beside other columns it is a number")
@@ -484,13 +260,13 @@ class CsvSource(TableSource):
         return found
 
     def _survey(self) -> dict[str, Column]:
-        """Look through the file, from the beginning again where a column turns out to be wider than thought."""
+        """Read through the file, from the beginning again if a column turns out to be wider than thought."""
         while True:
             self.rows, self._ends_within, self._large = 0, set(), set()
             try:
                 found = super()._survey()
             except self.arrow.ArrowInvalid as error:
-                number = _NUMBER.search(str(error))
+                number = _CONVERSION.search(str(error))
                 if number is None:
                     raise
                 self._widen(self._all[int(number[1])], one_line(number[2], 200))
@@ -499,7 +275,7 @@ class CsvSource(TableSource):
             for name in lost:
                 self._lose_zeros(name, "it has too many for classes of texts")
             if not lost:
-                self._tell()
+                self._note_losses()
                 return found
 
     def _lose_zeros(self, name: str, why: str) -> None:
@@ -508,22 +284,17 @@ class CsvSource(TableSource):
         code = shown(self.codes.pop(name), 40)
         self.notes.append(f"{shown(name)} loses the zeros that its numbers begin with ({code}): {why}")
 
-    def _tell(self) -> None:
-        """Refuse or note what is not read as it stands in the file."""
-        if self._ends_within and not quotes_match(self.paths[0]):
-            raise DataError(
-                f"{self.label}: a quote is never closed: {shown(min(self._ends_within))} of the last row goes on to "
-                "the end of the file; close it"
-            )
+    def _note_losses(self) -> None:
+        """Refuse or note values that are not read as they stand in the file."""
+        if self._ends_within and _has_odd_quotes(self.paths[0]):
+            name = shown(min(self._ends_within))
+            raise DataError(f"{self.label}: a quote is never closed: {name} of the last row goes on to the file's end")
         for name, code in self.codes.items():
-            self.notes.append(
-                f"{shown(name)} has codes that begin with zeros ({shown(code, 40)}), and is written as classes of its "
-                "texts"
-            )
+            self.notes.append(f"{shown(name)} has codes that begin with zeros ({shown(code, 40)}): written as classes")
         for name, number in self._first_texts(sorted(self._large), _WHOLE).items() if self._large else ():
             self.notes.append(
-                f"{shown(name)} has whole numbers beyond int64 ({shown(number, 40)}), which are rounded; where they "
-                "tell rows apart, read it as text with text (--text)"
+                f"{shown(name)} has whole numbers beyond int64 ({shown(number, 40)}), which are rounded; text (--text) "
+                "keeps them apart"
             )
 
     def _add(self, name: str, values: Any, column: Column) -> None:
@@ -547,17 +318,10 @@ class CsvSource(TableSource):
         elif self.rows == 0 and arrow.types.is_floating(before):
             self.types[name] = arrow.string()  # nothing but gaps before: the first value is no number
         elif "UTF8" in reason:
-            raise DataError(f"{self.label}: column {shown(name)} cannot be read after row {self.rows:,}: {NOT_UTF8}")
+            raise self.error(name, f"cannot be read after row {self.rows:,}: {_NOT_UTF8}")
         else:
-            self.types[name] = arrow.string()
-            unlike = self.first_unlike(name)
-            place = f"after row {self.rows:,} something else ({reason})"
-            if unlike is not None:
-                place = f"first in row {unlike[0]:,}, counted from 0, {shown(unlike[1], 40)}"
-            word = _WORDS.get(str(before), str(before))
-            raise DataError(
-                f"{self.label}: column {shown(name)} mixes types: it holds {word} first, and {place}; {MIXED}"
-            )
+            word = _LETTERS.get(str(before), str(before))
+            self.refuse(name, f"mixes types: it holds {word} first, and after row {self.rows:,} {reason}. {_MIXED}")
 
     def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
         first = 0
@@ -570,21 +334,13 @@ class CsvSource(TableSource):
         from pyarrow import csv
 
         known = {**self.types, **dict.fromkeys(self.options.text, self.arrow.string()), **(types or {})}
+        header, encoding = self.options.header, self.options.encoding
         return csv.open_csv(
             self.paths[0],
-            read_options=csv.ReadOptions(
-                block_size=BLOCK_BYTES,
-                autogenerate_column_names=not self.options.header,
-                encoding=self.options.encoding,
-            ),
-            parse_options=csv.ParseOptions(delimiter=self._dialect.delimiter),
-            convert_options=csv.ConvertOptions(
-                column_types=known, include_columns=names, decimal_point=self._dialect.decimal
-            ),
+            csv.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=not header, encoding=encoding),
+            csv.ParseOptions(delimiter=self._delimiter),
+            csv.ConvertOptions(column_types=known, include_columns=names, decimal_point=self._decimal),
         )
-
-
-_MEND = "it is damaged: copy or write it again"
 
 
 class ParquetSource(TableSource):
@@ -594,35 +350,29 @@ class ParquetSource(TableSource):
 
     def _open(self) -> None:
         with self._file() as file:
-            if file.metadata.num_columns > MOST_COLUMNS:
-                raise DataError(too_many_columns(self.label, file.metadata.num_columns))
-            schema, rows = file.schema_arrow, file.metadata.num_rows
-            self._check_parts(file)
+            if file.metadata.num_columns > _MOST_COLUMNS:
+                _refuse_width(self.label, file.metadata.num_columns)
+            schema, self.rows = file.schema_arrow, file.metadata.num_rows
+            self._check_groups(file)
         if len(set(schema.names)) < len(schema.names):
             raise DataError(f"{self.label}: several columns have the same name; rename them")
         self.types = {field.name: field.type for field in schema if self.options.columns.reads(field.name)}
-        self.rows = rows
 
-    def _check_parts(self, file: Any) -> None:
-        """Refuse a file that says of its rows one thing here and another there: pyarrow goes by one of them."""
-        said, parts = file.metadata, range(file.metadata.num_row_groups)
-        flat = [number for number in range(said.num_columns) if not file.schema.column(number).max_repetition_level]
-        groups = [said.row_group(group) for group in parts]
+    def _check_groups(self, file: Any) -> None:
+        """Refuse a file whose counts of rows contradict each other: pyarrow goes by one of them."""
+        counts, groups = file.metadata, [file.metadata.row_group(k) for k in range(file.metadata.num_row_groups)]
+        flat = [k for k in range(counts.num_columns) if not file.schema.column(k).max_repetition_level]
         rows = sum(group.num_rows for group in groups)
-        if rows != said.num_rows or any(group.num_rows < 0 for group in groups):
-            raise DataError(
-                f"{self.label}: says that it has {said.num_rows:,} rows, and its parts have {rows:,}; {_MEND}"
-            )
+        if rows != counts.num_rows or any(group.num_rows < 0 for group in groups):
+            raise DataError(f"{self.label}: claims {counts.num_rows:,} rows, and its parts have {rows:,}; {_DAMAGED}")
         for group in groups:
-            for number in flat:
-                if group.column(number).num_values != group.num_rows:
-                    raise DataError(
-                        f"{self.label}: says that a part has {group.num_rows:,} rows, and column "
-                        f"{shown(group.column(number).path_in_schema)} has {group.column(number).num_values:,}; {_MEND}"
-                    )
+            for column in map(group.column, flat):
+                if column.num_values != group.num_rows:
+                    told, name = f"a part claims {group.num_rows:,} rows", shown(column.path_in_schema)
+                    raise DataError(f"{self.label}: {told}, and column {name} has {column.num_values:,}; {_DAMAGED}")
 
     def _surveyed(self) -> list[str]:
-        """Return all columns but those of floating-point numbers, whose type says everything."""
+        """Return all columns but those of floating-point numbers, whose type is enough."""
         return [name for name, kind in self.types.items() if not self.arrow.types.is_floating(kind)]
 
     def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
@@ -630,17 +380,16 @@ class ParquetSource(TableSource):
         first = 0
         with self._file() as file:
             for group in range(file.metadata.num_row_groups):
-                length = file.metadata.row_group(group).num_rows
-                if first + length <= start:
-                    first += length
+                end = first + file.metadata.row_group(group).num_rows
+                if end <= start:
+                    first = end
                     continue
                 # one group at a time: what is read ahead of several is kept in memory
-                end = first + length
                 for batch in file.iter_batches(rows, row_groups=[group], columns=names):
                     yield first, batch
                     first += batch.num_rows
                 if first != end:
-                    raise DataError(f"{self.label}: ends {end - first:,} rows before it says that it does; {_MEND}")
+                    raise DataError(f"{self.label}: ends {end - first:,} rows before it claims to; {_DAMAGED}")
 
     def _file(self) -> Any:
         from pyarrow import parquet
@@ -648,3 +397,159 @@ class ParquetSource(TableSource):
         return parquet.ParquetFile(
             self.paths[0], pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
         )
+
+
+def open_tables(paths: Sequence[str], options: ReadOptions) -> list[TableSource]:
+    """Return a source for each file, after those with the same columns agreed on their types.
+
+    Raises:
+        DataError: If a file cannot be read, or its columns cannot be made numbers.
+    """
+    opened: list[TableSource] = []
+    for path in paths:
+        kind = ParquetSource if path.lower().endswith((".parquet", ".pq")) else CsvSource
+        opened.append(kind(path, options))
+    tables = [source for source in opened if isinstance(source, CsvSource)]
+    codes = {name: example for source in tables for name, example in source.codes.items()}
+    for source in tables:
+        source.keep_codes(codes)
+    groups: dict[frozenset[str], list[TableSource]] = {}
+    for each in opened:
+        groups.setdefault(frozenset(each.columns), []).append(each)
+    for group in groups.values():
+        _agree(group, options.text)
+    told: set[str] = set()
+    for source in tables:  # what is true of many files is said once
+        source.notes = [note for note in source.notes if note not in told]
+        told.update(source.notes)
+    return [source for group in groups.values() for source in group]
+
+
+def _agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
+    """Settle one type for each column over all files.
+
+    Raises:
+        DataError: If they hold different things, or values that cannot be made numbers.
+    """
+    agreed: dict[str, Column] = {}
+    for name in sources[0].columns:
+        found = [source.columns[name] for source in sources]
+        kinds = {column.kind for column in found} - {"null"}
+        where = f"{sources[0].label if len(sources) == 1 else f'the {len(sources)} tables'}: column {shown(name)}"
+        if not kinds:
+            raise DataError(f"{where} is empty; leave it out with drop")
+        if len(kinds) > 1 and kinds != {"int", "float"}:
+            raise DataError(f"{where} mixes types: {' and '.join(sorted(kinds))} in different files. {_MIXED}")
+        if len({column.width for column in found}) > 1:
+            raise DataError(f"{where} holds lists of different lengths in different files; pad them")
+        dtypes = [np.dtype(column.dtype) for column in found if column.dtype]
+        agreed[name] = Column(
+            max(kinds, key="int float".find),
+            np.result_type(*dtypes).newbyteorder("<").str if dtypes else "",
+            found[0].width,
+            sum(column.gaps for column in found),
+            set().union(*(column.texts for column in found)),
+        )
+        _check(agreed[name], where, name in as_text)
+    for source in sources:
+        source.settle(agreed)
+
+
+def _check(column: Column, where: str, as_text: bool) -> None:
+    """Refuse columns that cannot be numbers."""
+    if column.kind == "mixed" and not as_text:
+        raise DataError(f"{where} mixes types, and most of it is numbers. {_MIXED}")
+    if column.kind in ("prose", "mixed"):
+        raise DataError(f"{where} holds more than {_MOST_TEXTS:,} different texts, or very long ones; leave it out")
+    if column.kind in ("text", "bool") and column.gaps:
+        raise DataError(f"{where} has {column.gaps:,} gaps among its values; fill them, or leave it out with drop")
+    if column.kind == "int" and column.gaps:
+        column.kind, column.dtype = "float", "<f8"
+    if column.kind == "text" and not as_text:
+        numbers = set(filter(_is_number, column.texts))
+        if numbers and len(numbers) < len(column.texts):
+            one, other = shown(min(numbers), 40), shown(min(column.texts - numbers), 40)
+            raise DataError(f"{where} mixes types: numbers such as {one} and texts such as {other}. {_MIXED}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _arrow_errors(label: str) -> Iterator[None]:
+    """Turn what pyarrow raises into a `DataError`."""
+    import pyarrow
+
+    try:
+        yield
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, LookupError, OverflowError, EOFError, zlib.error) as error:
+        raise DataError(f"{label}: cannot be read: {_reason(one_line(str(error), 400))}") from error
+
+
+def _reason(text: str) -> str:
+    if "Expected" in text and "columns, got" in text:
+        return f"{text}; every row needs as many values as the first. Fix the row, or name the separator: delimiter"
+    if "straddling object" in text or "block_size" in text:
+        return f"a row is longer than {_BLOCK_BYTES:,} bytes, or a quote is never closed ({text})"
+    if "codec can't decode" in text or "UTF8" in text:
+        return f"{_NOT_UTF8} ({text})"
+    return "the file is empty" if "Empty CSV" in text else text
+
+
+def _separators(path: str, label: str, options: ReadOptions) -> tuple[str, str]:
+    """Return the character between values and that before fractions, by the options and the first lines.
+
+    Raises:
+        DataError: If there are far too many columns.
+    """
+    has_tabs = path.lower().removesuffix(".gz").endswith(".tsv")
+    with _opened(path) as file:
+        parts = (file.readline(_BLOCK_BYTES), file.read(_HEAD_BYTES))
+    first, more = (part.decode(options.encoding, "replace").removeprefix("\ufeff") for part in parts)
+    bare = _QUOTED.sub("", first)
+    guess = "\t" if has_tabs else ";" if ";" in bare and "," not in bare else ","
+    delimiter = options.delimiter or guess
+    if bare.count(delimiter) >= _MOST_COLUMNS:
+        _refuse_width(label, bare.count(delimiter) + 1)
+    rows = [*([] if options.header else [first.rstrip("\r\n")]), *more.splitlines()[:_HEAD_LINES]]
+    has_commas = delimiter == ";" and any(map(_COMMA.search, rows)) and not any(map(_POINT.search, rows))
+    return delimiter, "," if has_commas else "."
+
+
+def _refuse_width(label: str, count: int) -> NoReturn:
+    raise DataError(
+        f"{label}: has {count:,} columns, and {_MOST_COLUMNS:,} are read. Save the numbers as one array with np.save."
+    )
+
+
+def _has_leading_zeros(path: str, delimiter: str) -> bool:
+    """Return whether any value of the file may begin with a zero and another digit."""
+    found = [re.compile(re.escape(before) + b"0[0-9]") for before in (delimiter.encode(), b"\n", b'"')]
+    tail = b"\n"
+    for block in _blocks(path):
+        if any(each.search(tail + block) for each in found):
+            return True
+        tail = block[-3:]
+    return False
+
+
+def _has_odd_quotes(path: str) -> bool:
+    """Return whether one of the file's quotes may never be closed."""
+    return sum(block.count(b'"') for block in _blocks(path)) % 2 == 1
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    with _opened(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def _opened(path: str) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
