@@ -88,12 +88,7 @@ def largest_value(dtype: str, shape: tuple[int, ...]) -> int | None:
 
 
 def stream_line(
-    path: str,
-    datasets: Sequence[Known],
-    batch_size: int,
-    *,
-    x: str | Sequence[str] | None = None,
-    y: str | None = None,
+    path: str, datasets: Sequence[Known], batch_size: int, *, x: str | Sequence[str] | None = None, y: str | None = None
 ) -> str:
     """Return a line of Python that streams a file.
 
