@@ -349,7 +349,5 @@ def test_an_archive_that_is_not_fit_as_a_whole(tmp_path):
         convert(path, tmp_path / "out.h5")
     convert(path, tmp_path / "out.h5", drop=["seed"])
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(
-        DataError, match=r"as an \.npz it is cut off: its table of contents, which comes last, is missing"
-    ):
+    with pytest.raises(DataError, match=r"as an \.npz it is cut off"):
         convert(path, tmp_path / "o2.h5")

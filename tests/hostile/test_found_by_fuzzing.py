@@ -133,10 +133,11 @@ def rows_said(values, number, places):
 
 @pytest.mark.parametrize(
     ("number", "places", "said"),
-    [(b"\xc8\x01", [0], "has 100 rows, and its parts have 50"), (b"\x01", [0], "has -1 rows, and its parts have 50"),
-     (b"\xc8\x01", [0, 2], "a part has 100 rows, and column 'x' has 50"),
-     (b"\x50", [0, 2], "a part has 40 rows, and column 'x' has 50"),
-     (b"\xc8\x01", [0, 1, 2], "ends 50 rows before it says|cannot be read")],
+    [(b"\xc8\x01", [0], "claims 100 rows, and its parts have 50"),
+     (b"\x01", [0], "claims -1 rows, and its parts have 50"),
+     (b"\xc8\x01", [0, 2], "a part claims 100 rows, and column 'x' has 50"),
+     (b"\x50", [0, 2], "a part claims 40 rows, and column 'x' has 50"),
+     (b"\xc8\x01", [0, 1, 2], "ends 50 rows before it claims|cannot be read")],
     ids=["more in all", "below zero", "more in the part", "fewer in the part", "more everywhere"],
 )  # fmt: skip
 def test_a_table_that_says_other_rows_than_it_has(tmp_path, number, places, said):

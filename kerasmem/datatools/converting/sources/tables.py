@@ -173,9 +173,9 @@ class TableSource(RowSource):
         if column.kind == "text":
             column.texts.update(text for text in compute.unique(values).to_pylist() if text is not None)
             if len(column.texts) > _MOST_TEXTS or any(len(text) > _TEXT_BYTES for text in column.texts):
-                numbers = sum(map(_is_number, column.texts))
-                column.kind = "mixed" if len(column.texts) // 2 < numbers < len(column.texts) else "prose"
-                column.texts.clear()
+                others = [text for text in column.texts if not _is_number(text)]
+                column.kind = "mixed" if 0 < len(others) < len(column.texts) // 2 else "prose"
+                column.texts = set(others[:1])  # an example
 
     def _values(self, batch: Any, wanted: Field) -> np.ndarray:
         values = batch.column(batch.schema.get_field_index(self._names[wanted.name]))
@@ -321,7 +321,8 @@ class CsvSource(TableSource):
             raise self.error(name, f"cannot be read after row {self.rows:,}: {_NOT_UTF8}")
         else:
             word = _LETTERS.get(str(before), str(before))
-            self.refuse(name, f"mixes types: it holds {word} first, and after row {self.rows:,} {reason}. {_MIXED}")
+            place = f"mixes types: it holds {word} first, and after row {self.rows:,}"
+            raise self.error(name, f"{place} {reason}. {_MIXED}")
 
     def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
         first = 0
@@ -458,7 +459,8 @@ def _agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
 def _check(column: Column, where: str, as_text: bool) -> None:
     """Refuse columns that cannot be numbers."""
     if column.kind == "mixed" and not as_text:
-        raise DataError(f"{where} mixes types, and most of it is numbers. {_MIXED}")
+        other = shown(min(column.texts), 40)
+        raise DataError(f"{where} mixes types: most of it is numbers, and {other} is not. {_MIXED}")
     if column.kind in ("prose", "mixed"):
         raise DataError(f"{where} holds more than {_MOST_TEXTS:,} different texts, or very long ones; leave it out")
     if column.kind in ("text", "bool") and column.gaps:
