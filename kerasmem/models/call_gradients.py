@@ -19,7 +19,7 @@ from kerasmem.models.segment_scope import call_at_once
 
 
 class _Made(NamedTuple):
-    """A call that was made: its tape, what it took, weights it may have read, and what may have a gradient of it."""
+    """A call with its tape, inputs, possible weights, and differentiable results."""
 
     tape: Any
     taken: list[Any]
@@ -51,7 +51,7 @@ class CallGradients:
         self._moved = set(map(id, self._entering))
 
     def make(self, call: Callable[[], Any], taken: list[Any], layer: Any) -> list[Any]:
-        """Make a call of a layer and return what comes out of it, flat."""
+        """Call a layer and return its outputs, flat."""
         entering = list({id(each): each for each in _parts(taken)}.values())
         weights = self._weights_of(layer)
         losses = attribute(STATELESS_SCOPE).losses
@@ -97,7 +97,7 @@ class CallGradients:
 
 
 def _operations() -> list[Any]:
-    """Return the operations of the graph that is being made, in their order; none if there is no order to set."""
+    """Return the operations of the current graph in order, or none if there is no order to set."""
     if _is_in_order():
         return []
     made: list[Any] = tf.compat.v1.get_default_graph().get_operations()
@@ -105,7 +105,7 @@ def _operations() -> list[Any]:
 
 
 def _in_turn(made: Iterable[Any], first: Sequence[Any], then: Sequence[Any]) -> None:
-    """Let what only the gradients of inputs are made of run after the gradients of weights.
+    """Let operations of the gradients of inputs alone wait for the gradients of weights.
 
     At once they would work in twice the scratch, and what the layer took would be kept beside the gradient of it.
 
@@ -154,7 +154,7 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def gradient_values(gradient: Any) -> Any:
-    """Return a gradient's values, which of one of some rows alone are those rows."""
+    """Return the values of a gradient; for slices their rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
@@ -169,7 +169,7 @@ def differentiable(tensors: Iterable[Any]) -> list[Any]:
 
 
 def runs_after(tensors: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Let what is made inside run after these tensors, those operations too that have no inputs of their own."""
+    """Let all operations made inside run after these tensors, also those without inputs."""
     if _is_in_order():
         return contextlib.nullcontext()
     manager: contextlib.AbstractContextManager[Any] = tf.control_dependencies(

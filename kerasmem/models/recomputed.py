@@ -1,4 +1,4 @@
-"""The Keras model that recomputes its inside in segments: what is saved with it, and how it runs.
+"""The Keras model that recomputes its inside in segments: its saving and its call.
 
 It is the Functional model with the same layers, and a list of cuts (see `segment_cuts`). If a cut lies inside a
 nested model, that is called as a recomputed model too.
@@ -34,7 +34,7 @@ Functional: Any = functional_class()
 
 
 def _cut_inside(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
-    """Return what runs in a nested model's place: the same layers, cut."""
+    """Return a nested model with the same layers, cut."""
     return _made_again(model, RecomputedFunctional, cuts=cuts, recomputed=recomputed)
 
 
@@ -47,7 +47,7 @@ def _made_again(model: Any, kind: Any, **options: Any) -> Any:
 
 
 class _Configuration(dict[str, Any]):
-    """A Functional model's configuration that remembers the cuts, which are no part of it."""
+    """A Functional model's configuration that remembers the cuts beside it."""
 
     cuts: tuple[str, ...] = ()
     recomputed: tuple[bool, ...] | None = None
@@ -55,13 +55,13 @@ class _Configuration(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _Untracked:
-    """Holds what Keras is not to look through for layers: those inside are the model's own already."""
+    """Hides its content from Keras's search for layers, which belong to the model already."""
 
     held: Any
 
 
 class RecomputedFunctional(Functional):
-    """A Functional model that keeps only what crosses its cuts, and computes the rest again for the gradient.
+    """A Functional model that keeps the tensors at its cuts and recomputes the rest.
 
     Made by `kerasmem.recompute`. Without a gradient (`predict`, `evaluate`) it runs as the plain model does.
 
@@ -88,7 +88,7 @@ class RecomputedFunctional(Functional):
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """The names of the operations after which a segment ends."""
+        """The name of the last operation of each segment but the last."""
         return self._cuts
 
     @property
@@ -114,14 +114,14 @@ class RecomputedFunctional(Functional):
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
 
     def plain(self) -> Any:
-        """Return the Functional model with the same layers, weights and compiled state, which recomputes nothing."""
+        """Return the plain Functional model with the same layers, weights and compiled state."""
         made = _made_again(self, keras.Model)
         if self.compiled:
             made.compile(**compile_arguments(self))
         return made
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration of the Functional model; the cuts are in it for kerasmem alone."""
+        """Return the configuration of the Functional model, with the cuts for kerasmem alone."""
         cuts = {"cuts": list(self._cuts), "recomputed": list(self._recomputed)} if CUTS_TOLD.get() else {}
         config = _Configuration({**super().get_config(), **cuts})
         config.cuts, config.recomputed = self._cuts, self._recomputed

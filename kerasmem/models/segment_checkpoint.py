@@ -16,7 +16,7 @@ from kerasmem.models.segment_scope import SegmentFunction, SegmentScope, variabl
 
 
 def gradients_wanted() -> bool:
-    """Return whether what runs now may be differentiated: on JAX that shows later; if it is not, nothing changes."""
+    """Return whether a gradient may follow. On JAX this is not known yet, and costs nothing without."""
     return not in_symbolic_scope()
 
 

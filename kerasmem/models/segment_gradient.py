@@ -43,12 +43,12 @@ from kerasmem.models.segment_scope import SegmentFunction, SegmentScope, variabl
 
 
 def gradients_wanted() -> bool:
-    """Return whether what runs now may be differentiated: a tape records, or Keras trains in what is traced."""
+    """Return whether a gradient may follow: if a tape records, or a training step is traced."""
     return not in_symbolic_scope() and (in_training_call() or could_record())
 
 
 def run_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[Any], again: bool) -> list[Any]:
-    """Return `run(inputs)`, whose gradients are computed one layer after another.
+    """Return `run(inputs)`, with gradients computed one layer after another.
 
     Args:
         run: from the tensors that enter to the tensors that leave; it may be called more than once.
@@ -90,7 +90,7 @@ class _FirstRun:
     losses: list[tuple[Any, Any]] = field(default_factory=list)  # (layer, loss)
 
     def finish(self, results: Sequence[Any]) -> list[Any]:
-        """Assign what the run assigned and return its outputs, with the tensors that carry gradients in place.
+        """Assign the updates of the run and return its outputs, with the tensors that carry gradients.
 
         Args:
             results: those tensors: the outputs, and after them the losses.
@@ -125,13 +125,13 @@ class _Segment(abc.ABC):
         self.sources = self._sources(inputs, self._values)
 
     def _sources(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Return the tensors for which gradients are computed: inputs, then weights."""
+        """Return the tensors that get gradients: inputs, then weights."""
         return [*(inputs[number] for number in self._entering), *(values[number] for number in self._trained)]
 
     def _run_with(
         self, run: Callable[[list[Any]], list[Any]], inputs: list[Any], masks: Sequence[Any], values: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        """Run with these values of the variables; return Keras's scope with what was assigned, and the outputs."""
+        """Run with these values of the variables; return the scope with its updates, and the outputs."""
         for tensor, mask in zip(inputs, masks, strict=True):
             set_mask(tensor, mask)
         scope = SegmentScope(zip(self._variables, values, strict=True))
@@ -149,7 +149,7 @@ class _Segment(abc.ABC):
         return CallGradients(weights_of, of_others=list(value_of.values()), entering=asked)
 
     def run_first(self, first: _FirstRun) -> list[Any]:
-        """Run forward; return the outputs and losses that carry gradients, and put all else into `first`."""
+        """Run forward; return outputs and losses with gradients, and put the rest into `first`."""
         scope, outputs = self._forward()
         first.outputs = outputs
         first.masks = [mask_of(each) for each in outputs]
@@ -178,15 +178,15 @@ class _Segment(abc.ABC):
 
     @abc.abstractmethod
     def _forward(self) -> tuple[Any, list[Any]]:
-        """Run forward; return Keras's scope with what was assigned, and the outputs."""
+        """Run forward; return the scope with its updates, and the outputs."""
 
     @abc.abstractmethod
     def _differentiated(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
-        """Return the calls to differentiate, the sources in them, and what they result in."""
+        """Return the calls to differentiate, their sources, and their results."""
 
 
 class _Kept(_Segment):
-    """A segment whose inside is kept for the gradient."""
+    """A segment that is kept for the gradient."""
 
     def _forward(self) -> tuple[Any, list[Any]]:
         fresh = _fresh(self._inputs)
@@ -247,7 +247,7 @@ class _Scopes:
 
 
 def _delayed(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
-    """Return the same tensors, not to be had before the others exist; None stays None."""
+    """Return the same tensors, delayed until the others exist."""
     others = [each for each in until if each is not None]
     if tf.executing_eagerly() or not others:
         return list(tensors)
@@ -260,13 +260,13 @@ def _delayed(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
 
 
 def _opaque_condition(tensors: Sequence[Any]) -> Any:
-    """Return whether one value of each tensor is a number, which a compiler cannot know."""
+    """Return a true condition that a compiler cannot see through."""
     total = tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(each, [-1])[:1], "float32")) for each in tensors])
     return tf.equal(total, total)
 
 
 def _through_condition(tensors: Sequence[Any], holds: Any) -> list[Any]:
-    """Return the same tensors out of a branch of a condition, across which XLA neither fuses nor compares."""
+    """Return the same tensors out of a condition, across which XLA neither fuses nor compares."""
 
     def never() -> list[Any]:
         return [tf.zeros(each.shape, each.dtype) for each in tensors]

@@ -1,4 +1,4 @@
-"""Keras's state around and inside a segment of a model that runs more than once: what both backends need of it."""
+"""Keras's state around and inside a segment that runs more than once, for both backends."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ MakeCall = Callable[[Callable[[], Any], list[Any], Any], list[Any]]
 
 
 class SegmentFunction(Protocol):
-    """From the tensors that enter a segment to those that leave it; it may be called more than once."""
+    """Maps the tensors that enter a segment to those that leave it. It may be called more than once."""
 
     def __call__(self, entering: list[Any], make_call: MakeCall = ...) -> list[Any]:
         """Run the segment, each call of a layer made by `make_call`."""
 
 
 def call_at_once(call: Callable[[], Any], _taken: list[Any], _layer: Any) -> list[Any]:
-    """Return what comes out of a call, flat."""
+    """Return the outputs of a call, flat."""
     outputs: list[Any] = keras.tree.flatten(call())
     return outputs
 
 
 class SegmentScope(keras.StatelessScope):
-    """A stateless scope inside a run: it starts from given values and knows which variables were assigned.
+    """A stateless scope that starts from given values and knows the assigned variables.
 
     Args:
         held: variables and their values.
