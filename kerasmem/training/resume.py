@@ -30,38 +30,35 @@ _KEPT = 2  # points of a worker's
 
 
 class ResumeTraining(SavingCallback):
-    """Save training every few batches, and go on with the very next batch when the script is started again.
+    """Save training every few batches, and resume at the very next batch when the script is started again.
 
-    A run that was killed at any moment and started again ends with the weights of one that never was, bit for
-    bit where TensorFlow's operations are deterministic (`tf.config.experimental.enable_op_determinism()`).
-    Saved are the model's variables with the states of its random generators (dropout), the optimizer's, those
-    of the metrics, Keras's own random generator, Keras's epoch and batch, and the state of the sequence after the last
-    batch that was trained on, whatever was read ahead. The file is written under another name and renamed, so there is
-    always a whole one. When `fit` ends by itself the file is removed, unless `keep=True`.
+    A run that was killed at any moment and started again ends with the weights of an undisturbed run, bit for bit if
+    TensorFlow's operations are deterministic (`tf.config.experimental.enable_op_determinism()`). The file has the
+    variables of model, optimizer and metrics, the states of Keras's random generators, Keras's epoch and batch, and the
+    state of the sequence after the last batch of training. It is written under another name and renamed, so there is
+    always a complete one. It is removed when `fit` ends, unless `keep=True`.
 
-    Not saved is what other callbacks remember (`EarlyStopping`'s best value, `History`: it has the epochs since
-    the restart), random numbers that are drawn by other generators than Keras's, and the state of a `transform`.
-    In the epoch that is gone on with, the batches trained on before are counted once more, in no time and with
-    the last known logs, so that numbers of batches, progress bar and `steps_per_epoch` are right.
+    Not saved are the states of other callbacks (`EarlyStopping`'s best value, the `History` before the restart), of
+    other random generators than Keras's, and of a `transform`. In the resumed epoch the earlier batches are counted
+    again, in no time and with the last known logs, so that batch numbers, progress bar and `steps_per_epoch` are right.
 
-    Among several workers (see `H5ChunkSequence`'s `shard="auto"`) each saves its own file, with its rank in the name
+    With several workers (see `shard="auto"` of `H5ChunkSequence`) each saves its own file, with its rank in the name
     unless `path` has it: `run.rank1.resume` for `run.resume`. Under `tf.distribute.MultiWorkerMirroredStrategy`, and in
-    several processes of JAX, it keeps the one before as well (`PATH.before`): a worker may die before it has saved what
-    another one has. Started again, all of them go on from the last point that every one has, so all have to be started
-    again, as many as before.
+    several processes of JAX, the file before is kept as well (`PATH.before`), since a worker may die before it has
+    saved a point that another one has. All workers resume from the last common point, so start all of them again.
 
     Args:
-        path: where to save. Workers may be given the same.
-        sequence: the sequence given to `fit`, itself or through `as_tf_dataset()`, made with the settings of the
-            first run; with seed=None it takes over that run's seed.
-        save_freq: batches from one saving to the next, 100 by default; each epoch's end is saved too.
-        keep: leave the file where it is when `fit` ends. The next `fit` then goes on from there, so that one
-            with as many epochs has nothing left to do.
+        path: path of the file. Workers may share it.
+        sequence: the sequence given to `fit`, itself or through `as_tf_dataset()`, with the settings of the first run;
+            with seed=None it takes over that run's seed.
+        save_freq: batches between two savings; each epoch's end is saved too. Defaults to 100.
+        keep: keep the file when `fit` ends. The next `fit` then resumes from there, so one with as many epochs has
+            nothing left to do. Defaults to False.
 
     Raises:
-        UsageError: settings, `steps_per_epoch` or the model differ from what was saved, the model is not built,
+        UsageError: If settings, `steps_per_epoch` or the model differ from the saved ones, the model is not built,
             workers have no point in common, or processes of JAX have shares of the weights.
-        DataError: the file cannot be read.
+        DataError: If the file cannot be read.
 
     Examples:
         >>> import h5py, keras, numpy as np
@@ -133,7 +130,7 @@ class ResumeTraining(SavingCallback):
 
     @property
     def _together(self) -> Worker:
-        """Which worker this process is of those that take each step together."""
+        """The rank of this process among those that take each step together."""
         return find_worker() or ALONE if runs_on_jax() else worker_of(self._strategy)
 
     def _common_file(self) -> str | None:

@@ -48,7 +48,7 @@ class RunState(Record, what="run"):
         return max(self.batch - self.skipped, 0)
 
     def resume(self) -> None:
-        """Note that another process goes on from here."""
+        """Note that another process resumes here."""
         self.skipped = self.batch
 
     def begin_epoch(self, epoch: int) -> None:

@@ -51,7 +51,7 @@ class SavingCallback(keras.callbacks.Callback):
         self.save()
 
     def can_save(self) -> bool:
-        """Return whether a run can go on from here."""
+        """Return whether a run can be resumed here."""
         return True
 
     def save(self) -> None:

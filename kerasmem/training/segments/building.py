@@ -45,31 +45,30 @@ def recompute(
 ) -> Any:
     """Return the same model, keeping the tensors at a few cuts and recomputing the rest.
 
-    Layers, weights, their names and the compiled state are shared with the model given, so weights and checkpoints of
-    the one serve the other; gradients are the same, dropout masks and statistics included. If no gradient is asked
-    for, it runs as the plain model does. On JAX segments run in `jax.checkpoint`, and cuts are balanced by outputs.
+    Layers, weights, their names and the compiled state are shared with the given model, so weights and checkpoints are
+    interchangeable. Gradients are the same, including dropout masks and statistics. Without a gradient it runs as the
+    plain model does. On JAX segments run in `jax.checkpoint`, and cuts are balanced by the layers' outputs.
 
     Args:
-        model: a Sequential or Functional Keras model, built; or one by subclassing whose `call` provably does no more
-            than call its layers in the same order each time, whose graph then stands for it.
-        segments: how many; "auto": those of the lowest peak or, with `memory`, those that cost the least time.
-        memory: what a training step may take: bytes, a size ("8GB") or a card ("t4"). What the planner chooses is
-            estimated as `kerasmem.estimate` does, and other cuts are chosen if it needs more.
-        batch_size: samples in a batch, for which the cuts are chosen; other batches run too.
-        cuts: names of the layers after which a segment ends, in place of all that; "mobilenet/conv1" is a layer of the
-            model "mobilenet" inside the model. Cuts around such a model are added, as a segment lies inside or outside.
+        model: a built Sequential or Functional Keras model; or a subclassed one if its `call` provably only calls its
+            layers in the same order each time.
+        segments: number of segments; "auto" for the lowest peak or, with `memory`, the least time. Defaults to "auto".
+        memory: memory for a training step: bytes, a size ("8GB") or a card ("t4"). The plan is checked by
+            `kerasmem.estimate`, and changed if it needs more. Defaults to no limit.
+        batch_size: samples in a batch, for the choice of the cuts; other batches run too. Defaults to 32.
+        cuts: names of the last layers of the segments, instead of a plan; "mobilenet/conv1" is a layer of the model
+            "mobilenet" inside the model. Cuts at the edges of such a model are added.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
 
     Returns:
-        A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; `plan` on it says what is
-        predicted. Models inside it are cut too, if it calls them once. If nothing is saved, one warning says so,
-        and with segments="auto" the model is left as it is.
-        Keras saves it as the plain model, alone or inside another one, and it opens without kerasmem;
-        `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
+        A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; its `plan` has the predictions.
+        Nested models are cut too if they are called once. If nothing is saved, one warning says so, and with
+        segments="auto" the model is left as it is. Keras saves it as the plain model, alone or inside another one, and
+        it opens without kerasmem; `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
 
     Raises:
-        UsageError: the model has no such graph, or cannot be cut so.
-        ModelError: the model cannot be traced.
+        UsageError: If the model has no such graph, or cannot be cut so.
+        ModelError: If the model cannot be traced.
 
     Examples:
         >>> import keras, kerasmem

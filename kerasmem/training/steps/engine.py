@@ -1,4 +1,4 @@
-"""Where steps run: in this process. What ends for want of memory comes out as `RanOut`, all else as it is."""
+"""Steps in this process. Running out of memory is raised as `RanOut`, other errors as they are."""
 
 from __future__ import annotations
 
