@@ -16,7 +16,7 @@ BEFORE_THREADS = Borrowed(
 
 @contextlib.contextmanager
 def no_running_loop() -> Iterator[None]:
-    """Let this thread run an event loop of its own, though one is running in it, as in a notebook."""
+    """Let this thread run another event loop inside a running one, as in a notebook."""
     try:
         get_loop, set_loop = GET_LOOP.get(), SET_LOOP.get()
     except NotAvailableError:

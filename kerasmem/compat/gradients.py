@@ -184,7 +184,7 @@ def _named_in(graph: Any) -> Iterator[str]:
 
 
 def _named_outside(functions: Iterable[Any], graphs: set[int]) -> Iterator[str]:
-    """Yield the gradients that the runtime's functions name, but for those functions whose graph is one of `graphs`.
+    """Yield the gradients that the runtime's functions name, except functions of `graphs`.
 
     Such are functions of which no graph was made yet, and those that `gc.freeze` hides.
     """

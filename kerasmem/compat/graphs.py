@@ -37,7 +37,7 @@ class GpuKernel(NamedTuple):
     Attributes:
         dtypes: attribute of the operation → the dtypes (as TensorFlow numbers them) that it must be one of.
         host: names of inputs and outputs that lie in the host's memory.
-        label: what an operation must ask for; "" for most.
+        label: the label that an operation must ask for; "" for most.
         rank: of several that match, the one with the highest is taken; those for any device come last.
     """
 
@@ -125,7 +125,7 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability
 
 
 def _cluster(capability: tuple[int, int]) -> Any:
-    """Return a cluster of a CPU and a card that Grappler takes for real: it reads the capability alone."""
+    """Return a cluster of a CPU and a card for Grappler, which reads the capability only."""
     from tensorflow.core.protobuf import device_properties_pb2 as properties
 
     card = properties.DeviceProperties(type="GPU", vendor="NVIDIA")

@@ -1,4 +1,4 @@
-"""How Keras's `fit` goes through epochs and data, for runs that go on in the middle of it."""
+"""How Keras's `fit` iterates over epochs and data, for runs that resume inside it."""
 
 from __future__ import annotations
 

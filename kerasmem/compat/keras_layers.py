@@ -1,4 +1,4 @@
-"""Layers of Keras: those inside, name scopes of calls, losses that a call adds, the build of a step by shapes alone."""
+"""Layers of Keras: inner layers, name scopes of calls, added losses, building a step by shapes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def symbolic_build(model: Any, batch: Any) -> None:
 
     Args:
         model: compiled.
-        batch: what `train_step` takes, in shapes.
+        batch: the argument of `train_step`, in shapes.
     """
     SYMBOLIC_BUILD.get()(model, data_batch=batch)
 
@@ -148,5 +148,5 @@ def replace_losses(layer: Any, loss: Any) -> None:
 
 
 def draws_numbers(layer: Any) -> bool:
-    """Return whether a layer has a random generator of its own."""
+    """Return whether a layer has its own random generator."""
     return bool(getattr(layer, "_seed_generators", None))

@@ -97,7 +97,7 @@ def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any])
 
 
 def is_one_of(optimizer: Any, names: frozenset[str]) -> bool:
-    """Return whether an optimizer is one of Keras's own of these names."""
+    """Return whether an optimizer is Keras's own and has one of these names."""
     cls = type(optimizer)
     return cls.__name__ in names and cls.__module__.startswith("keras.src.optimizers.")
 
@@ -216,7 +216,7 @@ class _InTurn:
     """Replacements of Keras's functions.
 
     Attributes:
-        functions: by what each takes the place of.
+        functions: replacements by the borrowed function.
         stand_ins: variables made for blocks.
 
     Raises:
@@ -282,7 +282,7 @@ class _Turns:
 
     @contextlib.contextmanager
     def next(self) -> Iterator[None]:
-        """Have the operations that are made meanwhile wait for the turn before."""
+        """Make new operations wait for the turn before."""
         import tensorflow as tf
 
         if tf.executing_eagerly():

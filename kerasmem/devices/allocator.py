@@ -37,8 +37,8 @@ class Allocator:
 
     Attributes:
         device: such as "GPU:0".
-        read: returns what is in use, and the peak since the last reset.
-        reset: starts a new peak from what is in use now; raises if the backend cannot.
+        read: returns the bytes in use, and the peak since the last reset.
+        reset: starts a new peak from the bytes in use; raises if the backend cannot.
         backend: whose it is: "tensorflow" or "jax".
     """
 

@@ -62,7 +62,7 @@ class Card:
         memory_source: the address where the memory figure was read.
         memory_basis: "driver" for a total that the driver reported, "datasheet" for the nominal capacity.
         capability_source: the address where the compute capability was read.
-        note: what kind of figure it is and which others are reported.
+        note: kind of the figure, and other reported ones.
 
     Examples:
         >>> from kerasmem.devices.catalogue import find_card

@@ -1,4 +1,4 @@
-"""Does TensorFlow see the GPU, and if not, why: its own report, judged beside the driver and the environment."""
+"""Diagnosis of TensorFlow and its GPUs from its own report, the driver and the environment."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ class DriverShare:
         multiprocessors: of that card.
         size_bytes: the figure; None if unknown.
         basis: "read" or "predicted".
-        framework: what was running, with its version.
-        source: the address; None for what is predicted.
-        note: what kind of figure it is.
+        framework: the running framework, with its version.
+        source: the address; None for a prediction.
+        note: kind of the figure.
     """
 
     part: str

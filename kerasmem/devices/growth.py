@@ -25,7 +25,7 @@ class GrowthStatus(Record, what="memory growth"):
             devices without it), "set differently" (this program or its environment chose otherwise),
             "no gpu", "other backend" (Keras does not run on TensorFlow), "no tensorflow" or "failed".
         devices: the visible GPUs asked about, as TensorFlow names them.
-        message: what happened, and what to do about it, in a sentence or two.
+        message: the outcome and the fix, in a sentence or two.
     """
 
     state: GrowthState

@@ -35,7 +35,7 @@ class AllocatorHealth(Record, what="allocator health"):
         device: such as "GPU:0".
         in_use_bytes: handed out.
         reserved_bytes: taken from the device, handed out or not; to one part in a thousand.
-        largest_free_bytes: the largest request that it can serve from what it has reserved.
+        largest_free_bytes: the largest request that it can serve from reserved memory.
         fragmentation: the share of free reserved memory outside that block, from 0 to 1.
         limit_bytes: how far it may grow.
     """

@@ -51,7 +51,7 @@ class CpuKernels:
 
     Attributes:
         kind: "onednn" or "eigen".
-        dtypes: what oneDNN's kernels take here; none if they are off.
+        dtypes: dtypes that oneDNN's kernels take here; none if they are off.
         inter_op_threads: how many operations run at once.
         intra_op_threads: among how many threads an operation is divided.
         copied: the dtypes in which oneDNN's products and convolutions copy blocks of their operands here.
@@ -79,7 +79,7 @@ class CardKernels:
 
     Attributes:
         capability: the card's compute capability.
-        available_bytes: what TensorFlow's allocator can get of its memory.
+        available_bytes: the memory available to TensorFlow's allocator.
         beside: the kernels of the CPU that starts them, taken to be this machine's.
     """
 

@@ -22,8 +22,8 @@ class LiveDevice(Record, what="device"):
     Attributes:
         index: the driver's index of the GPU (of the parent, for a MIG instance).
         kind: "gpu", "mig" (an instance) or "mig parent" (a GPU divided into instances).
-        name: what the driver calls it.
-        uuid: what CUDA_VISIBLE_DEVICES takes to choose it.
+        name: the driver's name for it.
+        uuid: its identifier for CUDA_VISIBLE_DEVICES.
         compute_capability: such as "7.5".
         total_bytes: the device's memory; None if unknown.
         used_bytes: in use, by all processes.
@@ -63,7 +63,7 @@ class LiveMachine(Record, what="machine", version=1):
         devices: its GPUs.
         reason: why there are none to list; None if there are.
         host: its host memory.
-        notes: what else the driver says, such as a card that it has lost.
+        notes: further messages of the driver, such as a lost card.
     """
 
     devices: tuple[LiveDevice, ...]
@@ -76,7 +76,7 @@ def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
     """Read the GPUs and the host memory of this machine, without TensorFlow.
 
     Args:
-        api: what to ask in place of nvidia-ml-py, such as a recording.
+        api: a stand-in for nvidia-ml-py, such as a recording.
         environ: environment variables that choose GPUs; default: this process's.
 
     Examples:
@@ -101,7 +101,7 @@ def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
     """Return the GPUs of this machine, an empty list if there are none (`read_machine` has the reason).
 
     Args:
-        api: what to ask in place of nvidia-ml-py, such as a recording.
+        api: a stand-in for nvidia-ml-py, such as a recording.
         environ: environment variables that choose GPUs; default: this process's.
 
     Examples:

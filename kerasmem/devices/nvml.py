@@ -35,7 +35,7 @@ class NvmlDevice:
 
     Attributes:
         index: NVML's index of the GPU (of the parent, for a MIG instance).
-        name: what the driver calls it; None if unknown.
+        name: the driver's name for it; None if unknown.
         uuid: "GPU-…" or "MIG-…"; None if unknown.
         pci_bus_id: position on the bus, such as "00000000:00:04.0"; None if unknown.
         compute_capability: major and minor, such as (7, 5); None if unknown.
@@ -84,7 +84,7 @@ class Nvml:
         """Initialise NVML and describe the devices.
 
         Args:
-            api: what to ask in place of nvidia-ml-py, such as a recording.
+            api: a stand-in for nvidia-ml-py, such as a recording.
 
         Returns:
             The connection and None; or None and the reason, if there is no driver to ask.

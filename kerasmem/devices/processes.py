@@ -26,7 +26,7 @@ class TreeReading(NamedTuple):
         processes: how many processes that is.
         high_water_bytes: the largest that the process itself held at once since it began; None if the system
             does not tell.
-        swap_bytes: what of the process itself is in swap; None if unknown.
+        swap_bytes: swapped bytes of the process itself; None if unknown.
     """
 
     rss_bytes: int

@@ -33,7 +33,7 @@ class AllocatorEvent(NamedTuple):
         in_use: bytes of all chunks handed out, after this event.
         peak: the most of those since the last reset.
         op: the operation that runs, with its name scopes, or "" outside of any.
-        region: what it is for: "output", "temp", "persist" or "".
+        region: its purpose: "output", "temp", "persist" or "".
         step: TensorFlow's number of the step (one call of a function), 0 outside of any.
         shape: as TensorFlow writes it ("[32,10]"), or "".
         available: bytes that the allocator may still hand out, new memory from the device included.
@@ -102,7 +102,7 @@ def read_recording(
 
     Args:
         source: as for `read_allocator_events`.
-        mark_prefix: what the names of marks begin with; None for no marks.
+        mark_prefix: prefix of the names of marks; None for no marks.
 
     Raises:
         InputError: If it is no such recording.

@@ -96,7 +96,7 @@ def _one(entry: str, whole: Sequence[NvmlDevice], devices: Sequence[NvmlDevice],
 
 
 def _enumerated(found: list[Match], devices: Sequence[NvmlDevice]) -> list[Match]:
-    """Put instances in the place of divided GPUs: of those, CUDA gives a process one instance."""
+    """Replace divided GPUs by instances. CUDA gives a process one instance of each."""
     result = []
     for match in found:
         device = match.device

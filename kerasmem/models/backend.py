@@ -72,7 +72,7 @@ def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> 
     """Refuse a feature of the TensorFlow backend alone.
 
     Args:
-        what: what was asked for.
+        what: the requested feature.
         instead: the way out.
 
     Raises:
@@ -88,7 +88,7 @@ def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
     Args:
         function: makes Keras operations and calls layers.
-        *args: what it takes, Keras tensors in place of tensors.
+        *args: its arguments, with Keras tensors as tensors.
         **kwargs: likewise.
     """
 

@@ -61,8 +61,8 @@ def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], ba
 
     Args:
         model: compiled.
-        given: what the user says of them.
-        outputs: returns what the model puts out; only asked where the loss decides.
+        given: the user's settings of them.
+        outputs: returns the model's outputs; only called if the loss decides.
         batch_size: samples.
 
     Raises:

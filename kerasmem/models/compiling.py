@@ -26,7 +26,7 @@ def compile_model(
     Args:
         model: a Keras model.
         training: the settings.
-        outputs: returns what the model puts out (symbolic), for losses that must be assumed.
+        outputs: returns the model's symbolic outputs, for losses that must be assumed.
         jit_compile: whether XLA compiles the step.
 
     Raises:

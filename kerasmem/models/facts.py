@@ -57,7 +57,7 @@ class LayerMemory:
         kind: "input", "layer" or "view".
         inputs: the names of the layers whose outputs it takes, if known.
         bytes: its part of the report's total, if the method divides the total by layer.
-        bytes_at_peak: what it holds at the peak, if the method knows.
+        bytes_at_peak: its bytes at the peak, if the method knows.
     """
 
     name: str

@@ -25,7 +25,7 @@ class ModelInput:
     Attributes:
         name: the input's name.
         shape: with the batch first; None if a dimension is open.
-        dtype: what Keras casts the input to.
+        dtype: the dtype that Keras casts the input to.
     """
 
     name: str

@@ -39,7 +39,7 @@ class OpenedModel:
         model: the Keras model; its variables have shapes and, unless it came from Python, no values.
         source: its origin: a path, "package.module:function" or "Python object".
         training: the optimizer and loss it was compiled with, if known.
-        notes: what the user should know about how it was opened.
+        notes: remarks for the user on how it was opened.
     """
 
     model: Any

@@ -97,7 +97,7 @@ def request_for(
     are written to a temporary folder, without its weights.
 
     Args:
-        source: what `open_model` takes: a path, "module:function", a function, a Keras model.
+        source: as for `open_model`: a path, "module:function", a function, a Keras model.
         factory_args: as for `open_model`; values that JSON has.
         custom_objects: as for `open_model`; classes and functions of importable modules.
         trust: as for `open_model`.
@@ -162,7 +162,7 @@ def reference(value: Any, what: str) -> str:
 
     Args:
         value: the class or function.
-        what: what it is, for the message.
+        what: its description, for the message.
 
     Raises:
         UsageError: If another process cannot import it.

@@ -43,7 +43,7 @@ class PreparedStep:
         y: the targets likewise; None if the step takes none.
         mode: "train", "evaluate" or "inference".
         jit_compile: whether XLA compiles the step.
-        notes: what was assumed.
+        notes: assumptions.
         sample_weight: likewise; None if the step takes none.
     """
 

@@ -28,7 +28,7 @@ class SymbolicStep:
         keeps_state: the step leaves the state as it is, so nothing is donated.
         optimizer: the optimizer's name as it appears in names of operations, or None.
         layers: the names of all layers.
-        notes: what was assumed.
+        notes: assumptions.
     """
 
     function: Callable[..., Any]

@@ -29,7 +29,7 @@ class TrainingSettings:
         loss_weights: of several losses, by place or by name; None if all count alike.
         keeps_optimizer: the model was compiled by its own code, and its optimizer stands.
         keeps_loss: likewise its loss and metrics.
-        targets: what the user says of them.
+        targets: the user's settings of them.
     """
 
     optimizer: str | None = None

@@ -30,7 +30,7 @@ class ChildEnded(Exception):
 
     Attributes:
         code: its exit code, as `subprocess` has it.
-        messages: what it wrote to standard error.
+        messages: its standard error.
     """
 
     def __init__(self, code: int, messages: BinaryIO) -> None:

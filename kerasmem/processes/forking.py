@@ -131,7 +131,7 @@ class ForkedCall:
         named: keyword arguments.
         limits: of time, from the start of the fork, and of resident memory, looked at 20 times a second.
         device_bytes: that TensorFlow may allocate on each device; None for no limit.
-        output: whether to show what the function prints.
+        output: whether to show the function's output.
         modules: of this package, to be loaded before the fork and kept for later ones; such that load, and do, nothing
             of TensorFlow.
 
@@ -139,7 +139,7 @@ class ForkedCall:
         failure: the limit that was exceeded; None if none was.
         code: the fork's exit code, as `subprocess` has it.
         host_peak: the most that it had resident, in bytes.
-        errors: what it wrote to standard error.
+        errors: its standard error.
 
     Raises:
         UsageError: If the function or an argument cannot be sent to another process.

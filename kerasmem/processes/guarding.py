@@ -28,7 +28,7 @@ class GuardedFailure(KerasmemError):
     """The child that did the program's work was ended, or crashed.
 
     Attributes:
-        stage: what it was doing.
+        stage: its stage.
         reason: why it ended, in a few words.
         timed_out: it took longer than it may.
         crashed: it ended by itself, within its limits.
@@ -64,7 +64,7 @@ def go_on_in_child(stage: str, limits: Limits) -> int | None:
     Only for a process of one thread that has loaded nothing heavy yet.
 
     Args:
-        stage: what the child does first.
+        stage: the first stage of the child.
         limits: of time and of resident memory, that of processes which the child starts included.
 
     Raises:

@@ -34,13 +34,13 @@ def assemble(
     Args:
         replayed: the step.
         namer: names its chunks.
-        model: what is known of the model.
+        model: facts of the model.
         settings: how the step was run.
         rows: the layers, in the order of the report.
         peaks: of all steps that ran, in bytes; the spread of the result.
         reserved: bytes that the allocator took from the device.
         notes: how it was measured.
-        unmodelled: what could not be seen.
+        unmodelled: parts that could not be seen.
         formula: the hand formula, if it is known.
     """
     named = [(chunk, list(namer.name(chunk))) for chunk in replayed.live]

@@ -21,7 +21,7 @@ class KnownTensor:
         address: of its first byte.
         bytes: its size.
         kind: "weights", "optimizer", "metrics", "inputs" or "constant".
-        name: the variable's path, or what it is.
+        name: the variable's path, or a description.
         layer: names of the layer that made it, the outermost first; () for none.
         shape: as TensorFlow writes it ("[32,10]").
     """
@@ -47,7 +47,7 @@ class Chunk:
         is_new: it was allocated in the step.
         step: TensorFlow's number of the step that asked for it, 0 for none or unknown.
         is_recorded: an event told of it.
-        tensor: what lies in it, if the process told.
+        tensor: the tensor in it, if known.
     """
 
     requested: int
@@ -94,9 +94,9 @@ def replay_step(
 
     Args:
         step: its events, in order.
-        earlier: what was recorded before it.
-        before: what lies where when the step begins.
-        after: what lies where when it has ended: chunks that the step made for variables are known by it.
+        earlier: events recorded before it.
+        before: known tensors when the step begins.
+        after: known tensors when it has ended, which identify the variables that the step made.
         is_complete: the recording begins with the process, so that every chunk is known.
     """
     live = _chunks_before(earlier, before, is_complete)

@@ -38,12 +38,12 @@ class PeakBytes(Bytes):
         high: the most.
         weights: variables of the model and its metrics.
         optimizer: the optimizer's variables.
-        gradients: what the backward pass made.
-        activations: what the forward pass made, loss included.
+        gradients: results of the backward pass.
+        activations: results of the forward pass, loss included.
         inputs: the batch.
         workspace: scratch memory of operations, the optimizer's included, and constants of the step.
-        allocator: bytes of chunks beyond what was asked for.
-        unnamed: chunks of which nothing tells what they are for.
+        allocator: bytes of chunks beyond the requests.
+        unnamed: chunks of unknown purpose.
     """
 
     unnamed: int = 0
@@ -56,7 +56,7 @@ class ProfiledLayer(LayerMemory):
     """One layer: its facts as in an estimate, and its memory at the peak.
 
     Attributes:
-        bytes_at_peak: what was asked for on its behalf, and live at the peak.
+        bytes_at_peak: bytes requested on its behalf and live at the peak.
         bytes: the same again, as estimates have it.
         parts: the same by category.
     """
@@ -89,7 +89,7 @@ class LiveChunk:
 
     Attributes:
         bytes: of the chunk.
-        requested: of those, what was asked for.
+        requested: the requested bytes among those.
         category: one of `PeakBytes.CATEGORIES`.
         layer: the layer that it belongs to, or None.
         what: the variable, or the operation that asked for it.
@@ -116,7 +116,7 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
         settings: how the step was run.
         bytes: the peak and its categories.
         layers: by layer; with `shares` they add up to `bytes.total`.
-        shares: what belongs to no layer.
+        shares: parts without a layer.
         instant: when the peak was reached; None if nothing was allocated.
         timeline: bytes in use over the step, thinned to at most 2,000 points of which the peak is one.
         live: the largest chunks at the peak, the largest first.
@@ -126,7 +126,7 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
         reserved: bytes that the allocator took from the device, under memory growth; None if not known.
         events: allocations and frees in the step (count).
         notes: how it was measured.
-        unmodelled: what could not be seen, and why.
+        unmodelled: parts that could not be seen, and why.
         formula: the hand formula, as an estimate has it; None if the layers' outputs were not inferred.
     """
 
