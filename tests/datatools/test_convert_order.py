@@ -68,20 +68,6 @@ def test_the_shuffle_is_uniform(numbered, tmp_path):
     assert abs(np.mean(rising) - 0.5) < 4 * 0.3 / math.sqrt(seeds * ROWS)
 
 
-def test_buckets_are_as_likely_as_they_should_be():
-    """All 24 orders of four rows in buckets of one or two come about equally often."""
-    counts = {}
-    trials = 4800
-    for seed in range(trials):
-        buckets = np.random.default_rng((seed, 2, 0)).integers(0, np.full(4, 3))
-        found = []
-        for bucket in range(3):
-            inside = np.flatnonzero(buckets == bucket)
-            found += inside[np.random.default_rng((seed, 3, bucket)).permutation(len(inside))].tolist()
-        counts[tuple(found)] = counts.get(tuple(found), 0) + 1
-    assert len(counts) == 24 and abs(chi_squared(np.array(list(counts.values())), trials / 24)) < 4
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_shares_are_exact(numbered, tmp_path, shuffle):
     done = convert(numbered, tmp_path / "o.h5", split="0.8,0.15,0.05", shuffle=shuffle, **SMALL)

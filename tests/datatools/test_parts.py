@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -105,7 +101,9 @@ def test_a_lost_worker_is_an_error_and_the_next_run_writes_the_rest(raw, whole, 
     assert left_in(tmp_path / "parts") == [*NAMES, "train.index"]
 
 
-def test_an_interrupted_run_keeps_its_parts(raw, whole, tmp_path, monkeypatch):
+@pytest.fixture
+def interrupted(monkeypatch):
+    """The parts written; before the third, the run is interrupted once."""
     wrote = []
 
     def write_some(part, **settings):
@@ -115,6 +113,10 @@ def test_an_interrupted_run_keeps_its_parts(raw, whole, tmp_path, monkeypatch):
         return WRITE_PART(part, **settings)
 
     monkeypatch.setattr(parts, "_write_part", write_some)
+    return wrote
+
+
+def test_an_interrupted_run_keeps_its_parts(raw, whole, tmp_path, interrupted):
     given = {"part_size": "20KB"}
     with pytest.raises(KeyboardInterrupt):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", **given)
@@ -122,7 +124,7 @@ def test_an_interrupted_run_keeps_its_parts(raw, whole, tmp_path, monkeypatch):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", compression="gzip", **given)
     (tmp_path / NAMES[0]).unlink()
     done = check(raw, whole, tmp_path)
-    assert wrote[3:] == [NAMES[0], *NAMES[2:]]
+    assert interrupted[3:] == [NAMES[0], *NAMES[2:]]
     assert done.resumed_rows == 538
     with pytest.raises(UsageError, match="exists already"):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / "train.index", **given)
@@ -130,37 +132,38 @@ def test_an_interrupted_run_keeps_its_parts(raw, whole, tmp_path, monkeypatch):
     assert more.rows == 2150 and left_in(tmp_path) == ["part-00000.h5", "train.index"]
 
 
-def test_to_a_store(raw, whole, tmp_path, threads):
+@pytest.fixture
+def store():
     fsspec = pytest.importorskip("fsspec")
-    store = fsspec.filesystem("memory")
+    yield fsspec.filesystem("memory")
+    fsspec.filesystem("memory").rm("/made", recursive=True)
+
+
+def names_in(store):
+    return sorted(os.path.basename(name) for name in store.ls("/made", detail=False))
+
+
+def test_to_a_store(raw, whole, threads, store):
     given = {"executor": threads, "part_size": "20KB"}
     done = kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", **given)
-    try:
-        names = sorted(os.path.basename(name) for name in store.ls("/made", detail=False))
-        assert names == [*NAMES, "train.index"]
-        assert [each.crc32 for each in done.datasets] == [each.crc32 for each in whole[0].datasets]
-        np.testing.assert_array_equal(streamed("memory://made/train.index")[0], whole[1]["x"])
-        with pytest.raises(UsageError, match="exists already"):
-            kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", **given)
-        kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", force=True, **given)
-    finally:
-        store.rm("/made", recursive=True)
+    assert names_in(store) == [*NAMES, "train.index"]
+    assert [each.crc32 for each in done.datasets] == [each.crc32 for each in whole[0].datasets]
+    np.testing.assert_array_equal(streamed("memory://made/train.index")[0], whole[1]["x"])
+    with pytest.raises(UsageError, match="exists already"):
+        kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", **given)
+    kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", force=True, **given)
     with pytest.raises(UsageError, match="web server"):
         kerasmem.data.convert(raw / "raw-*.npz", "http://127.0.0.1:9/train.index", force=True, **given)
 
 
-def test_a_command_that_is_killed_goes_on_in_a_store(raw, whole, tmp_path):
-    pytest.importorskip("fsspec")
-    script = Path(__file__).with_name("convert_to_store.py")
-    command = [sys.executable, str(script), str(raw / "raw-*.npz"), f"disk://{tmp_path}/train.index"]
-    killed = subprocess.run([*command, "2"], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    state = "train.index.kerasmem-partial"
-    assert left_in(tmp_path) == [*NAMES[:2], state]
-    done = json.loads(subprocess.run([*command, "-1"], stdout=subprocess.PIPE, check=True).stdout)
-    assert done == {"written": NAMES[2:], "resumed": 1075, "crc": [each.crc32 for each in whole[0].datasets]}
-    assert left_in(tmp_path) == [*NAMES, "train.index"]
-    assert_same(read_parts(tmp_path), whole[1])
+def test_an_interrupted_run_to_a_store_keeps_its_parts(raw, whole, store, interrupted):
+    with pytest.raises(KeyboardInterrupt):
+        kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", part_size="20KB")
+    assert names_in(store) == [*NAMES[:2], "train.index.kerasmem-partial"]
+    done = kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", part_size="20KB")
+    assert (interrupted[3:], done.resumed_rows) == (NAMES[2:], 1075)
+    assert [each.crc32 for each in done.datasets] == [each.crc32 for each in whole[0].datasets]
+    assert names_in(store) == [*NAMES, "train.index"]
 
 
 def test_repack_keeps_attributes(tmp_path, threads):
