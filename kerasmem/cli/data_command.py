@@ -38,7 +38,7 @@ def _working(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @click.command("inspect", cls=GuardedCommand)
 @all_of(*FILE, "--nan", "--verify", TRUST, "--json")
 def inspect(file: str, as_json: bool, **options: Any) -> int:
-    """Say what is in an HDF5 FILE, what it comes to in memory, and how well H5ChunkSequence streams it.
+    """List the datasets of an HDF5 FILE, their size in memory, and how well they stream.
 
     Knows what AnnData, MATLAB 7.3, pandas, PyTables and netCDF-4 leave in a file. The exit code is 1 where --verify
     finds data that is no longer what was written.
@@ -138,7 +138,7 @@ def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **opt
 
 
 def _read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
-    """Return what --columns says, by name of the dataset.
+    """Parse --columns.
 
     Raises:
         UsageError: a text is no NAME=COLUMN,...

@@ -21,7 +21,7 @@ _MOST_MEANS = 4
 
 
 def inspection_table(found: Inspection, terminal: int | None = None) -> RenderableType:
-    """Return what is known of a file: the datasets, the classes, how it streams, the line to paste."""
+    """Return the datasets, classes, stream and line to paste of a file."""
     writer = f", written as {found.writer}" if found.writer else ""
     title = f"{printable(found.path, 200)}: {format_size(found.size)}{printable(writer, 80)}"
     parts: list[RenderableType] = [Text(title, style="bold"), "", _datasets(found, terminal)]
@@ -40,7 +40,7 @@ def inspection_table(found: Inspection, terminal: int | None = None) -> Renderab
 
 
 def conversion_table(done: Conversion, terminal: int | None = None) -> RenderableType:
-    """Return what was read and written, and the line to paste."""
+    """Return the datasets written, and the line to paste."""
     return Group(*_conversion(done, terminal), *_line_to_paste(done.line))
 
 
@@ -68,7 +68,7 @@ def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType
 
 
 def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableType:
-    """Return what an index was made of."""
+    """Return the content of an index."""
     names = Text(f"Datasets: {', '.join(map(short_name, done.datasets[:_MOST_DATASETS]))}")
     return Group(Text(printable(done.answer), style="bold"), names, *note_lines(done.notes))
 

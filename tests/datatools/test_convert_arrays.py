@@ -170,8 +170,8 @@ def pickled():
 HOSTILE = {
     "pickled.npy": (pickled(), "pickled Python objects"),
     "cut.npy": (header((100, 8), extra=bytes(100)), "there are 100 B; it is cut off"),
-    "huge.npy": (header((2**40, 2**20), extra=bytes(64)), "its header speaks of"),
-    "overflow.npy": (header((2**62, 2**62)), "its header speaks of|is no .npy file"),
+    "huge.npy": (header((2**40, 2**20), extra=bytes(64)), "its header claims"),
+    "overflow.npy": (header((2**62, 2**62)), "its header claims|is no .npy file"),
     "negative.npy": (header((-4, 4)), "is empty|is no .npy file"),
     "empty.npy": (header((0, 4)), "is empty"),
     "scalar.npy": (header((), extra=bytes(4)), "is a single value"),
@@ -202,8 +202,8 @@ def test_hostile_archives(tmp_path):
     for name, data, told in (
         ("../../escape.npy", None, "cannot be the name of a dataset"),
         ("x.npy", pickled(), "pickled Python objects"),
-        ("x.npy", header((10**9, 10**6)), "its header speaks of"),
-        ("x.npy", header((4,), extra=bytes(10**6)), "its header speaks of"),  # more than it says
+        ("x.npy", header((10**9, 10**6)), "its header claims"),
+        ("x.npy", header((4,), extra=bytes(10**6)), "its header claims"),  # more than it says
         ("notes.txt", b"hello", "is no array"),
     ):
         evil_archive(path, name, data)

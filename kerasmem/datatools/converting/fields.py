@@ -92,7 +92,7 @@ def check_names(fields: Sequence[Field], where: str) -> None:
 
 
 class ColumnChoice:
-    """Which columns of the sources are written, and as what; the others need not be fit for anything.
+    """Choice of the columns to read and of the datasets they become.
 
     Args:
         columns: by name of a dataset the columns it is made of, names or patterns such as "pixel*"; "*" stands for
@@ -114,7 +114,7 @@ class ColumnChoice:
         return _fits(name, self._patterns) and not _fits(name, self._drop)
 
     def joins(self, name: str) -> bool:
-        """Return whether a column is put side by side with others, which takes numbers."""
+        """Return whether a column is put side by side with others, as numbers."""
         if any(wanted == [name] for wanted in self._datasets.values()):
             return False
         return any(_fits(name, wanted) for wanted in self._datasets.values())
@@ -133,7 +133,7 @@ class ColumnChoice:
             raise UsageError("drop: nothing is left to be written")
 
     def datasets(self, fields: Sequence[Field]) -> tuple[Field, ...]:
-        """Return what is to be written.
+        """Return the datasets to write.
 
         Args:
             fields: the columns that are written.
@@ -230,7 +230,7 @@ def written_type(field: Field, *, keep_float64: bool = False) -> str:
 
 
 class Caster:
-    """Converts rows to the types that are written, and counts what that changes.
+    """Convert rows to the types written, and count values that this rounds.
 
     Args:
         source: what is read, in words, for messages.

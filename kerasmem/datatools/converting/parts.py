@@ -123,7 +123,7 @@ def write_parts(
 
 
 def _fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings, bounds: Sequence[int]) -> dict[str, Any]:
-    """Return what must be the same for parts of an interrupted conversion to be kept."""
+    """Return the settings under which finished parts are kept."""
     found = {
         "version": 3,
         "sources": source.identity(),
@@ -194,7 +194,7 @@ def part_bounds(source: RowSource, rows: int) -> list[int]:
 
 
 def _clear(folder: str, outputs: Sequence[str], sources: Sequence[str], *, force: bool) -> None:
-    """Refuse to write where there are outputs or parts already; with `force`, remove those that would be left over."""
+    """Refuse to overwrite outputs and parts; with `force`, remove parts that would be left over."""
     if is_url(folder):
         if not force and (found := _at_url(folder)):
             raise UsageError(f"output: {shown(found[0])} exists already; choose another place, or force=True (--force)")
@@ -215,7 +215,7 @@ def _at_url(folder: str) -> list[str]:
 
 
 def _write_part(part: _Part, settings: WriteSettings, options: ReadOptions, ways: Ways) -> Outcome:
-    """Write a part; run by a worker, which may have been at it before."""
+    """Write a part in a worker, perhaps for the second time."""
     plan = make_plan(part.source, settings, options)
     if not is_url(part.output):
         return write_files(part.source, plan, settings, options.threads, part.output, ways)
@@ -232,7 +232,7 @@ def _check_reached(output: str) -> None:
 
 
 def _joined(outcomes: Sequence[Outcome], rows: Sequence[int], plan: WritePlan) -> Outcome:
-    """Return what all parts come to as one."""
+    """Combine the outcomes of all parts."""
     sums = [0] * len(plan.targets)
     for outcome, count in zip(outcomes, rows, strict=True):
         pairs = zip(sums, outcome.sums, plan.targets, strict=True)
@@ -246,7 +246,7 @@ def _joined(outcomes: Sequence[Outcome], rows: Sequence[int], plan: WritePlan) -
 
 
 def join_checksums(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of some bytes and those after them, of which there are `size`, from the CRC-32 of each.
+    """Combine the CRC-32 of two runs of bytes; the second has `size` bytes.
 
     The first one is multiplied by x to the power of 8 · size, modulo the polynomial of CRC-32 over GF(2).
 

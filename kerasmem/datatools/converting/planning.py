@@ -16,7 +16,7 @@ from kerasmem.hdf5.layout import shown
 from kerasmem.units import KIB, MIB, format_size
 
 CHUNK_BYTES = MIB
-"""What a chunk is meant to hold: HDF5's own cache of chunks, and what `H5ChunkSequence` reads at a time.
+"""Size of a chunk: that of HDF5's cache of chunks, and a read of `H5ChunkSequence`.
 
 A larger one is decoded several times over by programs that read it batch by batch through HDF5, and leaves fewer
 blocks to shuffle; a smaller one costs an index entry and a system call for less data.
@@ -78,7 +78,7 @@ class WritePlan:
 
 
 def make_plan(source: RowSource, settings: WriteSettings, options: ReadOptions) -> WritePlan:
-    """Settle what is written.
+    """Plan the datasets, chunks and memory of a conversion.
 
     Raises:
         DataError: the columns cannot be written.
@@ -108,7 +108,7 @@ def make_plan(source: RowSource, settings: WriteSettings, options: ReadOptions) 
 
 
 def check_space(plan: WritePlan, folder: str, *, shuffle: bool, packs: bool) -> None:
-    """Refuse to begin where the disk has no room.
+    """Raise an error if the disk has too little free space.
 
     Raises:
         DataError: it has not.
@@ -122,7 +122,7 @@ def check_space(plan: WritePlan, folder: str, *, shuffle: bool, packs: bool) -> 
 
 
 def choose_chunk_rows(row_bytes: int, rows: int, batch_size: int, target: int = CHUNK_BYTES) -> int:
-    """Return the rows of a chunk: about 1 MiB, and whole batches or an even part of one where that can be.
+    """Return the rows of a chunk: about 1 MiB, and whole batches or an even part of one if possible.
 
     Args:
         row_bytes: bytes of a row, uncompressed.

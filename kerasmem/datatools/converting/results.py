@@ -41,7 +41,7 @@ class WrittenDataset:
 
 @dataclass(frozen=True)
 class Conversion(Record, what="conversion", version=1, rows="datasets"):
-    """What was read and what was written.
+    """Result of a conversion.
 
     Args:
         sources: the files and folders.
@@ -81,5 +81,5 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
 
     @property
     def answer(self) -> str:
-        """How much was written, and where."""
+        """Rows, size and paths of the outputs."""
         return f"{self.rows:,} rows, {format_size(self.bytes_written)}, written to {', '.join(self.outputs)}"

@@ -58,7 +58,7 @@ class Compression:
 
 
 def read_compression(value: str | None) -> Compression:
-    """Return what "none", "gzip", "gzip:6" or "zstd" asks for.
+    """Parse "none", "gzip", "gzip:6" or "zstd".
 
     Raises:
         UsageError: there is no such compression.
@@ -244,7 +244,7 @@ def _read_image_size(value: Any) -> tuple[int, int] | None:
 
 
 def read_output(output: Any) -> str:
-    """Return the absolute path of an output whose folder exists.
+    """Return the absolute path of an output.
 
     Raises:
         UsageError: it cannot be written there.
@@ -261,7 +261,7 @@ def read_output(output: Any) -> str:
 
 
 def output_paths(output: str, settings: WriteSettings) -> tuple[str, ...]:
-    """Return the files that are written: out-train.h5 and so on where there is a file a part."""
+    """Return the output files: out-train.h5 and so on if each part has a file."""
     if not settings.splits or settings.as_groups:
         return (output,)
     stem, suffix = os.path.splitext(output)

@@ -319,7 +319,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ways:
-    """Options of a conversion on which its result does not depend.
+    """Options that do not change the result of a conversion.
 
     Args:
         verify: read the files back and compare.
@@ -382,7 +382,7 @@ def write_files(
 
 @contextlib.contextmanager
 def _work_folder(output: str) -> Iterator[str]:
-    """Yield an empty folder beside an output, which no other process uses; it is removed in the end.
+    """Yield an empty, locked folder beside an output, and remove it at the end.
 
     Raises:
         UsageError: If another process writes this output, or the folder holds what no conversion left.

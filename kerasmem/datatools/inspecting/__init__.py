@@ -1,1 +1,1 @@
-"""What is in a file, and what it is good for: contents, statistics, speed."""
+"""Contents, statistics and indexes of data files."""

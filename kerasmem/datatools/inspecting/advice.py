@@ -1,4 +1,4 @@
-"""Which dataset is x and which is y, and the line of Python that streams them. Pure text."""
+"""Guess the features and targets of a file, and write the line of Python that streams them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Known = tuple[str, str, tuple[int, ...]]
 
 
 def known(layout: DatasetLayout) -> Known:
-    """Return what is needed of a dataset to guess its part."""
+    """Return name, type and row shape of a dataset."""
     return layout.name, layout.dtype, layout.row_shape
 
 
@@ -34,7 +34,7 @@ def _last_part(name: str) -> str:
 
 
 def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
-    """Return the names of what is most likely the features and the targets.
+    """Return the names of the likely features and targets.
 
     Args:
         datasets: those that could be either, of equally many rows; at least one.
@@ -78,7 +78,7 @@ def choose_features(datasets: Sequence[Known], x: str, y: str | None) -> list[st
 
 
 def largest_value(dtype: str, shape: tuple[int, ...]) -> int | None:
-    """Return what the values of pictures are divided by to lie between 0 and 1; None for what holds no pictures.
+    """Return the largest value of pictures; None if the dataset holds none.
 
     Args:
         dtype: NumPy's text for the type.

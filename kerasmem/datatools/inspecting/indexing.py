@@ -107,7 +107,7 @@ def index(
 
 @contextlib.contextmanager
 def _written_to(target: str, remote: RemoteAccess) -> Iterator[str]:
-    """Yield the path at which to write what is to end up at a path or URL."""
+    """Yield a path to write to, and upload the file if the target is a URL."""
     if not is_url(target):
         yield target
         return
@@ -118,7 +118,7 @@ def _written_to(target: str, remote: RemoteAccess) -> Iterator[str]:
 
 
 _Found = tuple[FileLayout, int, list[Table]]
-"""A file, when it was changed, and where each of its datasets lies."""
+"""A file, its time of change, and the places of its datasets."""
 
 
 def _write(
@@ -193,7 +193,7 @@ class _Fetcher:
 
 
 def _look_into(layout: FileLayout, access: Access, fetcher: Callable[[], RangeFetcher]) -> tuple[int, list[Table]]:
-    """Return when a file was changed, and where each of its datasets lies."""
+    """Return a file's time of change and the places of its datasets."""
     file = OpenFile(layout, access, None, fetcher if is_url(layout.path) else None)
     file.open()
     try:

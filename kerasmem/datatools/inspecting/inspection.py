@@ -1,4 +1,4 @@
-"""`kerasmem.data.inspect`: what is in a file, what it would come to in memory, and how well it streams."""
+"""`kerasmem.data.inspect`: list a file's datasets, their size in memory, and how well they stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WRITERS = {
 """What to know of files of other programs."""
 
 MOST_CLASSES = 1000
-"""Different values beyond which whole numbers are taken for something else than labels."""
+"""Most different values of labels."""
 
 MOST_COUNTED = 1 << 22
 """Rows of a file that are looked at for counts of classes; of more rows, runs spread over each dataset."""
@@ -54,7 +54,7 @@ def inspect(
     trust_file: bool = False,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Return what an HDF5 file holds and how well `H5ChunkSequence` would stream it.
+    """Describe the content of an HDF5 file and how well it streams.
 
     Read are the file's structure and whole numbers that may be labels, of very many rows a sample; the rest only with
     `nan` or `verify`.
@@ -122,7 +122,7 @@ def inspect(
 
 
 def _with_stream(found: Inspection, plan: StreamPlan, access: Access) -> Inspection:
-    """Return an inspection with what is known of the stream: how it reads, and how well it mixes labels."""
+    """Add facts of the stream: bytes read, and how well it mixes labels."""
     needed, read = plan.bytes_per_epoch()
     stream, mixing, advice = describe_plan(plan), None, []
     labels = next((report for report in found.datasets if report.name == found.y), None)
@@ -182,7 +182,7 @@ def count_classes(counts: Counter[int], values: np.ndarray, most: int = MOST_CLA
 
 
 def _likely_labels(names: Sequence[str], y: str | None) -> list[str]:
-    """Return the datasets whose classes are counted: the targets, those called as targets are, then others."""
+    """Return datasets to count classes of: the targets, those named as targets, others."""
     return sorted(names, key=lambda name: (name != y, not is_named_target(name)))[:_MOST_LABELS]
 
 

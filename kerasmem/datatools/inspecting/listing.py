@@ -1,4 +1,4 @@
-"""Every dataset of a file: what it is, whether it can be trained from, and who wrote it. No other file is opened."""
+"""List the datasets of a file, and problems that keep them from training. No other file is opened."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Contents:
 
 
 def list_contents(path: str, access: Access | None = None) -> Contents:
-    """Return what a file holds.
+    """List the datasets of a file.
 
     Raises:
         DataError: the file cannot be read.
@@ -106,7 +106,7 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
 
 @contextlib.contextmanager
 def opened(path: str, what: str) -> Iterator[h5py.File]:
-    """Yield a file; what h5py raises meanwhile says that `what` cannot be read.
+    """Yield a file; errors of h5py say that `what` cannot be read.
 
     Raises:
         DataError: so it is.
@@ -154,7 +154,7 @@ class _Listing:
         self._raw = raw_file(file)
 
     def list(self) -> tuple[tuple[Entry, ...], str, bool]:
-        """Return the datasets by name, who wrote the file, and whether these are all."""
+        """Return the datasets by name, the writer, and whether the list is complete."""
         objects, complete = walk_objects(self._file, MOST_LISTED)
         groups = {name: item for name, item in objects.items() if isinstance(item, h5py.Group) and "indptr" in item}
         kinds = {name: text_of(self._attribute(item, "encoding-type")) for name, item in groups.items()}
@@ -172,7 +172,7 @@ class _Listing:
         return read_attribute(item, name, self._raw)
 
     def _stored(self, item: h5py.Dataset) -> int:
-        """Return the bytes of a dataset in the file, which HDF5 goes through its index for."""
+        """Return the stored bytes of a dataset, by its index."""
         refuse_endless_index(self._raw, h5py.h5o.get_info(item.id).addr)
         return int(item.id.get_storage_size())
 
@@ -200,7 +200,7 @@ class _Listing:
         return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, crc32)
 
     def _class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
-        """Return what an attribute says, a dataset `NAME_class_names`, or AnnData's categories beside the codes."""
+        """Return class names from an attribute, `NAME_class_names`, or AnnData's categories."""
         value = self._attribute(item, CLASS_NAMES)
         if isinstance(value, np.ndarray) and value.ndim == 1 and 0 < value.size <= _MOST_NAMES:
             return tuple(text_of(entry) or str(entry) for entry in value.tolist())

@@ -219,7 +219,7 @@ def _moments(values: np.ndarray, layout: DatasetLayout) -> _Moments:
 def _code(
     path: str, columns: Sequence[ColumnStats], x: str, y: str | None, datasets: Sequence[str] | None, scale: float
 ) -> str:
-    """Return lines of Python: numbers where they are few, and a call where they are many."""
+    """Return lines of Python: numbers if they are few, else a call."""
     by_name = {column.name: column for column in columns}
     call = _call(path, datasets, scale)
     lines: list[str] = []

@@ -89,7 +89,7 @@ class ArraySource(RowSource):
 
 
 class _Member:
-    """One array: where its values begin, its shape and type; `entry` is its name in an archive."""
+    """One array: its offset, shape and type; `entry` is its name in an archive."""
 
     def __init__(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool, offset: int, entry: str | None
@@ -118,11 +118,11 @@ class _Member:
         return {field.name: values[name] for field, name in zip(self.fields, self.dtype.names, strict=True)}
 
     def seek(self, file: Any, row: int) -> None:
-        """Go to a row, where rows lie one after another."""
+        """Seek to a row, unless the array is in Fortran order."""
         file.seek(self.offset + (0 if self.fortran else row * prod(self.shape[1:]) * self.dtype.itemsize))
 
     def read(self, file: Any, label: str, first: int, count: int) -> np.ndarray:
-        """Return rows: those at which the file stands, but for an array whose first axis runs fastest."""
+        """Read the next rows, or of an array in Fortran order those from `first` on."""
         if not self.fortran:
             out = np.empty((count, *self.shape[1:]), self.dtype)
             self._fill(file, label, out, first)
@@ -176,5 +176,5 @@ def _read_header(file: Any, where: str, name: str, size: int, entry: str | None)
     offset, needed = file.tell(), prod(shape) * dtype.itemsize
     if needed != size - offset and (entry is not None or needed > size - offset):
         sizes = f"{format_size(needed)}, and there are {format_size(size - offset)}"
-        raise DataError(f"{where}: its header speaks of {shape} {dtype}, {sizes}; it is cut off or damaged")
+        raise DataError(f"{where}: its header claims {shape} {dtype}, {sizes}; it is cut off or damaged")
     return _Member(name, tuple(int(extent) for extent in shape), dtype, bool(fortran), offset, entry)

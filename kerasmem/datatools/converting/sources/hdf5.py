@@ -70,7 +70,7 @@ class SparseSource(RowSource):
             yield {self.fields[0].name: out}
 
     def _bounds(self) -> np.ndarray:
-        """Return where the values of each row begin, and where those of the last end."""
+        """Return the offset of the values of each row, and the end of the last."""
         with opened(self.paths[0], f"{self._matrix}:") as file:
             data, indices, indptr = sparse_parts(file, self._name)
             count, same = len(data), len(indices) == len(data) and len(indptr) == self.rows + 1
@@ -81,7 +81,7 @@ class SparseSource(RowSource):
         return found
 
     def _stored(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield number, columns and values of what is stored, from one value to before another."""
+        """Yield number, columns and values of the stored entries from `start` to before `stop`."""
         if start < stop:
             for window in self._read("data", start, stop, "indices"):
                 yield start, window["indices"], window["data"]
@@ -124,7 +124,7 @@ def open_hdf5(path: str, options: ReadOptions) -> RowSource:
 
 
 def _choose_entries(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entry], list[str]]:
-    """Return the datasets that make rows together, and what is said about those left out."""
+    """Return the datasets with equally many rows, and notes about those left out."""
     read = [entry for entry in contents.entries if wanted.reads(entry.name)]
     able = [entry for entry in read if entry.layout is not None or entry.sparse == "csr_matrix"]
     able = [entry for entry in able if entry.shape and 0 not in entry.shape]

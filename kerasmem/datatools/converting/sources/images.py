@@ -85,7 +85,7 @@ class ImageFolder(RowSource):
         self.fields = (Field("x", self._first.dtype.str, self._first.shape), Field("y", "<i4", (), class_names))
 
     def identity(self) -> list[Any]:
-        """Return the number of images, and what their names, sizes and times of change come to."""
+        """Return the number of images and a digest of their names, sizes and times of change."""
         return [os.path.abspath(self.paths[0]), self.rows, self._listed]
 
     def pieces(self, start: int, rows: int) -> Iterator[Rows]:
@@ -133,7 +133,7 @@ class ImageFolder(RowSource):
                 self._skipped.append(entry.name)
 
     def _list(self, folder: str) -> list[os.DirEntry[str]]:
-        """Return what a folder holds, sorted by name, without hidden files."""
+        """Return the entries of a folder, sorted by name, without hidden files."""
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
         hidden = [entry for entry in entries if entry.name.startswith(".")]
@@ -227,7 +227,7 @@ _UNPACKED = _Unpacked(_MOST_BYTES)
 
 
 class DecodedImage(NamedTuple):
-    """An image as an array (height, width, channels) of uint8 or uint16, and what it lost, by the keys of `LOSSES`."""
+    """An image (height, width, channels) of uint8 or uint16, and its losses: keys of `LOSSES`."""
 
     array: np.ndarray
     losses: tuple[str, ...] = ()
@@ -254,7 +254,7 @@ def decode_image(
     like: np.ndarray | None = None,
     first: str = "the first",
 ) -> DecodedImage:
-    """Return an image as an array, and what was lost.
+    """Decode an image, and note its losses.
 
     Orientation noted by a camera is applied; of several frames the first is taken; transparency is dropped unless
     `color` is "rgba". Grey images of 16 bits stay so as uint16, unless the first image has 8; colours of 16 bits come
@@ -293,7 +293,7 @@ def decode_image(
         raise DataError(f"{where}: does not fit in memory once unpacked") from None
     except Exception as error:  # Pillow raises whatever its decoders meet in damaged files
         reason = one_line(str(error), 200) or type(error).__name__
-        raise DataError(f"{where}: the image is cut off or damaged: {reason}; mend it or leave it out") from error
+        raise DataError(f"{where}: the image is cut off or damaged: {reason}; leave it out") from error
     if like is not None and found.array.shape != like.shape:
         own, wanted = found.array.shape, like.shape
         sizes = f"has {own[1]:,} × {own[0]:,} pixels, and {first} has {wanted[1]:,} × {wanted[0]:,}"
@@ -309,7 +309,7 @@ def _too_many(where: str, what: str, allowed: str = f"{_MOST_PIXELS:,}") -> str:
 
 
 def _size_unpacked(image: Any, source: str | bytes, where: str, options: ReadOptions, suffix: str) -> int:
-    """Return how many bytes an image takes before it is an array; refuse what is too large, or not what it says."""
+    """Return the bytes of an image before it is an array; refuse large and mislabelled ones."""
     expected = SUFFIXES.get(suffix.lower())
     content = "JPEG" if image.format == "MPO" else image.format  # a JPEG followed by others
     if expected is not None and content != expected and not options.accept_mislabelled:
@@ -378,7 +378,7 @@ def _decoded(
 
 
 def _sixteen_bits(pillow: Any, image: Any, options: ReadOptions) -> np.ndarray:
-    """Return grey values of 16 bits, resized where that is asked for."""
+    """Return grey values of 16 bits, resized if requested."""
     if options.image_size in (None, image.size):
         return np.asarray(image).astype(np.uint16)
     # Pillow resizes no 16 bits.

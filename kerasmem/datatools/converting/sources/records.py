@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example as sources, parsed by TensorFlow, which also checks their checksums."""
+"""TFRecord files of tf.train.Example as sources, parsed and verified by TensorFlow."""
 
 from __future__ import annotations
 

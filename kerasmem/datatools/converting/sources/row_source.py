@@ -45,11 +45,11 @@ class RowSource(ABC):
 
     @property
     def losses(self) -> Counter[str]:
-        """How many images that were read so far lost something, by what it was."""
+        """Number of images read so far by kind of loss."""
         return self._losses
 
     def identity(self) -> list[Any]:
-        """Return what tells whether this is still the same data: name, size and time of change of the file."""
+        """Return name, size and time of change of the file, to recognize the same data."""
         found = os.stat(self.paths[0])
         return [os.path.abspath(self.paths[0]), found.st_size, found.st_mtime_ns]
 
@@ -166,7 +166,7 @@ class ConcatenatedSource(_CombinedSource):
 
     @property
     def starts(self) -> Sequence[int] | None:  # type: ignore[override]
-        """Where sources begin, and where they say; None where all can be read from any row."""
+        """Rows from which reading can start; None if from any row."""
         if all(source.starts is None for source in self._sources):
             return None
         return [at + start for at, source in self._placed() for start in source.starts or (0,)]
@@ -181,7 +181,7 @@ class ConcatenatedSource(_CombinedSource):
         return found[0] if len(found) == 1 else ConcatenatedSource(found)
 
     def _placed(self) -> Iterator[tuple[int, RowSource]]:
-        """Yield the sources, and the row at which each begins."""
+        """Yield each source with its first row."""
         return zip(itertools.accumulate([0, *(source.rows for source in self._sources)]), self._sources, strict=False)
 
     def pieces(self, start: int, rows: int) -> Iterator[Rows]:

@@ -373,7 +373,7 @@ class ParquetSource(TableSource):
                     raise DataError(f"{self.label}: {told}, and column {name} has {column.num_values:,}; {_DAMAGED}")
 
     def _surveyed(self) -> list[str]:
-        """Return all columns but those of floating-point numbers, whose type is enough."""
+        """Return all columns except floating-point ones, for their type is enough."""
         return [name for name, kind in self.types.items() if not self.arrow.types.is_floating(kind)]
 
     def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
@@ -484,7 +484,7 @@ def _is_number(text: str) -> bool:
 
 @contextlib.contextmanager
 def _arrow_errors(label: str) -> Iterator[None]:
-    """Turn what pyarrow raises into a `DataError`."""
+    """Raise errors of pyarrow as a `DataError`."""
     import pyarrow
 
     try:
