@@ -1,4 +1,4 @@
-"""What `kerasmem data` found and wrote, as text: inspection, conversion, statistics, speed."""
+"""Tables of `kerasmem data`: inspections, conversions, statistics and indexes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,29 @@ def inspection_table(found: Inspection, terminal: int | None = None) -> Renderab
 
 def conversion_table(done: Conversion, terminal: int | None = None) -> RenderableType:
     """Return the datasets written, and the line to paste."""
-    return Group(*_conversion(done, terminal), *_line_to_paste(done.line))
+    has_many = len(done.outputs) > 1
+    names = ", ".join(printable(os.path.basename(path), 80) for path in done.outputs)
+    first = Text(f"{names}: {done.rows:,} rows, {format_size(done.bytes_written)}", style="bold")
+    first.append(f" in {done.seconds:.1f} s", style="dim")
+    columns = ("Dataset", "Rows", "Row", "Type", "from", "Chunks of", "Size", "Stored", "CRC-32")
+    rows = _data_table(columns, terminal)
+    for dataset in done.datasets[:_MOST_DATASETS]:
+        name = f"{os.path.basename(dataset.path)}: {dataset.name}" if has_many else dataset.name
+        rows.add_row(
+            Text(short_name(name)),
+            f"{dataset.rows:,}",
+            _extents(dataset.shape) or "one number",
+            dataset.dtype,
+            printable(dataset.source_dtype, 30),
+            f"{dataset.chunk_rows:,} rows",
+            format_size(dataset.bytes),
+            format_size(dataset.stored_bytes),
+            f"{dataset.crc32:08x}",
+        )
+    if len(done.datasets) > _MOST_DATASETS:
+        rows.add_row(f"and {len(done.datasets) - _MOST_DATASETS:,} more")
+    notes = (*(Text(line) for line in _remarks(done)), *note_lines(done.notes, 400))
+    return Group(first, "", rows, *notes, *_line_to_paste(done.line))
 
 
 def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType:
@@ -125,31 +147,6 @@ def _class_shares(found: Inspection) -> Iterable[str]:
         balance = "balanced" if ratio < 1.05 else f"the most common {ratio:,.1f} times the rarest"
         some = f" (in {total:,} rows of it)" if dataset.counted_rows is not None else ""
         yield f"Classes in {printable(dataset.name, 60)}{some}: {_listed(shares, _MOST_CLASSES)}; {balance}"
-
-
-def _conversion(done: Conversion, terminal: int | None) -> list[RenderableType]:
-    has_many = len(done.outputs) > 1
-    names = ", ".join(printable(os.path.basename(path), 80) for path in done.outputs)
-    first = Text(f"{names}: {done.rows:,} rows, {format_size(done.bytes_written)}", style="bold")
-    first.append(f" in {done.seconds:.1f} s", style="dim")
-    columns = ("Dataset", "Rows", "Row", "Type", "from", "Chunks of", "Size", "Stored", "CRC-32")
-    rows = _data_table(columns, terminal)
-    for dataset in done.datasets[:_MOST_DATASETS]:
-        name = f"{os.path.basename(dataset.path)}: {dataset.name}" if has_many else dataset.name
-        rows.add_row(
-            Text(short_name(name)),
-            f"{dataset.rows:,}",
-            _extents(dataset.shape) or "one number",
-            dataset.dtype,
-            printable(dataset.source_dtype, 30),
-            f"{dataset.chunk_rows:,} rows",
-            format_size(dataset.bytes),
-            format_size(dataset.stored_bytes),
-            f"{dataset.crc32:08x}",
-        )
-    if len(done.datasets) > _MOST_DATASETS:
-        rows.add_row(f"and {len(done.datasets) - _MOST_DATASETS:,} more")
-    return [first, "", rows, *(Text(line) for line in _remarks(done)), *note_lines(done.notes, 400)]
 
 
 def _remarks(done: Conversion) -> Iterable[str]:
