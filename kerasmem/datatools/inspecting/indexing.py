@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -167,29 +166,14 @@ def _choose(path: str, access: Access) -> list[str]:
 def _look_into_group(files: Sequence[str], names: list[str], access: Access) -> list[_Found]:
     """Look into some files."""
     known = ask_for_info([path for path in files if is_url(path)], access.remote)
-    fetcher = _Fetcher(access.remote)
-    try:
+    with contextlib.ExitStack() as opened:
+
+        @functools.cache
+        def fetcher() -> RangeFetcher:
+            return opened.enter_context(contextlib.closing(RangeFetcher(access.remote)))
+
         layouts = (scan_file(path, names, access, known.get(path)) for path in files)
         return [(layout, *_look_into(layout, access, fetcher)) for layout in layouts]
-    finally:
-        fetcher.close()
-
-
-class _Fetcher:
-    """Fetches ranges of remote files, from the first time on that any is asked for."""
-
-    def __init__(self, access: RemoteAccess) -> None:
-        self._access, self._lock = access, threading.Lock()
-        self._made: RangeFetcher | None = None
-
-    def __call__(self) -> RangeFetcher:
-        with self._lock:
-            self._made = self._made or RangeFetcher(self._access)
-            return self._made
-
-    def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
 
 
 def _look_into(layout: FileLayout, access: Access, fetcher: Callable[[], RangeFetcher]) -> tuple[int, list[Table]]:
