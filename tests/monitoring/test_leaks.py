@@ -181,8 +181,8 @@ def test_wrong_usage():
 
 
 # What leaves many objects comes last: garbage collection takes longer from then on.
-LOOPS = ["one_model", "many_shapes", "filling_cache", "retracing", "predict_with_scalars", "kept_results", "epochs",
-         "captured_arrays", "new_models"]  # fmt: skip
+LOOPS = ["one_model", "many_shapes", "filling_cache", "retracing", "kept_results", "epochs", "captured_arrays",
+         "new_models"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,6 @@ def test_real_loops_that_keep_nothing(loops, name):
     [
         ("new_models", "more live graphs"),
         ("retracing", "scaled was traced"),
-        ("predict_with_scalars", "predict_at was traced"),
         ("captured_arrays", "each of the newest graphs holds 78.1 KiB of arrays"),
         ("kept_results", "more eager tensors"),
     ],
