@@ -7,7 +7,7 @@ import html
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,9 @@ def summary(
     batch_size: int = DEFAULT_BATCH_SIZE,
     *,
     line_length: int | None = None,
-    positions: Sequence[float] | None = None,
     print_fn: Callable[[str], object] | None = None,
     expand_nested: bool = False,
     show_trainable: bool = False,
-    layer_range: Sequence[str] | None = None,
     **options: Any,
 ) -> None:
     """Print the table of `model.summary()` with what each layer takes in memory.
@@ -49,11 +47,9 @@ def summary(
         model: a Keras model, or anything else that `kerasmem.estimate` takes.
         batch_size: samples in a batch.
         line_length: columns of a line.
-        positions: where each column ends, as a share of the line or in columns.
         print_fn: called once with the whole text in place of printing it.
         expand_nested: show the layers of nested models.
         show_trainable: show whether a layer is trained.
-        layer_range: two names or patterns; only the layers from the one to the other are shown.
         **options: of `kerasmem.estimate`, such as `input_shape` or `dtype_policy`; the method is "formula", which
             answers at once, unless another is named.
 
@@ -70,10 +66,8 @@ def summary(
     table = summary_table(
         report,
         line_length or (min(DEFAULT_WIDTH, console.width) if print_fn is None else DEFAULT_WIDTH),
-        positions=positions,
         expand_nested=expand_nested,
         show_trainable=show_trainable,
-        layer_range=layer_range,
     )
     if print_fn is None:
         console.print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import compress
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -20,6 +19,7 @@ from kerasmem.rendering.layout import (
     table,
     verdict_heading,
     verdict_text,
+    wide,
     words,
 )
 from kerasmem.rendering.peak_text import settings_line, verdict_line
@@ -101,22 +101,20 @@ def _verdict_on(device: DeviceVerdict, verdict: str, how: str, needs: str) -> Te
 
 
 def _remedies(advice: Advice, terminal: int | None) -> Table:
-    with_then = has_room(terminal, _WIDTH_FOR_THEN)
-    shown = (True, True, True, with_then, True, has_room(terminal, _WIDTH_FOR_RESULT))
-    saves = Column("Saves", justify="right", no_wrap=with_then)
-    verdict = Column("Verdict", no_wrap=with_then, overflow="fold")
-    columns = (figures(""), words("Remedy"), saves, figures("Then"), verdict, words("Result"))
-    rows = table(terminal, *compress(columns, shown))
+    is_wide = has_room(terminal, _WIDTH_FOR_THEN)
+    rows = table(
+        terminal,
+        figures(""),
+        words("Remedy"),
+        Column("Saves", justify="right", no_wrap=is_wide),
+        figures("Then") if is_wide else None,
+        Column("Verdict", no_wrap=is_wide, overflow="fold"),
+        wide(terminal, _WIDTH_FOR_RESULT, words("Result")),
+    )
     for number, each in enumerate(advice.remedies, 1):
-        cells: tuple[str | Text, ...] = (
-            str(number),
-            Text(printable(each.name, 120)),
-            f"{format_size(each.saving)} ({each.saving_percent:.0f} %)",
-            format_size(each.total),
-            verdict_text(each.verdict),
-            Text(printable(each.result, 60)),
-        )
-        rows.add_row(*compress(cells, shown))
+        saves = f"{format_size(each.saving)} ({each.saving_percent:.0f} %)"
+        result = printable(each.result, 60)
+        rows.add(str(number), printable(each.name, 120), saves, each.total, verdict_text(each.verdict), result)
     return rows
 
 

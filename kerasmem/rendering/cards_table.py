@@ -7,9 +7,8 @@ from rich.table import Column
 from rich.text import Text
 
 from kerasmem.estimation.card_ranking import CardRanking
-from kerasmem.rendering.layout import VERDICT_STYLES, figures, known_size, table, verdict_text
+from kerasmem.rendering.layout import VERDICT_STYLES, figures, table, verdict_text
 from kerasmem.rendering.peak_text import asked_line
-from kerasmem.units import format_size
 
 
 def cards_table(ranking: CardRanking, terminal: int | None = None, *, largest: bool = False) -> RenderableType:
@@ -27,15 +26,11 @@ def cards_table(ranking: CardRanking, terminal: int | None = None, *, largest: b
     else:
         answer = Text(f"✔ fits {fitting} of {len(ranking.cards)} known cards", style=VERDICT_STYLES["fits"])
         answer.append(f", with the least memory: {best.name}", style="not bold default")
-    columns = (
-        Column("Card", no_wrap=True), Column("--device", no_wrap=True), figures("For TensorFlow"), figures("At most"),
-        Column("Verdict", no_wrap=True), *([figures("Largest batch")] if largest else []),
-    )  # fmt: skip
-    rows = table(terminal, *columns)
+    names = (Column(name, no_wrap=True) for name in ("Card", "--device"))
+    batches = figures("Largest batch") if largest else None
+    verdict = Column("Verdict", no_wrap=True)
+    rows = table(terminal, *names, figures("For TensorFlow"), figures("At most"), verdict, batches)
     for each in ranking.cards:
-        cells: tuple[str | Text, ...] = (
-            each.name, each.key, format_size(each.available_bytes), known_size(each.high), verdict_text(each.verdict),
-        )  # fmt: skip
         batch = "–" if each.largest_batch is None else f"{each.largest_batch:,}"
-        rows.add_row(*cells, *([batch] if largest else []))
+        rows.add(each.name, each.key, each.available_bytes, each.high, verdict_text(each.verdict), batch)
     return Group(answer, Text(asked_line(report), style="dim"), "", rows)

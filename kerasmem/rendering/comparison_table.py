@@ -78,18 +78,22 @@ def _differences(first: str, shown: Iterable[Difference], rest: Sequence[Differe
     with_percent = has_room(terminal, _WIDTH_FOR_PERCENT)
     rows = table(terminal, words(first), *map(figures, ("A", "B", "Change")))
     for row in shown:
-        name = _NAMES.get(row.name, printable(row.name)).capitalize()
+        name = _NAMES.get(row.name, row.name).capitalize()
         if row.class_name:
             name = f"{printable(row.name, 100)} ({printable(row.class_name, 40)})"
-        before = "–" if row.is_in == "second" else format_size(row.before)
-        after = "–" if row.is_in == "first" else format_size(row.after)
         change = change_text(row.change, signed_size(row.change) + (_percent(row) if with_percent else ""))
         is_total = row.name == "total" and not row.class_name
-        rows.add_row(Text(name), before, after, change, style="bold" if is_total else None)
+        rows.add(name, *_sides(row), change, style="bold" if is_total else None)
     if rest:
         old, new = sum(row.before or 0 for row in rest), sum(row.after or 0 for row in rest)
-        rows.add_row(f"{len(rest)} more layers", format_size(old), format_size(new), signed_size(new - old))
+        rows.add(f"{len(rest)} more layers", old, new, signed_size(new - old))
     return rows
+
+
+def _sides(row: Difference) -> tuple[str, str]:
+    """Return the sizes before and after; a dash on the side that has no such layer."""
+    before = "–" if row.is_in == "second" else format_size(row.before)
+    return before, "–" if row.is_in == "first" else format_size(row.after)
 
 
 def _percent(row: Difference) -> str:
@@ -148,9 +152,7 @@ def _markdown_rows(first: str, rows: Iterable[Difference]) -> list[str]:
     lines = [f"| {first} | A | B | Change |", "|---|---:|---:|---:|"]
     for row in rows:
         name = f"{_code(row.name)} {_code(row.class_name)}" if row.class_name else _NAMES.get(row.name, row.name)
-        sizes = ["–" if row.is_in == "second" else format_size(row.before)]
-        sizes.append("–" if row.is_in == "first" else format_size(row.after))
-        lines.append(f"| {' | '.join([name, *sizes, _change(row)])} |")
+        lines.append(f"| {' | '.join([name, *_sides(row), _change(row)])} |")
     return lines
 
 

@@ -34,7 +34,7 @@ def devices_table(
     return Group(
         Text("In this machine", style="bold"),
         _machine(machine, terminal),
-        *(Text(printable(line)) for line in machine_remarks(machine)),
+        *(Text(printable(line)) for line in _remarks(machine)),
         "",
         Text("Catalogue (the names that --device takes)", style="bold"),
         _catalogue(cards, terminal, sources),
@@ -42,7 +42,7 @@ def devices_table(
     )
 
 
-def machine_remarks(machine: LiveMachine) -> Iterable[str]:
+def _remarks(machine: LiveMachine) -> Iterable[str]:
     """Yield why there is no GPU, and what is worth knowing of the devices."""
     if machine.reason:
         yield f"No GPU: {machine.reason}"
@@ -52,32 +52,22 @@ def machine_remarks(machine: LiveMachine) -> Iterable[str]:
 
 
 def _machine(machine: LiveMachine, terminal: int | None) -> Table:
-    sizes = (Column(name, justify="right") for name in ("Memory", "In use", "Free"))
-    rows = table(terminal, "Device", *sizes)
+    rows = table(terminal, "Device", *map(figures, ("Memory", "In use", "Free")))
     for device in machine.devices:
         number = "hidden" if device.cuda_index is None else f"GPU:{device.cuda_index}"
-        rows.add_row(
-            Text(f"{number}  {printable(device.name or '?', 60)}"),
-            *(format_size(size) for size in (device.total_bytes, device.used_bytes, device.free_bytes)),
-        )
+        name = f"{number}  {printable(device.name or '?', 60)}"
+        rows.add(name, device.total_bytes, device.used_bytes, device.free_bytes)
     host = machine.host
-    used = host.total_bytes - host.available_bytes
-    rows.add_row("Host", format_size(host.total_bytes), format_size(used), format_size(host.available_bytes))
+    rows.add("Host", host.total_bytes, host.total_bytes - host.available_bytes, host.available_bytes)
     return rows
 
 
 def _catalogue(cards: Sequence[tuple[Card, int]], terminal: int | None, sources: bool) -> Table:
     names = (Column(name, no_wrap=True) for name in ("Name", "Card"))
-    source = [words("Source")] if sources else []
-    rows = table(terminal, *names, *map(figures, ("Memory", "For TensorFlow", "Compute")), *source)
+    source = words("Source") if sources else None
+    rows = table(terminal, *names, *map(figures, ("Memory", "For TensorFlow", "Compute")), source)
     for card, available in cards:
-        nominal = "" if card.memory_basis == "driver" else "~"
-        rows.add_row(
-            card.key,
-            card.name,
-            nominal + format_size(card.memory_bytes),
-            format_size(available),
-            "{}.{}".format(*card.compute_capability),
-            *([card.memory_source] if sources else []),
-        )
+        memory = ("" if card.memory_basis == "driver" else "~") + format_size(card.memory_bytes)
+        capability = "{}.{}".format(*card.compute_capability)
+        rows.add(card.key, card.name, memory, available, capability, card.memory_source)
     return rows

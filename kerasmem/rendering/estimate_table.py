@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from kerasmem.estimation.report import LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import figures, has_room, model_heading, note_lines, percent, table
+from kerasmem.rendering.layout import figures, has_room, model_heading, note_lines, percent, table, wide
 from kerasmem.rendering.peak_text import (
     claim,
     formula_terms,
@@ -26,10 +25,8 @@ from kerasmem.rendering.peak_text import (
 from kerasmem.units import format_count, format_size
 
 _WIDTH_FOR_BYTES = 134  # columns from which the exact bytes have room beside the rest
-_WIDTH_FOR_BARS = 104
 _WIDTH_FOR_SHAPES = 76
 _WIDTH_FOR_SHARES = 62
-_BAR = 10
 
 
 @dataclass(frozen=True)
@@ -70,40 +67,37 @@ def layers_table(
     report: MemoryReport, sort: str, top: int | None, terminal: int | None, *, brief: bool = False
 ) -> Table:
     """Return a row for each layer, or for the `top` largest, and the total; with memory alone where it is brief."""
-    lines, total = _lines(report, sort, top), report.bytes.total
-    largest = max((line.bytes or 0 for line in lines), default=0)
-    elements = report.formula.activation_elements_per_sample
-    words: dict[str, Any] = {"overflow": "fold", "no_wrap": terminal is None}
+    total = report.bytes.total
+    whole: dict[str, Any] = {"overflow": "fold", "no_wrap": terminal is None}
     divides = any(row.bytes is not None for row in report.layers)  # the method divides the total by layer
-    shown = [True, has_room(terminal, _WIDTH_FOR_SHAPES), True, not (brief and divides)]
-    shown += [divides and has_room(terminal, _WIDTH_FOR_BYTES) and not brief, divides]
-    shown += [divides and has_room(terminal, _WIDTH_FOR_SHARES)]
-    shown += [divides and terminal is not None and terminal >= _WIDTH_FOR_BARS and not brief]
-    columns = (
-        Column("Layer (class)", "Total", **words),
-        Column("Output shape", **words),
+    activations = figures("Activations", format_count(report.formula.activation_elements_per_sample))
+    exact = wide(terminal, _WIDTH_FOR_BYTES, figures("Bytes", format_count(total)))
+    share = wide(terminal, _WIDTH_FOR_SHARES, figures("Share", "100 %"))
+    size = figures("Memory" if _is_formula(report) else "At peak", format_size(total))
+    rows = table(
+        terminal,
+        Column("Layer (class)", "Total", **whole),
+        wide(terminal, _WIDTH_FOR_SHAPES, Column("Output shape", **whole)),
         figures("Parameters", format_count(report.model.parameters)),
-        figures("Activations", format_count(elements)),
-        figures("Bytes", format_count(total)),
-        figures("Memory" if _is_formula(report) else "At peak", format_size(total)),
-        figures("Share", "100 %"),
-        Column(width=_BAR),
+        None if brief and divides else activations,
+        exact if divides and not brief else None,
+        size if divides else None,
+        share if divides else None,
+        show_footer=True,
+        footer_style="bold",
+        collapse_padding=True,
     )
-    made = compress(columns, shown)
-    rows = table(terminal, *made, show_footer=True, footer_style="bold", collapse_padding=True)
-    for line in lines:
-        length = min(_BAR, round(_BAR * (line.bytes or 0) / largest)) if largest else 0
-        cells: tuple[str | Text, ...] = (
-            Text(line.name),
+    for line in _lines(report, sort, top):
+        rows.add(
+            line.name,
             Text(line.shape, style="" if terminal is None else "dim"),
             format_count(line.parameters),
             line.note or format_count(line.activations),
             format_count(line.bytes),
             format_size(line.bytes),
             percent(line.bytes, total) if line.bytes else "–",
-            Text("█" * length, style="cyan"),
+            style="dim" if terminal is not None and not line.bytes else None,
         )
-        rows.add_row(*compress(cells, shown), style="dim" if terminal is not None and not line.bytes else None)
     return rows
 
 

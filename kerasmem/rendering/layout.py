@@ -5,8 +5,9 @@ Functions that make a text take `terminal`: the columns of a terminal, or None f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from io import StringIO
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -26,7 +27,6 @@ VERDICT_STYLES = {
     "too close to call": "bold yellow",
 }  # fmt: skip
 VERDICT_MARKS = {"fits": "✔", "does not fit": "✘", "too close to call": "?"}
-BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_WIDTH = 400
 
 
@@ -58,11 +58,39 @@ def has_room(terminal: int | None, columns: int) -> bool:
     return terminal is None or terminal >= columns
 
 
-def table(terminal: int | None, *columns: str | Column, title: str | None = None, **more: Any) -> Table:
-    """Return an empty table; rules and a title on a terminal only."""
+class Rows(Table):
+    """A table that formats its cells and leaves out columns that are None."""
+
+    shown: tuple[bool, ...] = ()
+
+    def add(self, *cells: str | Text | int | None, style: str | None = None) -> None:
+        """Add a row with a cell for each column, shown or not.
+
+        Args:
+            *cells: bytes (None if unknown), text that may come from a file, or styled text.
+            style: of the row.
+        """
+        self.add_row(*map(_cell, compress(cells, self.shown)), style=style)
+
+
+def _cell(cell: str | Text | int | None) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    return Text(printable(cell) if isinstance(cell, str) else known_size(cell))
+
+
+def table(terminal: int | None, *columns: str | Column | None, title: str | None = None, **more: Any) -> Rows:
+    """Return an empty table; rules and a title on a terminal only.
+
+    Args:
+        terminal: columns of a terminal, or None for plain text.
+        *columns: headers, with None for a column that is not to be shown (see `wide`).
+        title: of the table.
+        **more: options of `rich.table.Table`.
+    """
     styled = terminal is not None
-    return Table(
-        *columns,
+    made = Rows(
+        *(column for column in columns if column is not None),
         title=Text(title, style="bold") if title and styled else None,
         box=box.SIMPLE_HEAD if styled else None,
         header_style="bold",
@@ -70,6 +98,13 @@ def table(terminal: int | None, *columns: str | Column, title: str | None = None
         pad_edge=styled,
         **more,
     )
+    made.shown = tuple(column is not None for column in columns)
+    return made
+
+
+def wide(terminal: int | None, least: int, column: Column) -> Column | None:
+    """Return a column if there is room for it beside the others."""
+    return column if has_room(terminal, least) else None
 
 
 def fact_list(facts: Iterable[tuple[str, str]], style: str = "bold") -> Table:
@@ -132,14 +167,3 @@ def change_text(change: int | None, text: str) -> Text:
 def percent(part: float, whole: float) -> str:
     """Return a share: "12.5 %"; a dash where the whole is nothing."""
     return f"{part / whole:.1%}".replace("%", " %") if whole else "–"
-
-
-def highest(values: Sequence[int], columns: int) -> list[int]:
-    """Return the largest value of each of some stretches, at most as many as there are values.
-
-    Examples:
-        >>> highest([1, 9, 1, 1], 2)
-        [9, 1]
-    """
-    count = max(min(columns, len(values)), 1)
-    return [max(values[part * len(values) // count : (part + 1) * len(values) // count]) for part in range(count)]

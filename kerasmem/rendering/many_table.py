@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kerasmem.estimation.many import Candidate, EstimateTable
 from kerasmem.rendering.escape import printable, short_name
-from kerasmem.rendering.layout import figures, known_size, table, verdict_text, words
+from kerasmem.rendering.layout import figures, table, verdict_text, words
 
 _REASON = 300  # characters
 
@@ -35,18 +35,17 @@ def many_table(
     sizes = map(figures, ("Parameters", "Needs", "At least", "At most"))
     rows = table(terminal, words("Model"), *varied, *sizes, "Method", "Verdict")
     for each in shown:
-        rows.add_row(Text(short_name(each.model, 60)), *(_value(each.grid.get(name)) for name in names), *_cells(each))
+        rows.add(short_name(each.model, 60), *(_value(each.grid.get(name)) for name in names), *_cells(each))
     left = len(found.candidates) - len(shown)
     more = [Text(f"{left:,} more: --top 0 lists all", style="dim")] if left else []
     return Group(Text(str(found), style="bold"), "", rows, *more, *_reasons(found, names))
 
 
-def _cells(candidate: Candidate) -> Iterator[str | Text]:
+def _cells(candidate: Candidate) -> tuple[str | Text | int | None, ...]:
     row = candidate.row()
-    yield "–" if row["parameters"] is None else f"{row['parameters']:,}"
-    yield from (known_size(row[name]) for name in ("total", "low", "high"))
-    yield printable(row["method"] or "–", 30)
-    yield verdict_text(candidate.verdict or "–")
+    parameters = "–" if row["parameters"] is None else f"{row['parameters']:,}"
+    method, verdict = printable(row["method"] or "–", 30), verdict_text(candidate.verdict or "–")
+    return (parameters, row["total"], row["low"], row["high"], method, verdict)
 
 
 def _value(value: object) -> Text:

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import compress
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.profiling.results import PeakBytes, ProfiledLayer, StepProfile
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import (
-    BLOCKS,
+    Rows,
     change_text,
     fact_list,
     figures,
-    has_room,
-    highest,
-    known_size,
     model_heading,
     note_lines,
     percent,
     signed_size,
     table,
+    wide,
     words,
 )
 from kerasmem.rendering.peak_text import MODES
 from kerasmem.units import format_size
 
-_COLUMNS = 60  # of the timeline
 _LARGEST_CHUNKS = 5
 _WIDTH_FOR_DIFFERENCE = 74
 _WIDTH_FOR_PARTS = 100
-_HEADERS = ("Estimate", "Measured", "Difference")
 _CATEGORIES = {"allocator": "waste in chunks", "unnamed": "not known"}
 _SHARES = {"optimizer": "optimizer, and what it works in"}
 
@@ -57,8 +52,6 @@ def profile_table(
         top: how many layers to list; None lists all that hold something.
     """
     parts: list[RenderableType] = [_heading(profile), "", fact_list(_facts(profile)), ""]
-    if len(profile.timeline) > 1:
-        parts += [*_timeline(profile, min(_COLUMNS, (terminal or 80) - 2)), ""]
     parts += [_categories(profile, estimate, terminal), "", _layers(profile, estimate, sort, top, terminal)]
     if profile.live:
         parts += ["", _chunks(profile, terminal)]
@@ -94,55 +87,45 @@ def _facts(profile: StepProfile) -> Iterator[tuple[str, str]]:
     yield "Named", f"{share} of the peak, in {profile.live_chunks:,} chunks"
 
 
-def _timeline(profile: StepProfile, columns: int) -> Iterator[RenderableType]:
-    """Yield the bytes in use over the step as a line of blocks, each as high as the most in its part of the events."""
-    heights = highest([point.bytes for point in profile.timeline], columns)
-    most = max(heights) or 1
-    yield Text("".join(BLOCKS[round((len(BLOCKS) - 1) * height / most)] for height in heights), style="cyan")
-    yield Text(f"in use over the step, allocation by allocation; full height: {format_size(most)}", style="dim")
+def _beside(terminal: int | None, estimate: MemoryReport | None, first: str, *more: Column | None) -> Rows:
+    """Return an empty table of measured sizes, with those of an estimate beside them."""
+    difference = wide(terminal, _WIDTH_FOR_DIFFERENCE, figures("Difference"))
+    own = (words(first), None, figures("Measured"), None)
+    both = (words(first), figures("Estimate"), figures("Measured"), difference)
+    return table(terminal, *(own if estimate is None else both), *more)
 
 
-def _sizes(estimate: MemoryReport | None, terminal: int | None) -> tuple[bool, bool, bool]:
-    """Return whether there are columns for the estimate, what was measured, and the difference."""
-    return estimate is not None, True, estimate is not None and has_room(terminal, _WIDTH_FOR_DIFFERENCE)
-
-
-def _cells(shown: Sequence[bool], predicted: int | None, measured: int) -> Iterator[RenderableType]:
+def _cells(predicted: int | None, measured: int) -> tuple[int | None, int, Text]:
     """Return the cells of a row; the difference is what was measured beyond the estimate."""
     change = None if predicted is None else measured - predicted
-    difference = change_text(change, "–" if change is None else signed_size(change))
-    return compress((known_size(predicted), format_size(measured), difference), shown)
+    return predicted, measured, change_text(change, "–" if change is None else signed_size(change))
 
 
 def _categories(profile: StepProfile, estimate: MemoryReport | None, terminal: int | None) -> Table:
-    shown = _sizes(estimate, terminal)
-    rows = table(terminal, words("Category"), *map(figures, (*compress(_HEADERS, shown), "Share")))
-    total = profile.bytes.total
+    rows, total = _beside(terminal, estimate, "Category", figures("Share")), profile.bytes.total
     for name in PeakBytes.CATEGORIES:
         measured = getattr(profile.bytes, name)
         predicted = None if estimate is None else getattr(estimate.bytes, name, None)
         if measured or predicted:
             label = _CATEGORIES.get(name, name).capitalize()
-            rows.add_row(label, *_cells(shown, predicted, measured), percent(measured, total))
+            rows.add(label, *_cells(predicted, measured), percent(measured, total))
     predicted = None if estimate is None else estimate.bytes.total
-    rows.add_row("In use at the peak", *_cells(shown, predicted, total), "100 %", style="bold")
+    rows.add("In use at the peak", *_cells(predicted, total), "100 %", style="bold")
     return rows
 
 
 def _layers(
     profile: StepProfile, estimate: MemoryReport | None, sort: str, top: int | None, terminal: int | None
 ) -> Table:
-    sizes = _sizes(estimate, terminal)
-    with_parts = has_room(terminal, _WIDTH_FOR_PARTS)
-    parts = [words("Mostly")] if with_parts else []
-    rows = table(terminal, words("Layer (class)"), *map(figures, compress(_HEADERS, sizes)), *parts)
+    rows = _beside(terminal, estimate, "Layer (class)", wide(terminal, _WIDTH_FOR_PARTS, words("Mostly")))
     predicted = _predicted(estimate)
 
     def size(row: ProfiledLayer) -> int:
         return max(row.bytes_at_peak, predicted.get(row.name, 0))
 
-    def foretold(some: Sequence[ProfiledLayer]) -> int | None:
-        return None if estimate is None else sum(predicted.get(row.name, 0) for row in some)
+    def cells(some: Sequence[ProfiledLayer]) -> tuple[int | None, int, Text]:
+        estimated = None if estimate is None else sum(predicted.get(row.name, 0) for row in some)
+        return _cells(estimated, sum(row.bytes_at_peak for row in some))
 
     by_size = sorted((row for row in profile.layers if size(row)), key=size, reverse=True)
     shown = by_size[:top] if top else by_size
@@ -151,19 +134,17 @@ def _layers(
         kept = {row.name for row in shown}
         shown = [row for row in profile.layers if row.name in kept]
     for row in shown:
-        name = Text(f"{printable(row.name, 100)} ({printable(row.class_name, 40)})")
-        rows.add_row(name, *_cells(sizes, foretold([row]), row.bytes_at_peak), *([_mostly(row)] if with_parts else []))
+        rows.add(f"{printable(row.name, 100)} ({printable(row.class_name, 40)})", *cells([row]), _mostly(row))
     if rest:
-        more = f"{len(rest)} more {'layer' if len(rest) == 1 else 'layers'}"
-        rows.add_row(more, *_cells(sizes, foretold(rest), sum(row.bytes_at_peak for row in rest)))
+        rows.add(f"{len(rest)} more {'layer' if len(rest) == 1 else 'layers'}", *cells(rest), "")
     rows.add_section()
     for share in profile.shares:
         if share.bytes * 10_000 >= profile.bytes.total:
             name = Text(printable(_SHARES.get(share.name, share.name), 80), style="italic")
-            rows.add_row(name, *_cells(sizes, None, share.bytes))
+            rows.add(name, *_cells(None, share.bytes), "")
     measured = sum(share.bytes for share in profile.shares)
     left = None if estimate is None else estimate.bytes.total - sum(predicted.values())
-    rows.add_row("In no layer, together", *_cells(sizes, left, measured), style="bold")
+    rows.add("In no layer, together", *_cells(left, measured), "", style="bold")
     return rows
 
 
@@ -183,7 +164,7 @@ def _chunks(profile: StepProfile, terminal: int | None) -> Table:
         shape = f" {chunk.shape}" if chunk.shape else ""
         layer = f"{printable(chunk.layer, 60)}: " if chunk.layer else ""
         name = f"{chunk.category}, {layer}{printable(chunk.what, 90)}{printable(shape, 40)}"
-        rows.add_row(Text(name), format_size(chunk.bytes), format_size(chunk.bytes - chunk.requested))
+        rows.add(name, chunk.bytes, chunk.bytes - chunk.requested)
     return rows
 
 

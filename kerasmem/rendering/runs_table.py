@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.table import Column, Table
-from rich.text import Text
 
 from kerasmem.monitoring.log_summary import LogSummary, RunSummary
 from kerasmem.monitoring.rank_logs import TrainingLogs
@@ -57,10 +56,9 @@ def runs_table(trainings: Sequence[TrainingLogs], terminal: int | None = None) -
     made = table(terminal, *columns[:_ON_A_TERMINAL], title="Runs")
     rows, left_out = run_rows(trainings)
     for name, peak, place, *sizes in rows:
-        cells = sizes[: _ON_A_TERMINAL - 3]
-        made.add_row(Text(short_name(name)), peak, Text(printable(place, 40)), *cells)
+        made.add(short_name(name), peak, printable(place, 40), *sizes[: _ON_A_TERMINAL - 3])
     if left_out:
-        made.add_row(f"and {left_out} more with smaller peaks")
+        made.add(f"and {left_out} more with smaller peaks")
     return made
 
 
@@ -68,8 +66,8 @@ def reports_table(reports: Sequence[SavedReport], terminal: int | None = None) -
     """Return a row for each estimate or profile: its peak and the interval claimed."""
     rows = table(terminal, "File", *map(figures, ("Peak", "from", "to")), "by", title="Estimates and profiles")
     for each in reports:
-        sizes = map(known_size, (each.total, each.lower_end, each.high))
-        rows.add_row(Text(short_name(each.source)), *sizes, Text(printable(each.report.settings.method, 20)))
+        method = printable(each.report.settings.method, 20)
+        rows.add(short_name(each.source), each.total, each.lower_end, each.high, method)
     return rows
 
 

@@ -11,16 +11,7 @@ from rich.text import Text
 from kerasmem.estimation.report import lower_end
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import (
-    VERDICT_STYLES,
-    figures,
-    has_room,
-    known_size,
-    model_heading,
-    note_lines,
-    table,
-    verdict_text,
-)
+from kerasmem.rendering.layout import VERDICT_STYLES, figures, model_heading, note_lines, table, verdict_text, wide
 from kerasmem.rendering.peak_text import how, settings_line
 from kerasmem.units import format_size
 
@@ -40,14 +31,13 @@ def search_table(result: SearchResult, terminal: int | None = None) -> Renderabl
 
 
 def _evaluations(result: SearchResult, terminal: int | None) -> Table:
-    needs = ("Needs", "At least", "At most")[: 3 if has_room(terminal, _WIDTH_FOR_ENDS) else 1]
     first = Column("batch size", justify="right", overflow="fold")
-    rows = table(terminal, first, *map(figures, needs), Column("Verdict", no_wrap=True))
+    ends = (wide(terminal, _WIDTH_FOR_ENDS, figures(name)) for name in ("At least", "At most"))
+    rows = table(terminal, first, figures("Needs"), *ends, Column("Verdict", no_wrap=True))
     for each in result.evaluations:
         least = lower_end(result.report.settings.method, each.total, each.low)
-        sizes = (each.total, least, each.high)[: len(needs)]
         style = "bold" if each.size == result.largest else None
-        rows.add_row(f"{each.size:,}", *map(format_size, sizes), verdict_text(each.verdict), style=style)
+        rows.add(f"{each.size:,}", each.total, least, each.high, verdict_text(each.verdict), style=style)
     return rows
 
 
@@ -55,8 +45,8 @@ def _trials(result: SearchResult, terminal: int | None) -> Table:
     rows = table(terminal, *map(figures, ("Real steps at", "Peak", "Limit")), Column("Outcome", no_wrap=True))
     for each in sorted(result.trials, key=lambda trial: trial.size):
         outcome = Text("ran", VERDICT_STYLES["fits"]) if each.fits else Text("ran out", VERDICT_STYLES["does not fit"])
-        peak, limit = known_size(each.peak_bytes), format_size(each.limit_bytes)
-        rows.add_row(f"{each.size:,}", peak, limit, outcome, style="bold" if each.size == result.largest else None)
+        style = "bold" if each.size == result.largest else None
+        rows.add(f"{each.size:,}", each.peak_bytes, each.limit_bytes, outcome, style=style)
     return rows
 
 

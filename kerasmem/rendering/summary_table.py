@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.errors import UsageError
 from kerasmem.estimation.report import LayerMemory, MemoryReport, NestedModel
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.estimate_table import format_shape
@@ -47,29 +45,21 @@ def summary_table(
     report: MemoryReport,
     width: int,
     *,
-    positions: Sequence[float] | None = None,
     expand_nested: bool = False,
     show_trainable: bool = False,
-    layer_range: Sequence[str] | None = None,
 ) -> RenderableType:
     """Return the table and the totals, with the options of `model.summary()`.
 
     Args:
         report: an estimate.
         width: columns of a line.
-        positions, expand_nested, show_trainable, layer_range: as for `kerasmem.summary`.
-
-    Raises:
-        UsageError: `positions` or `layer_range` do not fit the table.
+        expand_nested, show_trainable: as for `kerasmem.summary`.
     """
-    entries = _in_range(_entries(report, expand_nested), layer_range)
+    entries = _entries(report, expand_nested)
     chain = all(len(row.inputs) <= 1 and row.uses <= 1 for row in report.layers)
     headers = ["Layer (type)", "Output Shape", "Param #", "Activations", "Memory"]
     headers += ([] if chain else ["Connected to"]) + (["Trainable"] if show_trainable else [])
-    columns = [
-        Column(header, justify="right" if header in _NUMBERS else "left", width=each, overflow="fold")
-        for header, each in zip(headers, _widths(positions, len(headers), width), strict=True)
-    ]
+    columns = [Column(header, justify="right" if header in _NUMBERS else "left", overflow="fold") for header in headers]
     table = Table(*columns, box=box.HEAVY_HEAD, show_lines=True, width=width)
     nested = {} if expand_nested else {each.name: each for each in report.nested}
 
@@ -122,35 +112,6 @@ def _nested_entry(model: NestedModel, layers: Sequence[LayerMemory]) -> _Entry:
 def _outer_names(name: str, nested: dict[str, NestedModel]) -> list[str]:
     pieces = name.split("/")
     return [path for path in ("/".join(pieces[: n + 1]) for n in range(len(pieces))) if path in nested]
-
-
-def _in_range(entries: list[_Entry], layer_range: Sequence[str] | None) -> list[_Entry]:
-    if layer_range is None:
-        return entries
-    if len(layer_range) != 2 or not all(isinstance(name, str) for name in layer_range):
-        raise UsageError(f"layer_range: {layer_range!r} is not a pair of layer names or patterns")
-    try:
-        first = [i for i, entry in enumerate(entries) if re.match(layer_range[0], entry.name)]
-        last = [i for i, entry in enumerate(entries) if re.match(layer_range[1], entry.name)]
-    except re.error as error:
-        raise UsageError(f"layer_range: not a regular expression ({error})") from error
-    if not first or not last:
-        raise UsageError(f"layer_range: no layer is named {layer_range[0] if not first else layer_range[1]!r}")
-    start, stop = min(first[0], last[-1]), max(first[0], last[-1])
-    return entries[start : stop + 1]
-
-
-def _widths(positions: Sequence[float] | None, count: int, line_length: int) -> list[int | None]:
-    """Return column widths from Keras's positions: shares of the line (up to 1) or absolute columns."""
-    if positions is None:
-        return [None] * count
-    if len(positions) != count:
-        raise UsageError(f"positions: the table has {count} columns, {len(positions)} positions were given")
-    ends = [int(each * line_length) if positions[-1] <= 1 else int(each) for each in positions]
-    widths = [end - start - 3 for start, end in zip([0, *ends], ends, strict=False)]  # a rule and two blanks each
-    if any(width < 1 for width in widths):
-        raise UsageError("positions: they must grow, and leave each column room")
-    return list(widths)
 
 
 def _totals(report: MemoryReport) -> list[tuple[str, str]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.table import Column, Table
-from rich.text import Text
 
 from kerasmem.monitoring.tracking import ActionTotals
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import figures, growth, known_size, table
+from kerasmem.rendering.layout import figures, growth, table
 
 _FIGURES = ("Calls", "Seconds", "Allocator", "kept", "Card", "kept", "Host", "kept")
 
@@ -30,6 +29,6 @@ def track_table(actions: Mapping[tuple[str, ...], ActionTotals], terminal: int |
         found = actions[path]
         label = "  " * (len(path) - 1) + printable(path[-1], 60) + (f" ({found.failed} failed)" if found.failed else "")
         uses = (found.allocator, found.driver, found.host)
-        cells = [cell for use in uses for cell in (known_size(use.peak_bytes), growth(use.kept_bytes))]
-        rows.add_row(Text(label), str(found.calls), f"{found.seconds:.3g}", *cells)
+        cells = [cell for use in uses for cell in (use.peak_bytes, growth(use.kept_bytes))]
+        rows.add(label, str(found.calls), f"{found.seconds:.3g}", *cells)
     return rows

@@ -253,10 +253,10 @@ def test_the_table_orders_children_below_parents():
     for each in [*spans, *spans]:
         actions.setdefault(each.path, ActionTotals(each.started)).add(each)
     table = track_table(actions)
-    assert [cell.plain for cell in table.columns[0].cells] == ["a", "b", "  c", "  d", "  inner"]
-    assert list(table.columns[7].cells) == ["9 B"] * 5 and list(table.columns[8].cells) == ["+10 B"] * 5
-    assert list(table.columns[3].cells) == ["–"] * 5
-    assert list(table.columns[1].cells) == list(table.columns[2].cells) == ["2"] * 5
+    columns = [[cell.plain for cell in column.cells] for column in table.columns]
+    assert columns[0] == ["a", "b", "  c", "  d", "  inner"]
+    assert columns[7] == ["9 B"] * 5 and columns[8] == ["+10 B"] * 5
+    assert columns[3] == ["–"] * 5 and columns[1] == columns[2] == ["2"] * 5
 
 
 def test_calls_of_an_action_are_added_up(monkeypatch):

@@ -78,7 +78,6 @@ def test_all_that_was_found_is_said(profile):
         assert words in text, words
     assert "\x1b" not in text
     assert "Estimate" not in text
-    assert "▁█▂" in text
 
 
 def test_the_largest_first_or_as_called(profile):
