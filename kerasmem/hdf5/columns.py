@@ -1,4 +1,4 @@
-"""Which dataset goes where: the structure of x, y and sample_weight, and what type each comes out as."""
+"""Map datasets to x, y and sample_weight, with the type of each."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Part:
 
 
 def read_part(role: str, value: Any) -> Part:
-    """Return what the user gave for `role` as a `Part`."""
+    """Return the checked x, y or sample_weight as a `Part`."""
     if isinstance(value, str):
         names, keys, single = [value], None, True
     elif isinstance(value, Mapping):
@@ -138,7 +138,7 @@ def make_columns(
 
 
 def read_dtype(value: Any, names: Sequence[str]) -> dict[str, str]:
-    """Return the dtype setting by dataset name; the key "" holds what x gets when nothing else is said."""
+    """Return the dtype setting by dataset name. The key "" holds the default of x."""
     given = {"": "float32", **_by_name("dtype", value, names)} if isinstance(value, Mapping) else {"": value}
     return {name: _dtype_name(entry) for name, entry in given.items()}
 
@@ -156,7 +156,7 @@ def _dtype_name(entry: Any) -> str:
 
 
 def read_scale(value: Any, names: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return the scale setting as (factor, offset) by dataset name; the key "" holds that of all of x."""
+    """Return the scale setting as (factor, offset) by dataset name. The key "" holds that of x."""
     if value is None:
         return {}
     given = _by_name("scale", value, names) if isinstance(value, Mapping) else {"": value}

@@ -66,7 +66,7 @@ class OpenFiles:
 
     @property
     def traffic(self) -> Traffic:
-        """What came of remote files so far."""
+        """Traffic of remote files so far."""
         return sum((file.traffic for file in self._files), Traffic())
 
     @contextlib.contextmanager
@@ -96,14 +96,14 @@ class OpenFiles:
                 self._free.notify()
 
     def check(self) -> None:
-        """Raise if a file that is open is no longer what it was."""
+        """Raise if an open file was changed."""
         with self._lock:
             files = list(self._open)
         for file in files:
             file.check()
 
     def break_off(self) -> None:
-        """Have whoever waits for a remote file fail at once."""
+        """Make everyone who waits for a remote file fail at once."""
         with self._lock:
             fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
@@ -172,13 +172,13 @@ class DatasetRows:
         self.remote = files.remote
 
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch, claims: Claims = ()) -> None:
-        """Read rows, counted through the files, into the windows; `claims` are what `claims` returned for them."""
+        """Read rows, counted through the files, into the windows, with their `claims`."""
         for (number, here), claim in itertools.zip_longest(self._by_file(run), claims):
             with self._files.use(number, self._name) as file, claim or contextlib.nullcontext():
                 file.source(self._name).read(here, outputs, scratch)
 
     def claims(self, runs: Sequence[RowRun]) -> list[Claims]:
-        """Have fetched what will be read of remote files; return for each run the claims, one a file it lies in."""
+        """Prefetch runs of remote files. Return the claims of each run, one a file."""
         parts = [list(self._by_file(run)) for run in runs]
         by_file: dict[int, list[RowRun]] = {}
         for number, here in itertools.chain.from_iterable(parts):
@@ -190,7 +190,7 @@ class DatasetRows:
         return [[next(found[number]) for number, _ in each] for each in parts]
 
     def file_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return in which file each row lies."""
+        """Return the file number of each row."""
         return np.searchsorted(self._starts, rows, side="right") - 1
 
     def _by_file(self, run: RowRun) -> Iterator[tuple[int, RowRun]]:
@@ -225,7 +225,7 @@ class DatasetRows:
         return plans
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
-        """Read a share of what was planned."""
+        """Read a share of a plan."""
         number = int(np.searchsorted(self._starts, plan.start, side="right")) - 1
         with self._files.use(number, self._name) as file:
             file.source(self._name).read_scattered(plan, share)
@@ -244,7 +244,7 @@ class ResidentRows:
         self._loading = threading.Lock()
 
     def needs(self, rows: np.ndarray) -> list[tuple[RowRun, Claims]]:
-        """Return what is still missing of the cells in which rows lie; of remote files it is fetched from now on."""
+        """Return the missing cells of some rows. Remote cells are prefetched."""
         needed = np.unique(self._grid.cell(rows))
         if self._rows.remote and len(needed):  # of each file in one range: what lies between will be needed too
             files = self._rows.file_of(self._grid.bounds(needed)[0])
@@ -262,7 +262,7 @@ class ResidentRows:
         return list(zip(runs, claims, strict=True))
 
     def load(self, needs: Sequence[tuple[RowRun, Claims]], scratch: Scratch) -> None:
-        """Read what `needs` returned, unless it was read meanwhile."""
+        """Read the result of `needs`, unless it was read meanwhile."""
         with self._loading:
             for run, claims in needs:
                 cells = slice(int(self._grid.cell(run.start)), int(self._grid.cell(run.stop - 1)) + 1)

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Grid:
-    """Cells of rows, numbered through all files; none reaches from one file into the next.
+    """Cells of rows, numbered through all files. No cell spans two files.
 
     Args:
         sizes: rows of a cell: one number, or one for each file.
@@ -39,7 +39,7 @@ class Grid:
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of a cell in each file; one number where they are all the same."""
+        """Rows of a cell in each file; one number if all are the same."""
         found = [self._one] if self._one else self._sizes.tolist()
         return found[:1] if len(set(found)) == 1 else found
 
@@ -78,7 +78,7 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def as_grid(grid: Grid | int) -> Grid:
-    """Return a grid; a number is the rows of a cell in a single file."""
+    """Return a grid. A number means the rows of a cell in a single file."""
     return grid if isinstance(grid, Grid) else Grid(grid)
 
 

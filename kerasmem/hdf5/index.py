@@ -60,7 +60,7 @@ class StoredAs(Record, what="way of storing a dataset"):
 
 @dataclass(frozen=True)
 class About(Record, what="index of data files", version=1):
-    """What an index says beside its arrays.
+    """Description of an index beside its arrays.
 
     Args:
         names: of the datasets.
@@ -76,7 +76,7 @@ class About(Record, what="index of data files", version=1):
 
 
 class Table(NamedTuple):
-    """Where a dataset lies in a file: the place of a contiguous one, or those of its chunks in their order.
+    """The place of a contiguous dataset in a file, or the places of its chunks in order.
 
     Attributes:
         kind: how it is stored.
@@ -94,7 +94,7 @@ class Table(NamedTuple):
 
 
 class IndexedFile(NamedTuple):
-    """What an index knows about one file.
+    """An entry of an index about one file.
 
     Attributes:
         index_path: path of the index.
@@ -108,7 +108,7 @@ class IndexedFile(NamedTuple):
 
 
 class DataIndex(Sequence[str]):
-    """The files that an index names, and what it says of them.
+    """The files of an index, and their layouts.
 
     Args:
         path: the index, a file or a URL.
@@ -164,7 +164,7 @@ class DataIndex(Sequence[str]):
         return DataLayout(tuple(self._file_layouts(names)), self)
 
     def _file_layouts(self, names: Sequence[str]) -> Iterator[FileLayout]:
-        """Yield what each file looks like, as `scan_file` would find it."""
+        """Yield the layout of each file, as `scan_file` does."""
         about, arrays = self.about, self._arrays
         columns = [
             (
@@ -190,7 +190,7 @@ class DataIndex(Sequence[str]):
             yield FileLayout(path, sizes[number], tuple(datasets), self._tags[number])
 
     def file(self, number: int) -> IndexedFile:
-        """Return what is known about one file."""
+        """Return the entry of one file."""
         tables = {}
         for at, name in enumerate(self.about.names):
             kind = self.about.kinds[int(self._arrays[f"kinds{at}"][number])]
@@ -221,7 +221,7 @@ class DataIndex(Sequence[str]):
         return found
 
     def _absolute(self, name: str) -> str:
-        """Return a file that the index names; names without a folder or a server count from the index's."""
+        """Return the absolute path or URL of a file. Relative names count from the index."""
         if not name or "\0" in name:
             raise DataError(f"{shown(self.path)}: the index is damaged: it names a file without a name")
         if not is_url(self.path):
@@ -274,7 +274,7 @@ def _joined(url: str, name: str) -> str:
 
 
 class IndexWriter:
-    """Gathers what an index says, file by file.
+    """Gather the entries of an index, file by file.
 
     Args:
         path: of the index to be written.
@@ -290,7 +290,7 @@ class IndexWriter:
         self._numbers: dict[str, list[Any]] = defaultdict(list)
 
     def add(self, layout: FileLayout, time: int, tables: Sequence[Table]) -> None:
-        """Note a file, with where each of its datasets lies."""
+        """Add a file with the places of its datasets."""
         numbers = self._numbers
         self._named.append((self._relative(layout.path), layout.tag or ""))
         for name, value in zip(_PER_FILE, (layout.datasets[0].rows, layout.size, time), strict=True):
@@ -321,7 +321,7 @@ class IndexWriter:
             np.savez(file, allow_pickle=False, **arrays)
 
     def _relative(self, path: str) -> str:
-        """Return a file's name as seen from the index, where it lies beside or below it."""
+        """Return a file's name relative to the index if it lies beside or below it."""
         if is_url(path):
             return path
         name = os.path.relpath(path, os.path.dirname(self.path))

@@ -1,4 +1,4 @@
-"""What is in the file: shapes, types and storage of its datasets, as plain results."""
+"""Layouts of files: shapes, types and storage of datasets, as plain results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def type_name(dtype: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a dataset's path with what does not matter left out: "/train//x" is "train/x"."""
+    """Return a dataset's path in its plain form: "/train//x" is "train/x"."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
@@ -145,7 +145,7 @@ class JoinedLayout(FileLayout):
 
 @dataclass(frozen=True)
 class DataLayout:
-    """One file, or several whose rows are counted through in the order of the files.
+    """One file, or several with rows counted through in the order of the files.
 
     Args:
         files: the files; their datasets agree in names, row shapes and types.
@@ -194,7 +194,7 @@ class DataLayout:
 
     @property
     def identity(self) -> list[tuple[str, int]]:
-        """Names and rows of the files, wherever the folder that holds them all lies; [] for a single file."""
+        """Names and rows of the files, relative to their common folder; [] for a single file."""
         if len(self.files) == 1:
             return []
         places = [place_of(file.path) for file in self.files]
@@ -207,11 +207,11 @@ class DataLayout:
         return self.files[int(np.searchsorted(self.starts, row, side="right")) - 1]
 
     def chunk_grid(self, name: str) -> Grid:
-        """Return where the chunks of a dataset lie."""
+        """Return the places of the chunks of a dataset."""
         return Grid(self._chunks_of(name), self.starts)
 
     def block_grid(self, rows: int) -> Grid:
-        """Return blocks of at most so many rows: whole chunks of the heaviest dataset where they hold one."""
+        """Return blocks of at most so many rows: whole chunks of the heaviest dataset if one fits."""
         heaviest = max(self.datasets, key=lambda layout: layout.row_bytes).name
         chunks = self._chunks_of(heaviest)
         if len(chunks) == 1:

@@ -53,7 +53,7 @@ def walk_objects(group: h5py.Group, most: int) -> tuple[dict[str, Any], bool]:
 
 
 def shape_of(dataset: h5py.Dataset) -> tuple[int, ...] | None:
-    """Return the shape of a dataset without opening another file; None if it has none.
+    """Return the shape of a dataset without opening another file, or None.
 
     Of a virtual dataset that grows with its sources this is the shape that it was written with.
     """
@@ -64,7 +64,7 @@ def shape_of(dataset: h5py.Dataset) -> tuple[int, ...] | None:
 
 
 def points_of(space: Any) -> int:
-    """Return how many values a selection has; -1 if it has no end."""
+    """Return the number of values in a selection, or -1 if it has no end."""
     try:
         return int(space.get_select_npoints())
     except RuntimeError:
@@ -72,7 +72,7 @@ def points_of(space: Any) -> int:
 
 
 def open_dataset(file: h5py.File, name: str, *, trust_file: bool) -> Any:
-    """Return the object under a name; without trust, only if HDF5 opens no other file for it.
+    """Return the object under a name. Without trust, HDF5 must open no other file for it.
 
     Args:
         file: the file.

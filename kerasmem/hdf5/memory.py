@@ -50,7 +50,7 @@ class Arena:
 
     @property
     def idle(self) -> bool:
-        """Whether a set can be had without going beyond what is kept."""
+        """Whether a set fits into the memory kept."""
         return bool(self.free) or self._made < self._keep
 
     def take(self, rows: int) -> list[np.ndarray]:
@@ -67,7 +67,7 @@ class Arena:
         return arrays
 
     def clear(self) -> None:
-        """Let go of all memory; what is still held goes with its last holder."""
+        """Release all memory. Arrays still held go with their last holder."""
         with self._lock:
             self._keep = 0
             self._drop_surplus()

@@ -1,4 +1,4 @@
-"""A file open for reading: how each of its datasets is read, and whether it is still what it was."""
+"""An open file: the sources of its datasets, and checks for changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kerasmem.hdf5.settings import Access
 
 
 class OpenFile:
-    """One file and what is known about reading it; may be laid to rest and taken up again.
+    """One file and the sources of its datasets. It may rest and be opened again.
 
     Args:
         layout: what the file looked like when the sequence was made. It may have grown since: what was
@@ -66,7 +66,7 @@ class OpenFile:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes taken from the file so far; for what HDF5 itself reads, the bytes of the rows."""
+        """Bytes taken from the file so far. For datasets read by HDF5, the bytes of the rows."""
         with self._lock:
             through_hdf5 = sum(source.bytes_read for source in self._sources.values() if isinstance(source, Hdf5Source))
             if self._fetcher is not None:
@@ -75,18 +75,18 @@ class OpenFile:
 
     @property
     def time(self) -> int:
-        """When the open file of this machine was changed last, in ns; 0 of a remote one."""
+        """Time of change of the open local file in ns; 0 for a remote one."""
         return self._handle.seen.st_mtime_ns if isinstance(self._handle, FileHandle) else 0
 
     def claims(self, name: str, runs: Sequence[RowRun]) -> Sequence[Claim | None]:
-        """Have fetched what tasks will read of a dataset of the open file, in their order; return a claim for each."""
+        """Prefetch runs of a dataset in their order. Return a claim for each."""
         source = self.source(name)
         if not isinstance(self._handle, RemoteHandle):
             return [None] * len(runs)
         return self._handle.claims([list(source.extents(run)) for run in runs])
 
     def source(self, name: str) -> Source:
-        """Return what reads a dataset of the open file.
+        """Return the source of a dataset of the open file.
 
         Raises:
             DataError: If the file is no longer what it was.
@@ -111,7 +111,7 @@ class OpenFile:
                 self.check()
 
     def check(self) -> None:
-        """Raise if the file is no longer what it was: HDF5 itself gives zeros for what was cut off.
+        """Raise if the file was changed. HDF5 itself returns zeros for missing bytes.
 
         Raises:
             DataError: If the file was cut, replaced or written to since it was opened.
@@ -125,7 +125,7 @@ class OpenFile:
                 raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
 
     def rest(self) -> None:
-        """Give the file descriptors back; what is known about the file stays. No task may be reading from it."""
+        """Release the file descriptors but keep the sources. No task may be reading."""
         with self._lock:
             self._close_file()
             if self._handle is not None:
@@ -197,7 +197,7 @@ class OpenFile:
         return self._file
 
     def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:
-        """Return a dataset open in h5py, refused if it is no longer what it was but for rows appended."""
+        """Return a dataset open in h5py. Refuse changes except appended rows."""
         with self._lock:
             if layout.name in self._datasets:
                 return self._datasets[layout.name]
@@ -257,7 +257,7 @@ _DAMAGE = "The data is damaged there, or a filter it needs is missing; `rows` ca
 
 
 def _refuse_change(handle: Handle, indexed: IndexedFile) -> None:
-    """Refuse a local file that was changed after the index was made; remote answers prove their version."""
+    """Refuse a local file that was changed after the index was made. Remote answers prove their version."""
     if not isinstance(handle, FileHandle):
         return
     if handle.length != handle.size:

@@ -36,7 +36,7 @@ _VISITED = 2000  # objects looked at for a message: a hostile file may hold mill
 
 
 def open_file(path: str) -> h5py.File:
-    """Open an HDF5 file for reading; whatever is wrong becomes one clear `DataError`."""
+    """Open an HDF5 file for reading. Every failure becomes one clear `DataError`."""
     if not os.path.exists(path):
         raise DataError(f"{shown(path)}: there is no such file")
     if not os.path.isfile(path):
@@ -140,7 +140,7 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
 
 
 def close_file(file: h5py.File) -> None:
-    """Close a file; that HDF5 fails to, as it may with a damaged one, changes nothing any more."""
+    """Close a file, ignoring failures of HDF5 with a damaged one."""
     with contextlib.suppress(*DAMAGED):
         file.close()
 
@@ -165,7 +165,7 @@ def find_dataset(file: h5py.File, name: str, *, trust_file: bool = False) -> h5p
 
 
 def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of a dataset as read; the extents of an array type are the shape's last.
+    """Return shape and type of a dataset as read. The extents of an array type come last.
 
     Raises:
         TypeError: If NumPy has no such type.
@@ -247,7 +247,7 @@ def _refuse_filters(here: str, creation: Any, access: Access) -> None:
 
 
 def _missing(file: h5py.File, dataset: h5py.Dataset) -> str:
-    """Return which part of a dataset was never written, in words; "" if nothing is known to be missing."""
+    """Describe the missing part of a dataset; "" if none is known."""
     if dataset.is_virtual:
         return _missing_sources(file, dataset)
     unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED

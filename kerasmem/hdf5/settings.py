@@ -82,7 +82,7 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
 
 
 def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str | dict[str, str]]:
-    """Return the files as `read_paths` does; for a dict of dataset name to files a dict of name to file for each.
+    """Return the files like `read_paths`. For a dict of dataset names, each file is a dict.
 
     Of an index, the files that it names.
 
@@ -112,7 +112,7 @@ def all_files(paths: Iterable[str | Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:
-    """Return what sorts names as people count: part-2 before part-10."""
+    """Return a sort key that counts like people: part-2 before part-10."""
     pieces = re.split(r"([0-9]+)", path)  # text and digits in turn, so that like is compared with like
     numbered = [(int(piece), "") if at % 2 else (0, piece) for at, piece in enumerate(pieces)]
     return numbered, path
@@ -131,7 +131,7 @@ def read_path(path: Any) -> str:
 
 
 def read_place(path: Any) -> str:
-    """Return a URL as it is, and of anything else the absolute path; `file://` names a file of this machine."""
+    """Return a URL as it is, or an absolute path. `file://` names a local file."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         return read_path(path)
@@ -166,7 +166,7 @@ def check_transform(transform: Any, processes: bool) -> None:
 
 
 def read_rows(rows: Any, length: int, *, ordered: bool) -> range | np.ndarray:
-    """Return the selected rows: a `range` where they are one run, else a sorted int64 array.
+    """Return the selected rows: a `range` if they are one run, else a sorted int64 array.
 
     Args:
         rows: None (all), a slice, a range, a (start, stop) tuple or an array or list of row numbers.

@@ -16,7 +16,7 @@ from kerasmem.hdf5.links import DAMAGED
 
 
 def read_attribute(item: h5py.Group | h5py.Dataset, name: str, raw: RawFile, most: int = MOST_TEXT) -> Any:
-    """Return an attribute's value, texts as str; None if there is none, or none that is read.
+    """Return an attribute's value, texts as str; None if it is missing or not supported.
 
     Args:
         item: the group or dataset.
@@ -45,7 +45,7 @@ def read_attribute(item: h5py.Group | h5py.Dataset, name: str, raw: RawFile, mos
 
 
 def read_names(dataset: h5py.Dataset, handle: Handle, raw: RawFile, most: int) -> list[str] | None:
-    """Return texts or numbers, one a row, as texts; None if the dataset holds something else or more.
+    """Return texts or numbers, one a row, as texts; None for other or larger datasets.
 
     Args:
         dataset: it lies in its own file, with its sources.

@@ -1,4 +1,4 @@
-"""Where in a file the chunks of a dataset lie, read once."""
+"""The places of the chunks of a dataset in its file, read once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ChunkIndex:
             raise DecodeError("its chunk index is damaged: two chunks lie in one place")
 
     def table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return what `ChunkIndex` takes as places; None if not every chunk was written."""
+        """Return the `places` of this index; None if not every chunk was written."""
         if len(self._offsets) != prod(self._grid):
             return None
         return self._offsets, self._sizes, self._masks
@@ -104,7 +104,7 @@ class ChunkIndex:
                 yield Chunk(inner, None)
 
     def offsets(self, cells: np.ndarray, size: int) -> np.ndarray | None:
-        """Return where in the file the only chunk of each row of chunks begins.
+        """Return the offset of the only chunk of each row of chunks.
 
         None if there are several to a row, or one of these was not written or is not stored as it is.
         """
@@ -142,7 +142,7 @@ def grid_of(chunks: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, base: int = 0) -> ChunkIndex:
-    """Return where the chunks of a dataset lie.
+    """Return the places of the chunks of a dataset.
 
     Args:
         dataset: the dataset; its index is read now.
@@ -178,7 +178,7 @@ def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, ba
 
 
 def walk_chunks(dataset: h5py.Dataset, note: Callable[[Any], None]) -> None:
-    """Call `note` with what h5py tells of each stored chunk: `chunk_offset`, `filter_mask`, `byte_offset`, `size`.
+    """Call `note` with h5py's record of each stored chunk: `chunk_offset`, `filter_mask`, `byte_offset`, `size`.
 
     Args:
         dataset: a chunked dataset of an open file.

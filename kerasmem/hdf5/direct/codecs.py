@@ -31,11 +31,11 @@ _PIECE = 1 << 16  # elements put together, or words added up, at a time
 
 
 class DecodeError(Exception):
-    """Stored bytes are not what the file says they are; the text goes on from "cannot be read: "."""
+    """Stored bytes contradict the file. The text follows "cannot be read: "."""
 
 
 def register_filters() -> bool:
-    """Let h5py know the filters of `kerasmem[codecs]`; return whether that is installed."""
+    """Register the filters of `kerasmem[codecs]` with h5py. Return whether they are installed."""
     return _load("hdf5plugin") is not None
 
 
@@ -106,7 +106,7 @@ def _blosc(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
 
 
 def _lz4(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
-    """Decode blocks, each after its length: one as long as what it holds is stored as it is."""
+    """Decode blocks, each after its length. A block as long as its content is stored as it is."""
     total = out.nbytes
     _expect(int.from_bytes(stored[:8], "big"), total)
     block, at, decode = int.from_bytes(stored[8:12], "big"), 12, _load("imagecodecs").lz4_decode
@@ -127,7 +127,7 @@ def _lz4(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
 
 
 def _bitshuffle(stored: Any, out: np.ndarray, numbers: Sequence[int]) -> Any:
-    """Decode blocks of elements whose bits are sorted by significance, each block compressed or not.
+    """Decode blocks of elements with bits sorted by significance, each block compressed or not.
 
     The format is that of github.com/kiyo-masui/bitshuffle: total and block size, then each block after its
     length, then, as they are, the elements that make no multiple of eight.
@@ -257,7 +257,7 @@ class Pipeline:
 
 
 def _unshuffled(data: np.ndarray, numbers: Sequence[int], scratch: Scratch) -> np.ndarray:
-    """Put the bytes of each element together again; what makes no whole element is at the end as it is."""
+    """Put the bytes of each element together again. A partial element at the end stays as it is."""
     itemsize = numbers[0]
     count = data.nbytes // itemsize if itemsize > 1 else 0
     if count <= 1:
@@ -295,7 +295,7 @@ def _checked(data: np.ndarray) -> np.ndarray:
 
 
 def _same(one: int, other: int) -> bool:
-    """Compare sums modulo 65,535, where 0 and 65,535 are the same."""
+    """Compare sums modulo 65,535: 0 equals 65,535."""
     return not ((one ^ other) and ((one >> 16) - (other >> 16)) % 65535 | ((one & 65535) - (other & 65535)) % 65535)
 
 

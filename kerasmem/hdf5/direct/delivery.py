@@ -1,4 +1,4 @@
-"""Rows on their way from a file into a window: which lie together, what is made of them, where they go.
+"""Deliver rows from a file into a window: runs, conversion and places.
 
 Rows that need no change the kernel puts where they are delivered, planned for a whole window at once. What a row costs
 in Python is then nothing: where it lies and where it goes are computed with NumPy, and these numbers are handed to
@@ -43,7 +43,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class RowRun:
-    """Rows to be read: `start` to `stop` of the file, all or those picked, and where they go in a window."""
+    """Rows to be read: `start` to `stop` of the file, all or those picked, and their places in a window."""
 
     start: int
     stop: int
@@ -51,7 +51,7 @@ class RowRun:
     places: Places
 
     def cells(self, size: int) -> Iterator[RowRun]:
-        """Return the parts that lie in one cell each of a grid of `size` rows, without what is not picked."""
+        """Return the parts in one cell each of a grid of `size` rows, without rows that are not picked."""
         if self.picked is None and self.start // size == (self.stop - 1) // size:
             yield self
             return
@@ -172,7 +172,7 @@ class Delivery:
 
 
 def _as_quotient(column: Column) -> tuple[np.float32, np.float32] | None:
-    """Return (a, d) where (value + a) / d, in float32 and so twice as fast, is the scaled value to the last bit.
+    """Return (a, d) if (value + a) / d in float32, twice as fast, equals the scaled value to the last bit.
 
     It is for the usual scalings of bytes, such as 1/255 and (2/255, -1), since a float32 quotient is rounded
     once; whether it is for this one is tried with every byte.
@@ -192,7 +192,7 @@ def _as_quotient(column: Column) -> tuple[np.float32, np.float32] | None:
 
 
 def _scatter(rows: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-    """Copy rows to their places; whole rows as what NumPy moves fastest, one opaque item each."""
+    """Copy rows to their places, whole rows as one opaque item each, the fastest for NumPy."""
     size = rows[0].nbytes
     if target.flags.c_contiguous and rows.flags.c_contiguous and size:
         item = np.dtype((np.void, size)) if size not in (1, 2, 4, 8) else np.dtype(f"u{size}")

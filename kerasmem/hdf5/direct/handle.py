@@ -55,17 +55,17 @@ class Handle:
         self.size = self.length = size
 
     def open(self) -> None:
-        """Open it again after `close`; nothing where each read is by itself."""
+        """Open it again after `close`. Remote files need nothing."""
 
     def close(self) -> None:
-        """Close it; nothing where each read is by itself."""
+        """Close it. Remote files need nothing."""
 
     def read(self, view: memoryview, offset: int) -> None:
-        """Fill a view with what follows `offset`."""
+        """Fill a view with the bytes from `offset` on."""
         raise NotImplementedError
 
     def changed(self) -> str:
-        """Return in words what makes the file unfit to be read on; "" if nothing does."""
+        """Return the reason why the file must not be read on; "" if none."""
         raise NotImplementedError
 
 
@@ -90,7 +90,7 @@ class FileHandle(Handle):
         self._sample = self._take_sample()
 
     def open(self) -> None:
-        """Open the file again after `close`; `changed` tells whether it is still what it was.
+        """Open the file again after `close`. Call `changed` afterwards.
 
         Raises:
             DataError: If it cannot be opened.
@@ -109,7 +109,7 @@ class FileHandle(Handle):
         return digest.digest()
 
     def read(self, view: memoryview, offset: int) -> None:
-        """Fill a view with what follows `offset`.
+        """Fill a view with the bytes from `offset` on.
 
         Raises:
             EOFError: If the file ends before that.
@@ -147,7 +147,7 @@ class FileHandle(Handle):
             self.bytes_read += len(vectors) * row_bytes
 
     def _fill(self, view: memoryview, offset: int, got: int) -> None:
-        """Read what a view lacks beyond its first bytes; a call may bring less than was asked for."""
+        """Read the rest of a view. A system call may bring less than requested."""
         while got < len(view):
             more = files.read_at(self._number, view[got:], offset + got)
             if not more:
@@ -155,7 +155,7 @@ class FileHandle(Handle):
             got += more
 
     def changed(self) -> str:
-        """Return the reason why the file must not be read on; "" if there is none.
+        """Return the reason why the file must not be read on; "" if none.
 
         `touch` changes the time alone. Then samples of the content decide, and a warning tells of it.
         """
@@ -180,7 +180,7 @@ class FileHandle(Handle):
         return ""
 
     def close(self) -> None:
-        """Close the file; reading from it is an error afterwards."""
+        """Close the file. Reading from it is an error afterwards."""
         number, self._number = self._number, -1
         if number >= 0:
             os.close(number)

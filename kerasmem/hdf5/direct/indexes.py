@@ -22,7 +22,7 @@ _TWICE = "its chunk index is damaged: it leads to one place twice"
 
 
 def refuse_endless_sources(raw: RawFile, header: int) -> None:
-    """Refuse a virtual dataset whose list of sources HDF5 would go through without end, as it does to open it.
+    """Refuse a virtual dataset with a damaged list of sources, on which HDF5 loops without end.
 
     Args:
         raw: the file.
@@ -39,7 +39,7 @@ def refuse_endless_sources(raw: RawFile, header: int) -> None:
 
 
 def refuse_endless_index(raw: RawFile, header: int) -> None:
-    """Refuse a dataset whose index of chunks HDF5 would go through without end.
+    """Refuse a dataset with a damaged index of chunks, on which HDF5 loops without end.
 
     Args:
         raw: the file.
@@ -89,7 +89,7 @@ def _refuse_index(raw: RawFile, header: int, layout: bytes) -> None:
 
 
 def _refuse_old_tree(raw: RawFile, root: int, key: int) -> None:
-    """Refuse a version 1 B-tree that leads to a node twice, or to one of another level: HDF5 goes by what nodes say."""
+    """Refuse a version 1 B-tree that leads to a node twice, or to one of another level."""
     size = raw.address_size
     seen, todo = {root}, [(root, -1)]
     while todo:

@@ -1,4 +1,4 @@
-"""Which way the rows of a dataset are best read, found out once from how it is stored.
+"""Choose the fastest way to read a dataset from its storage.
 
 HDF5 trusts a chunk to come out of its filters with as many bytes as it should have. One that brings fewer is filled
 up with memory of the process, and one with a checksum and fewer than four bytes ends it. So filters are undone here,
@@ -70,7 +70,7 @@ def open_source(
 
 
 def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: Refuse) -> Source:
-    """Return what reads a dataset whose places an index knows; the file is not looked into.
+    """Return a source for a dataset from its places in an index, without opening the file in HDF5.
 
     Args:
         table: the places.
@@ -98,7 +98,7 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: 
 def read_elements(
     file: h5py.File, dataset: h5py.Dataset, handle: Handle, dtype: np.dtype[Any], most: int
 ) -> np.ndarray | None:
-    """Return a dataset of one axis as its bytes in the file; None if HDF5 alone can read it, or there are more.
+    """Return the stored bytes of a dataset of one axis; None if only HDF5 can read it or it is larger.
 
     Args:
         file: the file, open in h5py.
@@ -143,7 +143,7 @@ def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class _Opening:
-    """Finds what reads datasets of a file past HDF5."""
+    """Open sources that read past HDF5."""
 
     file: h5py.File
     handle: Handle
@@ -151,7 +151,7 @@ class _Opening:
     refuse: Refuse
 
     def stored(self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Source | None:
-        """Return a source that reads the stored bytes; None if only HDF5 can read the dataset."""
+        """Return a source of the stored bytes, or None if only HDF5 can read the dataset."""
         kind = dataset.id.get_create_plist().get_layout()
         if kind == h5py.h5d.CONTIGUOUS:
             offset = dataset.id.get_offset()
@@ -184,7 +184,7 @@ class _Opening:
 
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:
-    """Refuse what HDF5 cannot read without undoing filters, or reads without looking how much there is."""
+    """Refuse data that HDF5 would read with filters or without checking sizes."""
     here = f"{shown(file.filename)}: dataset {shown(name)}"
     creation = dataset.id.get_create_plist()
     if creation.get_nfilters():
@@ -220,7 +220,7 @@ def _lies_in(file: h5py.File, dataset: h5py.Dataset) -> bool:
 
 
 def _base(file: h5py.File, *, chunked: bool) -> int:
-    """Return what has to be added to places in the file that HDF5 tells.
+    """Return the number to add to file places reported by HDF5.
 
     Before a file's own data may lie a user block (MATLAB writes one), which versions of HDF5 count or not.
     """

@@ -1,4 +1,4 @@
-"""HDF5's metadata as its bytes in the file, for what the library would read without bounds, or not tell at all.
+"""Parse HDF5 metadata from its bytes, for data that the library reads without bounds or does not report.
 
 Texts of variable length lie in heaps: an element names its heap, its number there and its length, so that a file of
 4 MB can name one text of 4 MB any number of times, and HDF5 1.14 goes round for ever in a damaged heap. Here lengths
@@ -24,7 +24,7 @@ MOST_TEXT = 64 << 20
 
 
 class RawError(ValueError):
-    """The bytes are not what the format has, or more than are read; the text goes on from "cannot be read: "."""
+    """The bytes violate the format or a limit. The text follows "cannot be read: "."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class RawFile:
         return layout[0] >= 4 and layout[1] == 2 and bool(layout[2] & _UNFILTERED_EDGES)
 
     def layout(self, header: int) -> bytes:
-        """Return what an object's header says of how its data is stored; b"" if it says nothing.
+        """Return the layout message of an object's header; b"" if there is none.
 
         Args:
             header: place of the object's header.
@@ -74,7 +74,7 @@ class RawFile:
         return next((data for kind, _, data in self._messages(header) if kind == _LAYOUT), b"")
 
     def extents(self, header: int) -> tuple[int, ...]:
-        """Return the shape that a dataset's header has; () where it lies elsewhere.
+        """Return the shape in a dataset's header; () if it lies elsewhere.
 
         Args:
             header: place of the dataset's header.
@@ -103,7 +103,7 @@ class RawFile:
         return layout[4 : 4 + little(layout[2:4])]
 
     def attribute(self, header: int, name: str) -> bytes | None:
-        """Return the bytes of an attribute's values; None if they do not lie in the object's header.
+        """Return the bytes of an attribute's values, or None if they lie outside the object's header.
 
         Args:
             header: place of the object's header.
@@ -156,7 +156,7 @@ class RawFile:
 
     @property
     def element_size(self) -> int:
-        """Bytes that an element of variable length takes where it is named."""
+        """Bytes of a reference to an element of variable length."""
         return 8 + self.address_size
 
     def _text(self, heap: int, number: int, length: int) -> bytes:
@@ -172,7 +172,7 @@ class RawFile:
         return self.bytes_at(at, length)
 
     def heap(self, address: int) -> dict[int, tuple[int, int]]:
-        """Return where the objects of a heap lie, and how many bytes they have, by their numbers.
+        """Return the places and sizes of the objects of a heap by their numbers.
 
         Args:
             address: place of the heap.

@@ -1,4 +1,4 @@
-"""How the rows of a dataset are read: one run of bytes or chunks, past HDF5, and whatever HDF5 alone can read."""
+"""Read the rows of a dataset: contiguous bytes and chunks past HDF5, everything else through it."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ class Source(ABC):
         """Read rows into the windows."""
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where in the file each row begins; None if not all lie there as they are."""
+        """Return the offset of each row, or None if not all are stored as they are."""
         return None
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
-        """Read a share of what was planned with `offsets`."""
+        """Read a share of a plan made with `offsets`."""
         raise NotImplementedError
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return where in the file all that `read` may read lies, and how many bytes; nothing if unknown."""
+        """Return the extents that `read` may read, or nothing if unknown."""
         return iter(())
 
 
 @dataclass(eq=False)
 class Hdf5Source(Source):
-    """A dataset that is read by HDF5: one thread at a time, whatever the storage.
+    """A dataset read by HDF5, one thread at a time.
 
     Args, after those of every source:
         find: returns the dataset, open.
@@ -110,7 +110,7 @@ class Hdf5Source(Source):
 
 @dataclass(eq=False)
 class DirectSource(Source):
-    """A dataset whose rows are read past HDF5.
+    """A dataset read past HDF5.
 
     Args, after those of every source:
         handle: the file.
@@ -122,7 +122,7 @@ class DirectSource(Source):
         self.row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
-        """Read a share of what was planned with `offsets`."""
+        """Read a share of a plan made with `offsets`."""
         assert isinstance(self.handle, FileHandle)  # or else there are no `offsets`
         try:
             plan.read(self.handle, share)
@@ -131,13 +131,13 @@ class DirectSource(Source):
             self.refuse(int(rows.min()), int(rows.max()) + 1, str(error), error)
 
     def extents_from(self, offset: int, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return where rows lie that lie one after another; the first of the run lies at `offset`."""
+        """Return the extents of adjacent rows. The first of the run lies at `offset`."""
         parts = [run] if run.picked is None else run.cells(max(1, _SKIP_BYTES // self.row_bytes))
         for part in parts:
             yield offset + (part.start - run.start) * self.row_bytes, (part.stop - part.start) * self.row_bytes
 
     def read_from(self, offset: int, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
-        """Read rows that lie one after another; the first of the run lies at `offset`."""
+        """Read adjacent rows. The first of the run lies at `offset`."""
         size = self.row_bytes
         delivery, target = outputs[0]
         if len(outputs) == 1 and delivery.plain:
@@ -176,11 +176,11 @@ class ContiguousSource(DirectSource):
     offset: int
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return where the rows lie."""
+        """Return the extents of the rows."""
         return self.extents_from(self.offset + run.start * self.row_bytes, run)
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where in the file each row begins; None if that is of no use."""
+        """Return the offset of each row, or None for a remote file."""
         return self.offset + rows * self.row_bytes if isinstance(self.handle, FileHandle) else None
 
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
@@ -193,7 +193,7 @@ class ContiguousSource(DirectSource):
 
 @dataclass(eq=False)
 class ChunkedSource(DirectSource):
-    """A dataset in chunks whose filters are known here.
+    """A dataset in chunks with known filters.
 
     Args, after those of `DirectSource`:
         index: where the chunks lie.
@@ -214,7 +214,7 @@ class ChunkedSource(DirectSource):
         self._whole = bool(self.pipeline.filters)  # whether chunks are read as a whole
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where in the file each row begins; None if not all lie there as they are."""
+        """Return the offset of each row, or None if not all are stored as they are."""
         if self._whole or not isinstance(self.handle, FileHandle):
             return None
         cells, inside = np.divmod(rows, self.chunk[0])
@@ -222,7 +222,7 @@ class ChunkedSource(DirectSource):
         return None if chunks is None else chunks + inside * self.row_bytes
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return where the chunks lie, or of those without filters the rows."""
+        """Return the extents of the chunks, or of the rows in chunks without filters."""
         for part in run.cells(self.chunk[0]):
             for chunk in self.index.row_of_chunks(part.start // self.chunk[0]):
                 if chunk.offset is None:

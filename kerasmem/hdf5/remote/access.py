@@ -50,7 +50,7 @@ class RemoteAccess:
         return bool(self.storage_options) or self.cache is not None
 
     def cache_key(self, url: str, tag: str | None, size: int) -> str | None:
-        """Return the name of a file's folder in the cache; None without a cache, or a version to know it by."""
+        """Return the name of a file's folder in the cache; None without a cache or a known version."""
         if self.cache is None or tag is None:
             return None
         options = self.storage_options
@@ -106,7 +106,7 @@ def _read_dict(name: str, value: Any) -> dict[str, Any]:
 
 
 def ahead_bytes(budget: int | None, planned: int) -> int:
-    """Return the bytes that may be in flight: of a memory budget what its plan leaves, with a part of a MiB at least.
+    """Return the bytes that may be in flight: the rest of the memory budget, at least 256 KiB.
 
     Args:
         budget: the memory budget in bytes; None if there is none.

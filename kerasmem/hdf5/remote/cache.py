@@ -1,4 +1,4 @@
-"""A folder that keeps what was fetched, within a limit, for any number of processes.
+"""A disk cache of fetched bytes with a size limit, shared by processes.
 
 An entry is a file whose name says which bytes it holds and their checksum; it is written under another name and put
 into its place whole. The folder of an object is named by a digest of its URL, version and length, so that another
@@ -44,7 +44,7 @@ class DiskCache:
         self._broken = self._is_made = False
 
     def read(self, key: str, start: int, into: memoryview) -> list[tuple[int, int]]:
-        """Fill what is there of the bytes from `start` on; return what is missing, (first, after the last)."""
+        """Fill the cached bytes from `start` on. Return the missing ranges, (first, stop)."""
         stop, at = start + len(into), start
         missing: list[tuple[int, int]] = []
         entries = self._entries(key)
@@ -68,7 +68,7 @@ class DiskCache:
         return missing
 
     def write(self, key: str, start: int, data: memoryview) -> None:
-        """Keep bytes. A disk that is full, or refuses, is told of once; training goes on without the cache."""
+        """Keep bytes. A full or read-only disk is warned of once, and training continues without the cache."""
         if self._broken or len(data) > self._limit // 2:
             return
         folder = os.path.join(self.folder, key)
@@ -134,7 +134,7 @@ class DiskCache:
         return None
 
     def _make_room(self, size: int) -> None:
-        """Note that so many bytes more will be there, and remove what was out of use longest where they are too many.
+        """Count bytes about to be written, and evict the least recently used entries beyond the limit.
 
         The sum stands in a file, so that not every entry has to be looked at each time. A process that was killed
         may have noted more than it wrote, never less; looking at the entries mends that.

@@ -53,7 +53,7 @@ class TransientError(Exception):
 
 
 class PermanentError(Exception):
-    """Asking again is of no use; the text is what is wrong and the way out."""
+    """A failure that a retry cannot fix. The text names the fix."""
 
 
 class ChangedError(PermanentError):
@@ -73,7 +73,7 @@ class ChangedError(PermanentError):
 async def retry(
     ask: Callable[[], Awaitable[_Result]], failed: Callable[[], bool] = lambda: False, tries: int = _TRIES
 ) -> _Result:
-    """Return what a store answers, asking again after ever longer pauses while its failures are transient.
+    """Return the answer of a store, retrying transient failures after ever longer pauses.
 
     Args:
         ask: asks once.
@@ -116,7 +116,7 @@ def of_status(status: int, wait: str = "") -> Exception:
 
 
 def classify(error: Exception) -> Exception:
-    """Return what an exception of fsspec, or of a library under it, means."""
+    """Classify an exception of fsspec or of a library under it."""
     if isinstance(error, (TransientError, PermanentError)):
         return error
     status = next(filter(None, map(_status, _causes(error))), 0)

@@ -32,7 +32,7 @@ _CLOSING = 5.0  # seconds given to connections to close
 
 @dataclass
 class Traffic:
-    """What came of a file: requests sent, those sent again, bytes received, and bytes that the cache held."""
+    """Traffic of a file: requests sent and retried, bytes received, and bytes from the cache."""
 
     requests: int = 0
     retries: int = 0
@@ -68,7 +68,7 @@ class ObjectReader:
     call: Callable[..., Awaitable[Any]] = _call_here
 
     async def read(self, start: int, view: memoryview) -> list[tuple[int, int]]:
-        """Fill a view with the bytes from `start` on; return the ranges that the cache lacks.
+        """Fill a view with the bytes from `start` on. Return the ranges missing in the cache.
 
         Raises:
             PermanentError: If they cannot be had.
@@ -83,13 +83,13 @@ class ObjectReader:
         return missing
 
     async def keep(self, missing: Iterable[tuple[int, int]], start: int, view: memoryview) -> None:
-        """Put what the cache lacked of `view` into it."""
+        """Put the missing ranges of `view` into the cache."""
         if self.cache is not None and self.key is not None:
             for first, last in missing:
                 await self.call(self.cache.write, self.key, first, view[first - start : last - start])
 
     async def _fetch(self, start: int, view: memoryview) -> None:
-        """Fill a view from the store; what breaks off goes on where it broke off."""
+        """Fill a view from the store, resuming an answer that breaks off."""
         into, before = PartialRange(view), 0
 
         async def ask() -> None:
@@ -112,7 +112,7 @@ class ObjectReader:
 
 
 class RangeRequest:
-    """A range of an object, fetched once for all who announced that they need it.
+    """A range of an object, fetched once for all claims on it.
 
     Args:
         reader: of the object.
@@ -132,7 +132,7 @@ class RangeRequest:
         self.task: asyncio.Task[None] | None = None
 
     def is_written_to_cache(self, other: RangeRequest) -> bool:
-        """Return whether bytes of another range came with this one, which is still in flight for the cache's sake."""
+        """Return whether another range overlaps this one, which is still being written to the cache."""
         overlaps = self.start < other.stop and other.start < self.stop
         return overlaps and self.answer.done() and self.reader.key == other.reader.key is not None
 
@@ -143,7 +143,7 @@ class RangeRequest:
 
 
 class RangeFetcher:
-    """Fetches ranges, in one thread, however many files. That thread alone keeps the books; others send it calls.
+    """Fetch ranges of any number of files in one thread, which owns all state. Others send it calls.
 
     Ranges are announced in the order of need. As many are fetched ahead as the bytes allowed hold; one that somebody
     waits for is fetched in any case.
@@ -169,12 +169,12 @@ class RangeFetcher:
         _fetchers.add(self)
 
     def reader(self, url: str, known: ObjectInfo, traffic: Traffic) -> ObjectReader:
-        """Return what reads one version of a file."""
+        """Return a reader of one version of a file."""
         key = self._access.cache_key(url, known.tag, known.size)
         return ObjectReader(self.file_systems.object_at(url), known, traffic, self._cache, key, asyncio.to_thread)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return what a coroutine returns, once it has run."""
+        """Run a coroutine and return its result."""
         with self._lock:
             if self._closed:
                 coroutine.close()
@@ -204,7 +204,7 @@ class RangeFetcher:
         return request.answer.result()
 
     def release(self, requests: Iterable[RangeRequest]) -> None:
-        """Note that one who needed ranges does no longer; with the last of them their memory goes.
+        """Release ranges. Their memory goes with the last claim.
 
         It takes no lock, for garbage may be collected wherever a thread is just then.
         """
@@ -212,7 +212,7 @@ class RangeFetcher:
             self._loop.call_soon_threadsafe(self._let_go, list(requests))
 
     def close(self) -> None:
-        """Break off whatever is under way, close the connections and end the threads."""
+        """Cancel requests, close the connections and end the threads."""
         with self._lock:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""Remote files found and opened: which ones a pattern means, their versions, and each as HDF5 reads it.
+"""Find and open remote files: patterns, versions, and file objects for HDF5.
 
 Of the metadata that HDF5 asks for, whole blocks are fetched and kept in memory.
 
@@ -113,7 +113,7 @@ class RemoteFile(io.RawIOBase):
             loop.close()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong within a call of HDF5, which itself says something else."""
+        """Raise the failure behind an error of HDF5."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure from None
@@ -132,7 +132,7 @@ class RemoteFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with what follows."""
+        """Fill a buffer from the current position."""
         view = memoryview(buffer).cast("B")
         view = view[: max(0, min(len(view), self.known.size - self._at))]
         try:
@@ -194,7 +194,7 @@ class RemoteFile(io.RawIOBase):
 
 
 class RemoteHdf5(h5py.File):
-    """An HDF5 file read by way of a `RemoteFile`, which is closed along with it."""
+    """An HDF5 file read through a `RemoteFile`, closed along with it."""
 
     remote: RemoteFile
 
@@ -209,7 +209,7 @@ class RemoteHdf5(h5py.File):
 def open_remote(
     url: str, access: RemoteAccess, known: ObjectInfo | None = None, traffic: Traffic | None = None
 ) -> RemoteHdf5:
-    """Open a remote HDF5 file for reading; whatever is wrong becomes one clear `DataError`."""
+    """Open a remote HDF5 file for reading. Every failure becomes one clear `DataError`."""
     remote = RemoteFile(url, access, known, traffic)
     try:
         if not remote.known.size:
@@ -232,7 +232,7 @@ def open_remote(
 
 
 def is_pattern(url: str) -> bool:
-    """Return whether a URL stands for several; "?" asks a web server something, and stands for a letter elsewhere."""
+    """Return whether a URL is a pattern. On a web server "?" begins a query."""
     http = scheme_of(url) in ("http", "https")
     place = url.split("?", 1)[0] if http else url
     return any(sign in place.split("://", 1)[1] for sign in ("*" if http else "*?["))
@@ -255,13 +255,13 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
 
 
 def refuse_web(url: str) -> None:
-    """Refuse a URL to which nothing can be written."""
+    """Refuse a URL that cannot be written to."""
     if scheme_of(url) in ("http", "https"):
         raise UsageError(f"output: {shown(url)} is on a web server, which takes no files; name a bucket, or a folder")
 
 
 def put_file(path: str, url: str, access: RemoteAccess) -> None:
-    """Write a file of this machine to a URL, where it appears as a whole or not at all.
+    """Upload a file to a URL. It appears as a whole or not at all.
 
     Raises:
         DataError: If it cannot be written there.

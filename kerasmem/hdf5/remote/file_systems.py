@@ -39,7 +39,7 @@ class FileSystems:
         self._links: dict[int, S3Links] = {}
 
     def object_at(self, url: str) -> RemoteObject:
-        """Return the object that a URL names; nothing is asked of its store yet.
+        """Return the object that a URL names, without a request.
 
         Raises:
             MissingExtraError: If the package for this kind of store is not installed.
@@ -102,7 +102,7 @@ class FileSystems:
 
 
 def _with_defaults(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return a file system's options with what kerasmem sets where the user does not."""
+    """Return a file system's options with kerasmem's defaults."""
     if scheme in ("http", "https"):
         import aiohttp
 
@@ -124,7 +124,7 @@ def _with_defaults(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _check_redirect(session: Any, context: Any, params: Any) -> None:
-    """Refuse a redirect that leads where the user would not have gone, and keep secrets from another server."""
+    """Refuse redirects to unsafe places, and keep secrets from another server."""
     from yarl import URL
 
     here = params.url

@@ -1,4 +1,4 @@
-"""A remote file's bytes, as `FileHandle` gives those of a local one, fetched ahead where it was said what comes."""
+"""Read a remote file's bytes like a `FileHandle`, with prefetched ranges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _mine = threading.local()  # the claim that a thread reads under
 
 
 class Claim:
-    """What one task will read of one file: fetched ahead, and kept in memory until the task is done or dropped.
+    """The ranges that one task reads of one file, prefetched and kept until it is done or dropped.
 
     Args:
         fetcher: fetches it.
@@ -89,7 +89,7 @@ class RemoteHandle(Handle):
         self._reader = fetcher.reader(url, known, self._traffic)
 
     def claims(self, needs: Sequence[Sequence[Extent]]) -> list[Claim]:
-        """Announce what tasks will read, in their order; return a claim for each.
+        """Announce the needs of tasks in their order. Return a claim for each.
 
         Ranges close to one another become one, and tasks that need the same share it.
         """
@@ -109,7 +109,7 @@ class RemoteHandle(Handle):
         return claims
 
     def read(self, view: memoryview, offset: int) -> None:
-        """Fill a view with what follows `offset`.
+        """Fill a view with the bytes from `offset` on.
 
         Raises:
             DataError: If the store fails, or has another version now.
@@ -135,7 +135,7 @@ class RemoteHandle(Handle):
                     alone.release()
 
     def changed(self) -> str:
-        """Return in words what makes the file unfit to be read on; "" if it is as it was."""
+        """Return the reason why the file must not be read on; "" if none."""
         target, received = self._reader.target, self._traffic.received
         if not self._changed and not target.proves_version and received > self._proved:
             try:
@@ -157,7 +157,7 @@ class RemoteHandle(Handle):
 
 
 def join_extents(needs: Sequence[Sequence[Extent]], *, gap: int = GAP, most: int = MOST) -> list[tuple[int, int, int]]:
-    """Return the ranges to fetch, (first byte, byte after the last, who needs it first), in the order of need.
+    """Return the ranges to fetch, (first byte, stop, first need), in the order of need.
 
     Args:
         needs: for each who needs some, the extents, in the order in which they will be read.

@@ -1,4 +1,4 @@
-"""One object of a store: what it is, and any range of its bytes, each answer proved to be of the same version."""
+"""One object of a store: its size, version, and ranges proved to be of that version."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PartialRange:
             raise TransientError(f"only {self.done:,} of {len(self.view):,} bytes came")
 
     async def fill(self, parts: AsyncIterator[bytes]) -> None:
-        """Take what an answer's body brings; a body that breaks off is asked for again from there."""
+        """Take an answer's body. A body that breaks off is requested again from there."""
         try:
             async for data in _without_silence(parts):
                 self.put(data)
@@ -77,7 +77,7 @@ class PartialRange:
 
 
 async def _without_silence(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield what comes, as long as enough does; aiohttp's own limit does not hold where a chunked coding breaks off."""
+    """Yield data as long as enough comes. aiohttp's own limit misses a broken chunked coding."""
     clock = asyncio.get_running_loop().time
     since, came = clock(), 0
     try:
@@ -96,7 +96,7 @@ async def _without_silence(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _answered(asked: Awaitable[Any]) -> Any:
-    """Return an answer once its header is there; aiohttp's own limit ends with a "100 Continue"."""
+    """Return an answer once its header is there. aiohttp's own limit ends with a "100 Continue"."""
     try:
         return await asyncio.wait_for(asked, _CONNECT + _SILENCE)
     except asyncio.TimeoutError:
@@ -105,7 +105,7 @@ async def _answered(asked: Awaitable[Any]) -> Any:
 
 @dataclass
 class Answer:
-    """What a store answers to a request for a range.
+    """A store's answer to a request for a range.
 
     Args:
         start: first byte that comes.
@@ -133,7 +133,7 @@ class RemoteObject(ABC):
 
     @abstractmethod
     def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AbstractAsyncContextManager[Answer]:
-        """Ask for a range; of the version that is known, if any."""
+        """Request a range, of the known version if any."""
 
     async def info(self) -> ObjectInfo:
         """Return size, version and first bytes: these are asked for, and the answer's header tells the rest."""
@@ -227,7 +227,7 @@ class OtherObject(RemoteObject):
 
     @asynccontextmanager
     async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AsyncIterator[Answer]:
-        """Ask for a range, of whatever version there is."""
+        """Request a range of any version."""
         if known is None:
             found = await call_file_system(self._system, "info", self._path)
             if found.get("type") == "directory":

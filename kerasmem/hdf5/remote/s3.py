@@ -1,4 +1,4 @@
-"""Objects of S3, and of what speaks its language.
+"""Objects of S3 and of compatible stores.
 
 s3fs and botocore take one to two milliseconds of processor time to sign a request and to read its answer, more than the
 bytes of a block do. A link that is signed once serves for any range of its object, and asking for that takes a sixth.
@@ -23,7 +23,7 @@ _REFUSALS = 2  # in a row, after which a store is asked in the ordinary way alon
 
 
 class S3Links:
-    """What is known of a store's signed links.
+    """State of a store's signed links.
 
     Args:
         system: s3fs's file system.
@@ -44,7 +44,7 @@ class S3Links:
 
 
 class S3Object(RemoteObject):
-    """An object of S3 or of what speaks its language.
+    """An object of S3 or of a compatible store.
 
     Args:
         links: of its store.
@@ -85,7 +85,7 @@ class S3Object(RemoteObject):
             yield Answer(*read_range(answer.get("ContentRange", "")), answer.get("ETag"), _parts(body))
 
     async def _by_link(self, span: str, tag: str | None) -> Any:
-        """Return the answer to a signed link; None if the ordinary way has to be gone, which says what is wrong."""
+        """Return the answer to a signed link; None if an ordinary request is needed to name the failure."""
         now = time.monotonic()
         if self._link is None or now - self._link[1] > _RENEWED:
             try:

@@ -1,4 +1,4 @@
-"""What is a URL, what of it may be shown, and which object it names whoever signed it."""
+"""Recognize URLs, redact them, and identify their objects."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def scheme_of(url: str) -> str:
 
 
 def proves_version(url: str) -> bool:
-    """Return whether each answer of a store says which version it is of."""
+    """Return whether each answer of a store names its version."""
     return "::" not in url and scheme_of(url) in ("http", "https", "s3", "s3a")
 
 
 def is_broken_url(text: str) -> bool:
-    """Return whether a text is what `pathlib` makes of a URL, which has lost a slash."""
+    """Return whether a text is a URL broken by `pathlib`, with one slash missing."""
     return bool(_ONE_SLASH.match(text))
 
 
 def local_path(text: str) -> str:
-    """Return the path that a `file://` URL names; other text as it is."""
+    """Return the path of a `file://` URL, or other text as it is."""
     if not _URL.match(text) or scheme_of(text) not in _LOCAL:
         return text
     path = text.split("://", 1)[1]
@@ -44,7 +44,7 @@ def local_path(text: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Return text in which no URL shows a user, a password or what follows "?" or "#".
+    """Return text with users, passwords, queries and fragments of URLs hidden.
 
     Examples:
         >>> redact("https://me:secret@example.org/a.h5?X-Amz-Signature=abc")
@@ -66,7 +66,7 @@ def _without_secrets(rest: str) -> str:
 
 
 def identity(url: str) -> str:
-    """Return what names the object: without user and password, and without what signs a link for some hours."""
+    """Return the identity of an object: its URL without credentials and signatures."""
     parts = urlsplit(url)
     kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(name)]
     return parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1], query=urlencode(sorted(kept)), fragment="").geturl()
