@@ -41,7 +41,7 @@ def index(
     output: str | os.PathLike[str],
     *,
     datasets: Sequence[str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    remote: Mapping[str, Any] | None = None,
     trust_file: bool = False,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -57,7 +57,7 @@ def index(
         output: the index to write, a path or URL that ends with ".index". Files beside and below a path are named
             relative to it, so that both can be moved together.
         datasets: their names; by default all that have as many rows as the largest one of the first file.
-        storage_options: for URLs, as for `H5ChunkSequence`.
+        remote: for URLs, as for `H5ChunkSequence`.
         trust_file: as for `H5ChunkSequence`.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
         progress: called with what goes on, how many files are done, and of how many.
@@ -83,13 +83,12 @@ def index(
     target = read_place(output)
     if not target.endswith(INDEX_SUFFIX):
         raise UsageError(f"output: {shown(target)} does not end with {INDEX_SUFFIX!r}, by which an index is known")
-    remote = read_remote({"storage_options": storage_options})
+    access = Access(checks.flag("trust_file", trust_file), read_remote(remote))
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    files = read_paths(given[0] if len(given) == 1 else given, remote)
-    access = Access(checks.flag("trust_file", trust_file), remote)
+    files = read_paths(given[0] if len(given) == 1 else given, access.remote)
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     try:
-        with _written_to(target, remote) as path:
+        with _written_to(target, access.remote) as path:
             look = functools.partial(_look_into_group, names=wanted, access=access)
             groups = (files[start : start + _GROUP] for start in range(0, len(files), _GROUP))
             found: Iterator[_Found] = itertools.chain.from_iterable(run_tasks(executor, look, groups))

@@ -7,6 +7,7 @@ damaged; no decoder allocates more than the size it is given. All let other thre
 
 from __future__ import annotations
 
+import functools
 import importlib
 import zlib
 from collections.abc import Callable, Sequence
@@ -53,16 +54,12 @@ def is_undone_here(filter_code: int) -> bool:
     return filter_code in (SHUFFLE, FLETCHER32) or find_decoder(filter_code) is not None
 
 
-_modules: dict[str, Any] = {}
-
-
+@functools.cache
 def _load(name: str) -> Any:
-    if name not in _modules:
-        try:
-            _modules[name] = importlib.import_module(name)
-        except ImportError:
-            _modules[name] = None
-    return _modules[name]
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 def _libdeflate(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:

@@ -118,14 +118,6 @@ class RemoteFile(io.RawIOBase):
         if failure is not None:
             raise failure from None
 
-    def readable(self) -> bool:
-        """Say that it can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Say that any place can be gone to."""
-        return True
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.known.size}[whence]
