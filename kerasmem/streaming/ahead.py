@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import signal
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +91,7 @@ def _run_in_worker(batch: Batch) -> tuple[Batch | None, str, str]:
 
 
 class TransformPool:
-    """Runs a transform in worker processes. The pool starts with the first batch.
+    """Runs a transform in worker processes, which start with the first batch.
 
     Args:
         transform: the function; pickled once a process.
@@ -98,23 +99,17 @@ class TransformPool:
     """
 
     def __init__(self, transform: Transform, processes: int) -> None:
-        self._transform = transform
-        self._processes = processes
-        self._lock = threading.Lock()
-        self._pool: Executor | None = None
+        self._start = functools.partial(
+            ProcessPoolExecutor, processes, initializer=_start_worker, initargs=(transform,)
+        )
+        self._pool = self._start()
 
     def run(self, batch: Batch) -> Batch:
         """Return the transformed batch, or raise `TransformFailure`."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = ProcessPoolExecutor(
-                    self._processes, initializer=_start_worker, initargs=(self._transform,)
-                )
-            pool = self._pool
         try:
-            result, message, details = pool.submit(_run_in_worker, batch).result()
+            result, message, details = self._pool.submit(_run_in_worker, batch).result()
         except BrokenProcessPool as error:
-            self.close()
+            self._pool = self._start()
             raise TransformFailure(
                 "ended with its worker process; most often the system kills one for lack of memory: use "
                 "fewer workers, or threads (use_multiprocessing=False)"
@@ -125,10 +120,7 @@ class TransformPool:
 
     def close(self) -> None:
         """End the processes."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(eq=False)

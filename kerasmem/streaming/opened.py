@@ -54,15 +54,7 @@ class OpenStream:
         self.reader = RowReader(
             plan.layout, plan.columns, resident=memory.cache_bytes, check_finite=check_finite, access=access
         )
-        self.windows = WindowStore(
-            self.reader,
-            plan.columns,
-            count=memory.windows,
-            rows=memory.window_rows,
-            batch_rows=plan.batch_rows,
-            batches=memory.queued_batches,
-            threads=memory.threads,
-        )
+        self.windows = WindowStore(self.reader, plan.columns, memory, plan.batch_rows)
         self.ahead: BatchesAhead | None = None
         self._pool: TransformPool | None = None
         if preparation.works_ahead:

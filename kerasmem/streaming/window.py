@@ -11,6 +11,7 @@ import numpy as np
 
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.memory import Arena
+from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.filling import Filling
 from kerasmem.streaming.order import EpochOrder, Segment
 from kerasmem.streaming.reader import RowReader
@@ -60,7 +61,7 @@ class _Delivered:
 
 @dataclass(eq=False)
 class WindowStore:
-    """Keeps up to `count` windows. Threads read the next one while one is being delivered.
+    """Keep the planned number of windows. Threads read the next one while one is being delivered.
 
     Rows lie in a window in the order in which they are delivered, so a batch is a view of it. A batch that
     is the caller's own is given away for good: should its rows be asked for again, they are read again. It waits for
@@ -71,20 +72,14 @@ class WindowStore:
     Args:
         reader: where the rows come from.
         columns: the columns the reader delivers.
-        count: windows kept.
-        rows: rows of the largest window.
+        memory: number and size of windows, batches whose memory is reused, and threads that read.
         batch_rows: rows of the largest batch.
-        batches: batches whose memory is kept for use again.
-        threads: threads that read.
     """
 
     reader: RowReader
     columns: Sequence[Column]
-    count: int
-    rows: int
+    memory: MemoryPlan
     batch_rows: int
-    batches: int
-    threads: int
 
     def __post_init__(self) -> None:
         self._shapes = [(column.row_shape, column.dtype) for column in self.columns]
@@ -166,8 +161,8 @@ class WindowStore:
             self._new_arenas()
 
     def _new_arenas(self) -> None:
-        self._windows = Arena(self._shapes, self.rows, self.count)
-        self._single = Arena(self._shapes, self.batch_rows, self.batches)
+        self._windows = Arena(self._shapes, self.memory.window_rows, self.memory.windows)
+        self._single = Arena(self._shapes, self.batch_rows, self.memory.queued_batches)
 
     def _may_give(self, order: EpochOrder, window: int) -> bool:
         return order.windows > 1 and self._shared != order.key(window)
@@ -248,7 +243,7 @@ class WindowStore:
 
     def _read_ahead(self, order: EpochOrder, window: int) -> None:
         """Have the window to come read, unless that takes more memory than there is."""
-        if window < order.windows and self.count > 1 and order.key(window) not in self._slots:
+        if window < order.windows and self.memory.windows > 1 and order.key(window) not in self._slots:
             self._begin(order, window, ahead=True)
 
     def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
@@ -260,7 +255,7 @@ class WindowStore:
             ahead: whether nobody waits for it yet.
         """
         keep = order.key(window - 1) if ahead else None
-        while len(self._slots) >= self.count:
+        while len(self._slots) >= self.memory.windows:
             free = [key for key, slot in self._slots.items() if not slot.users and key != keep]
             if not free:
                 return None
@@ -276,7 +271,7 @@ class WindowStore:
         in_file_order = order.windows == 1
         filled = None if in_file_order or not reader.checked_at_once else np.zeros(rows, np.uint16)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="kerasmem-reader")
+            self._pool = ThreadPoolExecutor(self.memory.threads, thread_name_prefix="kerasmem-reader")
         filling = Filling(
             self._pool,
             reader,

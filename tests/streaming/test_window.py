@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def an_order(epoch=0, seed=1, window_blocks=WINDOW):
 
 
 def a_store(reader, count=2, rows=BLOCK * WINDOW, threads=3, batch_rows=8):
-    return WindowStore(reader, COLUMNS, count=count, rows=rows, batch_rows=batch_rows, batches=4, threads=threads)
+    memory = SimpleNamespace(windows=count, window_rows=rows, queued_batches=4, threads=threads)
+    return WindowStore(reader, COLUMNS, memory, batch_rows)
 
 
 def epoch(store, order, batch=8, own=True):
