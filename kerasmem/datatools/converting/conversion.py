@@ -29,7 +29,7 @@ from kerasmem.datatools.converting.settings import (
 from kerasmem.datatools.converting.sources.images import LOSSES
 from kerasmem.datatools.converting.sources.opening import find_paths, open_sources
 from kerasmem.datatools.converting.sources.row_source import RowSource
-from kerasmem.datatools.converting.writing import Outcome, Ways, write_files
+from kerasmem.datatools.converting.writing import Outcome, RunOptions, write_files
 from kerasmem.datatools.inspecting.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.progress import Progress, tell_nobody
@@ -108,8 +108,8 @@ def convert(
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, **reading)
     part_bytes = parse_size(part_size, field="part_size")
-    ways = Ways(verify, force, progress or tell_nobody, executor, part_bytes)
-    return _convert(sources, output, settings, options, ways)
+    run = RunOptions(verify, force, progress or tell_nobody, executor, part_bytes)
+    return _convert(sources, output, settings, options, run)
 
 
 def _convert(
@@ -117,16 +117,16 @@ def _convert(
     output: str | os.PathLike[str],
     settings: WriteSettings,
     options: ReadOptions,
-    ways: Ways,
+    run: RunOptions,
 ) -> Conversion:
     started = time.monotonic()
     given = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     found = find_paths([os.fsdecode(path) for path in given])
-    in_parts = is_index(output, ways.executor)
+    in_parts = is_index(output, run.executor)
     target = read_index(output, settings) if in_parts else read_output(output)
     if not in_parts:
-        refuse_outputs(output_paths(target, settings), [path for _, path in found], force=ways.force)
-    ways.progress("opening the sources", 0, 0)
+        refuse_outputs(output_paths(target, settings), [path for _, path in found], force=run.force)
+    run.progress("opening the sources", 0, 0)
     try:
         source = open_sources(found, options)
         for field in source.fields:
@@ -134,14 +134,14 @@ def _convert(
         options.columns.check()
         plan = make_plan(source, settings, options)
         if in_parts:
-            outcome = write_parts(source, plan, settings, options, target, ways)
+            outcome = write_parts(source, plan, settings, options, target, run)
         else:
-            outcome = write_files(source, plan, settings, options.threads, target, ways)
+            outcome = write_files(source, plan, settings, options.threads, target, run)
     except OSError as error:
         if error.filename is None:
             raise
         raise DataError(f"{shown(error.filename)}: cannot be read or written: {error.strerror}") from error
-    return _result(source, plan, settings, target, outcome, verified=ways.verify, seconds=time.monotonic() - started)
+    return _result(source, plan, settings, target, outcome, verified=run.verify, seconds=time.monotonic() - started)
 
 
 def _result(
@@ -274,5 +274,5 @@ def repack(
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, trust_file=trust_file)
     part_bytes = parse_size(part_size, field="part_size")
-    ways = Ways(verify, force, progress or tell_nobody, executor, part_bytes, attributes_from=source)
-    return _convert(source, output, settings, options, ways)
+    run = RunOptions(verify, force, progress or tell_nobody, executor, part_bytes, attributes_from=source)
+    return _convert(source, output, settings, options, run)

@@ -20,7 +20,7 @@ import numpy as np
 from kerasmem.datatools.converting.planning import WritePlan, make_plan
 from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
 from kerasmem.datatools.converting.sources.row_source import RowSource
-from kerasmem.datatools.converting.writing import PARTIAL, Outcome, Ways, write_files
+from kerasmem.datatools.converting.writing import PARTIAL, Outcome, RunOptions, write_files
 from kerasmem.datatools.inspecting import indexing
 from kerasmem.datatools.progress import tell_nobody
 from kerasmem.errors import DataError, UsageError
@@ -72,7 +72,7 @@ class _Part(NamedTuple):
 
 
 def write_parts(
-    source: RowSource, plan: WritePlan, settings: WriteSettings, options: ReadOptions, target: str, ways: Ways
+    source: RowSource, plan: WritePlan, settings: WriteSettings, options: ReadOptions, target: str, run: RunOptions
 ) -> Outcome:
     """Write a source's rows to files beside an index, and the index.
 
@@ -84,23 +84,23 @@ def write_parts(
         settings: compression.
         options: how sources are read.
         target: the index, a path or a URL.
-        ways: options.
+        run: options.
     """
-    bounds = part_bounds(source, max(1, ways.part_bytes // plan.row_bytes))
+    bounds = part_bounds(source, max(1, run.part_bytes // plan.row_bytes))
     folder = target.rsplit("/", 1)[0] if is_url(target) else os.path.dirname(target)
     outputs = [f"{folder}/part-{number:05}.h5" for number in range(len(bounds) - 1)]
     state_path = target + PARTIAL
     told = _fingerprint(source, plan, settings, bounds)
     state = _read_state(state_path)
     if state is not None and state.get("settings") != told:
-        if not ways.force:
+        if not run.force:
             raise UsageError(
                 f"{shown(target)}: a conversion with other settings, or of sources that have changed since, was "
                 "interrupted. Start that one again to finish it, or give force=True (--force) to begin again."
             )
         state = None
     if state is None:
-        _clear(folder, [target, *outputs], source.paths, force=ways.force)
+        _clear(folder, [target, *outputs], source.paths, force=run.force)
     done = _present(state or {}, outputs)
     _write_state(state_path, told, done)
     left = [number for number in range(len(outputs)) if number not in done]
@@ -108,15 +108,15 @@ def write_parts(
     parts = (_Part(source.part(bounds[number], bounds[number + 1]), outputs[number]) for number in left)
     write = functools.partial(
         _write_part, settings=settings, options=replace(options, threads=1),
-        ways=replace(ways, force=True, executor=None, progress=tell_nobody),
+        run=replace(run, force=True, executor=None, progress=tell_nobody),
     )  # fmt: skip
-    for number, outcome in zip(left, run_tasks(ways.executor, write, parts), strict=True):
+    for number, outcome in zip(left, run_tasks(run.executor, write, parts), strict=True):
         _check_reached(outputs[number])
         done[number] = outcome
         _write_state(state_path, told, done)
-        ways.progress("writing", bounds[number + 1], plan.rows)
+        run.progress("writing", bounds[number + 1], plan.rows)
     names = [field.name for field in plan.datasets]
-    index = indexing.index(outputs, target, datasets=names, executor=ways.executor, progress=ways.progress)
+    index = indexing.index(outputs, target, datasets=names, executor=run.executor, progress=run.progress)
     _remove_state(state_path)
     found = _joined([done[number] for number in range(len(outputs))], np.diff(bounds).tolist(), plan)
     return replace(found, size=found.size + index.index_bytes, resumed_rows=before)
@@ -214,14 +214,14 @@ def _at_url(folder: str) -> list[str]:
         return []  # or the place cannot be reached, which the first part will tell
 
 
-def _write_part(part: _Part, settings: WriteSettings, options: ReadOptions, ways: Ways) -> Outcome:
+def _write_part(part: _Part, settings: WriteSettings, options: ReadOptions, run: RunOptions) -> Outcome:
     """Write a part in a worker, perhaps for the second time."""
     plan = make_plan(part.source, settings, options)
     if not is_url(part.output):
-        return write_files(part.source, plan, settings, options.threads, part.output, ways)
+        return write_files(part.source, plan, settings, options.threads, part.output, run)
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         path = os.path.join(folder, "part.h5")
-        outcome = write_files(part.source, plan, settings, options.threads, path, ways)
+        outcome = write_files(part.source, plan, settings, options.threads, path, run)
         put_file(path, part.output, RemoteAccess())
         return outcome
 

@@ -318,7 +318,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Ways:
+class RunOptions:
     """Options that do not change the result of a conversion.
 
     Args:
@@ -339,7 +339,7 @@ class Ways:
 
 
 def write_files(
-    source: RowSource, plan: WritePlan, settings: WriteSettings, threads: int, target: str, ways: Ways
+    source: RowSource, plan: WritePlan, settings: WriteSettings, threads: int, target: str, run: RunOptions
 ) -> Outcome:
     """Write a source's rows to files, whole or not at all.
 
@@ -349,7 +349,7 @@ def write_files(
         settings: order, split and compression.
         threads: that compress.
         target: the file, from whose name those of several are made.
-        ways: options.
+        run: options.
     """
     outputs, packs = output_paths(target, settings), settings.compression.packs
     caster = Caster(source.label, plan.read, plan.cast)
@@ -359,18 +359,18 @@ def write_files(
         paths = [os.path.join(folder, f"{number}.h5") for number in range(len(outputs))]
         pieces = _pieces(source, plan, settings, caster)
         if settings.shuffle:
-            pieces = _shuffled(pieces, plan, settings, folder, ways.progress)
+            pieces = _shuffled(pieces, plan, settings, folder, run.progress)
         try:
-            sums = _write(pieces, paths, plan, settings, threads, ways.progress)
+            sums = _write(pieces, paths, plan, settings, threads, run.progress)
         except OSError as error:
             if error.filename is not None or error.errno is None:
                 raise
             raise KerasmemError(f"{shown(target)}: cannot be written: {os.strerror(error.errno)}") from error
-        if ways.attributes_from is not None:
+        if run.attributes_from is not None:
             pairs = [(field.columns[0], field.name) for field in plan.datasets if len(field.columns) == 1]
-            copy_attributes(ways.attributes_from, paths[0], pairs)
-        if ways.verify:
-            _verify(paths, plan, sums, ways.progress)
+            copy_attributes(run.attributes_from, paths[0], pairs)
+        if run.verify:
+            _verify(paths, plan, sums, run.progress)
         stored = [_stored_bytes(paths[each.file], each.name) for each in plan.targets]
         for path, output in zip(paths, outputs, strict=True):
             os.replace(path, output)
