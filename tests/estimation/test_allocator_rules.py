@@ -183,14 +183,6 @@ def test_peaks():
     assert (pool.peak, pool.requested_at_peak, pool.requested_in_use) == (1024, 1000, 1000)
 
 
-def test_replays_can_be_continued():
-    pool = BFCAllocator()
-    live = replay(pool, [(1, 1000), (2, 5000)])
-    replay(pool, [(2, FREE), (3, 100)], live)
-    assert sorted(live) == [1, 3]
-    assert pool.in_use == 1280
-
-
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(1, 16 * MIB), st.integers(0, 10**6)), min_size=1, max_size=60), st.booleans())
 def test_the_smallest_limit_suffices_and_a_little_less_does_not(requests, descending):

@@ -95,15 +95,6 @@ def test_everything_up_to_the_maximum_fits():
         assert len(model.asked) <= 3
 
 
-def test_constant_and_falling_needs_end():
-    for bytes_of in (lambda size: 500, lambda size: max(1000 - size, 1)):
-        for room in (100, 700, 5000):
-            model = Model(bytes_of)
-            found = search(model, room, maximum=10_000)
-            assert len(model.asked) <= MOST_EVALUATIONS
-            assert found.largest is None or bytes_of(found.largest) <= room
-
-
 @properties
 @given(st.randoms(use_true_random=False), st.sampled_from([None, 1, 2, 50]))
 def test_noise_neither_loops_nor_lies(draw, maximum):
@@ -133,16 +124,6 @@ def test_steps_and_ranges():
     for options, message in [({"minimum": 0}, "minimum 0"), ({"step": 0}, "step 0"), ({"maximum": 0}, "less than")]:
         with pytest.raises(UsageError, match=message):
             search(model, 1000, **options)
-
-
-def test_an_error_of_one_size_is_not_swallowed():
-    def ask(size):
-        if size > 40:
-            raise UsageError(f"size {size}")
-        return need(size, size, size)
-
-    with pytest.raises(UsageError, match="size"):
-        search(ask, 100)
 
 
 def test_only_results_are_read_back():
