@@ -106,10 +106,7 @@ def _saved_report(path: str) -> Any:
     """Return the report in a file, or None where it is something else (a model, say)."""
     from kerasmem.estimation.report import MemoryReport
 
-    try:
-        data = json_object(path)
-    except RecursionError:
-        return None  # the opening of models says what is wrong with it
+    data = json_object(path)
     if data is None or "formula" not in data or "format_version" not in data:
         return None
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import COMMANDS_OF, GuardedCommand, LazyGroup
-from kerasmem.cli.options import FILE, TRUST, WRITING, all_of, option
+from kerasmem.cli.options import FILE, TRUST, WRITING, all_of, option, read_lists
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
 from kerasmem.errors import UsageError
 
@@ -138,20 +138,8 @@ def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **opt
 
 
 def _read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
-    """Parse --columns.
-
-    Raises:
-        UsageError: a text is no NAME=COLUMN,...
-    """
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        name, equals, columns = text.partition("=")
-        if not equals or not name or not all(columns.split(",")):
-            raise UsageError(f"--columns: {text!r} is not NAME=COLUMN,COLUMN; write for example x='pixel*' or y=label")
-        if name in found:
-            raise UsageError(f"--columns: {name!r} is given twice; list its columns in one option")
-        found[name] = columns.split(",")
-    return found or None
+    lists = read_lists("--columns", texts, "x='pixel*' or y=label")
+    return {name: columns.split(",") for name, columns in lists.items()} or None
 
 
 def _read_scale(text: str) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, worst
+from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, read_lists, worst
 from kerasmem.cli.terminal import is_terminal, progress_bar, quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
 from kerasmem.processes.executors import open_executor
@@ -151,18 +151,9 @@ def _expanded(models: Sequence[str]) -> list[str | None]:
 
 
 def _read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read "batch_size=16,32" and the like: values are JSON where they can be, texts where not.
-
-    Raises:
-        UsageError: a text is no NAME=VALUE,…, or a name is given twice.
-    """
+    """Read "batch_size=16,32" and the like: values are JSON if they can be, else texts."""
     grid: dict[str, list[Any]] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        if not equals or not name or not values:
-            raise UsageError(f"--grid {text!r}: write NAME=VALUE,VALUE, for example batch_size=16,32,64")
-        if name in grid:
-            raise UsageError(f"--grid: {name!r} is given twice; list its values in one option")
+    for name, values in read_lists("--grid", texts, "batch_size=16,32,64").items():
         try:
             grid[name] = json.loads(f"[{values}]")
         except ValueError:

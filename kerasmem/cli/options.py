@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from kerasmem.checks import Color, Method, Mode, SplitAs, batch_size, nearest
-from kerasmem.errors import UsageError
+from kerasmem.errors import InputError, UsageError
 from kerasmem.files import package_data
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -231,11 +231,28 @@ def worst(verdicts: Iterable[str]) -> int:
     return max((EXIT_CODES[each] for each in verdicts), key=_SEVERITY.index, default=0)
 
 
-def json_object(path: str) -> dict[str, Any] | None:
-    """Return the object in a file that holds one JSON object; None for anything else, and for what cannot be read.
+def read_lists(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
+    """Split texts such as "batch_size=16,32" at their equals signs.
 
     Raises:
-        RecursionError: it is nested too deeply.
+        UsageError: If a text is not NAME=VALUE,VALUE, or a name comes twice.
+    """
+    lists: dict[str, str] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        if not name or not all(values.split(",")):
+            raise UsageError(f"{option}: {text!r} is not NAME=VALUE,VALUE; write for example {example}")
+        if name in lists:
+            raise UsageError(f"{option}: {name!r} is given twice; list its values in one option")
+        lists[name] = values
+    return lists
+
+
+def json_object(path: str) -> dict[str, Any] | None:
+    """Return the object in a file that holds one JSON object; None for anything else, or if it cannot be read.
+
+    Raises:
+        InputError: If it is nested too deeply.
     """
     file = Path(path)
     try:
@@ -246,6 +263,8 @@ def json_object(path: str) -> dict[str, Any] | None:
         if not start.startswith(b"{") or start.startswith(_LOGS):
             return None
         data = json.loads(file.read_text("utf-8-sig", errors="replace"))
+    except RecursionError:
+        raise InputError(f"{path}: its JSON is nested too deeply; write it again") from None
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None

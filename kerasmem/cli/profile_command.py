@@ -54,7 +54,12 @@ def command(model: str | None, steps: int, timeout: float, compare: bool, output
         arguments = call_arguments(options)
         found = profile(model, steps=steps, timeout=timeout, **arguments)
         estimate, why = predicted(model, found, **arguments) if compare else (None, None)
-    device = _verdict_on(options["device"], found)
+    device = None
+    if options["device"] is not None:
+        from kerasmem.devices.catalogue import resolve_device
+        from kerasmem.estimation.verdict import device_verdict
+
+        device = device_verdict(resolve_device(options["device"]), found.bytes)
     data = {**found.to_dict(), "device": device and asdict(device), "estimate": _fields_beside(estimate)}
     if why is not None:
         data["notes"].append(f"no estimate beside it: {why}")
@@ -78,15 +83,6 @@ def _check_output(output: str | None) -> None:
         raise UsageError(f"-o {output}: there is no folder {folder}")
     if not os.access(output if os.path.exists(output) else folder, os.W_OK):
         raise UsageError(f"-o {output}: may not be written")
-
-
-def _verdict_on(name: str | None, found: Any) -> DeviceVerdict | None:
-    if name is None:
-        return None
-    from kerasmem.devices.catalogue import resolve_device
-    from kerasmem.estimation.verdict import device_verdict
-
-    return device_verdict(resolve_device(name), found.bytes)
 
 
 def _fields_beside(estimate: MemoryReport | None) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import stat
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,10 +95,7 @@ def _saved_report(path: str) -> dict[str, Any] | None:
     from kerasmem.rendering.contents import is_report
 
     _check_readable(path)
-    try:
-        data = json_object(path)
-    except RecursionError as error:
-        raise InputError(f"{path}: its JSON is nested too deeply for a report; write it again") from error
+    data = json_object(path)
     if data is None or is_report(data):
         return data
     if "kind" in data:
@@ -110,32 +107,24 @@ def _saved_report(path: str) -> dict[str, Any] | None:
 
 
 def _check_readable(path: str) -> None:
-    file = Path(path)
     try:
-        if file.is_dir():
-            raise InputError(f"{path}: is a folder; name the files in it: kerasmem report {path}/*.jsonl")
-        if not file.is_file() and file.exists():
-            raise InputError(f"{path}: is no regular file; give a log or a saved report")
-        with file.open("rb"):
-            length = file.stat().st_size
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: is a folder or no regular file; give logs and saved reports")
+        open(path, "rb").close()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be read: {reason}; check the name") from error
-    if length > _LARGEST_LOG:
+    if status.st_size > _LARGEST_LOG:
         raise InputError(f"{path}: larger than 2 GiB; log fewer batches: MemoryLogger(update_freq=100)")
-    if length == 0:
+    if status.st_size == 0:
         raise InputError(f"{path}: is empty; give a log of MemoryLogger or a saved estimate")
 
 
 def _timeline(path: str) -> Any:
     from kerasmem.monitoring import read_timeline
 
-    try:
-        timeline = read_timeline(path)
-    except InputError as error:
-        raise InputError(
-            f"{error}; give a log that MemoryLogger(filename=…) wrote, or the output of kerasmem estimate --json"
-        ) from error
+    timeline = read_timeline(path)
     if not len(timeline):
         raise InputError(f"{path}: holds no sample; was the run cut short before its first batch?")
     return timeline

@@ -12,18 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.progress import Progress, ProgressColumn
 
 QUIET = "kerasmem.quiet"  # in the context of a command: show neither progress nor warnings
 _LOOK: dict[str, Any] = {"emoji": False, "markup": False, "highlight": False}
-
-
-def console() -> Console:
-    """Return a console on standard output that takes no text for markup."""
-    from rich.console import Console
-
-    return Console(**_LOOK)
 
 
 def is_terminal() -> bool:
@@ -49,7 +42,9 @@ def show_result(result: Any, as_json: bool, view: Callable[[Any, int | None], Re
 def show_text(view: Callable[[int | None], RenderableType]) -> None:
     """Print the text that a function makes for a terminal of so many columns, or for a pipe (None)."""
     if is_terminal():
-        screen = console()
+        from rich.console import Console
+
+        screen = Console(**_LOOK)
         screen.print(view(screen.width))
         return
     from kerasmem.rendering.layout import plain_text

@@ -98,7 +98,7 @@ def test_repack_stats(cli, file, tmp_path):
         (["stats", "evil.csv"], "no HDF5 file"),
         (["repack", "evil.csv", "-o", "o.h5"], "no HDF5 file"),
         (["convert", "evil.csv", "-o", "o.h5"], "Expected 2 columns, got 3"),
-        (["convert", "evil.csv", "-o", "o.h5", "--columns", "x"], "--columns: 'x' is not NAME=COLUMN"),
+        (["convert", "evil.csv", "-o", "o.h5", "--columns", "x"], "--columns: 'x' is not NAME=VALUE"),
         (["convert", "none", "-o", "o.h5"], "there is no such file or folder"),
         (["convert", "evil.csv"], "Missing option '-o'"),
         (["convert", "-o", "o.h5"], "Missing argument 'SRC...'"),

@@ -76,7 +76,7 @@ def test_the_worst_verdict_is_the_exit_code(cli, models):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--grid", "batch_size"), "write NAME=VALUE"), (("--grid", "a=1", "--grid", "a=2"), "given twice"),
+        (("--grid", "batch_size"), "not NAME=VALUE"), (("--grid", "a=1", "--grid", "a=2"), "given twice"),
         (("absent.keras",), "absent.keras: no such file"), (("none-*.keras",), "no file matches"),
         (("--batch-size", "16,32"), "--grid batch_size=16,32"), (("--grid", "a=1", "--json", "--csv"), "choose one"),
         (("--workers", "2", "--dask", "tcp://a:1"), "choose one"),

@@ -13,18 +13,11 @@ from pathlib import Path
 import click
 import pytest
 
-from kerasmem.cli.estimate_command import command as estimate_command
 from kerasmem.cli.terminal import progress_bar, spinner
-from kerasmem.estimation import arguments
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 MODELS = Path(__file__).resolve().parent.parent / "support" / "small_models.py"
-
-
-def test_the_methods_of_the_command_line_are_the_estimators():
-    (method,) = (each for each in estimate_command.params if each.name == "method")
-    assert tuple(method.type.choices) == arguments.METHODS
 
 
 def errors_on_a_terminal(*arguments):
