@@ -315,14 +315,6 @@ def test_an_unknown_argument_is_refused(tmp_path):
         convert(tmp_path / "x.npy", tmp_path / "out.h5", image_sizes="224x224")
 
 
-def test_chunks_hold_about_a_mebibyte_in_whole_batches(tmp_path):
-    np.save(tmp_path / "x.npy", RNG.random((6000, 300), "f4"))
-    convert(tmp_path / "x.npy", tmp_path / "out.h5", batch_size=50)
-    with h5py.File(tmp_path / "out.h5") as file:
-        rows = file["x"].chunks[0]
-        assert file["x"].chunks == (rows, 300) and rows % 50 == 0 and 0.9 < rows * 1200 / 2**20 <= 1
-
-
 def test_columns_with_names_beyond_latin_1(tmp_path):
     table = np.zeros(20, [("λ", "f4"), ("η", "i4", (3,))])
     table["λ"] = np.arange(20)
