@@ -60,8 +60,7 @@ RESULTS = {
     "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary", "kerasmem.monitoring.rank_logs",
     "kerasmem.monitoring.phases",
     "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
-    "kerasmem.datatools.inspecting.results", "kerasmem.datatools.converting.results",
-    "kerasmem.recovery.advice",
+    "kerasmem.datatools.results", "kerasmem.recovery.advice",
 }  # fmt: skip
 # library -> the packages that may import it
 ONLY_IN = {

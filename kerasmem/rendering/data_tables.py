@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.datatools.converting.results import Conversion
-from kerasmem.datatools.inspecting.results import DataIndexed, DatasetReport, DataStats, Inspection
+from kerasmem.datatools.results import Conversion, DataIndexed, DatasetReport, DataStats, Inspection
 from kerasmem.rendering.escape import printable, printable_lines, short_name
 from kerasmem.rendering.layout import known_size, note_lines, table
 from kerasmem.units import format_size

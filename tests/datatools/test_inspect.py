@@ -15,7 +15,7 @@ import kerasmem
 from kerasmem import H5ChunkSequence
 from kerasmem.data import convert
 from kerasmem.datatools.inspecting import inspection
-from kerasmem.datatools.inspecting.results import Inspection
+from kerasmem.datatools.results import Inspection
 from kerasmem.errors import DataError, UsageError
 from kerasmem.rendering.data_tables import inspection_table
 from kerasmem.streaming.file_order import read_windows

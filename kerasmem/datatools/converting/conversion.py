@@ -16,7 +16,6 @@ from kerasmem.checks import SplitAs
 from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.parts import PART_SIZE, is_index, read_index, write_parts
 from kerasmem.datatools.converting.planning import DEFAULT_MEMORY, WritePlan, make_plan
-from kerasmem.datatools.converting.results import Conversion, WrittenDataset
 from kerasmem.datatools.converting.settings import (
     ReadOptions,
     WriteSettings,
@@ -33,6 +32,7 @@ from kerasmem.datatools.converting.writing import Outcome, RunOptions, write_fil
 from kerasmem.datatools.inspecting.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
 from kerasmem.datatools.inspecting.listing import list_contents
 from kerasmem.datatools.progress import Progress, tell_nobody
+from kerasmem.datatools.results import Conversion, WrittenDataset
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown, type_name
 from kerasmem.hdf5.settings import read_path

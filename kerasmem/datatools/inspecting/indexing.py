@@ -16,8 +16,8 @@ import h5py
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.inspecting.results import DataIndexed
 from kerasmem.datatools.progress import Progress
+from kerasmem.datatools.results import DataIndexed
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Source
 from kerasmem.hdf5.index import IndexWriter, StoredAs, Table

@@ -13,8 +13,8 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.datatools.inspecting.advice import choose_features, choose_roles, is_named_target, known, stream_line
 from kerasmem.datatools.inspecting.listing import Contents, Entry, checksums, list_contents
-from kerasmem.datatools.inspecting.results import DatasetReport, Inspection
 from kerasmem.datatools.progress import Progress, tell_nobody
+from kerasmem.datatools.results import DatasetReport, Inspection
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import plain_name, shown, type_name
 from kerasmem.hdf5.scan import scan_files
