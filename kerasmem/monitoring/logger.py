@@ -17,9 +17,9 @@ from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.calls import Callers, KerasCall, float64_inputs
 from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.leak_watch import LeakReport
-from kerasmem.monitoring.phases import PhasePeaks, over_epochs
+from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.recorder import Kind, Recorder
-from kerasmem.monitoring.results import EpochHealth, LoggerSummary
+from kerasmem.monitoring.results import EpochHealth
 from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.monitoring.step_profiler import BatchProfile
 from kerasmem.monitoring.timeline import Timeline
@@ -127,7 +127,7 @@ class MemoryLogger(keras.callbacks.Callback):
         )  # fmt: skip
         self._memory_growth = memory_growth
         self._recorder = Recorder(settings)
-        self._profile = None if profile_batch is None else BatchProfile(profile_batch, filename, self._recorder.note)
+        self._profile = None if profile_batch is None else BatchProfile(profile_batch, filename, self._note_aloud)
         self._callers = Callers()
         self._kind: Kind = "train"  # of the run under way
         self._test_phase = "evaluate"
@@ -200,12 +200,6 @@ class MemoryLogger(keras.callbacks.Callback):
         """What the logger itself has cost so far: its hooks, and its background thread."""
         return self._recorder.overhead
 
-    @property
-    def summary(self) -> LoggerSummary:
-        """The findings in brief."""
-        latest = over_epochs(each for each in self.phases if each.run == self.phases[-1].run)
-        return LoggerSummary(self.run_peaks, self.process_peak, latest, self.health, self.overhead, self.notes)
-
     def close(self) -> None:
         """Close the file and let go of the driver, also after an exception in `fit`; may be called again.
 
@@ -214,6 +208,9 @@ class MemoryLogger(keras.callbacks.Callback):
         """
         self._end_run()
         self._recorder.close()
+
+    def _note_aloud(self, text: str) -> None:
+        self._recorder.note(text, say=True)
 
     def _try_growth(self) -> None:
         """Ask for memory growth, once a process, and say so where it was not granted."""
@@ -269,14 +266,14 @@ class MemoryLogger(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read the peak since the batch before, and start this batch's own."""
         if self._profile is not None and not self._callers.is_guest():
-            self._profile.on_train_batch_begin(batch)  # first, for what it takes is not the batch's
+            self._profile.begin_batch()  # first, for what it takes is not the batch's
         self._begin_batch("train", batch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the batch."""
         self._end_batch("train", "train", batch)
         if self._profile is not None and not self._callers.is_guest():
-            self._profile.on_train_batch_end(batch)
+            self._profile.end_batch()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin validation inside `fit`, or a run of `evaluate`."""

@@ -207,7 +207,7 @@ class Recorder:
                 self._leak_notes = tuple(f"leak: {text}" for text in said)
                 for text in self._leak_notes:
                     self._add_object("note", run=self.run, text=text)
-            self._add_object("cost", run=self.run, **self.overhead.figures())
+            self._add_object("cost", run=self.run, **self.overhead.to_dict())
         self._finish_files()
 
     def _end_sampler(self) -> None:

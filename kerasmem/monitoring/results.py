@@ -1,4 +1,4 @@
-"""What a logger has found in brief, and how whole the allocators' free memory was, epoch by epoch."""
+"""Health of the allocators' free memory, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.devices.health import AllocatorHealth
-from kerasmem.monitoring.cost import Overhead
-from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.records import Record
 from kerasmem.units import format_size
 
 
@@ -30,31 +27,6 @@ class EpochHealth:
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain data, in bytes."""
         return {"run": self.run, "epoch": self.epoch, **self.health.to_dict()}
-
-
-@dataclass(frozen=True)
-class LoggerSummary(Record, what="summary", version=1):
-    """A logger's findings in brief; sizes in bytes.
-
-    Attributes:
-        run_peaks: each device's largest allocator peak in the latest run.
-        process_peak: the largest allocator peak since the process began; None where none can be read.
-        phases: the largest sizes of each phase over all epochs of the latest run.
-        health: each allocator's at the end of each epoch.
-        overhead: what the logger itself cost.
-        notes: what could not be read and why, and what is out of the ordinary.
-    """
-
-    run_peaks: dict[str, int]
-    process_peak: int | None
-    phases: tuple[PhasePeaks, ...]
-    health: tuple[EpochHealth, ...]
-    overhead: Overhead
-    notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as plain data."""
-        return {**super().to_dict(), "health": [entry.to_dict() for entry in self.health]}
 
 
 def health_notes(found: Sequence[EpochHealth], run: int, driver: Mapping[str, int]) -> list[str]:

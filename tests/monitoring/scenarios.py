@@ -763,7 +763,6 @@ def overhead():
     hooks.on_train_end()
     return {
         "overhead": logger.overhead.to_dict(),
-        "summary": logger.summary.to_dict(),
         "median": statistics.median(times),
     }
 
@@ -944,7 +943,6 @@ def allocator_health():
         "file": [line for line in lines if line["kind"] == "health"],
         "notes": [note for note in logger.notes if note.startswith("health:")],
         "peaks": [logger.run_peak, plain.run_peak],
-        "summary": logger.summary.to_dict()["health"],
         "without": len(plain.health),
     }
 

@@ -1,4 +1,4 @@
-"""Real training with `StepProfiler`, one function a scenario; prints what was found as JSON."""
+"""Real training with `MemoryLogger(profile_batch=)`, one function a scenario; prints what was found as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasmem.monitoring.step_profiler import StepProfiler
+from kerasmem import MemoryLogger
 
 layers = keras.layers
 BATCH = 32
@@ -67,16 +67,17 @@ def fit(model, profiler, batches=6, **options):
     found = None if profiler.profile is None else profiler.profile.to_dict()
     if found is not None:
         found["points"] = len(found.pop("timeline"))
-    said = [str(each.message) for each in caught if "StepProfiler" in str(each.message)]
-    return {"profile": found, "failure": profiler.failure, "warnings": said}
+    said = [str(each.message) for each in caught if "MemoryLogger: profile" in str(each.message)]
+    failure = next((note for note in profiler.notes if note.startswith("profile:")), None)
+    return {"profile": found, "failure": failure, "warnings": said}
 
 
 def a_convnet():
-    path = Path("profile.json")
+    path = Path("run.profile.json")
     model = convnet()
     model.fit(*data(model), batch_size=BATCH, verbose=0)  # traced before the profiler was there
     before = [weight.shape for weight in model.weights]
-    found = fit(model, StepProfiler(3, path), epochs=2)
+    found = fit(model, MemoryLogger("run.csv", profile_batch=3), epochs=2)
     found["file"] = json.loads(path.read_text())["bytes"]
     found["same"] = before == [weight.shape for weight in model.weights]
     return found
@@ -85,22 +86,22 @@ def a_convnet():
 def own_step():
     model = OwnStep()
     model.compile("sgd", "mse")
-    return fit(model, StepProfiler(2))
+    return fit(model, MemoryLogger(profile_batch=2))
 
 
 def by_xla():
-    return fit(convnet(jit_compile=True), StepProfiler(4))
+    return fit(convnet(jit_compile=True), MemoryLogger(profile_batch=4))
 
 
 def too_few():
-    return fit(convnet(), StepProfiler(50), batches=2)
+    return fit(convnet(), MemoryLogger(profile_batch=50), batches=2)
 
 
 def another_profiler():
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
         try:
-            return fit(convnet(), StepProfiler(2))
+            return fit(convnet(), MemoryLogger(profile_batch=2))
         finally:
             tf.profiler.experimental.stop(save=False)
 
@@ -113,7 +114,7 @@ def after_a_failure():
             if batch == 1:
                 raise RuntimeError("as a user's code does")
 
-    model, profiler = convnet(), StepProfiler(2)
+    model, profiler = convnet(), MemoryLogger(profile_batch=2)
     with contextlib.suppress(RuntimeError):
         model.fit(*data(model), batch_size=BATCH, verbose=0, callbacks=[profiler, Failing()])
     copy.deepcopy(profiler)

@@ -1,4 +1,4 @@
-"""`StepProfiler` in real `model.fit`, under TensorFlow's real BFC allocator."""
+"""`MemoryLogger(profile_batch=)` in real `model.fit`, under TensorFlow's real BFC allocator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 import onednn
 import pytest
 
-from kerasmem.errors import UsageError
-from kerasmem.monitoring.step_profiler import StepProfiler
 from kerasmem.profiling.results import PeakBytes
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -110,11 +108,3 @@ def test_without_the_bfc_allocator_it_says_what_to_set(tmp_path):
     result = run(["own_step"], tmp_path, allocator="false")["own_step"]
     assert result["profile"] is None
     assert "TF_CPU_ALLOCATOR_USE_BFC=true" in result["failure"]
-
-
-@pytest.mark.parametrize("batch", [1, True, 2.5, "3", None])
-def test_a_wrong_argument_is_refused(batch, tmp_path):
-    with pytest.raises(UsageError, match="from 2"):
-        StepProfiler(batch)
-    with pytest.raises(UsageError, match="no folder"):
-        StepProfiler(3, tmp_path / "no" / "profile.json")
