@@ -152,7 +152,7 @@ def test_what_a_factory_prints_stays_out_of_the_result(program, tmp_path):
     assert result.err == "building\ncareful\n"
 
 
-def test_a_process_that_is_done_looks_for_no_circles_in_what_tensorflow_holds(program, tmp_path):
+def test_a_command_skips_garbage_collection_at_exit(program, tmp_path):
     (tmp_path / "f.py").write_text(
         "import atexit, gc, keras\n"
         "atexit.register(lambda: print('frozen:', gc.get_freeze_count() > 0))\n"

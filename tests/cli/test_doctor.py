@@ -14,13 +14,7 @@ CARD = LiveDevice(0, "gpu", "Tesla T4", "GPU-1", "7.5", 2**34, 2**20, 2**34 - 2*
 WITH_CARD = LiveMachine((CARD,), None, HOST)
 HIDDEN = LiveMachine((LiveDevice(*[*CARD.to_dict().values()][:-2], None),), None, HOST)
 WITHOUT = LiveMachine((), "no NVIDIA driver here", HOST)
-DONE = {
-    "stage": "done",
-    "built_with_cuda": True,
-    "jit_compile": True,
-    "keras": "3",
-    "backend": "tensorflow",
-}
+DONE = {"stage": "done", "built_with_cuda": True, "jit_compile": True, "keras": "3", "backend": "tensorflow"}
 SEEN = {**DONE, "gpus": [{"name": "/physical_device:GPU:0", "card": "Tesla T4", "visible": True, "growth": True}]}
 LOST = {"package": "keras", "feature": "kerasmem.fit", "missing": "keras.src:part is gone"}
 MISSING = "dso_loader.cc:144] Could not load dynamic library '{}'; dlerror: not found\n"

@@ -73,7 +73,3 @@ def test_a_log_cannot_steer_the_terminal(cli, log):
     assert "The kernel killed py" in done.out and "\x07" not in done.out and "\u202e" not in done.out
     done = cli("explain", log("OOM when allocating tensor with shape[2,2] \x1b]0;title\x07\u202e [bold]x[/bold]\n"))
     assert "\x1b" not in done.out and "\u202e" not in done.out and "[bold]x[/bold]" in done.out
-
-
-def test_help_has_an_example(cli):
-    assert "kerasmem explain -" in cli("explain", "-h").out

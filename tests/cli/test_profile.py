@@ -103,10 +103,3 @@ def test_what_goes_wrong_is_one_clear_message(cli, arguments, code, words):
     assert result.code == code, result.err
     assert words in result.err
     assert "Traceback" not in result.err
-
-
-def test_help_has_examples(cli):
-    result = cli("profile", "-h")
-    assert result.code == 0
-    for text in ("kerasmem profile model.keras", "--timeout", "--jit-compile", "--no-compare", "-o", "Exit codes"):
-        assert text in result.out
