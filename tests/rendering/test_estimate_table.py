@@ -61,13 +61,6 @@ def test_rows_of_the_printed_table_add_up(options, mode, method):
     assert len(rows) == (options["top"] + 1 if "top" in options else len(report.layers)) + unattributed
 
 
-def test_the_reading_test_can_fail():
-    text = plain_text(estimate_table(estimate(nested_model(), batch_size=5)))
-    broken = text.replace(re.search(r"dense.*?\)\s+\(None, 7\)\s+([\d,]+)", text)[1], "1", 1)
-    *rows, total = read_table(broken)
-    assert sum(number(row[-5]) for row in rows) != number(total[-5])
-
-
 def test_largest_first():
     *rows, _ = read_table(plain_text(estimate_table(estimate(nested_model(), method="formula"), sort="size")))
     sizes = [number(row[-3]) for row in rows]
@@ -94,7 +87,7 @@ def reports():
 
 
 @pytest.mark.parametrize("batch_size", [32, 30_000])
-@pytest.mark.parametrize("width", [48, 60, 76, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [48, 76, 100, 200])
 @pytest.mark.parametrize("method", ["formula", "graph"])
 def test_on_a_terminal_of_any_width_figures_are_whole(reports, width, batch_size, method):
     report = reports(method, batch_size)

@@ -188,6 +188,7 @@ def test_what_there_is_too_much_of_is_counted():
     estimate = report(layers=[(f"layer{i}", i + 1) for i in range(1000)])
     page = page_of(summarise(Timeline(rows), "loop.csv"), reports=[("e.json", estimate)])
     assert "and 799 more <bdi>runs with smaller peaks" in page and "and 800 more <bdi>layers" in page
+    assert page.count("<bdi>layer") == 200 + 1 and "<bdi>total</bdi>" in page
 
 
 # -------------------------------------------------------------------- charts

@@ -90,7 +90,7 @@ def _epochs(log: LogSummary, span: tuple[int, int]) -> str:
         if span[0] <= epoch.run <= span[1]
     ]
     head = ("Epoch", "Peak", "In use", "Card", "Host", "Batches", "Time")
-    return _table("The largest sizes of each epoch", head, rows) + _rest(len(rows) - _MOST_ROWS, "epochs")
+    return _table("The largest sizes of each epoch", head, rows[:_MOST_ROWS]) + _rest(len(rows) - _MOST_ROWS, "epochs")
 
 
 def _phases(phases: Sequence[PhasePeaks]) -> str:
@@ -101,7 +101,7 @@ def _phases(phases: Sequence[PhasePeaks]) -> str:
             *(known_size(getattr(each, size)) for size in sizes),
             format_count(each.readings),
         )
-        for each in phases
+        for each in phases[:_MOST_ROWS]
     ]
     head = ("Phase", "Host process", "with its workers", "in swap", "Card", "Readings")
     return _table("The largest sizes of background readings in each phase", head, rows)
@@ -150,13 +150,13 @@ def _layers(caption: str, columns: dict[str, SavedReport]) -> Iterator[str]:
     }
     yield bars(caption, names[:_MOST_LAYERS], series, roles=("c0", "c1"))
     classes = {layer.name: layer.class_name for report in reports for layer in report.report.layers}
-    rows = [(name, classes[name], *(report.layers.get(name, 0) for report in reports)) for name in names[:_MOST_ROWS]]
     rest = [max(0, report.total - sum(report.layers.values())) for report in reports]
-    rows += [("no layer's", "", *rest), ("total", "", *(report.total for report in reports))]
+    rows = [(name, classes[name], [report.layers.get(name, 0) for report in reports]) for name in names[:_MOST_ROWS]]
+    rows += [("no layer's", "", rest), ("total", "", [report.total for report in reports])]
     head = ["Layer", "Class", *columns, *(["Difference"] if len(reports) > 1 else [])]
     cells = [
         (name, kind, *map(known_size, sizes), *([_difference(*sizes)] if len(sizes) > 1 else []))
-        for name, kind, *sizes in rows
+        for name, kind, sizes in rows
     ]
     table = _table("The peak by layer, the largest first", head, cells, words=(0, 1))
     yield _folded("By layer, as a table", table + _rest(len(names) - _MOST_ROWS, "layers"))
@@ -183,7 +183,7 @@ def _beside(contents: PageContents) -> Iterator[str]:
     yield bars(caption, names, series, limit=limit_of(contents), roles=("c0", "c1"))
     rows = [_pair(estimate, name, peak) for estimate in estimates for name, peak in measured.items()]
     head = ("Estimate", "Estimated", "Measured by", "Measured", "Difference", "Interval claimed")
-    yield _table("Estimated peaks beside measured ones", head, rows, words=(0, 2))
+    yield _table("Estimated peaks beside measured ones", head, rows[:_MOST_ROWS], words=(0, 2))
     yield _rest(len(rows) - _MOST_ROWS, "pairs")
     for estimate in estimates:
         partner = contents.measured_for(estimate)
@@ -238,7 +238,7 @@ def _notes(contents: PageContents) -> Iterator[str]:
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """Return a table of at most 200 rows. On a phone each row becomes a card, so each cell has its column's name.
+    """Return a table. On a phone each row becomes a card, so each cell has its column's name.
 
     Args:
         caption: what it shows.
@@ -255,7 +255,7 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], wor
         "</tr></thead><tbody>",
     ]
     names = [html_attribute(name) for name in head]
-    for first, *others in list(rows)[:_MOST_ROWS]:
+    for first, *others in rows:
         cells = "".join(
             f'<td data-name="{name}" {style}><span>{html_text(cell) if cell else ""}</span></td>'
             for name, style, cell in zip(names[1:], look[1:], others, strict=True)
