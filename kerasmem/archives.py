@@ -71,7 +71,7 @@ def _frame_checksum(file: BinaryIO, archive: zipfile.ZipFile) -> int:
 
 
 def _check_seal(file: BinaryIO, archive: zipfile.ZipFile) -> None:
-    """Refuse an archive in which bytes that are no array's have changed, where its comment tells what they were."""
+    """Refuse an archive with changed bytes outside its arrays, if its comment has their checksum."""
     comment = archive.comment
     file.seek(-len(comment) - _END.size, os.SEEK_END)
     if _END.unpack(file.read(_END.size)) != (b"PK\5\6", len(comment)):
@@ -96,7 +96,7 @@ def _check_entries(archive: zipfile.ZipFile, size: int) -> None:
 
 
 def entry_begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
-    """Return where in an archive's file what an entry holds begins."""
+    """Return the offset of an entry's content in the file of an archive."""
     file.seek(entry.header_offset)
     return entry.header_offset + _LOCAL.size + sum(_LOCAL.unpack(file.read(_LOCAL.size)))
 

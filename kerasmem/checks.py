@@ -94,7 +94,7 @@ def path(name: str, value: Any) -> str:
 
 
 def function(name: str, value: Any) -> Callable[..., Any]:
-    """Return what can be called."""
+    """Return a callable."""
     if not callable(value):
         raise UsageError(f"{name}: {value!r} cannot be called")
     checked: Callable[..., Any] = value

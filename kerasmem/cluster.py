@@ -42,7 +42,7 @@ ALONE = Worker(0, 1)
 
 
 def find_worker(strategy: Any = None, environ: Mapping[str, str] | None = None) -> Worker | None:
-    """Return which worker this process is; None where it trains alone, or does not train (an evaluator).
+    """Return the rank of this process among the workers; None if it trains alone or is an evaluator.
 
     Looked at are, in this order, the strategy, JAX's processes (those of `keras.distribution` too), PyTorch's process
     group, `TF_CONFIG`, and what launchers put into the environment: torchrun, Horovod, Open MPI, other MPIs, Slurm.
@@ -58,7 +58,7 @@ def find_worker(strategy: Any = None, environ: Mapping[str, str] | None = None) 
 
 
 def find_shard(environ: Mapping[str, str] | None = None) -> Worker:
-    """Return which part of the rows is this process's; (0, 1) where it trains alone.
+    """Return the shard of the rows for this process; (0, 1) if it trains alone.
 
     Looked at is what `find_worker` looks at, with the strategy whose scope is open, and first of all the distribution
     set with `keras.distribution.set_distribution`, in which several processes may share one replica. Unlike
@@ -112,7 +112,7 @@ def _agree(worker: Worker, other: Worker) -> bool:
 
 
 def worker_of(strategy: Any) -> Worker:
-    """Return which worker of a `tf.distribute` strategy this process is; (0, 1) where it has one worker, or is None."""
+    """Return the rank of this process in a `tf.distribute` strategy; (0, 1) without several workers."""
     return _of_strategy(strategy) or ALONE
 
 
@@ -133,7 +133,7 @@ def rank_of(path: str) -> tuple[str, int | None]:
 
 
 def own_path(path: Path, worker: Worker | None) -> Path:
-    """Return where a worker writes: the path with its rank before the suffix, unless that names its rank already.
+    """Insert the rank of a worker before the suffix of a path, unless the path names it already.
 
     A path that names another rank gets one too: all workers may have been given the same.
 
@@ -147,7 +147,7 @@ def own_path(path: Path, worker: Worker | None) -> Path:
 
 
 def in_cluster(cluster: Mapping[str, Any], kind: str | None, index: int | None) -> Worker | None:
-    """Return which worker a task is among the tasks that train; None for evaluators and the like.
+    """Return the rank of a task among the tasks that train; None for evaluators and the like.
 
     Args:
         cluster: the tasks of each kind, such as {"chief": ["a:1"], "worker": ["b:1", "c:1"]}.
@@ -166,7 +166,7 @@ def in_cluster(cluster: Mapping[str, Any], kind: str | None, index: int | None) 
 
 
 def _sources(strategy: Any, environ: Mapping[str, str]) -> Iterator[tuple[str, Worker]]:
-    """Yield what says which worker this process is, and what it says; launchers only where they started several."""
+    """Yield each source of a rank and the rank; launchers only if they started several processes."""
     asked = {
         "the strategy": _of_strategy(strategy),
         "JAX's processes": _of_jax(),

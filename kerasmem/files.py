@@ -40,7 +40,7 @@ _PLAIN = _NO_LINK | READ
 
 
 def follow(name: str, path: str) -> str:
-    """Return where a path leads that may be a link, if the link is the user's own or root's.
+    """Resolve a path that may be a link, if the link is the user's own or root's.
 
     Args:
         name: of the argument, for the message.
@@ -83,7 +83,7 @@ def open_plain(path: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
 
 
 def open_named(name: str, path: str, flags: int, mode: int = 0o666) -> int:
-    """Return a descriptor of what a user has named to be written: a file, a device or a pipe.
+    """Open a file, device or pipe that a user has named for writing.
 
     Raises:
         UsageError: another user has made a link of that name.
@@ -94,7 +94,7 @@ def open_named(name: str, path: str, flags: int, mode: int = 0o666) -> int:
 
 
 def read_at(number: int, view: memoryview, offset: int) -> int:
-    """Fill a view from a place in an open file, as `os.preadv` does, also where there is none (Windows).
+    """Fill a view from an offset in an open file, as `os.preadv` does, also on Windows.
 
     Returns:
         How many bytes came; fewer than wanted where the file ends, or at any time.
@@ -109,13 +109,13 @@ def read_at(number: int, view: memoryview, offset: int) -> int:
 
 
 def read_bytes(number: int, size: int, offset: int) -> bytes:
-    """Return bytes from a place in an open file, fewer where it ends."""
+    """Read bytes at an offset in an open file; fewer at its end."""
     data = bytearray(size)
     return bytes(data[: read_at(number, memoryview(data), offset)])
 
 
 def lock(file: IO[bytes], *, wait: bool) -> None:
-    """Hold a file against other processes until it is closed; nothing where the system has no such locks.
+    """Lock a file against other processes until it is closed, if the system has such locks.
 
     Raises:
         BlockingIOError: another process holds it, and `wait` is False.
@@ -241,7 +241,7 @@ def replacing(
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return what a JSON text says.
+    """Parse a JSON text.
 
     Raises:
         ValueError: it is no JSON, or nested too deeply.
@@ -254,7 +254,7 @@ def read_json(text: str | bytes) -> Any:
 
 @functools.cache
 def package_data(package: str, name: str) -> Any:
-    """Return what a JSON file of ours holds, `data/NAME.json` in a package; nobody changes it."""
+    """Load `data/NAME.json` of a package; callers must not change it."""
     return json.loads(pkgutil.get_data(package, f"data/{name}.json") or b"")
 
 

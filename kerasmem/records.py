@@ -38,7 +38,7 @@ _SIZES = ("total", "low", "high", "before", "needs")  # names of sizes that do n
 
 
 def renamed(json: str, default: Any = MISSING) -> Any:
-    """Return a field that JSON calls by another name, such as `class`, which Python does not allow."""
+    """Return a field with another name in JSON, such as `class`."""
     return field(default=default, metadata={"json": json})
 
 
@@ -145,7 +145,7 @@ def html_table(title: str, rows: Sequence[Mapping[str, Any]], count: int | None 
 
 
 def _cell(name: str, value: Any) -> str:
-    """Return a value as the text of a cell; nothing for what is not known, or would not fit there."""
+    """Format a value for a cell; empty if it is unknown or too long."""
     if isinstance(value, (tuple, list)):
         is_shape = all(isinstance(each, int) for each in value)
         return printable(("×" if is_shape else ", ").join(map(str, value)))

@@ -103,7 +103,7 @@ def _limits(budget: str | None, max_increase: str | None) -> dict[str, Any]:
 
 
 def _saved_report(path: str) -> Any:
-    """Return the report in a file, or None where it is something else (a model, say)."""
+    """Return the report in a file, or None if it is something else, such as a model."""
     from kerasmem.estimation.report import MemoryReport
 
     data = json_object(path)

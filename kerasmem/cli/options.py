@@ -179,7 +179,7 @@ def model_options(
 
 
 def check_options(command: str, model: str | None, options: dict[str, Any], needs_device: bool = False) -> None:
-    """Refuse what can be refused before TensorFlow is loaded.
+    """Check options before TensorFlow is loaded.
 
     Args:
         command: its name.

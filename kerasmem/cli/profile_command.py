@@ -86,7 +86,7 @@ def _check_output(output: str | None) -> None:
 
 
 def _fields_beside(estimate: MemoryReport | None) -> dict[str, Any] | None:
-    """Return what the estimate says of the same step, in the fields that the profile has too."""
+    """Return the fields of the estimate of the same step that the profile has too."""
     if estimate is None:
         return None
     data = estimate.to_dict()

@@ -91,7 +91,7 @@ def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
 
 
 def _saved_report(path: str) -> dict[str, Any] | None:
-    """Return the object in a file of one JSON object that is no log; None for what may be a log."""
+    """Return the saved report in a file, or None if it may be a log."""
     from kerasmem.rendering.contents import is_report
 
     _check_readable(path)

@@ -1,4 +1,4 @@
-"""The process as the command line needs it: results printed, a quiet TensorFlow, progress where a person looks."""
+"""Output of the command line: results, progress on a terminal, and a quiet TensorFlow."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def quiet_tensorflow() -> Iterator[None]:
 
 @contextlib.contextmanager
 def spinner(text: str, method: str = "") -> Iterator[Callable[[str], None]]:
-    """Show on standard error, where that is a terminal, what goes on, in which stage it is, and for how long.
+    """Show the task, its stage and its time on standard error, if that is a terminal.
 
     Use it inside `quiet_tensorflow`, which keeps a way to the terminal in `sys.stderr`.
 
@@ -127,7 +127,7 @@ def spinner(text: str, method: str = "") -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield what long work calls with how far it is; None where standard error is no terminal."""
+    """Yield a function that shows progress; None if standard error is no terminal."""
     if not _is_watched():
         yield None
         return

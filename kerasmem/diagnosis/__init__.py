@@ -1,1 +1,1 @@
-"""WHY DID IT RUN OUT? Logs and exceptions → what ran out, why, and what to do about it."""
+"""Diagnosis of logs and exceptions: the cause, and suggestions."""

@@ -1,4 +1,4 @@
-"""From what a failure says to its figures and its cause. Pure arithmetic.
+"""The figures and the cause of a failure. Pure arithmetic.
 
 Sizes are bytes. A figure that the text does not give and that does not follow from others is None.
 """
@@ -40,7 +40,7 @@ def figures(failure: Failure) -> Figures:
 
 
 def requested_bytes(failure: Failure) -> int | None:
-    """Return what was asked for: exact from the tensor's shape where that agrees with what the text says."""
+    """Return the bytes asked for: from the tensor's shape if that agrees with the text."""
     facts = failure.facts
     told = facts.get("requested_bytes")
     exact = tensor_bytes(facts.get("tensor_shape"), facts.get("dtype"))
@@ -52,7 +52,7 @@ def requested_bytes(failure: Failure) -> int | None:
 
 
 def _device(failure: Failure) -> Figures:
-    """Judge by an allocator's statistics, its pieces, and what the driver says."""
+    """Judge by the statistics and pieces of an allocator, and by the driver's figures."""
     facts = failure.facts
     requested, used = requested_bytes(failure), facts.get("in_use_bytes")
     limit = facts.get("limit_bytes") or facts.get("driver_total")
@@ -113,7 +113,7 @@ def _pytorch(failure: Failure) -> Figures:
 
 
 def _others(processes: list[int] | None, own: int | None, reserved: int | None) -> int | None:
-    """Return what other processes hold.
+    """Return the bytes that other processes hold.
 
     In a container PyTorch does not find its own number among the driver's and lists itself as another process.
     """

@@ -24,7 +24,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Diagnosis(Record, what="diagnosis", version=1, rows="suggestions"):
-    """What a text says about a failure; sizes in bytes, None where the text does not say.
+    """The diagnosis of a failure; sizes in bytes, None if unknown.
 
     Attributes:
         out_of_memory: whether memory ran out.

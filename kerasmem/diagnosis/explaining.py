@@ -24,7 +24,7 @@ _NAMES = ("MemoryError", "OutOfMemoryError")  # exceptions that say all by their
 
 
 def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str]) -> Diagnosis:
-    """Say what ran out of memory, why, where, and what is most worth doing, from a message, a log or an exception.
+    """Diagnose an out-of-memory error from a message, a log or an exception.
 
     Knows TensorFlow, XLA (GPU and TPU), PyTorch, JAX, Theano, cuDNN and cuBLAS, and the host: Python, NumPy, the
     kernel's OOM killer, Slurm, containers. What looks like it and is not (a full disk, a notice, another limit) is
@@ -90,7 +90,7 @@ def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
 
 
 def read_exception(error: BaseException) -> Diagnosis:
-    """Return what an exception tells, as `explain_oom` does, without looking for what else takes memory."""
+    """Diagnose an exception as `explain_oom` does, without a search for other users of memory."""
     return explain_stream(io.BytesIO("\n".join(_exception_texts(error)).encode("utf-8", "replace")))
 
 

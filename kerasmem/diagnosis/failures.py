@@ -1,4 +1,4 @@
-"""From messages, line by line, to failures: what belongs together, which came first, how many follow."""
+"""Group messages, line by line, into failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Failure:
     identity: tuple[Any, ...] = ()
 
     def add(self, facts: dict[str, Any], number: int) -> None:
-        """Take over what is not yet known; the first word counts."""
+        """Add facts that are not known yet."""
         self.last = max(self.last, number)
         for name, value in facts.items():
             if name == "operation" and value and len(self.operations) < _OPERATIONS:
@@ -74,7 +74,7 @@ class Collector:
                 self._read_line(number, text)
 
     def _read_line(self, number: int, text: str) -> None:
-        """Take what a line says: one thing that happened at most, and any details."""
+        """Read a line: at most one event, and any details."""
         decided = False
         for needle, message in self._messages:
             decides = message.kind not in ("detail", "ahead")
@@ -137,7 +137,7 @@ class Collector:
             current.closed, current.identity = True, identity
 
     def _is_another(self, message: Message) -> bool:
-        """Whether a failure after a closed one is another: what a dying process adds is not."""
+        """Whether a failure after a closed one is another, and not an echo of the dying process."""
         assert self._current is not None
         return not (
             message.what in ("python", "os", "driver", "slurm", "container") and self._current.what != message.what
@@ -153,7 +153,7 @@ class Collector:
             current.family = "jax"
 
     def _cut_off(self, number: int) -> Failure | None:
-        """Return the allocator's statistics just before, where the log begins within them."""
+        """Return the allocator's statistics just before, if the log begins within them."""
         last = self.weak[-1] if self.weak else None
         return last if last and last.what == "bfc" and number - last.last < _NEAR else None
 

@@ -129,7 +129,7 @@ def _numbered(number: int, region: bytes, last: int | None = None) -> Iterator[t
 
 
 def _read(lines: Iterable[tuple[int, bytes]], search: Callable[[bytes], object]) -> Iterator[tuple[int, str]]:
-    """Return the readable parts of lines in which something is found; of a very long one what is around its finds."""
+    """Return the readable parts of matching lines; of a very long line the parts around its matches."""
     for number, line in lines:
         pieces = [line]
         if len(line) > _LONG:
@@ -141,7 +141,7 @@ def _read(lines: Iterable[tuple[int, bytes]], search: Callable[[bytes], object])
 
 
 def _texts(line: bytes) -> Iterator[str]:
-    """Return the readable parts of a line: what a carriage return or an escaped line end divides."""
+    """Split a line at carriage returns and escaped line ends."""
     text = line.decode("utf-8", "replace").replace("\0", "")
     if "\x1b" in text:
         text = _ANSI.sub("", text)

@@ -57,7 +57,7 @@ class Message:
     sums: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, line: str) -> dict[str, Any] | None:
-        """Return the facts that a line with one of the needles tells, or None where it is no such line."""
+        """Read the facts in a line with one of the needles, or None if the line does not match."""
         match = _compiled(self.pattern).search(line)
         if match is None:
             return None
@@ -77,13 +77,13 @@ class Message:
 
 
 def read_data(name: str) -> dict[str, Any]:
-    """Return what a file of this room holds: "messages", "scopes" or "texts"."""
+    """Load a data file of this package: "messages", "scopes" or "texts"."""
     return package_data(__package__, name)
 
 
 @functools.cache
 def all_messages() -> tuple[Message, ...]:
-    """Return the messages in the order in which they are tried."""
+    """Return the messages in matching order."""
     found = []
     for row in (row for section in read_data("messages")["sections"] for row in section["messages"]):
         sentences = read_data("messages")["sentences"][row["sentences"]] if "sentences" in row else ()
@@ -97,7 +97,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _named_facts(match: re.Match[str]) -> dict[str, Any]:
-    """Return what the named groups of a match say; what is not there is left out."""
+    """Return the named groups of a match as facts, without missing ones."""
     facts: dict[str, Any] = {}
     for group, text in match.groupdict().items():
         name, _, form = group.partition("__")
@@ -159,7 +159,7 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 def tensor_bytes(sizes: tuple[int, ...] | None, dtype: str | None) -> int | None:
-    """Return what a tensor takes, None where the type is not known or the size beyond reason."""
+    """Return the bytes of a tensor; None if the type is unknown or the size unreasonable."""
     name = (dtype or "").lower().removesuffix("_ref")
     width = next((int(width) for width, names in read_data("messages")["widths"].items() if name in names), None)
     if sizes is None or width is None:

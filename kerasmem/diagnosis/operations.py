@@ -27,7 +27,7 @@ class OperationName:
 
 @functools.cache
 def _scope(kind: str) -> re.Pattern[str]:
-    """Return what matches the scopes of a kind, with the number that may follow: see `data/scopes.json`."""
+    """Compile a pattern for the scopes of a kind in `data/scopes.json`, with an optional number."""
     names = "|".join(read_data("scopes")[kind])
     case, end = "" if kind == "wrappers" else "(?i)", "(?:_grad)?" if kind == "inside" else ""
     return re.compile(rf"{case}(?:{names}){end}(?:_\d+)?")

@@ -1,4 +1,4 @@
-"""Words for a failure: the sentence that says what happened, and two or three suggestions with code that runs today.
+"""Words for a failure: one sentence, and two or three suggestions with code.
 
 Suggestions are chosen here; their words are in `data/texts.json`, with the case's figures in braces.
 """
@@ -23,13 +23,13 @@ _WORTH = 10  # what a tenth of the request or more would give back is worth a wo
 
 
 def other_sentence(family: str, what: str) -> str:
-    """Return the sentence for what is not out of memory."""
+    """Return the sentence for a text that is not out of memory."""
     said = read_data("texts")["not out of memory"]
     return str(said.get(what) or said.get(family) or "Nothing here says that memory ran out.")
 
 
 def sentence(failure: Failure, found: Figures, layer: str | None, phase: str | None) -> str:
-    """Return what happened in one sentence."""
+    """Summarise a failure in one sentence."""
     if failure.family == "host":
         return _host_sentence(failure, found)
     place = failure.facts.get("device") or "The device"
@@ -76,7 +76,7 @@ def _figures(found: Figures) -> str:
 
 
 def suggestions(failure: Failure, found: Figures, operation: str | None, phase: str | None) -> tuple[Suggestion, ...]:
-    """Return what to do about a failure.
+    """Choose suggestions for a failure.
 
     Args:
         failure: the failure.
@@ -103,7 +103,7 @@ def suggestions(failure: Failure, found: Figures, operation: str | None, phase: 
 
 
 def with_kept_models(diagnosis: Diagnosis, kept: int | None) -> Diagnosis:
-    """Return the diagnosis with the way to free models that are gone as its first suggestion, where that can help.
+    """Put freeing of deleted models first among the suggestions, if that can help.
 
     Args:
         diagnosis: of an out-of-memory in this process.
@@ -117,7 +117,7 @@ def with_kept_models(diagnosis: Diagnosis, kept: int | None) -> Diagnosis:
 
 
 def batch_of(failure: Failure, operation: str | None, phase: str | None) -> int | None:
-    """Return the batch size where the tensor's first dimension is one, None where it may be something else."""
+    """Return the batch size if the first dimension of the tensor is one, else None."""
     sizes = failure.facts.get("tensor_shape")
     if failure.family != "tensorflow" or not sizes or len(sizes) < 2 or phase == "optimizer":
         return None
@@ -177,7 +177,7 @@ def _pytorch(found: Figures) -> list[str]:
 
 
 def _values(failure: Failure, found: Figures, batch: int | None) -> dict[str, Any]:
-    """Return what stands in braces in the texts."""
+    """Return the values of the braces in the texts."""
     facts, asked = failure.facts, found.requested
     smaller = 1 if batch is None else smaller_batch(batch, found)
     spare = None if found.reserved is None or found.in_use is None else found.reserved - found.in_use

@@ -15,7 +15,7 @@ from kerasmem.units import format_size
 
 @dataclass(frozen=True)
 class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
-    """One change, or several together, and what the estimator says of the changed model and step.
+    """One change, or several together, and the estimate of the changed step.
 
     Attributes:
         name: what is changed, in a few words.

@@ -28,7 +28,7 @@ from kerasmem.training.segments.building import recompute
 
 @dataclass(frozen=True)
 class Origin:
-    """The model as the user gave it: the arguments of `open_model`, and what replaces its optimizer and loss.
+    """The model as the user gave it: the arguments of `open_model`, and another optimizer and loss.
 
     Attributes:
         source: a path, a name, a function or a Keras model; or, in another process, the `ModelRequest` for it.
@@ -66,7 +66,7 @@ class Origin:
         return cls(request, {}, request.optimizer, request.loss, request.input_shapes() or None, request.targets())
 
     def opened(self, dtype_policy: str | None = None) -> contextlib.AbstractContextManager[OpenedModel]:
-        """Return a context with the model without weights, with another dtype policy where one is given."""
+        """Open the model without weights, with another dtype policy if one is given."""
         policy = {} if dtype_policy is None else {"dtype_policy": dtype_policy}
         if isinstance(self.source, ModelRequest):
             return open_request(replace(self.source, **policy))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What can be changed about a training step, and what each change does to the result and to the time. Pure.
+"""Changes to a training step, with their effect on the result and the time. Pure.
 
 A change is a kind and a value that JSON has, so that it can be handed to another process and kept in a file. `harm`
 orders changes from what leaves the training as it is to what trains another network; it is an order, not a measure.
@@ -127,7 +127,7 @@ def make_change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_si
 
 
 def _words(kind: str, value: Any, batch_size: int | None) -> dict[str, Any]:
-    """Return what stands in braces in the texts of a change."""
+    """Return the values of the braces in the texts of a change."""
     if kind == "optimizer":
         return {"title": OPTIMIZERS[value].title, "keeps": OPTIMIZERS[value].keeps}
     if kind == "micro_batches" and batch_size is not None:
@@ -147,12 +147,12 @@ def _steps(kind: str, value: Any, batch_size: int | None) -> float | None:
 
 
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
-    """Return changes in the order in which they are applied and told: the model first, then its step."""
+    """Sort changes into the order of their application: the model first, then its step."""
     order = list(_DATA["changes"])
     return tuple(sorted(changes, key=lambda each: order.index(each.kind)))
 
 
 def worst_result(changes: Iterable[Change]) -> str:
-    """Return what several changes together do to the result: the most that one of them does."""
+    """Return the largest effect on the result among several changes."""
     order = list(RESULTS)
     return max((each.result for each in changes), key=order.index, default=SAME)

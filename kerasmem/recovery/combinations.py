@@ -113,7 +113,7 @@ def _kinds(keys: Combination, options: Mapping[Any, Option]) -> set[Any]:
 
 
 def _least(answers: Mapping[Combination, Answer | None], harm: Callable[[Combination], float]) -> list[Combination]:
-    """Return of what was asked the combination that needs least, alone; nothing where no need is known."""
+    """Return the combination with the least known need, as a list; empty if none is known."""
     told = {keys: each.high for keys, each in answers.items() if keys and each is not None and each.high is not None}
     return [min(told, key=lambda keys: (told[keys], harm(keys)))] if told else []
 
@@ -128,7 +128,7 @@ def combinations(options: Iterable[Option]) -> list[Combination]:
 
 
 def guess(keys: Combination, answers: Mapping[Combination, Answer | None], options: Mapping[Any, Option]) -> float:
-    """Return what a combination may need, from the largest part of it that was asked and what the rest saves alone."""
+    """Guess the need of a combination from its largest estimated part and the savings of the rest."""
     told = {part: each.high for part, each in answers.items() if each and each.high is not None and part <= keys}
     most = max(map(len, told), default=0)
     nearest = [(part, high) for part, high in told.items() if len(part) == most]

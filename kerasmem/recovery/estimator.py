@@ -33,7 +33,7 @@ class OutOfTimeError(KerasmemError):
 
 @dataclass(frozen=True)
 class Need:
-    """What a changed step needs: bytes, the verdict on the device, and by which method."""
+    """The need of a changed step: bytes, the verdict on the device, and the method."""
 
     bytes: Bytes
     verdict: str
@@ -107,7 +107,7 @@ class StepEstimator:
         return "xla" if self.method == "gpu-target" and _TENSORFLOW_ONLY & set(made) else self.method
 
     def baseline(self, changes: Collection[Change]) -> Need:
-        """Return the need without the changes, by the method that answers for them: what a saving counts from."""
+        """Return the need without the changes, by their method: the base of a saving."""
         is_compiled_otherwise = any(each.kind == "jit_compile" for each in changes)
         return self._need((), self.method if is_compiled_otherwise else self.method_for(changes))
 
@@ -133,7 +133,7 @@ class StepEstimator:
         return need
 
     def kernels(self, method: str) -> str | None:
-        """Return whose kernels the figures of a method hold for; None where it asks for none."""
+        """Name the kernels that the figures of a method hold for; None for the formula."""
         if method == "formula":
             return None
         if method in ("xla", "gpu-target"):
@@ -144,7 +144,7 @@ class StepEstimator:
         return SHORT_TITLES[found.kind] if isinstance(found, CpuKernels) else f"CUDA, {self.target.name}"
 
     def with_onednn(self) -> Need | None:
-        """Return the need of the step as it is on oneDNN's kernels, where it was estimated on TensorFlow's own.
+        """Estimate the step as it is on oneDNN's kernels, if it was estimated on TensorFlow's own.
 
         None where that is not the question: the step runs on a card, XLA compiles it, or oneDNN's run already.
         """
@@ -192,7 +192,7 @@ class StepEstimator:
 
     @contextlib.contextmanager
     def request(self, changes: Iterable[Change]) -> Iterator[ModelRequest]:
-        """Describe the changed step to another process, which runs it as it was estimated.
+        """Describe the changed step to another process, to run it as it was estimated.
 
         Raises:
             UsageError: If the model exists in this process only.
@@ -242,7 +242,7 @@ def _building(origin: Any, changes: Iterable[Change], options: Mapping[str, Any]
 
 
 def _with_accumulators(report: MemoryReport) -> Bytes:
-    """Return the need with room for what the accumulators' chunks may waste.
+    """Add the possible waste of the accumulators' chunks to the upper end.
 
     They are made while the first step's tensors are live, so they lie where there is a place and not side by side, and
     the allocator hands a chunk out whole unless it is twice what is asked for.

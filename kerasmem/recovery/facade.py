@@ -1,4 +1,4 @@
-"""`kerasmem.advise`: what to do so that training fits a device, or takes less."""
+"""`kerasmem.advise`: remedies so that training fits a device, or takes less."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def advise(
     confirm: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> Advice:
-    """Return what to do so that training a model fits a device: remedies, each with the saving that is predicted.
+    """Estimate remedies that make the training of a model fit a device.
 
     Every remedy is estimated on the changed model or step; what cannot be estimated is not offered, and
     `considered` says why. Where no single one is enough, combinations are searched for, the least harmful first.
@@ -138,7 +138,7 @@ def _advice(search: RemedySearch, plans: list[Remedy]) -> Advice:
 
 
 def _on_other_kernels(estimator: StepEstimator) -> Iterator[str]:
-    """Yield what the step as it is takes on oneDNN's kernels, where that is less."""
+    """Note the need on oneDNN's kernels if it is less."""
     found = estimator.with_onednn()
     now = estimator.current.bytes.total
     if found is None or found.bytes.total > now * (1 - SPREAD["graph"]):
@@ -151,7 +151,7 @@ def _on_other_kernels(estimator: StepEstimator) -> Iterator[str]:
 
 
 def _on_data(estimator: StepEstimator) -> Iterator[str]:
-    """Yield what the copy of the data takes, and how to do without it."""
+    """Note the size of the copy of the data, and how to avoid it."""
     if estimator.data_bytes:
         yield (
             f"the figures count {format_size(estimator.data_bytes)} for the copy of the arrays that model.fit keeps on "

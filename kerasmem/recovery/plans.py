@@ -1,4 +1,4 @@
-"""Changes that fit together, each combination estimated as a whole, and real steps of what would be recommended."""
+"""Combinations of changes that fit, each estimated as a whole, and real steps of the first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_COMBINED = {"replicas"}  # more hardware is another answer than fitting thi
 
 
 def find_plans(search: RemedySearch) -> list[Remedy]:
-    """Return the least harmful changes that fit, alone or combined; where none does, what comes nearest."""
+    """Return the least harmful changes that fit, alone or combined; if none fits, the nearest."""
     estimator = search.estimator
     if estimator.fits_now or not search.changes:
         return []
@@ -50,7 +50,7 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
 
 
 def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]]:
-    """Yield what may be combined, with the share of the peak that is left and the answer where it was estimated.
+    """Yield changes that may be combined, each with its share of the peak and, if estimated, its need.
 
     Micro-batches and batches come in all powers of two: what those between need is guessed on the line through those
     that were estimated, and estimated before it is told.
@@ -91,7 +91,7 @@ def _answer(need: Need) -> Answer:
 
 
 def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str]) -> list[Remedy]:
-    """Return the plans with one that ran first, where one does; those that ran out stand at the end.
+    """Run the plans until one fits, and move it to the front; those that ran out go to the end.
 
     Each is run in a process of its own: training steps on a batch of zeros and an evaluation, under the limit of the
     device less the copy of the data. A plan of which the estimate says that it does not fit is not run.
@@ -119,7 +119,7 @@ def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str
 
 
 def _ran(estimator: StepEstimator, plan: Remedy) -> Remedy:
-    """Return the plan with what its real steps took; the verdict is theirs."""
+    """Run real steps of a plan and take over their verdict."""
     with estimator.request([make_change(each["kind"], each["value"]) for each in plan.changes]) as request:
         limit = estimator.target.available_bytes - estimator.data_bytes
         trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Single remedies: which are worth an estimate, and what it says of them."""
+"""Single remedies, chosen by the model and estimated."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RemedySearch:
         yield self.traits.change("jit_compile", self.estimator.current.settings.execution != "xla")
 
     def _half_precision(self) -> Iterator[Change]:
-        """Yield the policy that suits the card: bfloat16 needs no loss scaling, where the card has it."""
+        """Yield the policy for the card: bfloat16 if it has that, since it needs no loss scaling."""
         policy, target = self.estimator.current.settings.dtype_policy, self.estimator.target
         if policy != "float32":
             self._reject("half precision", f"most layers compute in {policy} already")
@@ -123,7 +123,7 @@ class RemedySearch:
             self._reject("LoRA", f"no kernel of the backbone is larger than its factors of rank {LORA_RANK} would be")
 
     def _batches(self) -> None:
-        """Try the largest batch that fits; half of it where the whole one does."""
+        """Try the largest batch that fits; half of the batch if the whole one fits."""
         estimator, now, name = self.estimator, self.estimator.batch_size, "a smaller batch"
         if now == 1:
             self._reject(name, "it is 1 already")
@@ -156,25 +156,25 @@ class RemedySearch:
         self._try(self.traits.change("batch_size", smallest if search.largest is None else search.largest))
 
     def _micro_batches(self) -> None:
-        """Try the fewest micro-batches that fit, counted in powers of two; two where the whole batch fits."""
+        """Try the fewest micro-batches that fit, in powers of two; two if the whole batch fits."""
         now = self.estimator.batch_size
         largest = self._largest_batch or now
         sizes = [min(2**power, now) for power in range(1, (now - 1).bit_length() + 1)]
         self._try_sizes("micro_batches", [size for size in sizes if size * largest >= now])
 
     def _replicas(self) -> None:
-        """Try the fewest cards that fit, counted in powers of two; two where one is enough."""
+        """Try the fewest cards that fit, in powers of two; two if one is enough."""
         self._try_sizes("replicas", [cards for cards in (2, 4, 8) if cards <= self.estimator.batch_size])
 
     def _try_sizes(self, kind: str, sizes: list[int]) -> None:
-        """Try sizes one by one until one fits; only the first where the step as it is fits."""
+        """Try sizes until one fits; only the first if the step as it is fits."""
         for size in sizes:
             need = self._try(self.traits.change(kind, size), is_last=size == sizes[-1])
             if need is None or need.verdict == FITS or self.estimator.fits_now:
                 return
 
     def _try(self, change: Change, is_last: bool = True) -> Need | None:
-        """Estimate a change; offer it where it saves something and, of several sizes of it, is the one that counts."""
+        """Estimate a change, and offer it if it saves memory and decides among sizes of its kind."""
         if change.kind in _ON_TENSORFLOW and runs_on_jax():
             self._reject(change.name, "estimated and written for TensorFlow alone, and Keras runs on JAX")
             return None
@@ -196,7 +196,7 @@ class RemedySearch:
         return need
 
     def remedy(self, changes: Iterable[Change], need: Need) -> Remedy:
-        """Return some changes and what they need as a remedy."""
+        """Make a remedy of some changes and their need."""
         made = ordered(changes)
         before = self.estimator.baseline(made).bytes.total
         name, result = " + ".join(each.name for each in made), worst_result(made)

@@ -1,4 +1,4 @@
-"""Properties of a model on which its remedies depend."""
+"""Properties of a model that decide its remedies."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def takes_lora(layer: Any, rank: int) -> bool:
 
 
 def head_start(model: Any) -> int:
-    """Return the place in `model.layers` where the head begins; what is before it is the backbone.
+    """Return the index in `model.layers` of the first layer of the head; the backbone is before it.
 
     Where the model holds another model, as in transfer learning, the head is what comes after the last of these.
     Otherwise it is the dense layers at the end, but the last layer with weights alone where all of them are dense.
