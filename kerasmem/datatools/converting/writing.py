@@ -478,8 +478,8 @@ def _verify(paths: Sequence[str], plan: WritePlan, sums: Sequence[int], progress
             found = checksums(path, [name for name, (_, rows) in wanted.items() if rows == same_rows])
             for name, value in found.items():
                 if value != wanted[name][0]:
-                    sums = f"reads back as {value:08x} and was written as {wanted[name][0]:08x}"
-                    raise KerasmemError(f"{shown(name)}: {sums}; the disk or its memory is at fault; nothing was kept")
+                    told = f"reads back as {value:08x} and was written as {wanted[name][0]:08x}"
+                    raise KerasmemError(f"{shown(name)}: {told}; the disk or its memory is at fault; nothing was kept")
             done += same_rows
             progress("verifying", min(done, plan.rows), plan.rows)
 
