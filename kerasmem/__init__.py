@@ -20,6 +20,7 @@ _PUBLIC = {
     "measure": "kerasmem.estimation.measuring",
     "max_batch_size": "kerasmem.estimation.sizing",
     "rank_cards": "kerasmem.estimation.card_ranking",
+    "compare": "kerasmem.estimation.comparing",
     "summary": "kerasmem.display",
     "MemoryLogger": "kerasmem.monitoring.logger",
     "LeakWatch": "kerasmem.monitoring.leak_watch",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from kerasmem.display import track as track
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.card_ranking import rank_cards as rank_cards
+    from kerasmem.estimation.comparing import compare as compare
     from kerasmem.estimation.facade import estimate as estimate
     from kerasmem.estimation.many import estimate_many as estimate_many
     from kerasmem.estimation.measuring import measure as measure

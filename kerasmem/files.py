@@ -22,9 +22,10 @@ import pkgutil
 import stat
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from kerasmem.errors import UsageError
+from kerasmem.errors import InputError, UsageError
 
 try:
     import fcntl
@@ -32,6 +33,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _MOST_LINKS = 40
+_LARGEST_OBJECT = 64 * 2**20
+_LOGS = (b'{"kind"', b'{"kind ')  # the beginning of a log, each of whose lines is an object
 _MAGIC = "/proc/"  # links there lead to what is open, such as /dev/stdout, and have no readable target
 _NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 _seeking = threading.Lock()
@@ -250,6 +253,28 @@ def read_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def json_object(path: str) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file holds anything else or cannot be read.
+
+    Raises:
+        InputError: If it is nested too deeply.
+    """
+    file = Path(path)
+    try:
+        if not file.is_file() or file.stat().st_size > _LARGEST_OBJECT:
+            return None
+        with file.open("rb") as opened:
+            start = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if not start.startswith(b"{") or start.startswith(_LOGS):
+            return None
+        data = json.loads(file.read_text("utf-8-sig", errors="replace"))
+    except RecursionError:
+        raise InputError(f"{path}: its JSON is nested too deeply; write it again") from None
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 @functools.cache

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import call_arguments, check_options, json_object, model_options, option, worst
+from kerasmem.cli.options import call_arguments, check_options, model_options, option, worst
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import UsageError
 
 _MOST_ON_A_SCREEN = 25  # layers
-_SAME = ("batch_size", "method", "mode")  # settings of a saved report that the other side takes over
+_SAME = ("batch_size", "method", "mode")  # settings that a saved report has as well
 
 
 @click.command("compare", cls=GuardedCommand)
@@ -44,31 +44,18 @@ def command(
     check_options("compare", a, options)
     if options["markdown"] and options["as_json"]:
         raise UsageError("--markdown and --json both print; give one of them")
-    limits = _limits(budget, max_increase)
-    saved = {path: report for path in (a, b) if (report := _saved_report(path)) is not None}
-    chosen = {name for name in _SAME if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-    known = next(iter(saved.values()), None)
-    if known is not None:
-        taken = {name: getattr(known.settings, name) for name in _SAME if name not in chosen}
-        if taken.get("method") in ("measure", "profile"):
-            taken.pop("method")
-        options.update(taken)
-    method = options["method"]
-    with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", method):
-        from kerasmem.estimation.comparing import compare_reports, unlike_settings
-        from kerasmem.estimation.facade import estimate
+    is_default = click.core.ParameterSource.DEFAULT
+    settings = {
+        name: options[name] for name in _SAME if context.get_parameter_source(name) is not is_default
+    }  # those of a saved report serve in place of a default
+    with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", options["method"]):
+        from kerasmem.estimation.comparing import compare
 
-        reports = []
-        for path in (a, b):
-            report = saved.get(path) or estimate(path, method=method, **call_arguments(options))
-            if path not in saved:
-                method = report.settings.method  # the second by the method that answered for the first
-            reports.append(report)
-        if not options["allow_different_settings"] and (unlike := unlike_settings(*reports)):
-            raise UsageError(
-                f"{a} and {b}: {'; '.join(unlike)}; estimate both alike, or give --allow-different-settings"
-            )
-        comparison = compare_reports(*reports, **limits)
+        arguments = {name: value for name, value in call_arguments(options).items() if name not in _SAME}
+        comparison = compare(
+            a, b, budget=budget, max_increase=max_increase,
+            allow_different_settings=options["allow_different_settings"], **arguments, **settings,
+        )  # fmt: skip
     from kerasmem.rendering.comparison_table import comparison_markdown, comparison_table
 
     if options["markdown"]:
@@ -79,37 +66,3 @@ def command(
     verdicts = [each.verdict for each in comparison.limits]
     device = comparison.after.device
     return worst([*verdicts, *([] if device is None else [device.verdict])])
-
-
-def _limits(budget: str | None, max_increase: str | None) -> dict[str, Any]:
-    """Return the limits as `compare_reports` takes them."""
-    from kerasmem.units import parse_size
-
-    limits: dict[str, Any] = {}
-    if budget is not None:
-        limits["budget"] = parse_size(budget, field="--budget")
-    if max_increase is None:
-        return limits
-    text = max_increase.strip()
-    if not text.endswith("%"):
-        return {**limits, "max_increase": parse_size(text, field="--max-increase")}
-    try:
-        share = float(text[:-1]) / 100
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1000:
-        raise UsageError(f"--max-increase {max_increase!r}: write a share of A such as 5%, or a size such as 200MB")
-    return {**limits, "max_increase_ratio": share}
-
-
-def _saved_report(path: str) -> Any:
-    """Return the report in a file, or None if it is something else, such as a model."""
-    from kerasmem.estimation.report import MemoryReport
-
-    data = json_object(path)
-    if data is None or "formula" not in data or "format_version" not in data:
-        return None
-    try:
-        return MemoryReport.from_dict(data)
-    except InputError as error:
-        raise InputError(f"{path}: {error}; write it again: kerasmem estimate MODEL --json > {path}") from error

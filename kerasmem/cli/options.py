@@ -6,16 +6,14 @@ else is as for `click.Option`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from kerasmem.checks import Color, Method, Mode, SplitAs, batch_size, nearest
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import UsageError
 from kerasmem.files import package_data
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -25,8 +23,6 @@ EXIT_CODES = {
 }  # fmt: skip
 _SEVERITY = (0, 4, 3)
 _UNSAID = ("x>=0", "x>=1", "x>0")  # ranges that help leaves out
-_LARGEST = 64 * 2**20
-_LOGS = (b'{"kind"', b'{"kind ')  # the beginning of a log, each of whose lines is an object
 
 
 class Choice(click.Choice[str]):
@@ -246,25 +242,3 @@ def read_lists(option: str, texts: Sequence[str], example: str) -> dict[str, str
             raise UsageError(f"{option}: {name!r} is given twice; list its values in one option")
         lists[name] = values
     return lists
-
-
-def json_object(path: str) -> dict[str, Any] | None:
-    """Return the object in a file that holds one JSON object; None for anything else, or if it cannot be read.
-
-    Raises:
-        InputError: If it is nested too deeply.
-    """
-    file = Path(path)
-    try:
-        if not file.is_file() or file.stat().st_size > _LARGEST:
-            return None
-        with file.open("rb") as opened:
-            start = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if not start.startswith(b"{") or start.startswith(_LOGS):
-            return None
-        data = json.loads(file.read_text("utf-8-sig", errors="replace"))
-    except RecursionError:
-        raise InputError(f"{path}: its JSON is nested too deeply; write it again") from None
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None

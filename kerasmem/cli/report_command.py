@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import all_of, json_object
+from kerasmem.cli.options import all_of
 from kerasmem.cli.terminal import show_json, show_text
 from kerasmem.errors import InputError, UsageError
-from kerasmem.files import write_named
+from kerasmem.files import json_object, write_named
 
 if TYPE_CHECKING:
     from kerasmem.rendering.contents import PageContents

@@ -1,17 +1,22 @@
-"""Differences between two estimates by category and layer, and limits on them. Pure."""
+"""`kerasmem.compare`: differences between two estimates by category and layer, and limits on them."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
+from kerasmem.errors import InputError, UsageError
+from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, interval, judge
+from kerasmem.files import json_object
 from kerasmem.records import Record, renamed
-from kerasmem.units import format_size
+from kerasmem.units import format_size, parse_size
 
 WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
 _WORDS = {FITS: WITHIN, DOES_NOT_FIT: EXCEEDED, TOO_CLOSE: TOO_CLOSE}
@@ -88,6 +93,109 @@ class Comparison(Record, what="comparison", version=FORMAT_VERSION, rows="catego
     def answer(self) -> str:
         """The answer: "a needs 2.00 GiB, b needs 2.10 GiB"."""
         return ", ".join(f"{each.model.name} needs {format_size(each.peak)}" for each in (self.before, self.after))
+
+
+def compare(
+    a: Any,
+    b: Any,
+    *,
+    budget: int | str | None = None,
+    max_increase: int | str | None = None,
+    allow_different_settings: bool = False,
+    **options: Any,
+) -> Comparison:
+    """Compare the memory of two models or saved reports.
+
+    Models are estimated with the same settings. If `a` or `b` is a report, the other one is estimated with the report's
+    batch size, method and mode, unless `options` set them.
+
+    Args:
+        a: a model as for `kerasmem.estimate`, a `MemoryReport`, or the path of one that `kerasmem estimate --json`
+            printed.
+        b: the same, after the change.
+        budget: maximum for `b`: bytes, or a size such as "14GiB". Defaults to no limit.
+        max_increase: maximum that `b` may take more than `a`: bytes, a size such as "200MB", or a share of `a` such as
+            "5%". Defaults to no limit.
+        allow_different_settings: compare reports even if their batch sizes, methods or modes differ. Defaults to False.
+        **options: the other arguments of `kerasmem.estimate`.
+
+    Returns:
+        A `Comparison`; all sizes in bytes. `categories`, `layers` and `limits` have the differences and verdicts.
+
+    Raises:
+        UsageError: If an argument is wrong, or the two were estimated with different settings.
+        InputError: If a saved report is damaged.
+        KerasmemError: As `kerasmem.estimate`.
+
+    Examples:
+        >>> import keras, kerasmem
+        >>> small, large = (
+        ...     keras.Sequential([keras.Input((8,)), keras.layers.Dense(units)]) for units in (4, 8)
+        ... )
+        >>> kerasmem.compare(small, large, method="formula").categories[-1].change
+        1312
+    """
+    limits = _limits(budget, max_increase)
+    saved = [_saved_report(model) for model in (a, b)]
+    known = next((report for report in saved if report is not None), None)
+    if known is not None:
+        options = {**_settings_of(known), **options}
+    reports = []
+    for model, report in zip((a, b), saved, strict=True):
+        if report is None:
+            report = estimate(model, **options)
+            options["method"] = report.settings.method  # the second by the method that answered for the first
+        reports.append(report)
+    unlike = list(_differing(*reports, _ASKED))
+    if unlike and not allow_different_settings:
+        raise UsageError(
+            f"a and b: {'; '.join(unlike)}; estimate both alike, or set allow_different_settings "
+            "(--allow-different-settings)"
+        )
+    return compare_reports(*reports, **limits)
+
+
+def _limits(budget: int | str | None, max_increase: int | str | None) -> dict[str, Any]:
+    """Return the limits as `compare_reports` takes them."""
+    limits: dict[str, Any] = {}
+    if budget is not None:
+        limits["budget"] = parse_size(budget, field="budget")
+    if max_increase is None:
+        return limits
+    if not isinstance(max_increase, str) or not max_increase.strip().endswith("%"):
+        return {**limits, "max_increase": parse_size(max_increase, field="max_increase")}
+    try:
+        share = float(max_increase.strip()[:-1]) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1000:
+        raise UsageError(f"max_increase {max_increase!r}: write a share of a such as 5%, or a size such as 200MB")
+    return {**limits, "max_increase_ratio": share}
+
+
+def _saved_report(model: Any) -> MemoryReport | None:
+    """Return a report, or the report in a file; None for a model."""
+    if isinstance(model, MemoryReport):
+        return model
+    if not isinstance(model, (str, os.PathLike)):
+        return None
+    path = os.fspath(model)
+    data = json_object(path)
+    if data is None or "formula" not in data or "format_version" not in data:
+        return None
+    try:
+        return MemoryReport.from_dict(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}; write it again: kerasmem estimate MODEL --json > {path}") from error
+
+
+def _settings_of(report: MemoryReport) -> dict[str, Any]:
+    """Return the arguments of `estimate` with which a report can be compared; steps that were run give no method."""
+    settings = report.settings
+    taken = {"batch_size": settings.batch_size, "mode": settings.mode, "method": settings.method}
+    if settings.method in ("measure", "profile"):
+        taken.pop("method")
+    return taken
 
 
 def compare_reports(
@@ -178,11 +286,6 @@ def _stem(row: LayerMemory) -> tuple[str, str]:
 # What an estimate is asked for, and what a model may bring along.
 _ASKED = {"method": "methods", "execution": "executions", "batch_size": "batch sizes", "mode": "modes"}
 _OF_THE_MODEL = {"optimizer": "optimizers", "dtype_policy": "dtype policies"}
-
-
-def unlike_settings(before: MemoryReport, after: MemoryReport) -> list[str]:
-    """Return the requested settings in which two estimates differ: "the batch sizes differ: 32 and 64"."""
-    return list(_differing(before, after, _ASKED))
 
 
 def _differing(before: MemoryReport, after: MemoryReport, names: Mapping[str, str]) -> Iterator[str]:

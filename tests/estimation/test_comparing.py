@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import keras
 import pytest
 
+import kerasmem
+from kerasmem.errors import UsageError
 from kerasmem.estimation.comparing import EXCEEDED, TOO_CLOSE, WITHIN, compare_reports
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Bytes
@@ -101,3 +104,24 @@ def test_unknown_bytes_stay_unknown():
     data = found.to_dict()
     assert data["layers"][0]["change"] is None
     assert data["categories"][-1]["name"] == "total"
+
+
+def test_a_model_is_compared_with_a_report_by_the_settings_of_the_report(tmp_path):
+    before = report()
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps(before.to_dict()))
+    model = keras.Sequential([keras.Input((4,), name="input"), keras.layers.Dense(16)], name="model")
+    found = kerasmem.compare(path, model, max_increase="5%")
+    assert found.before == before
+    assert (found.after.settings.batch_size, found.after.settings.method) == (4, "formula")
+    assert found == kerasmem.compare(before, found.after, max_increase="5%")
+    assert [limit.what for limit in found.limits] == ["increase"]
+
+
+def test_reports_of_other_settings_are_compared_only_on_request():
+    before = report()
+    after = replace(before, settings=replace(before.settings, batch_size=8))
+    with pytest.raises(UsageError, match="batch sizes differ: 4 and 8"):
+        kerasmem.compare(before, after)
+    found = kerasmem.compare(before, after, allow_different_settings=True)
+    assert found.notes == ("the batch sizes differ: 4 and 8",)
