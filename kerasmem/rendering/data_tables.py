@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kerasmem.datatools.results import Conversion, DataIndexed, DatasetReport, DataStats, Inspection
 from kerasmem.rendering.escape import printable, printable_lines, short_name
-from kerasmem.rendering.layout import known_size, note_lines, table
+from kerasmem.rendering.layout import Rows, note_lines, table
 from kerasmem.units import format_size
 
 _MOST_DATASETS = 60
@@ -48,19 +48,19 @@ def conversion_table(done: Conversion, terminal: int | None = None) -> Renderabl
     rows = _data_table(columns, terminal)
     for dataset in done.datasets[:_MOST_DATASETS]:
         name = f"{os.path.basename(dataset.path)}: {dataset.name}" if has_many else dataset.name
-        rows.add_row(
-            Text(short_name(name)),
+        rows.add(
+            short_name(name),
             f"{dataset.rows:,}",
             _extents(dataset.shape) or "one number",
             dataset.dtype,
             printable(dataset.source_dtype, 30),
             f"{dataset.chunk_rows:,} rows",
-            format_size(dataset.bytes),
-            format_size(dataset.stored_bytes),
+            dataset.bytes,
+            dataset.stored_bytes,
             f"{dataset.crc32:08x}",
         )
     if len(done.datasets) > _MOST_DATASETS:
-        rows.add_row(f"and {len(done.datasets) - _MOST_DATASETS:,} more")
+        rows.add(f"and {len(done.datasets) - _MOST_DATASETS:,} more")
     notes = (*(Text(line) for line in _remarks(done)), *note_lines(done.notes, 400))
     return Group(first, "", rows, *notes, *_line_to_paste(done.line))
 
@@ -70,8 +70,8 @@ def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType
     scaled = f", features × {found.scale:.6g}" if found.scale != 1 else ""
     rows = _data_table(("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite"), terminal)
     for column in found.columns:
-        rows.add_row(
-            Text(short_name(column.name)),
+        rows.add(
+            short_name(column.name),
             _listed([f"{value:.4g}" for value in column.mean], _MOST_MEANS),
             _listed([f"{value:.4g}" for value in column.variance], _MOST_MEANS),
             "–" if column.minimum is None else f"{column.minimum:.6g}",
@@ -94,7 +94,7 @@ def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableTyp
     return Group(Text(printable(done.answer), style="bold"), names, *note_lines(done.notes))
 
 
-def _data_table(columns: Sequence[str], terminal: int | None) -> Table:
+def _data_table(columns: Sequence[str], terminal: int | None) -> Rows:
     """Return an empty table; columns of figures, but for the first and those in lower case."""
     return table(
         terminal,
@@ -120,19 +120,19 @@ def _datasets(found: Inspection, terminal: int | None) -> Table:
         more = [_count(dataset.nan_count), _count(dataset.infinite_count)] if has_counts else []
         more += [dataset.checksum or "–"] if has_checksums else []
         role = " (x)" if dataset.name == found.x else " (y)" if dataset.name == found.y else ""
-        rows.add_row(
-            Text(short_name(dataset.name) + role),
+        rows.add(
+            short_name(dataset.name) + role,
             "–" if dataset.shape is None else _extents(dataset.shape) or "one value",
-            Text(printable(dataset.dtype, 30)),
+            printable(dataset.dtype, 30),
             _chunks(dataset),
-            Text(printable("+".join(dataset.filters), 40) or "–"),
-            format_size(dataset.stored_bytes),
-            known_size(dataset.float32_bytes),
-            known_size(dataset.batch_bytes),
+            printable("+".join(dataset.filters), 40) or "–",
+            dataset.stored_bytes,
+            dataset.float32_bytes,
+            dataset.batch_bytes,
             *more,
         )
     if len(found.datasets) > _MOST_DATASETS:
-        rows.add_row(f"and {len(found.datasets) - _MOST_DATASETS:,} more")
+        rows.add(f"and {len(found.datasets) - _MOST_DATASETS:,} more")
     return rows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import compress
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -16,8 +15,7 @@ from kerasmem.rendering.layout import fact_list, figures, has_room, percent, ver
 from kerasmem.units import format_size
 
 MODES = {"train": "training", "evaluate": "evaluation"}  # and inference
-_BAR = 20
-_WIDTH_FOR_BARS = 84
+_TOTAL = "In use at the peak"
 _WIDTH_FOR_BYTES = 64
 
 # how a figure was obtained, and what its interval is
@@ -103,24 +101,14 @@ def _categories(need: Bytes, terminal: int | None) -> Table:
     rows = {"allocator waste" if name == "allocator" else name: size for name, size in known.items() if size}
     if rest := need.total - sum(known.values()):
         rows["not divided further"] = rest
-    with_bars = terminal is not None and terminal >= _WIDTH_FOR_BARS
-    shown = (True, has_room(terminal, _WIDTH_FOR_BYTES), True, True, with_bars)
-    columns = (Column(no_wrap=True), figures(""), figures(""), figures(""), Column(no_wrap=True))
-    table = Table.grid(*compress(columns, shown), padding=(0, 2, 0, 0))
-    largest = max(rows.values(), default=0)
-    for name, size in rows.items():
-        bar = Text("█" * max(round(_BAR * size / largest), 0) if largest else "", style="cyan")
-        cells: tuple[str | Text, ...] = (
-            name.capitalize(),
-            f"{size:,} B",
-            format_size(size),
-            percent(size, need.total),
-            bar,
-        )
-        table.add_row(*compress(cells, shown))
-    total = ("In use at the peak", f"{need.total:,} B", format_size(need.total), "100 %")
-    table.add_row(*compress(total, shown), style="bold")
-    return table
+    with_bytes = has_room(terminal, _WIDTH_FOR_BYTES)
+    grid = Table.grid(Column(no_wrap=True), *map(figures, ("", "", "")), padding=(0, 2, 0, 0))
+    for name, size in [*rows.items(), (_TOTAL, need.total)]:
+        label = name if name == _TOTAL else name.capitalize()
+        exact = f"{size:,} B" if with_bytes else ""
+        share = percent(size, need.total) if name != _TOTAL else "100 %"
+        grid.add_row(label, exact, format_size(size), share, style="bold" if name == _TOTAL else None)
+    return grid
 
 
 def _pool_facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
