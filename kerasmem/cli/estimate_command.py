@@ -18,7 +18,7 @@ from kerasmem.processes.executors import open_executor
 
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
-_OWN = ("method", "all_methods", "replicas")
+_OWN = ("method", "replicas")
 
 
 def _is_many(options: Mapping[str, Any]) -> bool:
@@ -32,7 +32,7 @@ def _patterns(models: Sequence[str]) -> list[str]:
 
 @click.command("estimate", cls=GuardedCommand, parted=_is_many)
 @model_options(
-    "--grid", "--workers", "--dask", "--method", "--all-methods", "--replicas",
+    "--grid", "--workers", "--dask", "--method", "--replicas",
     arguments=(click.argument("models", metavar="MODEL...", nargs=-1),),
 )  # fmt: skip
 def command(

@@ -31,7 +31,6 @@ class EstimateArguments:
     dtype_policy: str | None = None
     device: str | int | None = None
     jit_compile: bool | str = "auto"
-    all_methods: bool = False
     mode: str = "train"
     replicas: int = 1
     input_shape: Any = None
@@ -46,7 +45,6 @@ class EstimateArguments:
         checks.choice("method", self.method, METHODS)
         checks.choice("mode", self.mode, MODES)
         checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
-        checks.flag("all_methods", self.all_methods)
         checks.whole("replicas", self.replicas)
         checks.batch_size("batch_size", self.batch_size, self.method)
 

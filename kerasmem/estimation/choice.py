@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from kerasmem.compat.keras_layers import flatten_layers, takes_cudnn
 from kerasmem.devices.catalogue import DeviceTarget, find_card
@@ -12,7 +12,7 @@ from kerasmem.devices.kernels import kernels_on
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.graph.sizes import KnownSizes
 from kerasmem.estimation.live import simulated_outcome, sized_step, standing_in, traced_outcome
-from kerasmem.estimation.report import Alternative, Outcome
+from kerasmem.estimation.report import Outcome
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.backend import require_tensorflow, runs_on_jax
 from kerasmem.models.own_loop import loop_is_compiled
@@ -23,7 +23,6 @@ from kerasmem.processes.guarding import note_stage
 
 # "auto" runs real steps only if the formula's figure is at most this share of the free memory.
 PROBED_SHARE = 0.25
-_EXECUTION = {"graph": "graph", "xla": "xla", "gpu-target": "xla"}
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,11 @@ class Answer:
 
     Attributes:
         outcome: None if the formula answers.
-        alternatives: the figures of other methods.
         notes: the reason for the choice.
-        failed: methods that were tried and raised an error.
     """
 
     outcome: Outcome | None
-    alternatives: tuple[Alternative, ...] = ()
     notes: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
 
 
 def ask(step: Step, target: DeviceTarget | None) -> Answer:
@@ -57,14 +52,10 @@ def ask(step: Step, target: DeviceTarget | None) -> Answer:
     if step.opened.only_formula is not None:
         return Answer(None, notes=(f"the formula, since {step.opened.only_formula}",))
     if method == "auto":
-        answer = _first_outcome(step, target)
-    elif method == "formula":
-        answer = Answer(None)
-    else:
-        answer = Answer(outcome_of(method, step, target, step.arguments.jit_compile))
-    if step.arguments.all_methods:
-        return replace(answer, alternatives=tuple(_other_methods(answer, step, target)))
-    return answer
+        return _first_outcome(step, target)
+    if method == "formula":
+        return Answer(None)
+    return Answer(outcome_of(method, step, target, step.arguments.jit_compile))
 
 
 def automatic_methods(step: Step, target: DeviceTarget | None) -> tuple[tuple[str, ...], str]:
@@ -109,7 +100,6 @@ def _first_outcome(step: Step, target: DeviceTarget | None) -> Answer:
     """Return the outcome of the first method that has one, with notes on it and on those that failed."""
     methods, why = automatic_methods(step, target)
     notes: list[str] = []
-    failed: list[str] = []
     for method in methods:
         if method == "probe" and (reason := _too_large(step.shapes.formula.total_bytes)):
             notes.append(reason)
@@ -120,14 +110,13 @@ def _first_outcome(step: Step, target: DeviceTarget | None) -> Answer:
             is_known = isinstance(error, KerasmemError)
             reason = str(error) if is_known else f"unexpected {type(error).__name__}: {error}; a defect in kerasmem"
             notes.append(f"{method} has no answer: {reason}")
-            failed.append(method)
             continue
         notes.append(f"{method}, since {why}")
         if method == "xla" and "gpu-target" in methods:
             notes.append("XLA's plan for this machine's CPU stands in for the card's: a GPU's is usually smaller")
             outcome = standing_in(outcome)
-        return Answer(outcome, () if runs_on_jax() else (_unasked(outcome),), tuple(notes), tuple(failed))
-    return Answer(None, notes=(*notes, "the formula answers in their place"), failed=tuple(failed))
+        return Answer(outcome, tuple(notes))
+    return Answer(None, (*notes, "the formula answers in their place"))
 
 
 def _too_large(formula_bytes: int) -> str | None:
@@ -138,25 +127,6 @@ def _too_large(formula_bytes: int) -> str | None:
         f"no step was run to find out (--method probe): by the formula it needs {formula_bytes:,} B, more "
         f"than a quarter of the {free:,} B that are free here"
     )
-
-
-def _unasked(outcome: Outcome) -> Alternative:
-    other = "xla" if outcome.execution == "graph" else "graph"
-    return Alternative(other, other, None, None, None, f"ask for it with --method {other}")
-
-
-def _other_methods(answer: Answer, step: Step, target: DeviceTarget | None) -> Iterator[Alternative]:
-    known = {*answer.failed, *([] if answer.outcome is None else [answer.outcome.method])}
-    for method, execution in _EXECUTION.items():
-        if method in known or (method == "gpu-target" and not _is_card(target)):
-            continue
-        try:
-            found = outcome_of(method, step, target)
-        except Exception as error:  # an alternative must not stand in the answer's way
-            yield Alternative(method, execution, None, None, None, str(error))
-        else:
-            when = f"with jit_compile={execution == 'xla'}"
-            yield Alternative(method, execution, found.total, found.low, found.high, when)
 
 
 def outcome_of(method: str, step: Step, target: DeviceTarget | None, jit_compile: bool | str = "auto") -> Outcome:

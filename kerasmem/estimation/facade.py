@@ -45,7 +45,6 @@ def estimate(
     dtype_policy: str | None = None,
     device: str | int | None = None,
     jit_compile: bool | Literal["auto"] = "auto",
-    all_methods: bool = False,
     mode: Mode = "train",
     replicas: int = 1,
     input_shape: Any = None,
@@ -72,7 +71,6 @@ def estimate(
         dtype_policy: a Keras dtype policy such as "mixed_float16". Defaults to the model's.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes). Adds a verdict to the report.
         jit_compile: whether XLA compiles the step, for method "auto". Defaults to "auto", as Keras decides.
-        all_methods: fill `report.alternatives` with "graph", "xla" and, for a card, "gpu-target". Defaults to False.
         mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference". Defaults to "train".
         replicas: devices that train together under `tf.distribute`, each with the whole model and its share of the
             batch. The report is of one of them. Defaults to 1.
@@ -206,7 +204,6 @@ def _report(step: Step, answer: Answer, target: DeviceTarget | None) -> MemoryRe
         notes=(*opened.notes, *shapes.notes, *answer.notes, *found.notes),
         pool=found.pool,
         instant=found.instant,
-        alternatives=answer.alternatives,
     )
 
 

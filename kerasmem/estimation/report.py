@@ -143,18 +143,6 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Alternative:
-    """What another method says of the same step, or why it says nothing (`total` is None then)."""
-
-    method: str
-    execution: str
-    total: int | None
-    low: int | None
-    high: int | None
-    why: str = ""
-
-
-@dataclass(frozen=True)
 class Unmodelled:
     """Something that costs memory and is not in the total."""
 
@@ -242,7 +230,6 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
     notes: tuple[str, ...] = ()
     pool: Pool | None = None
     instant: Instant | None = None
-    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def peak(self) -> int:

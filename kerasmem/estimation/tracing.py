@@ -118,7 +118,7 @@ def open_step(arguments: EstimateArguments) -> Iterator[OpenedStep]:
     """
     source = arguments.model or arguments.factory
     note_stage(f"opening {source if isinstance(source, (str, os.PathLike)) else 'the model'}")
-    looks_at_step, reason = arguments.method != "formula" or arguments.all_methods, None
+    looks_at_step, reason = arguments.method != "formula", None
     with contextlib.ExitStack() as stack:
         try:
             found = stack.enter_context(open_model(arguments.model, **arguments.opening(), shapes_only=looks_at_step))

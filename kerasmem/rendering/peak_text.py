@@ -92,7 +92,7 @@ def peak(report: MemoryReport, terminal: int | None) -> Iterator[RenderableType]
     yield ""
     yield _categories(report.bytes, terminal)
     yield ""
-    yield fact_list([*_pool_facts(report), ("By others", _alternatives(report))])
+    yield fact_list([*_pool_facts(report), ("Formula", format_size(report.formula.total_bytes))])
 
 
 def _categories(need: Bytes, terminal: int | None) -> Table:
@@ -124,18 +124,6 @@ def _pool_facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
         yield "Driver", f"{format_size(pool.driver)} shown by the driver, with its context and libraries"
     if pool.smallest_limit is not None:
         yield "Limit", f"{format_size(pool.smallest_limit)} is the smallest memory limit that trains"
-
-
-def _alternatives(report: MemoryReport) -> str:
-    """Return what the other methods say; the formula always."""
-    said, silent = [], []
-    for other in report.alternatives:
-        method, why = printable(other.method, 30), printable(other.why, 300)
-        if other.total is None:
-            silent.append(f"; {method}: {why}" if why else f"; {method}")
-        else:
-            said.append(f"{method} {format_size(other.total)}" + (f" ({why})" if why else ""))
-    return ", ".join([*said, f"formula {format_size(report.formula.total_bytes)}"]) + "".join(silent)
 
 
 def missing_line(report: MemoryReport) -> str:

@@ -28,9 +28,7 @@ def outcome(method):
 def ask(monkeypatch):
     """Ask about a step by methods that are not there: those named in `fails` refuse."""
 
-    def run(
-        method="auto", jit_compile="auto", target=None, fails=(), model=None, formula_bytes=1000, all_methods=False
-    ):
+    def run(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula_bytes=1000):
         if model is None:
             model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
         refusals = {name: KerasmemError(f"{name} will not") for name in fails}
@@ -44,7 +42,7 @@ def ask(monkeypatch):
             return outcome(method)
 
         monkeypatch.setattr(choice, "outcome_of", outcome_of)
-        arguments = EstimateArguments(model, 8, method, jit_compile=jit_compile, all_methods=all_methods)
+        arguments = EstimateArguments(model, 8, method, jit_compile=jit_compile)
         with open_step(arguments) as opened:
             shapes = trace_shapes(arguments, opened)
             shapes = replace(shapes, formula=replace(shapes.formula, total_bytes=formula_bytes))
@@ -130,32 +128,6 @@ def test_no_step_is_run_that_may_not_fit_here(ask):
     assert asked == ["graph"]
     assert found.outcome is None
     assert any("no step was run" in note and "--method probe" in note for note in found.notes)
-
-
-@pytest.mark.parametrize("target", [None, SIZE])
-@pytest.mark.parametrize(
-    ("all_methods", "says"), [(False, "ask for it with --method xla"), (True, "with jit_compile=True")]
-)
-def test_the_other_way_of_running_is_beside_it(ask, target, all_methods, says):
-    found, asked = ask(target=target, all_methods=all_methods)
-    (other,) = found.alternatives
-    assert (other.method, other.execution) == ("xla", "xla")
-    assert says in other.why
-    assert (other.total, asked) == ((100, ["graph", "xla"]) if all_methods else (None, ["graph"]))
-
-
-def test_a_card_has_a_plan_of_its_own_among_all_methods(ask):
-    found, asked = ask("formula", target=CARD, all_methods=True)
-    assert found.outcome is None
-    assert asked == [each.method for each in found.alternatives] == ["graph", "xla", "gpu-target"]
-
-
-def test_why_the_other_way_is_not_known(ask):
-    found, _ = ask(target=CARD, fails=("graph",), all_methods=True)
-    assert found.outcome.method == "gpu-target"
-    other, xla = found.alternatives
-    assert (other.method, other.total, other.why) == ("graph", None, "graph will not")
-    assert (xla.method, xla.total) == ("xla", 100)
 
 
 @pytest.mark.parametrize("method", ["graph", "xla", "gpu-target", "probe"])
