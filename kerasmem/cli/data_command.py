@@ -40,8 +40,7 @@ def _working(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def inspect(file: str, as_json: bool, **options: Any) -> int:
     """List the datasets of an HDF5 FILE, their size in memory, and how well they stream.
 
-    Knows what AnnData, MATLAB 7.3, pandas, PyTables and netCDF-4 leave in a file. The exit code is 1 where --verify
-    finds data that is no longer what was written.
+    The exit code is 1 if --verify finds data that is no longer what was written.
 
     Examples:
       kerasmem data inspect train.h5
@@ -60,8 +59,8 @@ def inspect(file: str, as_json: bool, **options: Any) -> int:
 @click.command("convert", cls=GuardedCommand, seconds=None)
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(
-    *WRITING, "--split", "--split-as", "--keep-float64", "--image-size",
-    "--color", "--accept-mislabelled", "--follow-links", "--header", "--delimiter", "--encoding", "--text",
+    *WRITING, "--split", "--keep-float64", "--image-size",
+    "--color", "--follow-links", "--header", "--delimiter", "--encoding", "--text",
 )  # fmt: skip
 def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import click
 
-from kerasmem.checks import Color, Method, Mode, SplitAs, batch_size, nearest
+from kerasmem.checks import Color, Method, Mode, batch_size, nearest
 from kerasmem.errors import UsageError
 from kerasmem.files import package_data
 
@@ -60,7 +60,6 @@ _TYPES: dict[str, Any] = {
     "order": Choice(["order", "size"]),
     "method": Choice(get_args(Method)),
     "mode": Choice(get_args(Mode)),
-    "parts": Choice(get_args(SplitAs)),
     "backend": Choice(["tensorflow", "jax"]),
     "color": Choice(get_args(Color)),
 }

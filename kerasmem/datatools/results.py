@@ -59,7 +59,6 @@ class Inspection(Record, what="inspection", version=1, also=("read_amplification
     Args:
         path: the file.
         size: its bytes.
-        writer: the program whose conventions it follows; "" where that cannot be told.
         datasets: what it holds.
         batch_size: rows a batch.
         x: the dataset taken for features; None where none can be trained from.
@@ -75,7 +74,6 @@ class Inspection(Record, what="inspection", version=1, also=("read_amplification
 
     path: str
     size: int
-    writer: str
     datasets: tuple[DatasetReport, ...]
     batch_size: int
     x: str | None = None

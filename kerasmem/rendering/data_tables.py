@@ -21,8 +21,7 @@ _MOST_MEANS = 4
 
 def inspection_table(found: Inspection, terminal: int | None = None) -> RenderableType:
     """Return the datasets, classes, stream and line to paste of a file."""
-    writer = f", written as {found.writer}" if found.writer else ""
-    title = f"{printable(found.path, 200)}: {format_size(found.size)}{printable(writer, 80)}"
+    title = f"{printable(found.path, 200)}: {format_size(found.size)}"
     parts: list[RenderableType] = [Text(title, style="bold"), "", _datasets(found, terminal)]
     parts += [Text(line) for line in _class_shares(found)]
     unfit = [dataset for dataset in found.datasets if dataset.problem][:_MOST_DATASETS]

@@ -8,7 +8,7 @@ import pytest
 from converted import content, left_in, streamed
 
 from kerasmem.data import convert
-from kerasmem.errors import DataError, UsageError
+from kerasmem.errors import DataError
 
 RNG = np.random.default_rng(0)
 X = RNG.random((300, 8))
@@ -112,15 +112,3 @@ def test_damaged_and_hostile_files(tmp_path):
         file["elsewhere"] = h5py.ExternalLink("secret", "x")
     convert(path, tmp_path / "out.h5", force=True)
     assert set(content(tmp_path / "out.h5")) == {"x"}
-
-
-def test_rows_go_to_groups_of_one_file(tmp_path):
-    np.savez(tmp_path / "d.npz", x=X, y=Y)
-    done = convert(tmp_path / "d.npz", tmp_path / "out.h5", split="0.6,0.4", split_as="groups", shuffle=True)
-    found = content(tmp_path / "out.h5")
-    assert set(found) == {"train/x", "train/y", "val/x", "val/y"} and len(found["train/x"]) == 180
-    assert "x='train/x', y='train/y'" in done.line and done.outputs == (str(tmp_path / "out.h5"),)
-    x, _ = streamed(tmp_path / "out.h5", "val/x", "val/y")
-    assert len(x) == 120
-    with pytest.raises(UsageError, match="exists already"):
-        convert(tmp_path / "d.npz", tmp_path / "out.h5")

@@ -123,7 +123,6 @@ def encoded(kind, **options):
 
 
 HOSTILE = {
-    "png-called.jpg": (lambda: encoded("PNG"), "its name says JPEG, and its content is PNG"),
     "text.jpg": (lambda: b"<html>not found</html>", "is no image in a format that is read"),
     "script.png": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage", "is no image in a format"),
     "cut.jpg": (lambda: encoded("JPEG")[:300], "cut off or damaged|is no image"),
@@ -152,11 +151,11 @@ def test_hostile_images(tmp_path, folder, name, first):
     assert left_in(tmp_path, root) == []
 
 
-def test_mislabelled_images_may_be_accepted(tmp_path):
+def test_content_decides_the_format_of_an_image(tmp_path):
     path = tmp_path / "photos" / "a" / "1.jpg"
     path.parent.mkdir(parents=True)
     path.write_bytes(encoded("PNG"))
-    convert(tmp_path / "photos", tmp_path / "out.h5", accept_mislabelled=True)
+    convert(tmp_path / "photos", tmp_path / "out.h5")
     assert content(tmp_path / "out.h5")["x"].shape == (1, 12, 20, 3)
 
 

@@ -12,7 +12,6 @@ import h5py
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.checks import SplitAs
 from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.datatools.converting.parts import PART_SIZE, is_index, read_index, write_parts
 from kerasmem.datatools.converting.planning import DEFAULT_MEMORY, WritePlan, make_plan
@@ -49,7 +48,6 @@ def convert(
     shuffle: bool = False,
     seed: int = 0,
     split: Any = None,
-    split_as: SplitAs = "files",
     compression: str = "none",
     keep_float64: bool = False,
     memory_budget: int | str = DEFAULT_MEMORY,
@@ -69,7 +67,7 @@ def convert(
     Args:
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a
             folder of images for each class. "NAME=PATH" names an .npy.
-        output: the file; with `split` into files, "data.h5" becomes "data-train.h5" and so on. If it ends with
+        output: the file; with `split`, "data.h5" becomes "data-train.h5" and so on. If it ends with
             ".index", it becomes the index of part-00000.h5 and so on beside it, which have the rows in order.
         columns: what is written, {"x": "pixel*", "y": "label"}: by dataset the columns it is made of; "*" stands for
             all that nothing else names. None for all columns, a dataset each.
@@ -78,7 +76,6 @@ def convert(
         shuffle: write the rows in random order, all orders being equally likely.
         seed: of `shuffle` and `split`.
         split: shares of the rows such as "0.8,0.1,0.1" (train, val, test) or "train=0.9,dev=0.1", drawn at random.
-        split_as: "files", or "groups" of one file: train/x, val/x.
         compression: "none", "gzip", "zstd", or with a level, "gzip:6".
         keep_float64: write float64 as it is; else it becomes float32, and a value that this makes infinite is an error.
         memory_budget: bytes or text ("512MiB") of the host's memory to work in.
@@ -104,7 +101,7 @@ def convert(
     """
     settings = WriteSettings(
         batch_size, shuffle, seed, read_compression(compression), parse_size(memory_budget, field="memory_budget"),
-        keep_float64, read_split(split), split_as,
+        keep_float64, read_split(split),
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, **reading)
     part_bytes = parse_size(part_size, field="part_size")
@@ -164,7 +161,7 @@ def _result(
     compression = settings.compression
     columns = zip(plan.read, plan.cast, strict=True)
     saved = [read.row_bytes - cast.row_bytes for read, cast in columns if np.dtype(read.dtype).kind == "f"]
-    own = [(t.name, t.field.dtype, t.field.shape) for t in plan.targets[: len(plan.datasets)]]
+    own = [(field.name, field.dtype, field.shape) for field in plan.datasets]
     features = choose_features(own, *choose_roles(own))
     if len(features) > MOST_INPUTS:
         notes.append(
@@ -197,7 +194,7 @@ def _written(plan: WritePlan, outputs: Sequence[str], outcome: Outcome) -> Itera
         field = target.field
         yield WrittenDataset(
             path=outputs[target.file],
-            name=target.name,
+            name=field.name,
             rows=target.rows,
             shape=field.shape,
             dtype=type_name(field.dtype),

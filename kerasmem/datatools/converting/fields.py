@@ -45,14 +45,12 @@ class Target:
 
     Args:
         file: number of the output file.
-        name: full name in it.
-        field: type and row shape.
+        field: its name, type and row shape.
         rows: its rows.
         chunk_rows: rows of a chunk.
     """
 
     file: int
-    name: str
     field: Field
     rows: int
     chunk_rows: int

@@ -128,7 +128,7 @@ def _fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings, bo
         "version": 3,
         "sources": source.identity(),
         "parts": bounds,
-        "datasets": [[t.name, t.field.dtype, t.field.shape, t.chunk_rows] for t in plan.targets],
+        "datasets": [[t.field.name, t.field.dtype, t.field.shape, t.chunk_rows] for t in plan.targets],
         "columns": [[field.name, field.dtype, field.class_names] for field in plan.read],
         "joins": [list(field.columns) for field in plan.datasets],
         "compression": asdict(settings.compression),

@@ -98,11 +98,10 @@ def make_plan(source: RowSource, settings: WriteSettings, options: ReadOptions) 
         threads=options.threads, shuffle=settings.shuffle,
     )  # fmt: skip
     targets = []
-    for number, (name, rows) in enumerate(parts.items()):
-        file, group = (0, f"{name}/") if settings.as_groups else (number, "")
+    for file, rows in enumerate(parts.values()):
         for field in datasets:
             chunk_rows = choose_chunk_rows(field.row_bytes, rows, settings.batch_size, sizes.chunk_bytes)
-            targets.append(Target(file, group + field.name, field, rows, chunk_rows))
+            targets.append(Target(file, field, rows, chunk_rows))
     buckets = tuple(max(1, -(-rows * written // sizes.bucket_bytes)) for rows in parts.values())
     return WritePlan(read, cast, datasets, source.rows, tuple(parts.values()), sizes, tuple(targets), buckets)
 
@@ -156,7 +155,7 @@ def choose_sizes(
     Args:
         row_bytes: bytes of a row over all datasets, as read or as written, whichever is more.
         fields: datasets of an output.
-        outputs: files or groups written.
+        outputs: files written.
         memory: bytes.
         threads: that compress.
         shuffle: whether rows go through buckets.

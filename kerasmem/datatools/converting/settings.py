@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.checks import Color, SplitAs
+from kerasmem.checks import Color
 from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import MissingExtraError, UsageError
@@ -100,7 +100,6 @@ class ReadOptions:
         budget: bytes for reading HDF5.
         image_size: "224x160", width first, to resize images. Defaults to the size that all have.
         color: "rgb", "rgba" or "gray".
-        accept_mislabelled: accept images of another format than their names say.
         follow_links: follow links in folders of images.
         trust_file: as for `H5ChunkSequence`, of HDF5 files.
         header: whether the first row of a CSV file names the columns.
@@ -118,7 +117,6 @@ class ReadOptions:
     budget: int
     image_size: Any = None
     color: Color = "rgb"
-    accept_mislabelled: bool = False
     follow_links: bool = False
     trust_file: bool = False
     header: bool = True
@@ -148,7 +146,6 @@ class WriteSettings:
         memory: bytes.
         keep_float64: write float64 as it is.
         shares: the share of each part by name; one called "" where nothing is split.
-        split_as: whether parts are "files", or "groups" of one file.
 
     Raises:
         UsageError: a setting is wrong, or settings contradict each other.
@@ -161,7 +158,6 @@ class WriteSettings:
     memory: int
     keep_float64: bool
     shares: Mapping[str, float] = field(default_factory=lambda: read_split(None))
-    split_as: SplitAs = "files"
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {  # without NumPy's kinds, which JSON does not take
@@ -171,19 +167,11 @@ class WriteSettings:
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
-        checks.choice("split_as", self.split_as, get_args(SplitAs))
-        if self.as_groups and not self.splits:
-            raise UsageError("split_as: needs split too, such as split='0.8,0.2' (--split 0.8,0.2).")
 
     @property
     def splits(self) -> bool:
         """Whether there are several parts."""
         return len(self.shares) > 1
-
-    @property
-    def as_groups(self) -> bool:
-        """Whether parts are groups of one file, in place of files."""
-        return self.split_as == "groups"
 
 
 def read_split(value: Any) -> dict[str, float]:
@@ -261,8 +249,8 @@ def read_output(output: Any) -> str:
 
 
 def output_paths(output: str, settings: WriteSettings) -> tuple[str, ...]:
-    """Return the output files: out-train.h5 and so on if each part has a file."""
-    if not settings.splits or settings.as_groups:
+    """Return the output files: out-train.h5 and so on for several parts."""
+    if not settings.splits:
         return (output,)
     stem, suffix = os.path.splitext(output)
     return tuple(f"{stem}-{name}{suffix}" for name in settings.shares)

@@ -138,10 +138,10 @@ def _create_dataset(file: h5py.File, target: Target, compression: Compression) -
         creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     space = h5py.h5s.create_simple((target.rows, *shape))
     created = h5py.h5d.create(file.id, None, h5py.h5t.py_create(dtype, logical=True), space, creation)
-    file[target.name] = h5py.Dataset(created)
+    file[target.field.name] = h5py.Dataset(created)
     if target.field.class_names is not None:
-        _name_classes(file, target.name, target.field.class_names)
-    return file[target.name]
+        _name_classes(file, target.field.name, target.field.class_names)
+    return file[target.field.name]
 
 
 def _name_classes(file: h5py.File, name: str, class_names: Sequence[str]) -> None:
@@ -371,7 +371,7 @@ def write_files(
             copy_attributes(run.attributes_from, paths[0], pairs)
         if run.verify:
             _verify(paths, plan, sums, run.progress)
-        stored = [_stored_bytes(paths[each.file], each.name) for each in plan.targets]
+        stored = [_stored_bytes(paths[each.file], each.field.name) for each in plan.targets]
         for path, output in zip(paths, outputs, strict=True):
             os.replace(path, output)
     return Outcome(
@@ -469,19 +469,16 @@ def _verify(paths: Sequence[str], plan: WritePlan, sums: Sequence[int], progress
     """
     done = 0
     for number, path in enumerate(paths):
-        wanted = {
-            target.name: (expected, target.rows)
-            for target, expected in zip(plan.targets, sums, strict=True)
-            if target.file == number
-        }
-        for same_rows in {rows for _, rows in wanted.values()}:
-            found = checksums(path, [name for name, (_, rows) in wanted.items() if rows == same_rows])
-            for name, value in found.items():
-                if value != wanted[name][0]:
-                    told = f"reads back as {value:08x} and was written as {wanted[name][0]:08x}"
-                    raise KerasmemError(f"{shown(name)}: {told}; the disk or its memory is at fault; nothing was kept")
-            done += same_rows
-            progress("verifying", min(done, plan.rows), plan.rows)
+        targets = zip(plan.targets, sums, strict=True)
+        expected = {target.field.name: value for target, value in targets if target.file == number}
+        for name, value in checksums(path, list(expected)).items():
+            if value != expected[name]:
+                sums_differ = f"reads back as {value:08x} and was written as {expected[name]:08x}"
+                raise KerasmemError(
+                    f"{shown(name)}: {sums_differ}; the disk or its memory is at fault; nothing was kept"
+                )
+        done += plan.part_rows[number]
+        progress("verifying", done, plan.rows)
 
 
 def _stored_bytes(path: str, name: str) -> int:

@@ -24,14 +24,6 @@ from kerasmem.streaming.file_order import read_windows
 from kerasmem.streaming.plan import StreamPlan, StreamSettings, dataset_names, make_plan
 from kerasmem.streaming.quality import examine
 
-_WRITERS = {
-    "MATLAB": "MATLAB counts axes from the other end: its last axis is the first here, which counts the rows",
-    "AnnData": "cells are rows; a column of text in obs is stored as codes (NAME/codes), which can be targets",
-    "pandas": "a fixed-format frame lies in its block*_values, a block a type; tables of the table format have "
-    "to be converted",
-}
-"""What to know of files of other programs."""
-
 MOST_CLASSES = 1000
 """Most different values of labels."""
 
@@ -101,8 +93,7 @@ def inspect(
     notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets were looked at"]
     if len(counted) < len(labels):
         notes.append(f"classes were counted in {len(counted):,} of the {len(labels):,} datasets that may be labels")
-    notes += [text for writer, text in _WRITERS.items() if contents.writer.startswith(writer)]
-    found = Inspection(contents.path, contents.size, contents.writer, tuple(reports), batch_size, notes=tuple(notes))
+    found = Inspection(contents.path, contents.size, tuple(reports), batch_size, notes=tuple(notes))
     if first is None:
         return found
     rows = contents.usable[first].rows

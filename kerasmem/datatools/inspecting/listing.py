@@ -64,14 +64,12 @@ class Contents:
     Args:
         path: absolute path.
         size: bytes of the file.
-        writer: the program whose conventions it follows, as far as they can be told; "" otherwise.
         entries: the datasets.
         complete: whether all were looked at.
     """
 
     path: str
     size: int
-    writer: str
     entries: tuple[Entry, ...]
     complete: bool = True
 
@@ -100,8 +98,8 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
     """
     access = access or Access()
     with opened(path, f"{shown(path)}: its list of datasets") as file:
-        entries, writer, complete = _Listing(file, path, access).list()
-    return Contents(path, os.path.getsize(path), writer, entries, complete)
+        entries, complete = _Listing(file, path, access).list()
+    return Contents(path, os.path.getsize(path), entries, complete)
 
 
 @contextlib.contextmanager
@@ -153,8 +151,8 @@ class _Listing:
         self._handle = FileHandle(path, os.path.getsize(path))
         self._raw = raw_file(file)
 
-    def list(self) -> tuple[tuple[Entry, ...], str, bool]:
-        """Return the datasets by name, the writer, and whether the list is complete."""
+    def list(self) -> tuple[tuple[Entry, ...], bool]:
+        """Return the datasets by name, and whether the list is complete."""
         objects, complete = walk_objects(self._file, MOST_LISTED)
         groups = {name: item for name, item in objects.items() if isinstance(item, h5py.Group) and "indptr" in item}
         kinds = {name: text_of(self._attribute(item, "encoding-type")) for name, item in groups.items()}
@@ -166,7 +164,7 @@ class _Listing:
             for name, item in objects.items()
             if isinstance(item, h5py.Dataset) and not name.startswith(inside)
         ]
-        return tuple(sorted(entries, key=lambda entry: entry.name)), self._writer(), complete
+        return tuple(sorted(entries, key=lambda entry: entry.name)), complete
 
     def _attribute(self, item: Any, name: str) -> Any:
         return read_attribute(item, name, self._raw)
@@ -234,34 +232,6 @@ class _Listing:
         }
         problem = f"a sparse matrix of {values:,} values, stored {how[kind]}"
         return Entry(name, shape, dtype, None, problem, kind, stored_bytes=stored)
-
-    def _writer(self) -> str:
-        file = self._file
-        try:
-            if int(file.userblock_size) >= 512:
-                with open(self._path, "rb") as raw:
-                    if raw.read(19) == b"MATLAB 7.3 MAT-file":
-                        return "MATLAB 7.3"
-            if text_of(self._attribute(file, "encoding-type")) == "anndata":
-                return f"AnnData {text_of(self._attribute(file, 'encoding-version'))}".strip()
-            if "_NCProperties" in file.attrs:
-                return "netCDF-4"
-            hard = [name for name in list(file)[:100] if isinstance(file.get(name, getlink=True), h5py.HardLink)]
-            items = [file[name] for name in hard]
-            if "PYTABLES_FORMAT_VERSION" in file.attrs:
-                return "pandas" if any("pandas_type" in item.attrs for item in items) else "PyTables"
-            if "keras_version" in file.attrs or "layer_names" in file.attrs:
-                return "Keras (a model's weights)"
-            if any(
-                text_of(self._attribute(item, "CLASS")) == "DIMENSION_SCALE" or "_Netcdf4Dimid" in item.attrs
-                for item in items
-            ):
-                return "netCDF-4"
-            if any(CHECKSUM in item.attrs for item in items):
-                return "kerasmem"
-        except DAMAGED:
-            return ""
-        return ""
 
 
 def sparse_parts(file: h5py.File, name: str) -> tuple[h5py.Dataset, h5py.Dataset, h5py.Dataset]:

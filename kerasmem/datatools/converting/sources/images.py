@@ -114,7 +114,7 @@ class ImageFolder(RowSource):
     def _decode(self, number: int) -> DecodedImage:
         name, first = (os.fsdecode(self._names[self._ends[k] : self._ends[k + 1]]) for k in (number, 0))
         path = os.path.join(self.paths[0], name)
-        return decode_image(path, shown(path), self._options, suffix_of(name), self._first, shown(first))
+        return decode_image(path, shown(path), self._options, self._first, shown(first))
 
     def _images(self, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
         """Yield the images of a folder and those below, sorted by name."""
@@ -173,18 +173,12 @@ def in_order(decode: Callable[[int], DecodedImage], numbers: Iterable[int], thre
         pool.shutdown(cancel_futures=True)
 
 
-FORMATS = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
-    "PNG": (".png",),
-    "BMP": (".bmp", ".dib"),
-    "GIF": (".gif",),
-    "WEBP": (".webp",),
-    "TIFF": (".tif", ".tiff"),
-    "PPM": (".ppm", ".pgm", ".pbm"),
-}
-"""What is decoded; nothing else that Pillow knows is tried (some of it starts other programs)."""
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Formats that are decoded; no other that Pillow knows is tried (some of them start other programs)."""
 
-SUFFIXES = {suffix: name for name, suffixes in FORMATS.items() for suffix in suffixes}
+SUFFIXES = tuple(".jpg .jpeg .jpe .jfif .png .bmp .dib .gif .webp .tif .tiff .ppm .pgm .pbm".split())
+"""Ends of names of images; the content decides which format a file has."""
+
 _MODES = {"rgb": ("RGB", 3), "rgba": ("RGBA", 4), "gray": ("L", 1)}
 _MOST_PIXELS = 1 << 27  # of one image; more is taken for a decompression bomb
 _MOST_BYTES = 3 << 28  # of one image, and of all that are unpacked at a time, on the way to an array
@@ -250,7 +244,6 @@ def decode_image(
     source: str | bytes,
     where: str,
     options: ReadOptions,
-    suffix: str = "",
     like: np.ndarray | None = None,
     first: str = "the first",
 ) -> DecodedImage:
@@ -264,12 +257,11 @@ def decode_image(
         source: path of the file, or its content.
         where: its name, for messages.
         options: what is wanted.
-        suffix: the end of its name, which has to agree with its content.
         like: the first image, whose shape it has to have and whose type it gets; None for any.
         first: what messages call that one.
 
     Raises:
-        DataError: it is no image, cut off, too large, of another shape, or not what its name says.
+        DataError: it is no image, cut off, too large, or of another shape.
     """
     pillow = load_pillow()
     from PIL import ImageOps, UnidentifiedImageError
@@ -277,10 +269,8 @@ def decode_image(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with pillow.open(
-                source if isinstance(source, str) else io.BytesIO(source), formats=tuple(FORMATS)
-            ) as image:
-                size = _size_unpacked(image, source, where, options, suffix)
+            with pillow.open(source if isinstance(source, str) else io.BytesIO(source), formats=FORMATS) as image:
+                size = _size_unpacked(image, source, where, options)
                 with _UNPACKED.held(size):
                     found = _decoded(ImageOps, pillow, image, where, options, None if like is None else like.dtype)
     except UnidentifiedImageError:
@@ -308,14 +298,9 @@ def _too_many(where: str, what: str, allowed: str = f"{_MOST_PIXELS:,}") -> str:
     )
 
 
-def _size_unpacked(image: Any, source: str | bytes, where: str, options: ReadOptions, suffix: str) -> int:
-    """Return the bytes of an image before it is an array; refuse large and mislabelled ones."""
-    expected = SUFFIXES.get(suffix.lower())
-    content = "JPEG" if image.format == "MPO" else image.format  # a JPEG followed by others
-    if expected is not None and content != expected and not options.accept_mislabelled:
-        kinds = f"its name says {expected}, and its content is {content}"
-        raise DataError(f"{where}: {kinds}; rename it, or pass accept_mislabelled=True (--accept-mislabelled)")
-    if content == "PNG":
+def _size_unpacked(image: Any, source: str | bytes, where: str, options: ReadOptions) -> int:
+    """Return the bytes of an image before it is an array; refuse large ones."""
+    if image.format == "PNG":
         _refuse_short_png(image, where, len(source) if isinstance(source, bytes) else os.stat(source).st_size)
     pixels = image.width * image.height
     size = pixels * _bytes_of_a_pixel(image.mode, options)
