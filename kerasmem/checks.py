@@ -20,6 +20,7 @@ _MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
 Method = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
 Mode = Literal["train", "evaluate", "inference"]
 Color = Literal["rgb", "rgba", "gray"]
+Decimal = Literal[".", ","]
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:

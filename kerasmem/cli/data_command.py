@@ -60,7 +60,7 @@ def inspect(file: str, as_json: bool, **options: Any) -> int:
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(
     *WRITING, "--split", "--keep-float64", "--image-size",
-    "--color", "--follow-links", "--header", "--delimiter", "--encoding", "--text",
+    "--color", "--follow-links", "--header", "--delimiter", "--decimal", "--encoding", "--text",
 )  # fmt: skip
 def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import click
 
-from kerasmem.checks import Color, Method, Mode, batch_size, nearest
+from kerasmem.checks import Color, Decimal, Method, Mode, batch_size, nearest
 from kerasmem.errors import UsageError
 from kerasmem.files import package_data
 
@@ -62,6 +62,7 @@ _TYPES: dict[str, Any] = {
     "mode": Choice(get_args(Mode)),
     "backend": Choice(["tensorflow", "jax"]),
     "color": Choice(get_args(Color)),
+    "decimal": Choice(get_args(Decimal)),
 }
 _METAVARS = {"count": "N", "whole": "N", "seconds": "SECONDS", "output": "FILE", "folder": "FOLDER"}
 _VOCABULARY: dict[str, tuple[str, dict[str, Any]]] = {

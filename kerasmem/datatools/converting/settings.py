@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.checks import Color
+from kerasmem.checks import Color, Decimal
 from kerasmem.datatools.converting.fields import ColumnChoice
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import MissingExtraError, UsageError
@@ -104,9 +104,10 @@ class ReadOptions:
         trust_file: as for `H5ChunkSequence`, of HDF5 files.
         header: whether the first row of a CSV file names the columns.
         delimiter: between the values of CSV. Defaults to a comma, in .tsv a tab, and a semicolon if the first line has
-            some and no comma; numbers may then have decimal commas.
+            some and no comma.
+        decimal: before the fractions of numbers in CSV, "." or ",".
         encoding: of the text in CSV.
-        text: columns of CSV that are texts even if they look like numbers.
+        text: columns of CSV that are texts even if they look like numbers, such as codes that begin with zeros.
         threads: that decode and compress.
 
     Raises:
@@ -121,12 +122,14 @@ class ReadOptions:
     trust_file: bool = False
     header: bool = True
     delimiter: str | None = None
+    decimal: Decimal = "."
     encoding: str = "utf-8"
     text: Sequence[str] = ()
     threads: int = field(default_factory=available_threads)
 
     def __post_init__(self) -> None:
         checks.choice("color", self.color, get_args(Color))
+        checks.choice("decimal", self.decimal, get_args(Decimal))
         object.__setattr__(self, "image_size", _read_image_size(self.image_size))
         try:
             " ".encode(self.encoding)

@@ -8,7 +8,7 @@ import re
 import zlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, ClassVar, NoReturn
 
@@ -28,16 +28,13 @@ _BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
 _BATCH_ROWS = 1 << 16
 _BATCH_VALUES = 1 << 19  # of a table with many columns, read at a time
 _BUFFER_BYTES = 1 << 16  # read from a Parquet file at a time, a column each
-_HEAD_BYTES, _HEAD_LINES = 1 << 16, 200  # of a CSV file, to find its separators
 _MIXED = "Fix it, leave the column out with drop, or read it as text with text (--text)."
 _DAMAGED = "it is damaged: copy or write it again"
 _NOT_UTF8 = "it is not UTF-8. Name its encoding, such as encoding='latin-1' (--encoding latin-1)"
 _LETTERS = {"int64": "whole numbers", "double": "numbers", "string": "text", "bool": "true and false"}
 _CONVERSION = re.compile(r"In CSV column #(\d+): (.*)", re.DOTALL)  # how pyarrow begins an error
-_CODE, _WHOLE = "^0[0-9]+$", "^[-+]?[0-9]{19,}$"
+_LARGEST_ID = 2**128  # whole numbers of more digits are no identifiers
 _QUOTED = re.compile(r'"[^"]*"')
-_POINT = re.compile(r'(?:^|;)\s*"?[-+]?\d*\.\d')
-_COMMA = re.compile(r'(?:^|;)\s*"?[-+]?\d*,\d+"?\s*(?=;|$)')
 
 
 @dataclass
@@ -190,15 +187,10 @@ class TableSource(RowSource):
 
 
 class CsvSource(TableSource):
-    """A CSV file; its types are settled by reading it once.
-
-    Attributes:
-        codes: an example of each column of numbers that begin with zeros, which are read as texts.
-    """
+    """A CSV file; its types are settled by reading it once."""
 
     format = "CSV"
     starts = (0,)
-    codes: dict[str, str]
 
     def settle(self, columns: dict[str, Column]) -> None:
         """Take over the types that all files agree on; the columns are read as these from now on."""
@@ -207,22 +199,11 @@ class CsvSource(TableSource):
         types = {"int": arrow.int64(), "float": arrow.float64(), "text": arrow.string(), "bool": arrow.bool_()}
         self.types = {name: types[column.kind] for name, column in columns.items()}
 
-    def keep_codes(self, codes: Mapping[str, str]) -> None:
-        """Read columns of whole numbers as texts if another file has codes in them."""
-        self.codes = {name: code for name, code in codes.items() if name in self.types and self._is_whole(name)}
-        if self.codes:
-            self.types |= dict.fromkeys(self.codes, self.arrow.string())
-            with _arrow_errors(self.label):
-                self.columns = self._survey()
-
-    def _is_whole(self, name: str) -> bool:
-        return bool(self.arrow.types.is_int64(self.types[name]))
-
     def _open(self) -> None:
-        self.types, self.codes = {}, {}
+        self.types = {}
         self._ends_within: set[str] = set()
         self._large: set[str] = set()
-        self._delimiter, self._decimal = _separators(self.paths[0], self.label, self.options)
+        self._delimiter = _choose_delimiter(self.paths[0], self.label, self.options)
         with self._reader(None) as reader:
             self._all, kinds = list(reader.schema.names), list(reader.schema.types)
         twice = [name for name, count in Counter(self._all).items() if count > 1]
@@ -239,25 +220,6 @@ class CsvSource(TableSource):
         for name, kind in self.types.items():
             if self.arrow.types.is_binary(kind):
                 raise self.error(name, f"holds the type binary: {_NOT_UTF8}")
-        if self._decimal == ",":
-            self.notes.append("numbers are read with decimal commas")
-        whole = [name for name in self.types if self._is_whole(name) and name not in self.options.text]
-        if whole and _has_leading_zeros(self.paths[0], self._delimiter):
-            self.codes = self._first_texts(whole, _CODE)
-            for name in [name for name in self.codes if self.options.columns.joins(name)]:
-                self._lose_zeros(name, "beside other columns it is a number")
-            self.types |= dict.fromkeys(self.codes, self.arrow.string())
-
-    def _first_texts(self, names: list[str], pattern: str) -> dict[str, str]:
-        """Return the first text in each column that a pattern fits, whatever the column's type."""
-        found: dict[str, str] = {}
-        with self._reader(names, dict.fromkeys(names, self.arrow.string())) as reader:
-            for batch in reader:
-                for name, values in zip(batch.schema.names, batch.columns, strict=True):
-                    fitting = values.filter(self.arrow.compute.match_substring_regex(values, pattern))
-                    if len(fitting):
-                        found.setdefault(name, fitting[0].as_py())
-        return found
 
     def _survey(self) -> dict[str, Column]:
         """Read through the file, from the beginning again if a column turns out to be wider than thought."""
@@ -271,30 +233,17 @@ class CsvSource(TableSource):
                     raise
                 self._widen(self._all[int(number[1])], one_line(number[2], 200))
                 continue
-            lost = [name for name in self.codes if found[name].kind in ("prose", "mixed")]
-            for name in lost:
-                self._lose_zeros(name, "it has too many for classes of texts")
-            if not lost:
-                self._note_losses()
-                return found
-
-    def _lose_zeros(self, name: str, why: str) -> None:
-        """Have a column read as numbers although they begin with zeros."""
-        self.types[name] = self.arrow.int64()
-        code = shown(self.codes.pop(name), 40)
-        self.notes.append(f"{shown(name)} loses the zeros that its numbers begin with ({code}): {why}")
+            self._note_losses()
+            return found
 
     def _note_losses(self) -> None:
         """Refuse or note values that are not read as they stand in the file."""
         if self._ends_within and _has_odd_quotes(self.paths[0]):
             name = shown(min(self._ends_within))
             raise DataError(f"{self.label}: a quote is never closed: {name} of the last row goes on to the file's end")
-        for name, code in self.codes.items():
-            self.notes.append(f"{shown(name)} has codes that begin with zeros ({shown(code, 40)}): written as classes")
-        for name, number in self._first_texts(sorted(self._large), _WHOLE).items() if self._large else ():
+        for name in sorted(self._large):
             self.notes.append(
-                f"{shown(name)} has whole numbers beyond int64 ({shown(number, 40)}), which are rounded; text (--text) "
-                "keeps them apart"
+                f"{shown(name)} has numbers beyond int64; whole ones are rounded, and text (--text) keeps them apart"
             )
 
     def _add(self, name: str, values: Any, column: Column) -> None:
@@ -303,7 +252,7 @@ class CsvSource(TableSource):
             return
         if column.kind == "float":
             limits = self.arrow.compute.min_max(values).as_py()
-            if any(abs(limit or 0) >= 2**63 for limit in limits.values()):
+            if any(2**63 <= abs(limit or 0) < _LARGEST_ID for limit in limits.values()):
                 self._large.add(name)
         elif self.arrow.types.is_string(values.type):
             within = "\n" in (values[len(values) - 1].as_py() or "")
@@ -331,16 +280,16 @@ class CsvSource(TableSource):
                 yield first, batch
                 first += batch.num_rows
 
-    def _reader(self, names: list[str] | None, types: Mapping[str, Any] | None = None) -> Any:
+    def _reader(self, names: list[str] | None) -> Any:
         from pyarrow import csv
 
-        known = {**self.types, **dict.fromkeys(self.options.text, self.arrow.string()), **(types or {})}
-        header, encoding = self.options.header, self.options.encoding
+        known = {**self.types, **dict.fromkeys(self.options.text, self.arrow.string())}
+        header, encoding, decimal = self.options.header, self.options.encoding, self.options.decimal
         return csv.open_csv(
             self.paths[0],
             csv.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=not header, encoding=encoding),
             csv.ParseOptions(delimiter=self._delimiter),
-            csv.ConvertOptions(column_types=known, include_columns=names, decimal_point=self._decimal),
+            csv.ConvertOptions(column_types=known, include_columns=names, decimal_point=decimal),
         )
 
 
@@ -410,17 +359,13 @@ def open_tables(paths: Sequence[str], options: ReadOptions) -> list[TableSource]
     for path in paths:
         kind = ParquetSource if path.lower().endswith((".parquet", ".pq")) else CsvSource
         opened.append(kind(path, options))
-    tables = [source for source in opened if isinstance(source, CsvSource)]
-    codes = {name: example for source in tables for name, example in source.codes.items()}
-    for source in tables:
-        source.keep_codes(codes)
     groups: dict[frozenset[str], list[TableSource]] = {}
     for each in opened:
         groups.setdefault(frozenset(each.columns), []).append(each)
     for group in groups.values():
         _agree(group, options.text)
     told: set[str] = set()
-    for source in tables:  # what is true of many files is said once
+    for source in opened:  # what is true of many files is said once
         source.notes = [note for note in source.notes if note not in told]
         told.update(source.notes)
     return [source for group in groups.values() for source in group]
@@ -468,6 +413,12 @@ def _check(column: Column, where: str, as_text: bool) -> None:
     if column.kind == "int" and column.gaps:
         column.kind, column.dtype = "float", "<f8"
     if column.kind == "text" and not as_text:
+        commas = [text for text in column.texts if "," in text]
+        if commas and all(_is_number(text.replace(",", ".")) for text in column.texts):
+            fix = (
+                "If they are decimal commas, pass decimal=',' (--decimal ','); else read it as text with text (--text)"
+            )
+            raise DataError(f"{where} holds numbers with commas, such as {shown(min(commas), 40)}. {fix}.")
         numbers = set(filter(_is_number, column.texts))
         if numbers and len(numbers) < len(column.texts):
             one, other = shown(min(numbers), 40), shown(min(column.texts - numbers), 40)
@@ -505,24 +456,20 @@ def _reason(text: str) -> str:
     return "the file is empty" if "Empty CSV" in text else text
 
 
-def _separators(path: str, label: str, options: ReadOptions) -> tuple[str, str]:
-    """Return the character between values and that before fractions, by the options and the first lines.
+def _choose_delimiter(path: str, label: str, options: ReadOptions) -> str:
+    """Return the character between values: that of the options, or the usual one of the file.
 
     Raises:
         DataError: If there are far too many columns.
     """
-    has_tabs = path.lower().removesuffix(".gz").endswith(".tsv")
     with _opened(path) as file:
-        parts = (file.readline(_BLOCK_BYTES), file.read(_HEAD_BYTES))
-    first, more = (part.decode(options.encoding, "replace").removeprefix("\ufeff") for part in parts)
-    bare = _QUOTED.sub("", first)
-    guess = "\t" if has_tabs else ";" if ";" in bare and "," not in bare else ","
-    delimiter = options.delimiter or guess
-    if bare.count(delimiter) >= _MOST_COLUMNS:
-        _refuse_width(label, bare.count(delimiter) + 1)
-    rows = [*([] if options.header else [first.rstrip("\r\n")]), *more.splitlines()[:_HEAD_LINES]]
-    has_commas = delimiter == ";" and any(map(_COMMA.search, rows)) and not any(map(_POINT.search, rows))
-    return delimiter, "," if has_commas else "."
+        names = _QUOTED.sub("", file.readline(_BLOCK_BYTES).decode(options.encoding, "replace"))
+    has_tabs = path.lower().removesuffix(".gz").endswith(".tsv")
+    usual = "\t" if has_tabs else ";" if ";" in names and "," not in names else ","
+    delimiter = options.delimiter or usual
+    if names.count(delimiter) >= _MOST_COLUMNS:
+        _refuse_width(label, names.count(delimiter) + 1)
+    return delimiter
 
 
 def _refuse_width(label: str, count: int) -> NoReturn:
@@ -531,26 +478,10 @@ def _refuse_width(label: str, count: int) -> NoReturn:
     )
 
 
-def _has_leading_zeros(path: str, delimiter: str) -> bool:
-    """Return whether any value of the file may begin with a zero and another digit."""
-    found = [re.compile(re.escape(before) + b"0[0-9]") for before in (delimiter.encode(), b"\n", b'"')]
-    tail = b"\n"
-    for block in _blocks(path):
-        if any(each.search(tail + block) for each in found):
-            return True
-        tail = block[-3:]
-    return False
-
-
 def _has_odd_quotes(path: str) -> bool:
     """Return whether one of the file's quotes may never be closed."""
-    return sum(block.count(b'"') for block in _blocks(path)) % 2 == 1
-
-
-def _blocks(path: str) -> Iterator[bytes]:
     with _opened(path) as file:
-        while block := file.read(_BLOCK_BYTES):
-            yield block
+        return sum(block.count(b'"') for block in iter(lambda: file.read(_BLOCK_BYTES), b"")) % 2 == 1
 
 
 def _opened(path: str) -> IO[bytes]:
