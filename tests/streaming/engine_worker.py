@@ -1,6 +1,6 @@
 """Run by the tests of engines, once a worker of a `MultiWorkerMirroredStrategy`, or once for a `MirroredStrategy`.
 
-engine_worker.py FILE SETTINGS TASK …: for each task one JSON object a line.
+engine_worker.py FILE TASK …: for each task one JSON object a line.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Bytes(keras.callbacks.Callback):
         self.read.append(self.stream.opened().reader.bytes_read)
 
 
-def main(file, settings, *tasks):
+def main(file, *tasks):
     devices = int(os.environ.get("DEVICES", "1"))
     if devices > 1:
         parts = [tf.config.LogicalDeviceConfiguration()] * devices
@@ -68,20 +68,20 @@ def main(file, settings, *tasks):
         strategy = tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(devices)])
     else:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    given = {"batch_size": 32, "memory_budget": "1MB", "shard": "auto", **json.loads(settings)}
+    given = {"batch_size": 32, "memory_budget": "1MB", "shard": "auto"}
 
     def stream(**changes):
         with strategy.scope():
             return H5ChunkSequence(file, **{**given, **changes})
 
-    def fit(callbacks=(), make_callbacks=lambda data: [], **changes):
+    def fit(make_callbacks=lambda data: [], **changes):
         data = stream(**changes)
         width = data.stream_plan.layout.datasets[0].row_shape[0]
         with strategy.scope():
             model = make_model(width)
         trained.clear()
         read = Bytes(data)
-        history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[read, *callbacks, *make_callbacks(data)])
+        history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[read, *make_callbacks(data)])
         return model, {
             "shard": data.shard,
             "steps": len(data),

@@ -1,6 +1,6 @@
 """Run by the tests of engines: `fit` over a `keras.distribution` on JAX.
 
-jax_worker.py FILE SETTINGS PROCESSES INDEX ADDRESS
+jax_worker.py FILE PROCESSES INDEX ADDRESS
 """
 
 from __future__ import annotations
@@ -55,12 +55,11 @@ def refusal(act):
     return [str(entry.message) for entry in caught]
 
 
-def main(file, settings, processes, index, address):
-    given = {"batch_size": BATCH, "memory_budget": "6kB", "shard": "auto", **json.loads(settings)}
-    if int(processes) > 1:
-        keras.distribution.initialize(address, int(processes), int(index))
+def main(file, processes, index, address):
+    given = {"batch_size": BATCH, "memory_budget": "6kB", "shard": "auto"}
     result = {}
     if int(processes) > 1:
+        keras.distribution.initialize(address, int(processes), int(index))
         keras.distribution.set_distribution(keras.distribution.DataParallel())
         result["refused"] = refusal(lambda: H5ChunkSequence(file, **given))
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.columns import Column
@@ -20,37 +22,25 @@ def dataset(name="x", rows=1_000_000, row=(1000,), dtype="<f4", chunk=None):
     return DatasetLayout(name, (rows, *row), dtype, "chunked" if chunk else "contiguous", chunks)
 
 
-def plan(*layouts, budget=None, batch_size=32, ahead=0, workers=1, selection=None, out="float32"):
-    columns = [Column(d.name, d.row_shape, d.dtype, out) for d in layouts]
+def plan(*layouts, selection=None, **settings):
+    columns = [Column(each.name, each.row_shape, each.dtype, "float32") for each in layouts]
     selection = range(layouts[0].rows) if selection is None else selection
-    return plan_memory(
-        layouts,
-        columns,
-        selection=selection,
-        batch_size=batch_size,
-        ahead=ahead,
-        workers=workers,
-        budget=budget,
-    )
+    settings = {"batch_size": 32, "ahead": 0, "workers": 1, "budget": None, **settings}
+    return plan_memory(layouts, columns, selection=selection, **settings)
 
 
-def test_the_budget_is_used_and_kept():
-    for budget in ("8MiB", "64MiB", "1GiB"):
-        for chunk in (None, 1, 7, 256):
-            for dtype in ("<f4", "<f8", "|u1"):
-                made = plan(dataset(chunk=chunk, dtype=dtype), budget=budget)
-                assert 0.7 * parse_size(budget) < made.total_bytes <= parse_size(budget), (
-                    budget,
-                    chunk,
-                    dtype,
-                )
-                if chunk:
-                    assert made.block_rows < chunk or made.block_rows % chunk == 0
-                packed = replace(dataset(chunk=chunk, dtype=dtype), filters=("gzip",) if chunk else ())
-                made = plan(packed, budget=max(budget, "64MiB", key=parse_size))
-                assert made.block_rows % (chunk or 1) == 0, "whole chunks only, where they have to be unpacked"
-                if not chunk or budget == "1GiB":
-                    assert made.window_rows / made.block_rows > 100, "many blocks a window, where chunks allow it"
+@given(st.integers(8, 1024), st.none() | st.integers(1, 256), st.sampled_from(["<f4", "<f8", "|u1"]))
+def test_the_budget_is_used_and_kept(mebibytes, chunk, dtype):
+    budget = mebibytes * MIB
+    made = plan(dataset(chunk=chunk, dtype=dtype), budget=budget)
+    assert 0.7 * budget < made.total_bytes <= budget
+    if chunk:
+        assert made.block_rows < chunk or made.block_rows % chunk == 0
+    packed = replace(dataset(chunk=chunk, dtype=dtype), filters=("gzip",) if chunk else ())
+    made = plan(packed, budget=max(budget, 64 * MIB))
+    assert made.block_rows % (chunk or 1) == 0, "whole chunks only, where they have to be unpacked"
+    if not chunk or budget == GIB:
+        assert made.window_rows / made.block_rows > 100, "many blocks a window, where chunks allow it"
 
 
 def test_a_refusal_names_the_dataset_with_the_largest_chunks():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
-import threading
 
 import keras
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from streams import RowModel
 
 from kerasmem import H5ChunkSequence
-from kerasmem.streaming.cursor import Cursor, Position, Progress
+from kerasmem.streaming.cursor import Cursor, Progress
 
 
 def batches(cursor, count=None):
@@ -24,79 +22,6 @@ def batches(cursor, count=None):
         if len(found) == count:
             break
     return found
-
-
-def named(progress, indices):
-    return [progress.direct.named(index)[0].batch for index in indices]
-
-
-def test_outside_an_epoch_an_index_is_a_batch():
-    progress = Progress(10)
-    assert named(progress, (5, 0, 5)) == [5, 0, 5]
-    progress.direct.end()
-    assert progress.epoch == 0, "fit ends an epoch before its first"
-
-
-def test_epoch_by_epoch():
-    progress = Progress(50)
-    cursor = Cursor(progress)
-    for epoch in range(3):
-        assert progress.epoch == epoch
-        cursor.begin()
-        assert batches(cursor) == list(range(50))
-        assert progress.epoch == epoch
-        assert cursor.end()
-        assert not cursor.end(), "a second end changes nothing"
-    assert progress.epoch == 3
-
-
-def test_what_is_looked_at_before_the_first_epoch_does_not_count():
-    progress = Progress(10)
-    cursor = Cursor(progress, looks=True)
-    cursor.begin()
-    looked = [next(positions)[1] for positions in (cursor.positions(),) for _ in range(3)]
-    assert looked == [False] * 3
-    assert not cursor.end()
-    assert progress.upcoming == (0, 0)
-    cursor.begin()
-    assert batches(cursor) == list(range(10))
-    assert cursor.end()
-    assert progress.upcoming == (1, 0)
-
-
-def test_steps_go_on_from_epoch_to_epoch():
-    progress = Progress(10)
-    cursor = Cursor(progress, steps=4)
-    positions = cursor.positions
-    assert cursor.num_batches is None
-    cursor.begin()
-    taken = positions()
-    for round_ in range(5):
-        if round_:
-            cursor.begin()
-        for _ in range(4):
-            assert next(taken)[1]
-        assert not cursor.end()
-        assert progress.epoch == (round_ + 1) * 4 // 10
-    assert progress.position == (2, 0)
-
-
-def test_nobody_disturbs_another():
-    progress = Progress(10)
-    fitting, other = Cursor(progress), Cursor(progress, trains=False)
-    fitting.begin()
-    taken = fitting.positions()
-    assert [next(taken)[0].batch for _ in range(2)] == [0, 1]
-    assert named(progress, (7, 0)) == [7, 0]
-    other.begin()
-    assert batches(other) == list(range(10))
-    assert other.end()
-    assert progress.epoch == 0, "evaluate uses no epoch up"
-    assert [next(taken)[0].batch for _ in range(2)] == [2, 3]
-    again = Cursor(progress)  # the first fit was broken off
-    again.begin()
-    assert progress.epoch == 1, "the rows it did not come to are not left out each time"
-    assert batches(again, 2) == [0, 1]
 
 
 def test_an_iterator_of_an_epoch_that_is_over_ends():
@@ -131,37 +56,6 @@ def test_going_to_another_batch():
     progress.go_to(7)
     assert progress.epoch == 7
     assert [position for position, _ in taken] == [(7, 0), (7, 1), (7, 2)]
-
-
-def test_the_rest_of_an_epoch():
-    progress = Progress(5, epoch=2, batch=3)
-    cursor = Cursor(progress)
-    cursor.begin()
-    assert [position for position, _ in cursor.positions()] == [(2, 3), (2, 4)]
-    assert cursor.end()
-    cursor = Cursor(progress)
-    cursor.begin()
-    assert next(cursor.positions()) == (Position(3, 0), True)
-
-
-def test_copies_have_no_readers():
-    progress = Progress(10)
-    cursor = Cursor(progress)
-    cursor.begin()
-    batches(cursor, 3)
-    twin = pickle.loads(pickle.dumps(progress))
-    assert (twin.batches, twin.epoch, twin.position) == (10, 0, (0, 0))
-    assert not twin.direct.is_open
-
-
-def test_threads_share_an_epoch_out():
-    progress = Progress(2000)
-    progress.direct.begin()
-    threads = [threading.Thread(target=lambda: named(progress, range(500))) for _ in range(4)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert progress.direct.given == 2000
-    assert progress.direct.end()
 
 
 # ---- in Keras

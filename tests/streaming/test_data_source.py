@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kerasmem
-from kerasmem import H5ChunkSequence, H5DataSource
+from kerasmem import H5DataSource
 from kerasmem.errors import DataError
 
 ROWS = 300
@@ -138,11 +138,3 @@ def test_ray_data_reads_rows_in_its_workers(data):
         assert sorted(row["y"] for row in found.take_all()) == list(range(ROWS))
     finally:
         ray.shutdown()
-
-
-def test_it_reads_what_a_sequence_reads(data):
-    with H5ChunkSequence(data, batch_size=50) as sequence:
-        x, y = sequence[2]
-        wanted = H5DataSource(data).batch(sequence.batch_rows(2))
-    assert np.array_equal(wanted[0], x)
-    assert np.array_equal(wanted[1], y)

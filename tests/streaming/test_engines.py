@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import json
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from workers import free_ports, run_together
 
 from kerasmem import H5ChunkSequence
 from kerasmem.cluster import worker_of
@@ -38,51 +37,33 @@ def path(tmp_path_factory):
     return path
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def run_workers(path, folder, count, *tasks, devices=1, **settings):
+def run_workers(path, folder, count, *tasks, devices=1):
     """Return what each worker said of each task."""
-    codes, errors = end_of_workers(path, folder, count, *tasks, devices=devices, **settings)
+    codes, errors = end_of_workers(path, folder, count, *tasks, devices=devices)
     assert codes == [0] * count, errors[0][-3000:]
     lines = [(folder / f"out{index}").read_text().splitlines() for index in range(count)]
     return [{one["task"]: one for one in (json.loads(line) for line in out if "task" in line)} for out in lines]
 
 
-def end_of_workers(path, folder, count, *tasks, devices=1, **settings):
+def end_of_workers(path, folder, count, *tasks, devices=1):
     """Return each worker's exit status, and what it said on standard error."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
-    workers = []
-    for index in range(count):
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "DEVICES": str(devices)}
-        if devices == 1:
+    environments = [{"DEVICES": str(devices)} for _ in range(count)]
+    if devices == 1:
+        for index, environment in enumerate(environments):
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-        command = [sys.executable, str(HERE / "engine_worker.py"), str(path), json.dumps(settings), *tasks]
-        # Files, as a worker that waits for its full pipe to be read keeps the others waiting too.
-        with (folder / f"out{index}").open("w") as out, (folder / f"err{index}").open("w") as errors:
-            workers.append(subprocess.Popen(command, env=environment, cwd=folder, stdout=out, stderr=errors))
-    try:
-        codes = [worker.wait(timeout=300) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
+    command = [sys.executable, HERE / "engine_worker.py", path, *tasks]
+    codes = run_together([command] * count, environments, folder)
     return codes, [(folder / f"err{index}").read_text() for index in range(count)]
 
 
 class Together(keras.utils.PyDataset):
-    """In one process, the batches of all workers, the k-th of each put together."""
+    """In one process, the batches of both workers, the k-th of each put together."""
 
-    def __init__(self, path, count):
+    def __init__(self, path):
         super().__init__()
         self.parts = [
-            H5ChunkSequence(path, batch_size=BATCH, memory_budget="1MB", shard=(index, count)) for index in range(count)
+            H5ChunkSequence(path, batch_size=BATCH, memory_budget="1MB", shard=(index, 2)) for index in range(2)
         ]
         self.epoch = -1
 
@@ -114,9 +95,9 @@ def rows_by_epoch(results, steps):
     return epochs
 
 
-def check_as_one_process(results, path, count):
-    steps = ROWS // BATCH // count
-    assert [result["shard"] for result in results] == [[index, count] for index in range(count)]
+def check_as_one_process(results, path):
+    steps = ROWS // BATCH // 2
+    assert [result["shard"] for result in results] == [[0, 2], [1, 2]]
     assert all(result["steps"] == steps and len(result["trained"]) == EPOCHS * steps for result in results)
     assert {len(batch) for result in results for batch in result["trained"]} == {BATCH}, "batch_size is each worker's"
     once = collections.Counter(range(ROWS))
@@ -126,7 +107,7 @@ def check_as_one_process(results, path, count):
     assert read <= 1.05 * EPOCHS * os.path.getsize(path)
 
     alone = make_model()
-    history = alone.fit(Together(path, count), epochs=EPOCHS, shuffle=False, verbose=0).history
+    history = alone.fit(Together(path), epochs=EPOCHS, shuffle=False, verbose=0).history
     for result in results:
         assert result["history"]["loss"] == pytest.approx(history["loss"], rel=1e-5)
         assert result["history"]["mae"] == pytest.approx(history["mae"], rel=1e-5)
@@ -137,20 +118,15 @@ def check_as_one_process(results, path, count):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("two")
-
-
-@pytest.fixture(scope="module")
-def said(path, folder):
+def said(path, tmp_path_factory):
     """What each of two workers said."""
-    return run_workers(path, folder, 2, "fit", "evaluate", "unsharded", "refusals")
+    return run_workers(path, tmp_path_factory.mktemp("two"), 2, "fit", "evaluate", "unsharded", "refusals")
 
 
 @pytest.fixture(scope="module")
 def alone(said, path):
     """The model that one process trained on what those two were given together."""
-    return check_as_one_process([one["fit"] for one in said], path, 2)
+    return check_as_one_process([one["fit"] for one in said], path)
 
 
 class TestTwoWorkers:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from workers import free_ports, run_together
 
 HERE = Path(__file__).parent
 ROWS, STEPS = 192, 12
@@ -22,21 +21,10 @@ needs_jax = pytest.mark.skipif(
 
 
 def run_workers(path, folder, count, devices=1):
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{one.getsockname()[1]}"
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "XLA_FLAGS": flags}
-    workers = []
-    for index in range(count):
-        command = [PYTHON, str(HERE / "jax_worker.py"), str(path), "{}", str(count), str(index), address]
-        with (folder / f"out{index}").open("w") as out, (folder / f"err{index}").open("w") as errors:
-            workers.append(subprocess.Popen(command, env=environment, stdout=out, stderr=errors))
-    try:
-        codes = [worker.wait(timeout=300) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
+    address = f"127.0.0.1:{free_ports()[0]}"
+    commands = [[PYTHON, HERE / "jax_worker.py", path, count, index, address] for index in range(count)]
+    environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    codes = run_together(commands, [environment] * count, folder)
     assert codes == [0] * count, (folder / "err0").read_text()[-3000:]
     return [json.loads((folder / f"out{index}").read_text().splitlines()[-1]) for index in range(count)]
 

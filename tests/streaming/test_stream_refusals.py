@@ -19,25 +19,15 @@ def refuse(error, text, *args, **settings):
     return str(caught.value)
 
 
-def test_no_file(tmp_path):
+def test_what_is_no_whole_hdf5_file(numbered, tmp_path):
     refuse(DataError, "no such file", tmp_path / "none.h5")
     refuse(DataError, "not a file", tmp_path)
     refuse(UsageError, "path of an HDF5 file, a list or a pattern of paths, not int", 7)
     refuse(UsageError, "not a path", "")
-
-
-def test_no_hdf5(tmp_path):
-    path = tmp_path / "text.h5"
-    path.write_text("id,label\n1,2\n" * 100)
-    refuse(DataError, "no HDF5 file", path)
-    path.write_bytes(b"")
-    refuse(DataError, "empty", path)
-
-
-def test_truncated(numbered):
     path = numbered(rows=5000)
-    path.write_bytes(path.read_bytes()[:-20_000])
-    refuse(DataError, "truncated", path)
+    for content, text in ((path.read_bytes()[:-20_000], "truncated"), (b"id,1\n" * 99, "no HDF5 file"), (b"", "empty")):
+        path.write_bytes(content)
+        refuse(DataError, text, path)
 
 
 def test_missing_names_say_what_exists(write):
@@ -57,55 +47,39 @@ def test_an_empty_file_and_a_full_one(write, tmp_path):
     assert "and 18 more" in refuse(DataError, "no dataset", path)
 
 
-def test_lengths_that_differ(write):
-    path = write(x=np.zeros((10, 2)), y=np.zeros(9))
-    refuse(DataError, "'x' has 10, 'y' has 9", path)
-
-
-def test_types_that_are_no_numbers(write, tmp_path):
+def test_types_that_are_no_numbers(tmp_path):
     path = tmp_path / "types.h5"
+    cases = [
+        (["a", "b"], "holds text"),
+        (np.array([b"a", b"b"]), "holds text"),
+        (np.zeros(2, [("a", "f4"), ("b", "i4")]), "a table with the columns 'a', 'b'"),
+        (np.zeros((2, 2), [("a", "f4")]), "a table"),
+        (np.zeros(2, complex), "complex numbers"),
+        (np.zeros(2, "V3"), "no plain number"),
+        (np.dtype("f4"), "named type"),
+        (3.0, "single value"),
+        (h5py.Empty("f4"), "empty"),
+        (np.zeros((0, 3)), r"empty: its shape is \(0, 3\)"),
+        (np.zeros((3, 0)), r"empty: its shape is \(3, 0\)"),
+        ({"dtype": h5py.vlen_dtype(np.float32)}, "ragged"),
+        ({"dtype": h5py.ref_dtype}, "references"),
+        ({"dtype": "f4"}, "never written"),
+        ({"dtype": "f4", "chunks": (1,)}, "never written"),
+    ]
     with h5py.File(path, "w") as file:
-        file["text"] = ["a", "b"]
-        file["fixed"] = np.array([b"a", b"b"])
-        file["table"] = np.zeros(2, [("a", "f4"), ("b", "i4")])
-        file["complex"] = np.zeros(2, complex)
-        file.create_dataset("ragged", (2,), h5py.vlen_dtype(np.float32))
-        file.create_dataset("reference", (2,), h5py.ref_dtype)
-        file["opaque"] = np.zeros(2, "V3")
-        file["type"] = np.dtype("f4")
-        file["scalar"] = 3.0
-        file["nothing"] = h5py.Empty("f4")
-        file["norows"] = np.zeros((0, 3))
-        file["nowidth"] = np.zeros((3, 0))
-        file.create_dataset("unwritten", (3, 2), "f4")
-        file.create_dataset("unwritten_chunks", (3, 2), "f4", chunks=(1, 2))
-        file["nested"] = np.zeros((2, 2), [("a", "f4")])
-    for name, text in {
-        "text": "holds text",
-        "fixed": "holds text",
-        "table": "a table with the columns 'a', 'b'",
-        "nested": "a table",
-        "complex": "complex numbers",
-        "ragged": "ragged",
-        "reference": "references",
-        "opaque": "no plain number",
-        "type": "named type",
-        "scalar": "single value",
-        "nothing": "empty",
-        "norows": r"empty: its shape is \(0, 3\)",
-        "nowidth": r"empty: its shape is \(3, 0\)",
-        "unwritten": "never written",
-        "unwritten_chunks": "never written",
-    }.items():
-        refuse(DataError, text, path, name, None)
+        for number, (content, _) in enumerate(cases):
+            if isinstance(content, dict):
+                file.create_dataset(f"x{number}", (2,), **content)
+            else:
+                file[f"x{number}"] = content
+    for number, (_, text) in enumerate(cases):
+        refuse(DataError, text, path, f"x{number}", None)
 
 
 def test_other_files_are_not_followed_unasked(write, tmp_path):
     secret = write(name="secret.h5", x=np.arange(8.0))
     path = tmp_path / "links.h5"
     (tmp_path / "raw.bin").write_bytes(np.arange(8.0).tobytes())
-    layout = h5py.VirtualLayout((8,), "f8")
-    layout[:] = h5py.VirtualSource(str(secret), "x", (8,))
     with h5py.File(path, "w") as file:
         file["x"] = np.arange(8.0)
         file["link"] = h5py.ExternalLink(str(secret), "x")
@@ -113,10 +87,8 @@ def test_other_files_are_not_followed_unasked(write, tmp_path):
         file["soft"] = h5py.SoftLink("/group/x")
         file["loop"] = h5py.SoftLink("/loop")
         file.create_dataset("storage", (8,), "f8", external=[(str(tmp_path / "raw.bin"), 0, 64)])
-        file.create_virtual_dataset("virtual", layout)
-        inside = h5py.VirtualLayout((8,), "f8")
-        inside[:] = h5py.VirtualSource(".", "x", (8,))
-        file.create_virtual_dataset("inside", inside)
+        virtual(file, "virtual", str(secret), "x")
+        virtual(file, "inside", ".", "x")
     for name in ("link", "group/x", "soft"):
         refuse(DataError, "external link.*trust_file", path, name, None)
     refuse(DataError, "another file", path, "storage", None)
@@ -251,8 +223,6 @@ def test_hostile_names_are_shown_escaped(tmp_path):
     ("settings", "text"),
     [
         ({"batch_size": 0}, "batch_size: 0 is too small; it must be 1 or more"),
-        ({"batch_size": 2.5}, "batch_size: 2.5 is not a whole number"),
-        ({"batch_size": True}, "not a whole number"),
         ({"shuffle": "yes"}, "shuffle: 'yes' is neither True nor False"),
         ({"seed": -1}, "seed: -1"),
         ({"workers": -1}, "workers: -1"),
@@ -272,9 +242,7 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"scale": float("nan")}, "scale:"),
         ({"scale": {"z": 1}}, "scale: 'z' is none of the datasets used \\('x', 'y'\\)"),
         ({"dtype": {"z": "stored"}}, "dtype: 'z'"),
-        ({"dtype": 3}, "dtype: 3 is not one of float32"),
         ({"dtype": None}, "dtype: None is not one of float32"),
-        ({"dtype": "no type"}, "dtype: 'no type' is not one of float32"),
         ({"scale": 10**400}, "scale: 1000"),
         ({"trust_file": 1}, "trust_file: 1 is neither"),
         ({"transform": 3}, "transform: 3 cannot be called"),

@@ -113,18 +113,6 @@ def test_each_task_runs_once_with_the_buffers_of_its_thread():
     assert len({scratch for _, scratch, _ in done}) == len({thread for _, _, thread in done})
 
 
-def test_the_plan_is_made_once_by_a_thread_of_the_pool():
-    planned = []
-
-    def plan():
-        planned.append(threading.current_thread())
-        return []
-
-    fill(plan)
-    assert len(planned) == 1
-    assert planned[0] is not threading.current_thread()
-
-
 def test_the_first_error_ends_the_filling():
     done = []
 
@@ -160,20 +148,6 @@ def test_a_stopped_filling_begins_no_further_task():
 # ---- windows
 
 
-@pytest.mark.parametrize("batch", [1, 7, 8, 24, 96])
-@pytest.mark.parametrize("seed", [None, 1])
-def test_batches_have_the_rows_of_the_order(batch, seed):
-    reader, order = FakeReader(), an_order(seed=seed)
-    store = a_store(reader, batch_rows=96)
-    for start in range(0, ROWS, batch):
-        stop = min(start + batch, ROWS)
-        x, y = store.batch(order, start, stop, own=True)
-        assert y.tolist() == order.rows(start, stop).tolist()
-        assert np.array_equal(x[:, 1], y)
-    assert reader.windows == [(0, window) for window in range(order.windows)], "each window is read once, in turn"
-    store.close()
-
-
 def test_the_next_window_is_read_while_one_is_delivered():
     reader, order = FakeReader(), an_order()
     store = a_store(reader)
@@ -199,17 +173,6 @@ def test_a_batch_waits_for_its_own_rows_alone():
         reader.gate.set()
         assert np.concatenate(rest.result(20)).tolist() == wanted[8:].tolist()
     assert reader.windows == [(0, window) for window in range(order.windows)]
-    store.close()
-
-
-def test_batches_can_be_asked_for_out_of_turn():
-    reader, order = FakeReader(), an_order()
-    store, wanted = a_store(reader), order.rows(0, ROWS)
-    assert store.batch(order, 40, 48, own=True)[1].tolist() == wanted[40:48].tolist()
-    assert reader.windows[0] == (0, 1)
-    assert store.batch(order, 24, 32, own=False)[1].tolist() == wanted[24:32].tolist()
-    assert store.batch(order, 48, 56, own=True)[1].tolist() == wanted[48:56].tolist()
-    assert store.batch(order, 20, 28, own=True)[1].tolist() == wanted[20:28].tolist(), "of two windows"
     store.close()
 
 
@@ -247,28 +210,3 @@ def test_rows_that_an_error_left_out_are_not_given_away():
     reader.failure = None
     assert store.batch(order, 8, 16, own=True)[1].tolist() == order.rows(8, 16).tolist()
     store.close()
-
-
-def test_memory_is_taken_again_only_when_nobody_holds_it():
-    reader, kept = FakeReader(), []
-    store = a_store(reader)
-    for number in range(4):
-        kept += [(batch[1], batch[1].copy()) for batch in epoch(store, an_order(number))]
-    assert all(np.array_equal(now, then) for now, then in kept)
-    kept.clear()
-    epoch(store, an_order(9))
-    assert store.nbytes <= 2 * BLOCK * WINDOW * 16 + 4096
-    store.close()
-
-
-def test_a_closed_store_can_be_used_again():
-    reader, order = FakeReader(), an_order()
-    store = a_store(reader)
-    epoch(store, order)
-    store.close()
-    assert (store.nbytes, reader.closed) == (0, 1)
-    assert [row for _, y in epoch(store, order) for row in y.tolist()] == order.rows(0, ROWS).tolist()
-    store.close()
-
-
-# ---- the tasks of a reader
