@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from kerasmem.compat import gradients
-from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.compat.living_objects import living_objects, living_types
 
 
@@ -38,6 +37,18 @@ def traced(body=doubled):
     return function, gradients.custom_gradients().keys() - before
 
 
+def free():
+    """Free twice, as a function whose graph TensorFlow took apart names none before the second time."""
+    gradients.free_unneeded_gradients()
+    gradients.free_unneeded_gradients()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_over():
+    yield
+    free()
+
+
 def slope(function, at=3.0):
     x = tf.constant(at)
     with tf.GradientTape() as tape:
@@ -46,28 +57,12 @@ def slope(function, at=3.0):
     return float(tape.gradient(y, x))
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left_over():
-    yield
-    gradients.free_unneeded_gradients()
-    gradients.free_unneeded_gradients()
-
-
-def test_a_traced_custom_gradient_leaves_an_entry_that_an_operation_names():
-    function, new = traced()
-    graph = function.get_concrete_function(tf.TensorSpec((), "float32")).graph
-    assert len(new) == 1
-    assert set(gradients._named_in(graph)) == new
-    assert all(gradients._NAME.fullmatch(name) for name in new)
-
-
 def test_the_entry_of_a_function_that_is_gone_goes_and_others_stay_the_same_objects():
     kept, of_kept = traced()
     lost, of_lost = traced()
     before = {name: gradients.custom_gradients()[name] for name in of_kept}
     del lost
-    gradients.free_unneeded_gradients()
-    gradients.free_unneeded_gradients()  # a function whose graph TensorFlow took apart names none: the second time
+    free()
     after = gradients.custom_gradients()
     assert not of_lost & after.keys()
     assert all(after[name] is before[name] for name in of_kept)
@@ -102,8 +97,7 @@ def test_a_function_inside_another_and_inside_branches_and_loops_keeps_its_gradi
 
     x, n = tf.constant(3.0), tf.constant(2)
     outer(x, n)
-    gradients.free_unneeded_gradients()
-    gradients.free_unneeded_gradients()
+    free()
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = outer(x, n)
@@ -117,8 +111,7 @@ def test_a_recorded_step_can_be_differentiated_after_its_function_is_gone():
         tape.watch(x)
         y = function(x)
     del function
-    gradients.free_unneeded_gradients()
-    gradients.free_unneeded_gradients()
+    free()
     assert float(tape.gradient(y, x)) == 5
 
 
@@ -130,8 +123,7 @@ def test_a_saved_model_keeps_its_gradients_through_export_loading_and_freeing(tm
     tf.saved_model.save(module, str(tmp_path), options=options)
     del module
     loaded = tf.saved_model.load(str(tmp_path))
-    gradients.free_unneeded_gradients()
-    gradients.free_unneeded_gradients()
+    free()
     assert slope(loaded.work) == 5
     tf.saved_model.save(loaded, str(tmp_path / "again"), options=options)
 
@@ -140,8 +132,7 @@ def test_a_graph_that_gc_freeze_hides_keeps_its_gradient():
     function, new = traced()
     gc.freeze()
     try:
-        gradients.free_unneeded_gradients()
-        gradients.free_unneeded_gradients()
+        free()
     finally:
         gc.unfreeze()
     assert new <= gradients.custom_gradients().keys()
@@ -156,8 +147,7 @@ def test_a_copy_of_a_graph_keeps_the_gradient_of_the_original():
         tf.import_graph_def(definition, name="")
     name = next(gradients._named_in(copy))
     del original
-    gradients.free_unneeded_gradients()
-    gradients.free_unneeded_gradients()
+    free()
     assert name in gradients.custom_gradients()
 
 
@@ -182,8 +172,7 @@ def test_a_gradient_without_a_graph_yet_is_left_for_the_next_call():
 def test_a_users_own_gradient_stays():
     name = "CustomGradient-of-mine"
     tf.RegisterGradient(name)(lambda *_: None)
-    gradients.free_unneeded_gradients()
-    gradients.free_unneeded_gradients()
+    free()
     from tensorflow.python.framework import ops
 
     assert ops.gradient_registry.lookup(name) is not None
@@ -215,13 +204,6 @@ def test_the_gradients_of_a_graph_that_nobody_differentiates_can_be_forgotten():
     assert of_kept <= gradients.custom_gradients().keys()
     assert not of_lost & gradients.custom_gradients().keys()
     assert slope(kept) == 5
-
-
-def test_without_the_registry_nothing_is_done_and_the_message_says_what_is_off(monkeypatch):
-    gone = gradients.Borrowed("json:no_registry", feature=gradients._FEATURE)
-    monkeypatch.setattr(gradients, "_REGISTRY", gone)
-    with pytest.raises(NotAvailableError, match=r"freeing trained models \(kerasmem.clear_session\)"):
-        gradients.free_unneeded_gradients()
 
 
 def test_a_search_of_all_objects_leaves_other_threads_their_tuples():

@@ -6,12 +6,15 @@ import json
 import sys
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from kerasmem.compat import keras_functional, keras_layers, keras_state
+from kerasmem.compat import keras_functional, keras_layers, keras_losses, keras_state
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.keras_compile import compile_arguments, compute_loss, loss_and_metrics_built, user_metrics
-from kerasmem.compat.keras_variables import handle_only, raw_value, stand_ins_for
+from kerasmem.compat.keras_variables import give_value, handle_only, has_value, raw_value, stand_ins_for
+from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.estimation.facade import estimate
 
 layers = keras.layers
@@ -73,12 +76,13 @@ def test_variables_behind_keras_variables(compiled):
     assert raw_value(bare) is None, "a later scope has initialised it"
 
 
-def test_the_loss_that_a_layer_adds():
-    class Adds(layers.Layer):
-        def call(self, x):
-            self.add_loss(keras.ops.sum(x))
-            return x
+class Adds(layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.sum(x))
+        return x
 
+
+def test_the_loss_that_a_layer_adds():
     layer = Adds()
     with keras.StatelessScope(collect_losses=True) as scope:
         layer(keras.ops.ones((2,)))
@@ -146,3 +150,78 @@ def test_asking_for_the_functional_class_names_no_layer():
     tensor = keras.Input((1,))
     model = keras.Model(tensor, layers.Identity()(tensor))
     assert (model.name, model.layers[-1].name) == ("functional", "identity")
+
+
+def test_graphs_of_layers():
+    inputs = keras.Input((3,))
+
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+    assert keras_functional.is_functional(keras.Model(inputs, layers.Dense(2)(inputs)))
+    assert not keras_functional.is_functional(Own())
+    assert not keras_functional.is_functional(layers.Dense(2))
+    assert keras_layers.supports_jit(Own())
+
+
+def test_names_that_tensorflow_refuses():
+    layer = layers.Dense(2, name="my layer (v2)")
+    layer.build((None, 3))
+    with keras_layers.without_name_scopes():
+        traced = tf.function(layer).get_concrete_function(tf.TensorSpec((1, 3)))
+    assert traced.structured_outputs.shape == (1, 2)
+
+
+def test_layers_with_a_generator_of_their_own():
+    assert keras_layers.draws_numbers(layers.Dropout(0.5))
+    assert not keras_layers.draws_numbers(layers.Dense(1))
+
+
+def test_a_variable_without_a_value_is_known():
+    with keras.StatelessScope():
+        variable = keras.Variable(keras.initializers.Ones(), shape=(2,), dtype="float32")
+        assert not has_value(variable)
+        with pytest.raises(ValueError, match="stateless scope"):  # Keras's own refusal to give it one in here
+            give_value(variable)
+    assert has_value(variable)  # Keras gives it one where the scope ends
+    give_value(variable)
+
+
+def test_a_started_device_is_seen():
+    tf.constant(1.0)
+    assert devices_are_started()
+
+
+def test_losses_reduce_by_the_function_that_is_replaced():
+    def doubled(reduce, values, **how):
+        assert set(how) == {"sample_weight", "mask", "reduction", "dtype"}
+        return 2 * reduce(values, **how)
+
+    loss, values = keras.losses.MeanSquaredError(), (np.ones((4, 1)), np.zeros((4, 1)))
+    with keras_losses.reduction_replaced(doubled):
+        assert float(loss(*values)) == 2
+    assert float(loss(*values)) == 1
+
+
+def test_masked_weights_are_zero():
+    weights = keras_losses.masked_weights(
+        keras.ops.ones((4,)), keras.ops.array([True, True, True, False]), "float32", "sum_over_batch_size"
+    )
+    assert float(weights[3]) == 0
+
+
+def test_trackers_of_each_output():
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, {name: layers.Dense(1, name=name)(inputs) for name in "ab"})
+    model.compile("sgd", "mse")
+    model.train_on_batch(np.ones((2, 3)), {name: np.ones((2, 1)) for name in "ab"})
+    assert keras_losses.loss_tracker(model).name == "loss"
+    assert sorted(each.name for each in keras_losses.compiled_loss(model).metrics) == ["a_loss", "b_loss"]
+
+
+def test_losses_that_layers_add():
+    layer = Adds()
+    layer(np.ones((2, 3)))
+    assert keras_losses.has_added_losses(layer)
+    assert not keras_losses.has_added_losses(layers.Dense(1, kernel_regularizer="l2"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import struct
 import zlib
 
 import h5py
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import DataError
+from kerasmem.hdf5.direct.codecs import SHUFFLE, DecodeError, Pipeline
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.file_order import read_windows
 
@@ -87,18 +89,64 @@ def test_changed_chunks_bring_no_memory_and_end_nothing(attack):
     assert done.code == 0 and done.out.startswith("done"), done.text
 
 
-def write_chunk(path, chunk, set_filters, shape=(64, 8), chunks=None, name="x"):
-    with h5py.File(path, "a") as file:
+def write_chunk(path, chunk, set_filters, shape=(64, 8)):
+    """Write a dataset of one chunk whose stored bytes are `chunk`."""
+    with h5py.File(path, "w") as file:
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        creation.set_chunk(chunks or shape)
+        creation.set_chunk(shape)
         set_filters(creation)
-        dataset = h5py.h5d.create(file.id, name.encode(), h5py.h5t.STD_U8LE, h5py.h5s.create_simple(shape), creation)
+        dataset = h5py.h5d.create(file.id, b"x", h5py.h5t.STD_U8LE, h5py.h5s.create_simple(shape), creation)
         dataset.write_direct_chunk((0,) * len(shape), chunk, 0)
     return path
 
 
+def optional(code, numbers):
+    return lambda creation: creation.set_filter(code, h5py.h5z.FLAG_OPTIONAL, numbers)
+
+
 def read(path, name="x", **access):
     return next(read_windows([str(path)], [name], access=Access(**access)))[1][name]
+
+
+BLOSC, LZ4, BITSHUFFLE, ZSTD = 32001, 32004, 32008, 32015
+
+
+def blosc_header(total, stored, flags=0x02, typesize=1, block=None):
+    """A Blosc 1 header; flag 2 says that the bytes after it are a plain copy."""
+    return struct.pack("<BBBBiii", 2, 1, flags, typesize, total, block or total, stored)
+
+
+BLOSC_CHUNKS = {
+    "a plain copy longer than what is stored": blosc_header(1 << 20, (1 << 20) + 16) + b"x" * 4000,
+    "compressed bytes longer than what is stored": blosc_header(1 << 20, 1 << 20, flags=0x01) + b"x" * 4000,
+    "a negative size": blosc_header(1 << 20, -1) + b"x" * 4000,
+    "block starts outside": blosc_header(1 << 20, 4016, 0x21, 1, 1 << 12) + b"\0\0\0\x40" * 256 + b"x" * 2976,
+    "only a header": blosc_header(1 << 20, 16),
+    "half a header": blosc_header(1 << 20, 16)[:9],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLOSC_CHUNKS)
+def test_a_blosc_chunk_gives_no_foreign_memory(tmp_path, name):
+    pytest.importorskip("hdf5plugin")
+    filters = optional(BLOSC, (2, 2, 1, 1 << 20, 5, 0, 0))
+    with pytest.raises(DataError, match="cannot be read"):
+        read(write_chunk(tmp_path / "blosc.h5", BLOSC_CHUNKS[name], filters, (1, 1 << 20)))
+
+
+@pytest.mark.parametrize("code", [LZ4, BITSHUFFLE, ZSTD])
+@pytest.mark.parametrize("size", [7, 16, 4000])
+def test_other_codecs_refuse_garbage(tmp_path, code, size):
+    pytest.importorskip("hdf5plugin")
+    chunk = np.random.default_rng(0).bytes(size)
+    with pytest.raises(DataError, match="cannot be read"):
+        read(write_chunk(tmp_path / "codec.h5", chunk, optional(code, (0, 0, 1, 0, 2)), (1, 1 << 20)))
+
+
+@pytest.mark.parametrize("numbers", [(), (0,)])
+def test_a_shuffle_without_an_element_size_is_left_to_hdf5(numbers):
+    with pytest.raises(DecodeError, match="no size of an element"):
+        Pipeline([(SHUFFLE, numbers)], 64)
 
 
 SHORT = zlib.compress(b"\7" * 40)
@@ -143,6 +191,32 @@ def test_a_chunk_with_fewer_bytes_than_it_needs_is_not_left_to_hdf5(tmp_path):
     data[at : at + 4] = (16).to_bytes(4, "little")
     path.write_bytes(data)
     with pytest.raises(DataError, match="a chunk of 8,192 bytes takes 16 in the file"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{10: 0}, {8: 1}, {11: 1}, {10: 0, 11: 0}],
+    ids=["fewer bytes a block", "more bytes a block", "other blocks", "blocks of no bytes"],
+)
+def test_a_chunk_that_its_own_filter_refuses(tmp_path, changes):
+    """What the data is not made of is looked at too: there is no checksum that would tell what else is damaged."""
+    hdf5plugin = pytest.importorskip("hdf5plugin")
+    pytest.importorskip("imagecodecs")
+    path, values = tmp_path / "x.h5", np.arange(1024, dtype="<i4") % 97
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values, chunks=(1024,), **hdf5plugin.LZ4(nbytes=512))
+    assert read(path).tolist() == values.tolist()
+    with h5py.File(path, "r+") as file:
+        mask, chunk = file["x"].id.read_direct_chunk((0,))
+        chunk = bytearray(chunk)
+        for place, byte in changes.items():
+            chunk[place] = byte
+        file["x"].id.write_direct_chunk((0,), bytes(chunk), mask)
+    if int(hdf5plugin.version.partition(".")[0]) > 5:  # older ones do not look at all of it
+        with h5py.File(path) as file, pytest.raises(OSError, match="filter returned failure"):
+            file["x"][...]
+    with pytest.raises(DataError, match="cannot be read: "):
         read(path)
 
 

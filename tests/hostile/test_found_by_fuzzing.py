@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import struct
-import threading
-import time
-import zipfile
 
 import h5py
 import numpy as np
@@ -18,7 +13,6 @@ import kerasmem
 from kerasmem.errors import DataError
 from kerasmem.monitoring import read_timeline
 from kerasmem.monitoring.log_summary import summarise
-from kerasmem.streaming.file_order import read_windows
 
 
 def npy(header: bytes) -> bytes:
@@ -157,67 +151,6 @@ def test_a_record_without_values(tmp_path):
         kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")
 
 
-HEAD = (
-    b'HTTP/1.1 206 OK\r\nETag: "1"\r\nContent-Range: bytes 0-999/1000\r\n'
-    b"Transfer-Encoding: chunked\r\n\r\n"
-)  # fmt: skip
-READ = """
-import sys
-from kerasmem.errors import DataError
-from kerasmem.hdf5.remote import failures, objects
-from kerasmem.streaming.file_order import read_windows
-objects._SILENCE = objects._CONNECT = 0.3
-failures._FIRST_WAIT = failures._LONGEST_WAIT = 0.01
-try:
-    list(read_windows([sys.argv[1]], ["x"]))
-except DataError as error:
-    sys.exit(f"Error: {error}")
-"""
-
-
-@pytest.mark.parametrize(
-    "said", [(HEAD, b"3e0\r\n" + bytes(0x3E0) + b"\r\nzz\r\n"), (b"HTTP/1.1 100 Continue\r\n\r\n",)],
-    ids=["breaks its chunked coding off", "says that it goes on and does not"],
-)  # fmt: skip
-def test_a_server_that_falls_silent(attack, said):
-    """aiohttp neither tells of a break in the coding nor minds the silence after it, or after "100 Continue"."""
-    pytest.importorskip("aiohttp")
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def answer(connection):
-        with contextlib.suppress(OSError):
-            while connection.recv(65536):
-                for part in said:
-                    connection.sendall(part)
-                    time.sleep(0.1)
-
-    def serve():
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=answer, args=server.accept()[:1], daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
-    with server:
-        found = attack(f"http://127.0.0.1:{server.getsockname()[1]}/x.h5", script=READ, seconds=40)
-    assert found.code == 1 and "failed 7 times in a row" in found.err, found.text
-
-
-@pytest.mark.parametrize("damage", ["header", "shape"])
-def test_a_checkpoint_that_numpy_cannot_read(tmp_path, damage):
-    from kerasmem.training.checkpoint import Checkpoint
-
-    run = {"epoch": 0, "batch": 1, "steps": 4, "logs": {}, "history": {}, "epochs": [], "micro_batch_rows": None}
-    story = {"format_version": 1, "run": run, "data": "", "agrees": {}, "position": {}}
-    story["variables"] = {"trainable": [["float32", 1]]}
-    content = {"saved": np.frombuffer(json.dumps(story).encode(), np.uint8), "trainable0": np.zeros(4, np.uint8)}
-    np.savez(tmp_path / "run.npz", **content)
-    if damage == "header":
-        with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
-            archive.writestr("saved.npy", npy(b"{'descr': '<f4', ("))
-    with pytest.raises(DataError, match="no checkpoint of kerasmem, or a damaged one"):
-        Checkpoint(str(tmp_path / "run.npz"), None).read()
-
-
 def far_away(path):
     """Write one chunk of 2**31: the index has a place for each before it."""
     with h5py.File(path, "w", libver="latest") as file:
@@ -293,35 +226,3 @@ def test_indexes_and_lists_without_end(attack, tmp_path):
     for path, said in zip(paths, wanted, strict=True):
         lines = [line for line in done.out.splitlines() if path.name in line and said in line]
         assert len(lines) >= 2, done.text
-
-
-@pytest.mark.parametrize(
-    ("filter_code", "numbers", "changes"),
-    [(32004, (512,), {10: 0}), (32004, (512,), {8: 1}), (32004, (512,), {11: 1}), (32004, (512,), {10: 0, 11: 0})],
-    ids=["fewer bytes a block", "more bytes a block", "other blocks", "blocks of no bytes"],
-)
-def test_a_chunk_that_its_own_filter_refuses(tmp_path, filter_code, numbers, changes):
-    """What the data is not made of is looked at too: there is no checksum that would tell what else is damaged."""
-    hdf5plugin = pytest.importorskip("hdf5plugin")
-    pytest.importorskip("imagecodecs")
-    path, values = tmp_path / "x.h5", np.arange(1024, dtype="<i4") % 97
-    with h5py.File(path, "w") as file:
-        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        creation.set_chunk((1024,))
-        creation.set_filter(filter_code, h5py.h5z.FLAG_OPTIONAL, numbers)
-        space = h5py.h5s.create_simple((1024,))
-        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"x", h5py.h5t.py_create(values.dtype), space, creation))
-        dataset[...] = values
-    ((_, window),) = read_windows([str(path)], ["x"])
-    assert window["x"].tolist() == values.tolist()
-    with h5py.File(path, "r+") as file:
-        mask, chunk = file["x"].id.read_direct_chunk((0,))
-        chunk = bytearray(chunk)
-        for place, byte in changes.items():
-            chunk[place] = byte
-        file["x"].id.write_direct_chunk((0,), bytes(chunk), mask)
-    if int(hdf5plugin.version.partition(".")[0]) > 5:  # older ones do not look at all of it
-        with h5py.File(path) as file, pytest.raises(OSError, match="filter returned failure"):
-            file["x"][...]
-    with pytest.raises(DataError, match="cannot be read: "):
-        list(read_windows([str(path)], ["x"]))

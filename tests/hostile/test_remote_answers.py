@@ -7,6 +7,7 @@ import contextlib
 import http.server
 import socket
 import threading
+import time
 
 import h5py
 import numpy as np
@@ -19,10 +20,13 @@ from kerasmem.hdf5.remote import file_systems
 GIB = 2**30
 READ = """
 import sys
-from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
+from kerasmem.hdf5.remote import failures, objects
+from kerasmem.streaming.file_order import read_windows
+objects._SILENCE = objects._CONNECT = 0.3
+failures._FIRST_WAIT = failures._LONGEST_WAIT = 0.01
 try:
-    H5ChunkSequence(sys.argv[1])
+    list(read_windows([sys.argv[1]], ["x"]))
 except DataError as error:
     sys.exit(f"Error: {error}")
 """
@@ -69,6 +73,29 @@ def test_a_server_that_sends_more_than_was_asked_for(attack, serve):
 
     found = attack(f"{serve(answer)}/x.h5", script=READ, memory=1 * GIB)
     assert found.code == 1 and "and not those asked for" in found.err
+
+
+HEAD = (
+    b'HTTP/1.1 206 OK\r\nETag: "1"\r\nContent-Range: bytes 0-999/1000\r\n'
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "said", [(HEAD, b"3e0\r\n" + bytes(0x3E0) + b"\r\nzz\r\n"), (b"HTTP/1.1 100 Continue\r\n\r\n",)],
+    ids=["breaks its chunked coding off", "says that it goes on and does not"],
+)  # fmt: skip
+def test_a_server_that_falls_silent(attack, serve, said):
+    """aiohttp neither tells of a break in the coding nor minds the silence after it, or after "100 Continue"."""
+    pytest.importorskip("aiohttp")
+
+    def answer(request):
+        for part in said:
+            request.wfile.write(part)
+            time.sleep(0.1)
+
+    found = attack(f"{serve(answer)}/x.h5", script=READ, seconds=40)
+    assert found.code == 1 and "failed 7 times in a row" in found.err, found.text
 
 
 def ranges(data, seen):

@@ -42,7 +42,8 @@ def entries(checkpoint):
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def rewrite(checkpoint, content, compression=zipfile.ZIP_STORED):
+def replace(checkpoint, compression=zipfile.ZIP_STORED, **arrays):
+    content = entries(checkpoint) | {f"{name}.npy": data for name, data in arrays.items()}
     with zipfile.ZipFile(checkpoint.path, "w", compression) as archive:
         for name, data in content.items():
             archive.writestr(name, data)
@@ -54,58 +55,56 @@ def npy(array):
     return file.getvalue()
 
 
-def said(checkpoint, change):
+def retell(checkpoint, change):
+    """Change what the archive says of itself."""
     found = json.loads(np.load(io.BytesIO(entries(checkpoint)["saved.npy"])).tobytes())
-    return npy(np.frombuffer(json.dumps(change(found)).encode(), np.uint8))
+    change(found)
+    replace(checkpoint, saved=npy(np.frombuffer(json.dumps(found).encode(), np.uint8)))
 
 
 def deep(checkpoint):
-    rewrite(checkpoint, {**entries(checkpoint), "saved.npy": npy(np.frombuffer(b"[" * 200_000, np.uint8))})
+    replace(checkpoint, saved=npy(np.frombuffer(b"[" * 200_000, np.uint8)))
 
 
 def compressed(checkpoint):
-    rewrite(checkpoint, {**entries(checkpoint), "model0.npy": npy(np.zeros(64 * MIB, "u1"))}, zipfile.ZIP_DEFLATED)
+    replace(checkpoint, zipfile.ZIP_DEFLATED, model0=npy(np.zeros(64 * MIB, "u1")))
 
 
 def overlapping(checkpoint):
     """Many names for the same bytes."""
-    content = {**entries(checkpoint), "model0.npy": npy(np.zeros(MIB, "u1"))}
-    with zipfile.ZipFile(checkpoint.path, "w") as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
+    replace(checkpoint, model0=npy(np.zeros(MIB, "u1")))
+    with zipfile.ZipFile(checkpoint.path, "a") as archive:
         for number in range(1, 2000):
             again = zipfile.ZipInfo(f"model{number}.npy")
             first = archive.getinfo("model0.npy")
             for name in ("header_offset", "CRC", "compress_size", "file_size"):
                 setattr(again, name, getattr(first, name))
             archive.filelist.append(again)
-            archive.NameToInfo[again.filename] = again
+        archive._didModify = True
 
 
 def endless_shape(checkpoint):
     huge = npy(np.zeros(4, "u1")).replace(b"(4,), }" + b" " * 12, b"(400000000000,), }  ")
     assert b"400000000000" in huge
-    rewrite(checkpoint, {**entries(checkpoint), "model0.npy": huge})
+    replace(checkpoint, model0=huge)
 
 
-def other_shape(checkpoint):
+def variable_is(place, value):
+    """Have the archive say another type (0) or shape (1) of its variable."""
+
     def change(found):
-        found["variables"]["model"][0][1] = [2**40, 2**40]
-        return found
+        found["variables"]["model"][0][place] = value
 
-    rewrite(checkpoint, {**entries(checkpoint), "saved.npy": said(checkpoint, change)})
+    return lambda checkpoint: retell(checkpoint, change)
 
 
-def objects(checkpoint):
-    def change(found):
-        found["variables"]["model"][0][0] = "variant"
-        return found
-
-    rewrite(checkpoint, {**entries(checkpoint), "saved.npy": said(checkpoint, change)})
+def no_header(checkpoint):
+    text = b"{'descr': '<f4', (".ljust(117) + b"\n"
+    replace(checkpoint, saved=b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
 
 
 def a_pickle(checkpoint):
-    rewrite(checkpoint, {**entries(checkpoint), "model0.npy": npy(np.array([{}], object))})
+    replace(checkpoint, model0=npy(np.array([{}], object)))
 
 
 def a_plain_array(checkpoint):
@@ -125,11 +124,15 @@ def cut(checkpoint):
         file.truncate(300)
 
 
-BOMBS = [deep, compressed, overlapping, endless_shape, other_shape, objects, a_pickle, a_plain_array,
-         an_array_that_ends_as_an_archive, cut]  # fmt: skip
+BOMBS = {
+    "deep": deep, "compressed": compressed, "overlapping": overlapping, "endless shape": endless_shape,
+    "other shape": variable_is(1, [2**40, 2**40]), "no shape": variable_is(1, 1), "objects": variable_is(0, "variant"),
+    "no header": no_header, "a pickle": a_pickle, "a plain array": a_plain_array,
+    "an array that ends as an archive": an_array_that_ends_as_an_archive, "cut": cut,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("make", BOMBS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", BOMBS.values(), ids=BOMBS)
 def test_a_file_to_go_on_from_takes_no_more_than_it_has(checkpoint, make):
     make(checkpoint)
     tracemalloc.start()
@@ -149,8 +152,7 @@ def test_a_file_to_go_on_from_takes_no_more_than_it_has(checkpoint, make):
     ids=str,
 )  # fmt: skip
 def test_counts_that_no_run_has(checkpoint, counts):
-    story = said(checkpoint, lambda found: {**found, "run": {**found["run"], **counts}})
-    rewrite(checkpoint, entries(checkpoint) | {"saved.npy": story})
+    retell(checkpoint, lambda found: found["run"].update(counts))
     with pytest.raises(DataError, match=rf"run\.resume': no checkpoint of kerasmem.*its {next(iter(counts))}"):
         Checkpoint(checkpoint.path, Data()).read()
 
@@ -204,13 +206,6 @@ def test_epochs_that_were_not_trained_are_not_gone_through(tmp_path):
     again = Counted()
     kerasmem.fit(model, again, **fit)
     assert 0 < again.begun <= 3
-
-
-def test_what_was_written_is_read(checkpoint):
-    read = Checkpoint(checkpoint.path, Data(), keeps_before=True)
-    assert read.read().run.epoch == 1
-    checkpoint.write(RunState(epoch=2), {"model": []})
-    assert sorted(read.points().values()) == [checkpoint.path, checkpoint.path + ".before"]
 
 
 def test_links_are_neither_read_nor_written_through(checkpoint, tmp_path):

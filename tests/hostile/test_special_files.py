@@ -1,4 +1,4 @@
-"""Pipes, devices and sockets that a file names, or that are named in its place: nobody opens them, so nobody waits."""
+"""Pipes, devices, sockets and other files that a file names, or that are named in its place: nobody opens them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ for path in sys.argv[1:]:
 """
 
 
-def virtual(path, source, name="x", unlimited=False, pattern=False):
-    """A virtual dataset over `name` of the file `source`."""
+def virtual(path, source, unlimited=False, pattern=False, kind="f4"):
+    """A virtual dataset over x of the file `source`."""
     with h5py.File(path, "w", libver="latest") as file:
         file["y"] = np.arange(10)
         space = h5py.h5s.create_simple((10,), (h5py.h5s.UNLIMITED,) if unlimited or pattern else (10,))
@@ -54,8 +54,8 @@ def virtual(path, source, name="x", unlimited=False, pattern=False):
         elif pattern:
             space.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (10,), (10,))
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        creation.set_virtual(space, os.fsencode(source), name.encode(), there)
-        h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, space, creation)
+        creation.set_virtual(space, os.fsencode(source), b"x", there)
+        h5py.h5d.create(file.id, b"x", h5py.h5t.py_create(np.dtype(kind)), space, creation)
     return path
 
 
@@ -70,10 +70,10 @@ def linked(path, target, soft=False):
     return path
 
 
-def stored(path, target):
+def stored(path, target, kind="f4"):
     with h5py.File(path, "w") as file:
         file["y"] = np.arange(10)
-        file.create_dataset("x", (10,), "f4", external=[(str(target), 0, 40)])
+        file.create_dataset("x", (10,), kind, external=[(str(target), 0, 10 * np.dtype(kind).itemsize)])
     return path
 
 
@@ -142,3 +142,34 @@ def test_a_model_with_weights_in_a_pipe(attack, tmp_path, fifo):
     script = "import sys; from kerasmem.models.document import read_document; print(read_document(sys.argv[1]).config)"
     done = attack(tmp_path / "model.h5", script=script, seconds=20)
     assert (done.code, done.out) == (0, "{}\n"), done.text
+
+
+def test_class_names_come_from_no_other_file(attack, tmp_path, secret):
+    with h5py.File(tmp_path / "private" / "other.h5", "w") as file:
+        file["x"] = np.array([b"TOP-SECRET-"] * 4)
+    virtual(tmp_path / "virtual.h5", tmp_path / "private" / "other.h5", kind="S64")
+    stored(tmp_path / "stored.h5", secret, kind="S64")
+    for path in (tmp_path / "virtual.h5", tmp_path / "stored.h5"):
+        with h5py.File(path, "a") as file:
+            file.move("x", "y_class_names")
+            file["x"] = np.zeros((10, 3), "f4")
+        assert "TOP-SECRET" not in attack("data", "inspect", path, "--json").text
+        out = tmp_path / f"{path.stem}-out.h5"
+        assert "TOP-SECRET" not in attack("data", "convert", path, "-o", out, "--json").text
+        assert not out.exists() or b"TOP-SECRET" not in out.read_bytes()
+
+
+@pytest.mark.parametrize("part", ["data", "indices", "indptr"])
+def test_a_sparse_matrix_is_of_its_own_file(attack, tmp_path, secret, part):
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        group = file.create_group("X")
+        group.attrs["encoding-type"], group.attrs["shape"] = "csr_matrix", [4, 8]
+        for name, values in {"data": np.ones(8, "u1"), "indices": np.arange(8, dtype="u1"),
+                             "indptr": np.array([0, 2, 4, 6, 8], "u1")}.items():  # fmt: skip
+            if name == part:
+                group.create_dataset(name, values.shape, "u1", external=[(str(secret), 0, len(values))])
+            else:
+                group[name] = values
+    done = attack("data", "convert", tmp_path / "data.h5", "-o", tmp_path / "out.h5")
+    assert done.code == 2 and "another file" in done.err, done.text
+    assert attack("data", "inspect", tmp_path / "data.h5", "--json").code in (0, 2)

@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import h5py
 import keras
-import numpy as np
 import pytest
+
+import kerasmem
+from kerasmem.errors import ModelError, ModelFileError, UsageError
+from kerasmem.estimation import facade
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -165,48 +167,25 @@ def test_a_crash_is_a_message_with_the_stage(attack, tmp_path, stage):
     )
 
 
-def test_exit_codes_and_output_are_those_of_the_work(attack, tmp_path):
-    path = tmp_path / "data.h5"
-    with h5py.File(path, "w") as file:
-        file["x"], file["y"] = np.zeros((10, 3)), np.zeros(10)
-    found = attack("data", "inspect", path, "--json")
-    assert found.code == 0 and json.loads(found.out)["datasets"]
-    assert attack("data", "inspect", tmp_path / "absent.h5").code == 2
-    assert attack("data", "inspect", path, "--memory-limit", "much").code == 2
-    assert attack("data", "inspect", path, "--time-limit", "0").code == 2
+def test_an_isolated_estimate_from_python(tmp_path, monkeypatch):
+    keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]).save(tmp_path / "small.keras")
+    for method in ("formula", "graph"):
+        here, there = (
+            kerasmem.estimate(tmp_path / "small.keras", method=method, isolated=each) for each in (False, True)
+        )
+        assert here.bytes.total == there.bytes.total and here.layers == there.layers
+    (tmp_path / "bomb.json").write_text(json.dumps(BOMBS["large state"]()))
+    monkeypatch.setattr(facade, "default_memory_limit", lambda: 900_000_000)
+    for model, error, words in (
+        (tmp_path / "absent.keras", ModelFileError, r"absent\.keras"),
+        (tmp_path / "bomb.json", ModelError, r"bomb\.json.*more than the 858 MiB it may have"),
+        (keras.Sequential(), UsageError, "^isolated: "),
+    ):
+        with pytest.raises(error, match=words):
+            kerasmem.estimate(model, isolated=True)
 
 
-ISOLATED = """
-import json, sys, time, keras, kerasmem
-from kerasmem.errors import KerasmemError, ModelError, UsageError
-from kerasmem.estimation import facade
-
-keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]).save("small.keras")
-found = {"same": [], "errors": []}
-for method in ("formula", "graph"):
-    reports = [kerasmem.estimate("small.keras", method=method, isolated=isolated) for isolated in (False, True)]
-    found["same"].append(reports[0].bytes.total == reports[1].bytes.total and reports[0].layers == reports[1].layers)
-began = time.monotonic()
-kerasmem.estimate("small.keras", method="formula", isolated=True)
-found["seconds"] = time.monotonic() - began
-facade.default_memory_limit = lambda: 900_000_000
-for model in ("absent.keras", sys.argv[1], keras.Sequential()):
-    try:
-        kerasmem.estimate(model, isolated=True)
-    except KerasmemError as error:
-        found["errors"].append([type(error).__name__, str(error)])
-print(json.dumps(found))
-"""
-
-
-def test_an_isolated_estimate_from_python(attack, tmp_path):
-    path = tmp_path / "bomb.json"
-    path.write_text(json.dumps(BOMBS["large state"]()))
-    done = attack(path, script=ISOLATED, seconds=120, memory=3 * GIB)
-    assert done.code == 0, done.err
-    found = json.loads(done.out.splitlines()[-1])
-    assert found["same"] == [True, True] and found["seconds"] < 20
-    (absent, why), (bomb, too_much), (model, way_out) = found["errors"]
-    assert absent == "ModelFileError" and "absent.keras" in why
-    assert bomb == "ModelError" and "more than the 858 MiB it may have" in too_much and "bomb.json" in too_much
-    assert model == "UsageError" and way_out.startswith("isolated: ")
+@pytest.mark.parametrize(("option", "value"), [("--memory-limit", "much"), ("--time-limit", "0")])
+def test_what_is_no_limit_is_refused(cli, option, value):
+    done = cli("data", "inspect", "data.h5", option, value)
+    assert done.code == 2 and option in done.err
