@@ -34,24 +34,7 @@ FREE = -1
 
 
 class OutOfMemory(KerasmemError):
-    """The simulated allocator has no room for a request.
-
-    Attributes:
-        requested: the bytes asked for.
-        in_use: the bytes in chunks that are handed out.
-        reserved: the bytes of all regions.
-        limit: the most that the regions may have, or None.
-        largest_free: the largest free chunk in bytes; more may be free in smaller ones.
-    """
-
-    def __init__(self, requested: int, in_use: int, reserved: int, limit: int | None, largest_free: int) -> None:
-        self.requested, self.in_use, self.reserved = requested, in_use, reserved
-        self.limit, self.largest_free = limit, largest_free
-        within = "" if limit is None else f" within a limit of {limit:,} B"
-        super().__init__(
-            f"no room for {requested:,} B{within}: {in_use:,} B of {reserved:,} B are in use and the largest free "
-            f"chunk has {largest_free:,} B; a smaller batch or a larger limit is needed"
-        )
+    """The simulated allocator has no room for a request."""
 
 
 class BFCAllocator:
@@ -176,7 +159,10 @@ class BFCAllocator:
     def _make_room(self, rounded: int, size: int) -> None:
         """Grow until a free chunk has `rounded` bytes."""
         if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):
-            raise OutOfMemory(size, self.in_use, self.reserved, self.limit, self.largest_free)
+            raise OutOfMemory(
+                f"no room for {size:,} B: {self.in_use:,} B of {self.reserved:,} B are in use and the largest free "
+                f"chunk has {self.largest_free:,} B; a smaller batch or a larger limit is needed"
+            )
 
     def _extend(self, rounded: int) -> bool:
         addresses = (self._low if self.descending else _ADDRESS - self._high) - 2 * GRAIN  # never address 0

@@ -216,15 +216,16 @@ def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> Lay
         ((batch_size, *shape[1:]) if len(shape) > 1 and shape[0] is None else shape, dtype)
         for shape, dtype in record.outputs
     ]
-    sizes = [
-        None if None in shape else (math.prod(shape), math.prod(shape) * element_bytes(dtype))  # type: ignore[arg-type]
-        for shape, dtype in shapes
-    ]
-    known = [size for size in sizes if size is not None]
     shape, dtype = shapes[0] if shapes else (None, None)
-    # An output that does not grow with the batch is shared out over the samples, rounded up.
-    elements = 0 if view else None if len(known) < len(sizes) else -(-sum(size[0] for size in known) // batch_size)
-    octets = 0 if view else None if len(known) < len(sizes) else -(-sum(size[1] for size in known) // batch_size)
+    elements: int | None = None
+    octets: int | None = None
+    if view:
+        elements = octets = 0
+    elif not any(None in shape for shape, _ in shapes):
+        counts = [(math.prod(shape), element_bytes(dtype)) for shape, dtype in shapes]  # type: ignore[arg-type]
+        # An output that does not grow with the batch is shared out over the samples, rounded up.
+        elements = -(-sum(count for count, _ in counts) // batch_size)
+        octets = -(-sum(count * size for count, size in counts) // batch_size)
     trained = {id(weight) for weight in getattr(layer, "trainable_weights", ())}
     return LayerMemory(
         name=record.path,

@@ -58,15 +58,10 @@ class Candidate(Record, what="candidate", version=FORMAT_VERSION):
 
     def row(self) -> dict[str, Any]:
         """Return a row of a table, sizes in bytes, None if unknown."""
-        plain: dict[str, Any] = {}
+        known = {name: self.grid.get(name) for name in _COLUMNS}
         if self.report is not None:
-            settings, need, device = self.report.settings, self.report.bytes, self.report.device
-            plain = {
-                "parameters": self.report.model.parameters, "batch_size": settings.batch_size,
-                "method": settings.method, "execution": settings.execution, "total": need.total, "low": need.low,
-                "high": need.high, "device": None if device is None else device.name,
-            }  # fmt: skip
-        known = {name: plain.get(name, self.grid.get(name)) for name in _COLUMNS}
+            parts = {**vars(self.report.model), **vars(self.report.settings), **vars(self.report.bytes)}
+            known = {name: parts[name] for name in _COLUMNS}
         return {"model": self.model, **self.grid, **known, "verdict": self.verdict, "reason": self.reason}
 
 

@@ -185,18 +185,16 @@ def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step:
         Evaluation(minimum + step * index, need.total, need.low, need.high, verdict(need, available_bytes))
         for index, need in sorted(asked.items())
     )
-    fitting = [each.size for each in evaluations if each.verdict == FITS]
-    largest = max(fitting, default=None)
+    largest = max((each.size for each in evaluations if each.verdict == FITS), default=None)
     above = [each for each in evaluations if largest is None or each.size > largest]
-    failing = [each.size for each in above if each.verdict == DOES_NOT_FIT]
-    sizes = {each.size for each in evaluations}
-    beyond = largest is not None and largest + step > minimum + step * last
+    below = [each for each in evaluations if largest is not None and each.size < largest]
+    next_asked = above[0].size if above and largest is not None else None
     return Found(
         largest=largest,
-        fails_from=min(failing, default=None),
-        is_exact=largest is None or beyond or largest + step in sizes,
-        next_asked=None if largest is None else min((size for size in sizes if size > largest), default=None),
-        is_steady=not any(each.verdict != FITS and largest is not None and each.size < largest for each in evaluations),
+        fails_from=next((each.size for each in above if each.verdict == DOES_NOT_FIT), None),
+        is_exact=largest in (None, minimum + step * last) or next_asked == (largest or 0) + step,
+        next_asked=next_asked,
+        is_steady=all(each.verdict == FITS for each in below),
         evaluations=evaluations,
     )
 

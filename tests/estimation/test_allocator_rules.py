@@ -64,8 +64,8 @@ def test_invariants_hold_after_any_requests(options, requests):
         try:
             handle = pool.allocate(request)
         except OutOfMemory as error:
-            assert (error.requested, error.in_use, error.limit) == (request, pool.in_use, pool.limit)
-            assert error.largest_free == pool.largest_free < request
+            assert f"no room for {request:,} B" in str(error)
+            assert pool.largest_free < request
             continue
         assert handle not in live
         live[handle] = request
@@ -163,9 +163,9 @@ def test_free_regions_are_handed_back_before_running_out():
             big = pool.allocate(14 * MIB)
             check(pool, {keep: 2 * MIB, big: 14 * MIB})
         else:
-            with pytest.raises(OutOfMemory) as caught:
+            with pytest.raises(OutOfMemory):
                 pool.allocate(14 * MIB)
-            assert caught.value.largest_free == 4 * MIB
+            assert pool.largest_free == 4 * MIB
     pool = BFCAllocator(16 * MIB)
     pool.allocate(2 * MIB)
     pool.free(pool.allocate(4 * MIB))

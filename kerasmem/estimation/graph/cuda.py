@@ -153,38 +153,30 @@ def _paddings(
 
 
 def convolution(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
-    """The filter in cuDNN's order, input and result with the channels first where they are not, an even padding."""
+    """The filter in cuDNN's order, input and result with the channels first where they are not, an even padding.
+
+    Of the gradients, that of the input is made in a buffer of its own, beside the one that was allocated for it; that
+    of the filter in cuDNN's order first.
+    """
     found = _convolution(node, inputs)
     if found is None or found.is_product:
         return ()
     needs = [found.filter_bytes]
-    if found.is_last and not _as_it_comes(node, cores):
-        needs += [found.padded_bytes] * (found.channels[0] > 1) + [found.result_bytes]
-    elif found.is_uneven:
-        needs.append(found.padded_bytes)
-    return _needs([*needs, _workspace(found, cores.card, is_forward=True)])
-
-
-def input_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
-    """As forward; the gradient itself is made in a buffer of its own, beside the one that was allocated for it."""
-    found = _convolution(node, inputs)
-    if found is None or found.is_product:
-        return ()
-    needs = [found.filter_bytes, found.padded_bytes] + [found.input_bytes] * found.is_uneven
-    if found.is_last and not _as_it_comes(node, cores) and found.channels[1] > 1:
-        needs.append(found.result_bytes)
-    return _needs([*needs, _workspace(found, cores.card)])
-
-
-def filter_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
-    """As forward; the gradient is made in cuDNN's order first."""
-    found = _convolution(node, inputs)
-    if found is None or found.is_product:
-        return ()
-    needs = [found.filter_bytes] + [found.padded_bytes] * found.is_uneven
-    if found.is_last and not _as_it_comes(node, cores):
-        needs += [found.result_bytes] * (found.channels[1] > 1) + [found.padded_bytes] * (found.channels[0] > 1)
-    return _needs([*needs, _workspace(found, cores.card)])
+    is_turned = found.is_last and not _as_it_comes(node, cores)
+    has_channels, has_results = (count > 1 for count in found.channels)
+    is_forward = "Backprop" not in node.type
+    if is_forward and is_turned:
+        needs += [found.padded_bytes] * has_channels + [found.result_bytes]
+    elif is_forward:
+        needs += [found.padded_bytes] * found.is_uneven
+    elif "BackpropInput" in node.type:
+        needs += [found.padded_bytes] + [found.input_bytes] * found.is_uneven
+        needs += [found.result_bytes] * (is_turned and has_results)
+    else:
+        needs += [found.padded_bytes] * found.is_uneven
+        needs += [found.result_bytes] * (is_turned and has_results)
+        needs += [found.padded_bytes] * (is_turned and has_channels)
+    return _needs([*needs, _workspace(found, cores.card, is_forward)])
 
 
 def _as_it_comes(node: Node, cores: Cores) -> bool:
@@ -195,7 +187,7 @@ def _needs(sizes: list[int]) -> tuple[Need, ...]:
     return tuple(Need(size) for size in sizes if size)
 
 
-def _workspace(found: _Convolution, card: Chosen | None, is_forward: bool = False) -> int:
+def _workspace(found: _Convolution, card: Chosen | None, is_forward: bool) -> int:
     """Return the most that an algorithm works in: of those that cuDNN documents, the one that has most to hold."""
     if card is None or not card.workspace:
         return 0
@@ -242,8 +234,7 @@ def depthwise(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     first, last = found.channels
     if first != last or len(set(found.kernel)) != 1 or found.kernel[0] not in (1, 3, 5, 7):
         return ()
-    kind = {"Input": input_gradient, "Filter": filter_gradient}.get(node.type.rpartition("Backprop")[2], convolution)
-    return kind(node, inputs, cores)
+    return convolution(node, inputs, cores)
 
 
 def batch_norm(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
@@ -310,6 +301,5 @@ def in_place(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
 
 
 CUDA_FUNCTIONS: dict[str, Scratch] = {
-    each.__name__: each
-    for each in (convolution, input_gradient, filter_gradient, depthwise, batch_norm, softmax, top_k, rnn, in_place)
+    each.__name__: each for each in (convolution, depthwise, batch_norm, softmax, top_k, rnn, in_place)
 }
