@@ -76,7 +76,7 @@ ONLY_IN = {
 # Modules that are loaded only for a public name that needs Keras anyway.
 KERAS_AT_THE_TOP = {
     "training/saving.py", "training/dataset_sources.py", "training/trainer.py",
-    "monitoring/logger.py", "monitoring/step_profiler.py", "training/resume.py", "streaming/sequence.py",
+    "monitoring/logger.py", "training/resume.py", "streaming/sequence.py",
     "models/recomputed.py", "models/segment_gradient.py", "training/sources.py",
     "training/array_source.py", "training/steps/batches.py", "training/steps/micro.py", "training/steps/losses.py",
     "training/steps/checks.py", "training/steps/packing.py", "training/fitting.py",

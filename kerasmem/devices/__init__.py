@@ -12,7 +12,6 @@ visible    which NVML device a CUDA ordinal is
 host       what this process and this machine use
 limits     what this job may have: control groups, Slurm; how hard memory is to get
 processes  what processes and those under them hold, which files they have open, who is on the cards
-health     reserved, largest free block and fragmentation of an allocator
 doctor     does TensorFlow see the GPU, and why not (doctor_child asks it)
 live       all of it as plain results, without TensorFlow
 ========== ==============================================================================

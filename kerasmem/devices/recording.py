@@ -14,8 +14,7 @@ _KINDS = {"MemoryAllocation": ALLOCATE, "MemoryDeallocation": DEALLOCATE}
 # What the profiler calls a field of `AllocatorEvent`.
 _NUMBERS = {
     "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated", "id": "step",
-    "bytes_allocated": "in_use", "peak_bytes_in_use": "peak", "bytes_available": "available",
-    "fragmentation": "fragmentation",
+    "bytes_allocated": "in_use", "peak_bytes_in_use": "peak",
 }  # fmt: skip
 _TEXTS = {"allocator_name": "allocator", "tf_op": "op", "region_type": "region", "shape": "shape"}
 
@@ -36,8 +35,6 @@ class AllocatorEvent(NamedTuple):
         region: its purpose: "output", "temp", "persist" or "".
         step: TensorFlow's number of the step (one call of a function), 0 outside of any.
         shape: as TensorFlow writes it ("[32,10]"), or "".
-        available: bytes that the allocator may still hand out, new memory from the device included.
-        fragmentation: the share of free reserved memory outside the largest free block, with six digits.
     """
 
     time: int
@@ -52,8 +49,6 @@ class AllocatorEvent(NamedTuple):
     region: str = ""
     step: int = 0
     shape: str = ""
-    available: int = 0
-    fragmentation: float = 0.0
 
 
 class Mark(NamedTuple):
@@ -79,59 +74,32 @@ def of_device(events: Iterable[AllocatorEvent], device: str) -> tuple[AllocatorE
     return tuple(event for event in events if event.allocator == name)
 
 
-def read_allocator_events(source: str | os.PathLike[str] | bytes) -> tuple[AllocatorEvent, ...]:
-    """Return the allocator's events in order, across threads.
-
-    The recording comes from `tf.profiler.experimental` with `ProfilerOptions(host_tracer_level=3)`. Only allocators of
-    the BFC kind record: GPUs, and the CPU where `TF_CPU_ALLOCATOR_USE_BFC=true` was set.
-
-    Args:
-        source: an `.xplane.pb` file, a folder with one somewhere below (the profiler's `logdir`; the newest is
-            taken), or the file's bytes.
-
-    Raises:
-        InputError: If it is no such recording.
-    """
-    return read_recording(source)[0]
-
-
 def read_recording(
-    source: str | os.PathLike[str] | bytes, mark_prefix: str | None = None
+    folder: str | os.PathLike[str], mark_prefix: str
 ) -> tuple[tuple[AllocatorEvent, ...], tuple[Mark, ...]]:
-    """Return the allocator's events as `read_allocator_events` does, and the marks that the traced program set.
+    """Return the allocator's events in order, across threads, and the marks that the traced program set.
+
+    Only allocators of the BFC kind record: GPUs, and the CPU's if `TF_CPU_ALLOCATOR_USE_BFC=true` was set.
 
     Args:
-        source: as for `read_allocator_events`.
-        mark_prefix: prefix of the names of marks; None for no marks.
+        folder: the folder of `start_recording`; the newest recording in it is taken.
+        mark_prefix: prefix of the names of marks.
 
     Raises:
-        InputError: If it is no such recording.
+        InputError: If it holds no recording.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    name = "the profile" if isinstance(source, bytes) else os.fspath(source)
-    data = source if isinstance(source, bytes) else _find(Path(source)).read_bytes()
+    files = sorted(Path(folder).rglob("*.xplane.pb"), key=lambda each: each.stat().st_mtime_ns)
+    if not files:
+        raise InputError(f"{folder}: has no .xplane.pb file; was the profiler stopped?")
     space = xplane_pb2.XSpace()
-    try:
-        space.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError, in whatever module this version has it
-        raise InputError(f"{name}: not a recording of TensorFlow's profiler (an .xplane.pb file): {error}") from error
+    space.ParseFromString(files[-1].read_bytes())
     found = [event for plane in space.planes for event in _events_of(plane)]
     # Events are recorded under the allocator's lock, so that their clock has their order; a sort keeps that of equals.
     found.sort(key=lambda event: event.time)
-    marks = [] if mark_prefix is None else [mark for plane in space.planes for mark in _marks_of(plane, mark_prefix)]
+    marks = [mark for plane in space.planes for mark in _marks_of(plane, mark_prefix)]
     return tuple(found), tuple(sorted(marks))
-
-
-def _find(path: Path) -> Path:
-    if not path.is_dir():
-        if not path.is_file():
-            raise InputError(f"{path}: no such file; give an .xplane.pb file or the profiler's folder")
-        return path
-    files = sorted(path.rglob("*.xplane.pb"), key=lambda each: each.stat().st_mtime_ns)
-    if not files:
-        raise InputError(f"{path}: has no .xplane.pb file; was the profiler stopped?")
-    return files[-1]
 
 
 def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
@@ -149,8 +117,7 @@ def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
             for stat in event.stats:
                 key = stat.metadata_id
                 if key in numbers:
-                    value = stat.int64_value or stat.uint64_value or stat.double_value or 0
-                    fields[numbers[key]] = 0 if value != value else value  # 0/0 if nothing reserved is free
+                    fields[numbers[key]] = stat.int64_value or stat.uint64_value
                 elif key in texts:
                     fields[texts[key]] = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
             yield AllocatorEvent(**fields)

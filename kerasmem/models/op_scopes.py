@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, name_scopes_replaced
-from kerasmem.models.backend import import_keras
 
 Path = tuple[str, ...]
 
@@ -39,20 +38,6 @@ class NotedScopes:
             for operation in graph.get_operations()
         ]
 
-    def rows(self, model: Any) -> dict[str, Any]:
-        """Return the layers that a report gives a row, by name: a Keras layer hides the layers that it is made of.
-
-        Args:
-            model: whose name begins no row but its own, which is for what it does outside its layers.
-        """
-        rows: dict[str, Any] = {}
-        for path, layer in self.layers.items():
-            above = (self.layers.get(path[:end]) for end in range(1, len(path)))
-            if all(each is None or is_container(each) for each in above):
-                inside = path[1:] if path[0] == model.name else path
-                rows.setdefault("/".join(inside) or path[0], layer)
-        return rows
-
     def owners(self) -> dict[int, Path]:
         """Return for each variable that a layer made itself, by its id, the names of that layer."""
         found: dict[int, Path] = {}
@@ -66,15 +51,6 @@ def own_variables(layer: Any) -> list[Any]:
     """Return the variables of a layer without those of the layers inside it."""
     inner = {id(each) for one in flatten_layers(layer, include_self=False) for each in one.variables}
     return [each for each in layer.variables if id(each) not in inner]
-
-
-def is_container(layer: Any) -> bool:
-    """Return whether the layers inside get rows of their own: models, and layers of the user's made of layers."""
-    keras = import_keras()
-    if isinstance(layer, keras.Model):
-        return True
-    of_keras = type(layer).__module__.split(".")[0] == "keras"
-    return not of_keras and bool(flatten_layers(layer, include_self=False))
 
 
 @contextmanager

@@ -10,7 +10,6 @@ device_reader one reading of all devices, the driver and the host; peaks of batc
 peaks         one allocator's peaks, shared by all who read it
 epoch_maxima  the largest sizes of an epoch
 cost          what the logger itself costs
-results       health of the allocators' free memory
 timeline      `Sample` and `Timeline`: the result, and its plain-data form
 rows          samples in compact arrays, for runs of a million batches
 rank_logs     the logs of several ranks as one training: which belong together
@@ -19,7 +18,6 @@ logfile       CSV and JSON lines that survive a crash, written and read back
 log_summary   a log in brief; curves: its sizes over time
 sampler       what is too slow for a hook, and what happens between hooks; periodic: its thread
 phases        the phase of training that a reading falls in, and the largest sizes of each
-step_profiler the memory of one batch, allocation by allocation
 tracking      `track`: what one action cost; host_watch: the thread that reads beside it
 growth        does a series of sizes grow on and on, or settle
 evidence      what grows beside the memory: graphs, tracings, constants, kinds of objects

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kerasmem.devices.allocator import Allocator
-from kerasmem.devices.health import AllocatorHealth, read_health
 from kerasmem.devices.host import HostReader
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.nvml import Nvml, NvmlDevice
@@ -165,31 +164,6 @@ class DeviceReader:
         for device in self._devices:
             device.driver = self._driver(device)
         return largest_known(device.driver[0] for device in self._devices)
-
-    def driver_used(self) -> dict[str, int]:
-        """Return the bytes in use on each device's card, as the driver last said."""
-        return _known((device.name, device.driver[0]) for device in self._devices)
-
-    def health(self) -> list[AllocatorHealth]:
-        """Return how whole each allocator's free memory is, where it tells; milliseconds each."""
-        found = []
-        for device in self._devices:
-            if device.name is None or device.allocator is None:
-                continue
-            if device.allocator.backend != "tensorflow":
-                self._note(
-                    f"health: {device.name}: only TensorFlow's allocator is asked; Keras runs on another backend"
-                )
-                continue
-            self._take(device)  # what is allocated for asking must not count as training's peak
-            health, why_not = read_health(device.name)
-            if device.resets:
-                device.allocator.reset()
-            if health is not None:
-                found.append(health)
-            elif why_not is not None:
-                self._note(why_not)
-        return found
 
     def close(self) -> None:
         """Let go of the driver and of open files; may be called more than once."""

@@ -7,7 +7,7 @@ CSV: one header line, then one line a sample, an empty cell for what is not know
 reader of CSV takes it. JSON lines: objects with a "kind": "run" at each start (format_version, the wall
 clock, the notes so far; "rank" and "ranks" where several processes train together), "note" for what turns out
 later, "sample" with the columns of the CSV and null for what is not known, "phase" for what background readings
-found, "health" for an allocator's at an epoch's end, "cost" for what the logging took.
+found, "cost" for what the logging took.
 """
 
 from __future__ import annotations

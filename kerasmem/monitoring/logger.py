@@ -11,7 +11,6 @@ from typing import Any, Literal
 import keras
 
 from kerasmem.cluster import find_worker
-from kerasmem.compat.keras_calls import leave_out_of_validation, stop_watching_saving, watch_saving
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.calls import Callers, KerasCall, float64_inputs
@@ -19,11 +18,8 @@ from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.leak_watch import LeakReport
 from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.recorder import Kind, Recorder
-from kerasmem.monitoring.results import EpochHealth
 from kerasmem.monitoring.settings import LoggerSettings
-from kerasmem.monitoring.step_profiler import BatchProfile
 from kerasmem.monitoring.timeline import Timeline
-from kerasmem.profiling.results import StepProfile
 
 _METHODS: dict[Kind, str] = {"train": "fit", "test": "evaluate", "predict": "predict"}
 
@@ -40,9 +36,9 @@ class MemoryLogger(keras.callbacks.Callback):
     it first in the list.
 
     A background thread reads the host, the processes under this one and the driver, so that peaks in loading,
-    validation, callbacks and saving (by the model's `save`, `save_weights` or `export`) are seen too: `phases` has
-    the largest sizes of each phase. It ends with the run. Where `fit` raised, it ends as soon as nobody keeps the
-    exception's traceback, with the logger's next run, or after ten minutes.
+    validation and callbacks are seen too: `phases` has the largest sizes of each phase. It ends with
+    the run. Where `fit` raised, it ends as soon as nobody keeps the exception's traceback, with the logger's next run,
+    or after ten minutes.
 
     A reading that fails never stops training: it is None from then on, and `notes` says why. After an exception the
     file holds every batch that ended; after `kill -9`, all but those of the last tenths of a second, which wait for
@@ -79,13 +75,8 @@ class MemoryLogger(keras.callbacks.Callback):
             there, in bytes; False nothing.
         sampling: background readings a second; 0 reads the driver and the processes under this one at the
             beginning and end of epochs only.
-        health: True asks each allocator at every epoch's end how whole its free memory is (some milliseconds, by
-            way of TensorFlow's profiler); `health` and, at the end, `notes` have the answers.
         leaks: True watches for memory that is kept from epoch to epoch, also over several `fit` calls (some tenths
             of a second an epoch: garbage is collected first); `leaks` and, at the end, `notes` have the answer.
-        profile_batch: profile the memory of this batch of each `fit`, counted from 1 through all epochs and at least
-            2 (3 is good): which layer and category hold the peak. It and up to 8 batches before it become slower, and
-            the step is traced again. `profile` has the result, and so has "run.profile.json" beside "run.jsonl".
 
     Attributes:
         growth: what came of asking for memory growth; None if it was not asked for.
@@ -117,17 +108,14 @@ class MemoryLogger(keras.callbacks.Callback):
         reset_peaks: bool = True,
         epoch_logs: bool | Literal["bytes"] = True,
         sampling: float = 20.0,
-        health: bool = False,
         leaks: bool = False,
-        profile_batch: int | None = None,
     ) -> None:
         super().__init__()
         settings = LoggerSettings(
-            filename, append, update_freq, nvml, verbose, devices, reset_peaks, epoch_logs, sampling, health, leaks,
-        )  # fmt: skip
+            filename, append, update_freq, nvml, verbose, devices, reset_peaks, epoch_logs, sampling, leaks
+        )
         self._memory_growth = memory_growth
         self._recorder = Recorder(settings)
-        self._profile = None if profile_batch is None else BatchProfile(profile_batch, filename, self._note_aloud)
         self._callers = Callers()
         self._kind: Kind = "train"  # of the run under way
         self._test_phase = "evaluate"
@@ -139,11 +127,6 @@ class MemoryLogger(keras.callbacks.Callback):
         self._try_growth()
 
     # --------------------------------------------------------------- results
-
-    @property
-    def profile(self) -> StepProfile | None:
-        """The profile of the batch that `profile_batch` named, in the latest `fit`; None where `notes` says why."""
-        return None if self._profile is None else self._profile.profile
 
     @property
     def timeline(self) -> Timeline:
@@ -185,11 +168,6 @@ class MemoryLogger(keras.callbacks.Callback):
         return self._recorder.phases
 
     @property
-    def health(self) -> tuple[EpochHealth, ...]:
-        """Reserved, largest free block and fragmentation at each epoch's end; empty without `health=True`."""
-        return tuple(self._recorder.health)
-
-    @property
     def leaks(self) -> LeakReport | None:
         """Whether memory is kept from epoch to epoch; None without `leaks=True`."""
         watch = self._recorder.leak_watch
@@ -208,9 +186,6 @@ class MemoryLogger(keras.callbacks.Callback):
         """
         self._end_run()
         self._recorder.close()
-
-    def _note_aloud(self, text: str) -> None:
-        self._recorder.note(text, say=True)
 
     def _try_growth(self) -> None:
         """Ask for memory growth, once a process, and say so where it was not granted."""
@@ -258,22 +233,16 @@ class MemoryLogger(keras.callbacks.Callback):
         values, line = ended
         if logs is not None and self._recorder.settings.epoch_logs:
             logs.update(values)
-            if self._callers.call is not None and (made := self._callers.call.arguments().get("callbacks")) is not None:
-                leave_out_of_validation(made.callbacks, values)
         worker = self._recorder.worker
         self._line = line if self._recorder.settings.verbose and (worker is None or worker.rank == 0) else None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read the peak since the batch before, and start this batch's own."""
-        if self._profile is not None and not self._callers.is_guest():
-            self._profile.begin_batch()  # first, for what it takes is not the batch's
         self._begin_batch("train", batch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the batch."""
         self._end_batch("train", "train", batch)
-        if self._profile is not None and not self._callers.is_guest():
-            self._profile.end_batch()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin validation inside `fit`, or a run of `evaluate`."""
@@ -333,25 +302,13 @@ class MemoryLogger(keras.callbacks.Callback):
         if call is not None:
             for wide in float64_inputs(call.arguments(), keras.config.floatx()):
                 self._recorder.note(wide)
-        self._watch_saving(False)  # in a run that broke off
         self._run_model = None if self._model is None else weakref.ref(self._model)
-        self._watch_saving(True)
         self._run_params = self.params
         self._callers.has_begun()
-        if self._profile is not None and kind == "train":
-            self._profile.begin_run(self._model, worker)
 
     def _end_run(self) -> None:
         self._print_line()
-        self._watch_saving(False)
-        if self._profile is not None:
-            self._profile.end_run()
         self._recorder.end_run()
-
-    def _watch_saving(self, on: bool) -> None:
-        model = None if self._run_model is None else self._run_model()
-        if model is not None:
-            (watch_saving if on else stop_watching_saving)(model, self._recorder.phase)
 
     def _begin_batch(self, kind: Kind, batch: int) -> None:
         if self._callers.is_guest():

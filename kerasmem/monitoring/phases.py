@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kerasmem.records import Record
 
 # "between": data loading, other callbacks, tracing's aftermath; "epoch end": callbacks after the epoch's last batch
-PHASES = ("train batch", "validation", "evaluate", "predict", "epoch end", "save", "between")
+PHASES = ("train batch", "validation", "evaluate", "predict", "epoch end", "between")
 _SIZES = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
 
 
@@ -82,15 +80,13 @@ class CurrentPhase:
         phase: now.
         rest: the phase to go back to when a batch has ended.
         changes: how often `phase` was set.
-        thread: number of the thread that trains.
     """
 
-    __slots__ = ("__weakref__", "changes", "phase", "rest", "thread")
+    __slots__ = ("__weakref__", "changes", "phase", "rest")
 
     def __init__(self) -> None:
         self.phase = self.rest = "between"
         self.changes = 0
-        self.thread = threading.get_ident()
 
     def enter(self, phase: str) -> None:
         """Go into a phase, until another is entered."""
@@ -102,26 +98,13 @@ class CurrentPhase:
         self.phase = phase
         self.changes += 1
 
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """Be in the phase "save", unless another thread than the one that trains saves."""
-        if threading.get_ident() != self.thread:
-            yield
-            return
-        before = self.phase
-        self.batch("save")
-        try:
-            yield
-        finally:
-            self.batch(before)
-
 
 class PhaseMaxima:
     """Takes in labelled readings and keeps the largest sizes of each phase; knows no threads and no clock.
 
     Examples:
         >>> book = PhaseMaxima()
-        >>> book.add("save", 3, BackgroundReading(100, 120, None, 0, None))
+        >>> book.add("epoch end", 3, BackgroundReading(100, 120, None, 0, None))
         >>> book.cut(run=0, epoch=1)[0].tree_bytes
         120
     """

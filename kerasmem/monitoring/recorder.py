@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import warnings
 import weakref
@@ -25,7 +24,6 @@ from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
 from kerasmem.monitoring.output import Output
 from kerasmem.monitoring.phases import CurrentPhase, PhasePeaks
-from kerasmem.monitoring.results import EpochHealth, health_notes
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.sampler import Sampler
 from kerasmem.monitoring.settings import LoggerSettings
@@ -50,7 +48,6 @@ class Recorder:
         worker: which of several this process is in the run; None where it trains alone.
         phase: that training is in.
         broken: True once an unexpected error has ended the recording.
-        health: how whole the allocators' free memory was at each epoch's end, where that is asked for.
         leak_watch: what watches for memory that epochs keep, where that is asked for.
     """
 
@@ -76,7 +73,6 @@ class Recorder:
         self._rows = PackedRows(KINDS, _MOST_SAMPLES)
         self.leak_watch = LeakWatch("epochs") if settings.leaks else None
         self._leak_notes: tuple[str, ...] = ()  # of the latest run: the next one knows more
-        self.health: list[EpochHealth] = []
         self._notes: dict[str, None] = {}
         self._phases: list[PhasePeaks] = []
         self._next_run = 0
@@ -148,7 +144,6 @@ class Recorder:
         self.broken = False
         self._finish()  # of a run that broke off
         self.phase.enter("between")
-        self.phase.thread = threading.get_ident()
         self.step_start = None
         if self._reader is not None and self._reader.pid != os.getpid():
             self._reader = None  # the parent's of this forked process
@@ -199,8 +194,6 @@ class Recorder:
         if self.run is not None:
             if self._reader is not None:
                 self._reader.end_run()
-                for text in health_notes(self.health, self.run, self._reader.driver_used()):
-                    self.note(text)
             if self.leak_watch is not None:
                 found = self.leak_watch.report()
                 said = found.explain() if found.leaks or (found.iterations and found.too_short) else ()
@@ -272,17 +265,9 @@ class Recorder:
         for row in rows:
             self._rows.append(row)
         self._warn(self._output.add(rows))
-        if self.settings.health:
-            self._read_health(self._reader)
         if self.leak_watch is not None:
             self.leak_watch.sample(self._rows.held_bytes)
         return maxima.logs(self._known, in_bytes=self.settings.epoch_logs == "bytes"), maxima.line()
-
-    def _read_health(self, reader: DeviceReader) -> None:
-        for found in reader.health():
-            entry = EpochHealth(self.run or 0, self.epoch, found)
-            self.health.append(entry)
-            self._add_object("health", **entry.to_dict())
 
     # ------------------------------------------------------------- batches
 
@@ -372,7 +357,7 @@ class Recorder:
         if isinstance(self.settings.nvml, Nvml):
             state["settings"] = replace(self.settings, nvml="auto")
         state["_rows"] = self._rows.copy()
-        state["_phases"], state["health"], state["phase"] = list(self._phases), list(self.health), CurrentPhase()
+        state["_phases"], state["phase"] = list(self._phases), CurrentPhase()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -32,7 +32,6 @@ class LoggerSettings:
     reset_peaks: bool
     epoch_logs: bool | str
     sampling: float
-    health: bool
     leaks: bool
 
     def __post_init__(self) -> None:

@@ -26,7 +26,6 @@ def assemble(
     peaks: Sequence[int] = (),
     reserved: int | None = None,
     notes: Sequence[str] = (),
-    unmodelled: Sequence[Mapping[str, Any]] = (),
     formula: Mapping[str, int] | None = None,
 ) -> StepProfile:
     """Return the profile of a recorded step.
@@ -40,7 +39,6 @@ def assemble(
         peaks: of all steps that ran, in bytes; the spread of the result.
         reserved: bytes that the allocator took from the device.
         notes: how it was measured.
-        unmodelled: parts that could not be seen.
         formula: the hand formula, if it is known.
     """
     named = [(chunk, list(namer.name(chunk))) for chunk in replayed.live]
@@ -58,9 +56,10 @@ def assemble(
                 layers[str(part.layer)][part.category] += part.bytes
             else:
                 shares[part.share or str(part.layer)] += part.bytes
+    unmodelled: list[Mapping[str, Any]] = []
     if replayed.unknown:
         why = "in use when the step began, and neither the model's, nor its optimizer's, nor recorded"
-        unmodelled = [*unmodelled, {"what": "chunks from before the step", "why": why, "bytes": replayed.unknown}]
+        unmodelled.append({"what": "chunks from before the step", "why": why, "bytes": replayed.unknown})
     requested = None if replayed.unknown else sum(chunk.requested for chunk in replayed.live)
     return StepProfile(
         model=model,

@@ -66,14 +66,10 @@ def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[
     return found
 
 
-def tensors_of_python(kind: str = "constant") -> list[KnownTensor]:
-    """Describe tensors that Python objects keep: constants of a step, a data set, stored results.
-
-    Args:
-        kind: of the known tensors.
-    """
+def tensors_of_python() -> list[KnownTensor]:
+    """Describe tensors that Python objects keep: constants of a step, a data set, stored results."""
     found = (each for each in living_objects() if _is_eager(each))
-    return known_tensors((each for each in found if each.dtype.size), kind, "a tensor kept in Python")
+    return known_tensors((each for each in found if each.dtype.size), "constant", "a tensor kept in Python")
 
 
 def _is_eager(value: Any) -> bool:

@@ -12,7 +12,7 @@ UNNAMED = "unnamed"
 LOSS, METRICS, OPTIMIZER, BATCH = "loss", "metrics", "optimizer", "batch"
 CONSTANTS, RUNTIME, NOT_KNOWN = "constants", "TensorFlow itself", "not known"
 GRADIENT_SUMS, SCRATCH, OUTSIDE = "sums of gradients", "scratch of kernels", "the step outside its layers"
-XLA_OWN, XLA_BUFFER, PIPELINE = "rearranged by XLA", "XLA's buffer for the whole step", "data pipeline"
+XLA_OWN, XLA_BUFFER = "rearranged by XLA", "XLA's buffer for the whole step"
 # kind of a tensor → category, and the share of what belongs to no layer
 _OF_KIND = {
     "weights": ("weights", "other weights"),
@@ -20,7 +20,6 @@ _OF_KIND = {
     "optimizer": ("optimizer", OPTIMIZER),
     "inputs": ("inputs", BATCH),
     "constant": ("workspace", CONSTANTS),
-    "kept": ("inputs", "tensors kept in Python (a data set, say)"),
 }
 _LARGEST_OF_RUNTIME = 64 * 1024  # bytes; TensorFlow's own objects are small, XLA's buffers are not
 # What functions and kernels keep for themselves is named after the function that is called.
@@ -58,7 +57,6 @@ class Namer:
         attribution: of operations, by their names.
         contents: of chunks in which XLA keeps a whole step: bytes asked for → (bytes, operation) of what is in it.
         outside: operations without a scope → the name to go by, from `outside_scopes`.
-        pipeline_steps: TensorFlow's numbers of steps that are a data pipeline's.
         is_xla: XLA compiles the step.
         at: the operation that runs when most of XLA's buffer is in use.
     """
@@ -66,7 +64,6 @@ class Namer:
     attribution: Attribution
     contents: Mapping[int, tuple[tuple[int, str], ...]] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
-    pipeline_steps: frozenset[int] = frozenset()
     at: str | None = None
     is_xla: bool = False
 
@@ -112,8 +109,6 @@ class Namer:
 
     def _made(self, chunk: Chunk) -> Named:
         name, size = chunk.operation, chunk.requested
-        if chunk.step in self.pipeline_steps:
-            return Named(size, "inputs", None, PIPELINE, name)
         if chunk.is_new and self.is_xla and _is_whole(name) and size > _LARGEST_OF_RUNTIME:
             return Named(size, "workspace", None, XLA_BUFFER, name or XLA_BUFFER)
         if not name and chunk.is_new:  # kernels ask for memory to work in without saying for whom

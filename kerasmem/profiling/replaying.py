@@ -45,7 +45,6 @@ class Chunk:
         region: "output", "temp", "persist" or "".
         shape: as TensorFlow writes it.
         is_new: it was allocated in the step.
-        step: TensorFlow's number of the step that asked for it, 0 for none or unknown.
         is_recorded: an event told of it.
         tensor: the tensor in it, if known.
     """
@@ -56,7 +55,6 @@ class Chunk:
     region: str = ""
     shape: str = ""
     is_new: bool = False
-    step: int = 0
     is_recorded: bool = False
     tensor: KnownTensor | None = None
 
@@ -166,7 +164,7 @@ def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[Time
 
 
 def _chunk(event: AllocatorEvent, is_new: bool = False) -> Chunk:
-    return Chunk(event.requested, event.allocated, event.op, event.region, event.shape, is_new, event.step, True)
+    return Chunk(event.requested, event.allocated, event.op, event.region, event.shape, is_new, True)
 
 
 def _learn_from_frees(step: Sequence[AllocatorEvent], live: dict[int, Chunk]) -> None:

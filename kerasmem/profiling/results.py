@@ -16,9 +16,9 @@ METHOD = "profile"
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """Settings of the step. `batch_size` may be None, `execution` is "graph", "xla" or "none"."""
+    """Settings of the step. `execution` is "graph", "xla" or "none"."""
 
-    batch_size: int | None
+    batch_size: int
     optimizer: str | None
     loss: str | None
     dtype_policy: str

@@ -126,13 +126,13 @@ def recorded_allocations(step: Callable[[], object]) -> tuple[AllocatorEvent, ..
     """Run a step under TensorFlow's profiler and return what the CPU's BFC allocator did."""
     import tensorflow as tf
 
-    from kerasmem.devices.recording import of_device, read_allocator_events, start_recording
+    from kerasmem.devices.recording import of_device, read_recording, start_recording
 
     with tempfile.TemporaryDirectory() as folder:
         start_recording(folder)
         step()
         tf.profiler.experimental.stop()
-        return of_device(read_allocator_events(folder), "CPU:0")
+        return of_device(read_recording(folder, "none")[0], "CPU:0")
 
 
 def most_requested(events: Iterable[AllocatorEvent]) -> int:

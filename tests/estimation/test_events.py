@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recordings import check_complete
 
-from kerasmem.devices.recording import ALLOCATE, read_allocator_events, read_recording
+from kerasmem.devices.recording import ALLOCATE, read_recording
 from kerasmem.errors import InputError
 from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.probe.fitting import FIRST, STEP, split_recording
@@ -45,10 +45,9 @@ def test_the_simulation_hands_out_the_chunks_that_tensorflow_did(recorded):
 
 
 def test_the_recording_is_complete_and_in_order(recorded):
-    _, folder, events, _ = recorded
+    _, _, events, _ = recorded
     assert check_complete(events) == 0
     assert [event.time for event in events] == sorted(event.time for event in events)
-    assert read_allocator_events(folder) == events
     assert {event.allocator for event in events} == {"bfc_cpu_allocator_for_gpu"}
     assert all(event.requested <= event.allocated for event in events)
 
@@ -70,12 +69,6 @@ def test_events_say_what_they_are_for(recorded):
     assert 16 * 22 * 22 * 16 * 4 in sizes
 
 
-def test_what_is_no_recording_is_said(tmp_path):
-    with pytest.raises(InputError, match=r"nothing: no such file.*xplane"):
-        read_allocator_events(tmp_path / "nothing")
-    with pytest.raises(InputError, match=r"has no \.xplane\.pb file; was the profiler stopped"):
-        read_allocator_events(tmp_path)
-    (tmp_path / "a.xplane.pb").write_bytes(b"\xff" * 100)
-    with pytest.raises(InputError, match="not a recording of TensorFlow's profiler"):
-        read_allocator_events(tmp_path)
-    assert read_allocator_events(b"") == ()
+def test_a_folder_without_a_recording_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"was the profiler stopped"):
+        read_recording(tmp_path, "kerasmem-")

@@ -788,7 +788,7 @@ class Held(keras.utils.PyDataset):
 
 @scenario
 def phases():
-    """Host peaks in loading, validation, a callback at the epoch's end and saving; each larger than the one before."""
+    """Host peaks in loading, validation and a callback at the epoch's end; each larger than the one before."""
 
     class Glutton(keras.callbacks.Callback):
         def on_test_batch_begin(self, batch, logs=None):
@@ -797,21 +797,11 @@ def phases():
         def on_epoch_end(self, epoch, logs=None):
             resident(240)
 
-    class Heavy(keras.layers.Layer):
-        def save_own_variables(self, store):
-            resident(320)
-            super().save_own_variables(store)
-
-        def call(self, x):
-            return x
-
-    model = keras.Sequential([keras.Input((4,)), Heavy(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model = small_model()
     model.fit(*data(8), verbose=0)
     logger = MemoryLogger("log.jsonl")
-    saver = keras.callbacks.ModelCheckpoint("saved.keras")
     history = model.fit(
-        Held(), shuffle=False, validation_data=data(8), verbose=0, epochs=2, callbacks=[logger, Glutton(), saver]
+        Held(), shuffle=False, validation_data=data(8), verbose=0, epochs=2, callbacks=[logger, Glutton()]
     )
     first = min(sample.rss_bytes for sample in logger.timeline)
     return {
@@ -894,26 +884,6 @@ def threads():
 
 
 @scenario
-def profiled_batch():
-    """One option profiles one batch of a real fit; another fit is too short for it."""
-    model = wide_model()
-    logger = MemoryLogger("deep/run.jsonl", profile_batch=3)
-    fit(model, logger, epochs=2)
-    found = {
-        "profile": logger.profile.to_dict(),
-        "file": json.loads(Path("deep/run.profile.json").read_text()),
-        "row": [row for row in rows(logger) if row["phase"] == "train"][2],
-        "notes": logger.notes,
-        "copied": copy.deepcopy(logger).profile == logger.profile,
-    }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(model, logger, rows=8)
-    found["short"] = [logger.profile, logger.notes[-1], len(caught) > 0]
-    return found
-
-
-@scenario
 def wide_inputs():
     wide, slim = np.ones((64, 4)), np.ones((64, 1), "float32")
     found = {}
@@ -929,22 +899,6 @@ def wide_inputs():
         small_model().fit(**arguments, verbose=0, callbacks=[logger])
         found[name] = [note for note in logger.notes if note.startswith("input:")]
     return found
-
-
-@scenario
-def allocator_health():
-    logger = MemoryLogger("log.jsonl", health=True)
-    fit(wide_model(), logger, epochs=2)
-    lines = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
-    plain = MemoryLogger()
-    fit(wide_model(), plain, epochs=2)
-    return {
-        "health": [entry.to_dict() for entry in logger.health],
-        "file": [line for line in lines if line["kind"] == "health"],
-        "notes": [note for note in logger.notes if note.startswith("health:")],
-        "peaks": [logger.run_peak, plain.run_peak],
-        "without": len(plain.health),
-    }
 
 
 def main(target):

@@ -14,7 +14,7 @@ after_import = "tensorflow" in sys.modules
 import keras, numpy as np
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
 model.compile("sgd", "mse", jit_compile=False)
-logger = kerasmem.MemoryLogger("run.csv", health=True, epoch_logs="bytes")
+logger = kerasmem.MemoryLogger("run.csv", epoch_logs="bytes")
 x, y = np.ones((24, 4), "float32"), np.ones((24, 1), "float32")
 history = {}
 if keras.config.backend() == "numpy":  # which cannot train

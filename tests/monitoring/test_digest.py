@@ -29,7 +29,7 @@ def test_a_run_in_brief():
         sample(0.4, 950, phase="epoch", batch=None, between=940),
         sample(0.9, 300, run=1, phase="evaluate", epoch=None),
     ]
-    phases = [PhasePeaks(0, 0, "save", 2, 70, 90, 0, None), PhasePeaks(0, 1, "save", 1, 60, 95, 0, None)]
+    phases = [PhasePeaks(0, 0, "epoch end", 2, 70, 90, 0, None), PhasePeaks(0, 1, "epoch end", 1, 60, 95, 0, None)]
     log = summarise(Timeline(rows, ["a note"], phases), "run.csv")
     fit, evaluate = log.runs
     assert (fit.kind, fit.epochs, fit.batches, fit.devices) == ("fit", 1, 2, ("GPU:0", "GPU:1"))
@@ -38,7 +38,7 @@ def test_a_run_in_brief():
     assert fit.mean_in_use_bytes == 100 and fit.in_use_growth_bytes is None
     assert (evaluate.kind, evaluate.epochs, evaluate.batches, evaluate.rss_bytes) == ("evaluate", 0, 1, None)
     assert [(epoch.epoch, epoch.batches, epoch.peak_bytes) for epoch in log.epochs] == [(0, 2, 950)]
-    assert [(peaks.phase, peaks.tree_bytes, peaks.readings) for peaks in log.phases] == [("save", 95, 3)]
+    assert [(peaks.phase, peaks.tree_bytes, peaks.readings) for peaks in log.phases] == [("epoch end", 95, 3)]
     assert log.notes == ("a note",) and log.rows == 7
     (stretch,) = log.curves
     assert {(line.size, line.device) for line in stretch.lines} == {

@@ -110,7 +110,7 @@ import gc, sys
 from kerasmem.monitoring import recorder as module
 rec = module.Recorder(module.LoggerSettings(
     filename=None, append=False, update_freq=1, nvml=False, verbose=0, devices=[], reset_peaks=True,
-    epoch_logs="bytes", sampling=20.0, health=False, leaks=False,
+    epoch_logs="bytes", sampling=20.0, leaks=False,
 ))
 rec.begin_run()
 class Last:  # is taken apart with its module, after the recorder's own

@@ -59,7 +59,7 @@ def ledger(monkeypatch):
 def recorder(clock=None, **changes):
     settings = {
         "filename": None, "append": False, "update_freq": 1, "nvml": False, "verbose": 0, "devices": None,
-        "reset_peaks": True, "epoch_logs": "bytes", "sampling": 0.0, "health": False, "leaks": False,
+        "reset_peaks": True, "epoch_logs": "bytes", "sampling": 0.0, "leaks": False,
     }  # fmt: skip
     return Recorder(LoggerSettings(**{**settings, **changes}), clock or Clock())
 

@@ -274,7 +274,7 @@ def test_formats():
 
 GOOD = {
     "filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "devices": None, "sampling": 20,
-    **dict.fromkeys(("append", "reset_peaks", "health", "leaks")), "epoch_logs": True,
+    **dict.fromkeys(("append", "reset_peaks", "leaks")), "epoch_logs": True,
 }  # fmt: skip
 
 

@@ -19,12 +19,11 @@ NAMER = Namer(
     ATTRIBUTION,
     contents={9000: ((6000, "net_1/dense_1/MatMul"), (2000, "XLA_Args"))},
     outside={"Sigmoid": "gradient_tape/net_1/dense_1/swish", "Sub": "Sub"},
-    pipeline_steps=frozenset({77}),
 )
 
 
-def new(operation, region="output", size=100, step=1):
-    return Chunk(size, 256, operation, region, "", True, step)
+def new(operation, region="output", size=100):
+    return Chunk(size, 256, operation, region, "", True)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,6 @@ def new(operation, region="output", size=100, step=1):
         (new("net_1/add/AddV2"), "activations", None, "net outside its layers"),
         (new("Sigmoid"), "gradients", "dense", ""),
         (new("StatefulPartitionedCall/Sub"), "activations", None, "the step outside its layers"),
-        (new("GatherV2", step=77), "inputs", None, "data pipeline"),
         (new(""), "workspace", None, "scratch of kernels"),
         (new("Mystery"), "unnamed", None, "not known"),
         (Chunk(100, 256, "", "", ""), "unnamed", None, "not known"),
