@@ -46,8 +46,8 @@ class OpenFiles:
         self._access = access
         self._fetcher: RangeFetcher | None = None
         self._layout = layout
-        self._by_name: dict[int, dict[str, OpenFile]] = {}  # the files used so far, by the datasets that lie in them
-        urls = {scheme_of(part.path): part.path for file in layout.files for part in file.lies_in if is_url(part.path)}
+        self._files: dict[int, OpenFile] = {}  # those used so far
+        urls = {scheme_of(file.path): file.path for file in layout.files if is_url(file.path)}
         self.remote = bool(urls)
         self.proves_versions = all(proves_version(url) for url in urls.values())
         self._most = most_open()
@@ -56,32 +56,26 @@ class OpenFiles:
         self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
     @property
-    def _files(self) -> list[OpenFile]:
-        return list(dict.fromkeys(file for by_name in list(self._by_name.values()) for file in by_name.values()))
-
-    @property
     def bytes_read(self) -> int:
         """Bytes taken from all files so far."""
-        return sum(file.bytes_read for file in self._files)
+        return sum(file.bytes_read for file in list(self._files.values()))
 
     @property
     def traffic(self) -> Traffic:
         """Traffic of remote files so far."""
-        return sum((file.traffic for file in self._files), Traffic())
+        return sum((file.traffic for file in list(self._files.values())), Traffic())
 
     @contextlib.contextmanager
-    def use(self, number: int, name: str | None = None) -> Iterator[OpenFile]:
+    def use(self, number: int) -> Iterator[OpenFile]:
         """Open a file unless it is, and keep it open meanwhile.
 
         Args:
             number: which of the files that are counted through.
-            name: the dataset to be read; datasets may lie in different files beside one another.
 
         Raises:
             DataError: If it cannot be opened, or is not what it was.
         """
-        by_name = self._by_name.get(number) or self._make(number)
-        file = next(iter(by_name.values())) if name is None else by_name[name]
+        file = self._files.get(number) or self._make(number)
         with self._free:
             while file not in self._open and len(self._open) >= self._most and not self._rest_one():
                 self._free.wait()
@@ -113,21 +107,18 @@ class OpenFiles:
         """Close all files. No task may be running."""
         with self._lock:
             self._open.clear()
-            for file in self._files:
+            for file in self._files.values():
                 file.close()
         self.break_off()
 
-    def _make(self, number: int) -> dict[str, OpenFile]:
+    def _make(self, number: int) -> OpenFile:
         layout = self._layout
         file, start = layout.files[number], layout.starts[number]
         indexed = None if layout.index is None else layout.index.file(number)
-        found: dict[str, OpenFile] = {}
-        for part in file.lies_in:
-            fetcher = self._start_fetcher if is_url(part.path) else None
-            opened = OpenFile(part, self._access, start if len(layout.files) > 1 else None, fetcher, indexed)
-            found |= dict.fromkeys((dataset.name for dataset in part.datasets), opened)
+        fetcher = self._start_fetcher if is_url(file.path) else None
+        made = OpenFile(file, self._access, start if len(layout.files) > 1 else None, fetcher, indexed)
         with self._lock:
-            return self._by_name.setdefault(number, found)
+            return self._files.setdefault(number, made)
 
     def _start_fetcher(self) -> RangeFetcher:
         with self._lock:
@@ -174,7 +165,7 @@ class DatasetRows:
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch, claims: Claims = ()) -> None:
         """Read rows, counted through the files, into the windows, with their `claims`."""
         for (number, here), claim in itertools.zip_longest(self._by_file(run), claims):
-            with self._files.use(number, self._name) as file, claim or contextlib.nullcontext():
+            with self._files.use(number) as file, claim or contextlib.nullcontext():
                 file.source(self._name).read(here, outputs, scratch)
 
     def claims(self, runs: Sequence[RowRun]) -> list[Claims]:
@@ -185,7 +176,7 @@ class DatasetRows:
             by_file.setdefault(number, []).append(here)
         found: dict[int, Iterator[Claim | None]] = {}
         for number, there in by_file.items():
-            with self._files.use(number, self._name) as file:
+            with self._files.use(number) as file:
                 found[number] = iter(file.claims(self._name, there))
         return [[next(found[number]) for number, _ in each] for each in parts]
 
@@ -217,7 +208,7 @@ class DatasetRows:
         for first, last in itertools.pairwise(bounds):
             number = int(files[first])
             here, start = rows[first:last], int(self._starts[number])
-            with self._files.use(number, self._name) as file:
+            with self._files.use(number) as file:
                 offsets = file.source(self._name).offsets(here - start)
             if offsets is None:
                 return None
@@ -227,7 +218,7 @@ class DatasetRows:
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
         """Read a share of a plan."""
         number = int(np.searchsorted(self._starts, plan.start, side="right")) - 1
-        with self._files.use(number, self._name) as file:
+        with self._files.use(number) as file:
             file.source(self._name).read_scattered(plan, share)
 
 

@@ -105,43 +105,6 @@ class FileLayout:
     datasets: tuple[DatasetLayout, ...]
     tag: str | None = None
 
-    @property
-    def lies_in(self) -> tuple[FileLayout, ...]:
-        """The files that it is: itself, or those that are read beside one another."""
-        return (self,)
-
-
-@dataclass(frozen=True)
-class JoinedLayout(FileLayout):
-    """Datasets that lie in different files, row by row beside one another, as if they lay in one.
-
-    Args:
-        parts: the files, each with its own datasets.
-    """
-
-    parts: tuple[FileLayout, ...] = ()
-
-    @property
-    def lies_in(self) -> tuple[FileLayout, ...]:
-        """The files that are read beside one another."""
-        return self.parts
-
-    @classmethod
-    def of(cls, parts: tuple[FileLayout, ...], names: Sequence[str]) -> JoinedLayout:
-        """Return the layout of some files, with their datasets in the order of `names`.
-
-        Raises:
-            DataError: If the datasets differ in their number of rows.
-        """
-        by_name = {layout.name: (part, layout) for part in parts for layout in part.datasets}
-        datasets = tuple(by_name[name][1] for name in names)
-        if len({layout.rows for layout in datasets}) > 1:
-            listed = ", ".join(
-                f"{shown(name)} in {shown(by_name[name][0].path)} has {by_name[name][1].rows:,}" for name in names
-            )
-            raise DataError(f"path: the datasets differ in their number of rows (axis 0): {listed}")
-        return cls(parts[0].path, sum(part.size for part in parts), datasets, parts=parts)
-
 
 @dataclass(frozen=True)
 class DataLayout:

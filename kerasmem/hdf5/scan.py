@@ -6,22 +6,22 @@ import contextlib
 import difflib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import h5py
 import numpy as np
 
-from kerasmem.errors import DataError, UsageError
+from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.codecs import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.index import DataIndex
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, JoinedLayout, one_line, shown
+from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, points_of, shape_of, walk_objects
 from kerasmem.hdf5.remote.file import RemoteHdf5, ask_for_info, open_remote
 from kerasmem.hdf5.remote.objects import ObjectInfo
 from kerasmem.hdf5.remote.urls import is_url
-from kerasmem.hdf5.settings import Access, all_files
+from kerasmem.hdf5.settings import Access
 
 _STORAGE = {
     h5py.h5d.COMPACT: "compact",
@@ -69,33 +69,19 @@ def _why_not_open(path: str, reason: str) -> str:
     return f"HDF5 cannot open the file: {reason}"
 
 
-def scan_files(paths: Sequence[str | Mapping[str, str]], names: list[str], access: Access) -> DataLayout:
+def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLayout:
     """Return the layout of the datasets called `names` in all files, as `scan_file` does in one.
 
     Args:
-        paths: the files; a mapping of dataset name to file where datasets lie beside one another in different files.
-            Files of an index are not opened.
+        paths: the files. Those of an index are not opened.
         names: full dataset paths.
         access: what may be read.
     """
     if isinstance(paths, DataIndex):
         return paths.layout(names)
-    remote = [path for path in all_files(paths) if is_url(path)]
+    remote = [path for path in paths if is_url(path)]
     known = ask_for_info(remote, access.remote) if len(remote) > 1 else {}
-
-    def scan(path: str | Mapping[str, str]) -> FileLayout:
-        if isinstance(path, str):
-            return scan_file(path, names, access, known.get(path))
-        by_path: dict[str, list[str]] = {}
-        for name in names:
-            if name not in path:
-                listed = ", ".join(map(shown, path))
-                raise UsageError(f"path: names no file for the dataset {shown(name)}; it has files for {listed}")
-            by_path.setdefault(path[name], []).append(name)
-        parts = tuple(scan_file(where, some, access, known.get(where)) for where, some in by_path.items())
-        return JoinedLayout.of(parts, names)
-
-    return DataLayout(tuple(map(scan, paths)))
+    return DataLayout(tuple(scan_file(path, names, access, known.get(path)) for path in paths))
 
 
 def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | None = None) -> FileLayout:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 import pickle
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Part, read_part
-from kerasmem.hdf5.layout import plain_name, shown
+from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
 from kerasmem.hdf5.remote.urls import is_broken_url, is_url, local_path
 
@@ -37,11 +36,11 @@ class Access:
     remote: RemoteAccess = field(default_factory=RemoteAccess)
 
 
-def read_data(path: Any, trust_file: Any, remote: Any) -> tuple[Sequence[str | dict[str, str]], Access]:
+def read_data(path: Any, trust_file: Any, remote: Any) -> tuple[Sequence[str], Access]:
     """Return the files, as `read_files` does, and how they are accessed."""
     access = read_remote(remote)
     files = read_files(path, access)
-    if access.is_set and not any(map(is_url, all_files(files))):
+    if access.is_set and not any(map(is_url, files)):
         raise UsageError("remote: it is for URLs, and all files given are on this machine; leave it out")
     return files, Access(checks.flag("trust_file", trust_file), access)
 
@@ -81,34 +80,19 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
     return (one,)
 
 
-def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str | dict[str, str]]:
-    """Return the files like `read_paths`. For a dict of dataset names, each file is a dict.
-
-    Of an index, the files that it names.
+def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str]:
+    """Return the files like `read_paths`; of an index, the files that it names.
 
     Raises:
         DataError: If no file matches.
-        UsageError: If these are no paths, or datasets have different numbers of files.
+        UsageError: If these are no paths.
     """
-    if not isinstance(path, Mapping):
-        paths = read_paths(path, remote)
-        if len(paths) > 1 or not paths[0].split("?")[0].endswith(INDEX_SUFFIX):
-            return paths
-        from kerasmem.hdf5.index import DataIndex
+    paths = read_paths(path, remote)
+    if len(paths) > 1 or not paths[0].split("?")[0].endswith(INDEX_SUFFIX):
+        return paths
+    from kerasmem.hdf5.index import DataIndex
 
-        return DataIndex(paths[0], remote or RemoteAccess())
-    found = {plain_name(str(name)): read_paths(files, remote) for name, files in path.items()}
-    counts = {name: len(files) for name, files in found.items()}
-    if len(set(counts.values())) != 1:
-        listed = ", ".join(f"{count:,} for {shown(name)}" for name, count in counts.items()) or "none"
-        raise UsageError(f"path: each dataset must have as many files as the others, and there are {listed}")
-    return tuple(dict(zip(found, files, strict=True)) for files in zip(*found.values(), strict=True))
-
-
-def all_files(paths: Iterable[str | Mapping[str, str]]) -> tuple[str, ...]:
-    """Return every file once, also those of datasets that lie beside one another in different files."""
-    each = (path.values() if isinstance(path, Mapping) else (path,) for path in paths)
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(each)))
+    return DataIndex(paths[0], remote or RemoteAccess())
 
 
 def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, name_scopes_replaced
+from kerasmem.models.backend import import_keras
 
 Path = tuple[str, ...]
 
@@ -51,6 +52,15 @@ def own_variables(layer: Any) -> list[Any]:
     """Return the variables of a layer without those of the layers inside it."""
     inner = {id(each) for one in flatten_layers(layer, include_self=False) for each in one.variables}
     return [each for each in layer.variables if id(each) not in inner]
+
+
+def is_container(layer: Any) -> bool:
+    """Return whether the layers inside get rows of their own: models, and layers of the user's made of layers."""
+    keras = import_keras()
+    if isinstance(layer, keras.Model):
+        return True
+    of_keras = type(layer).__module__.split(".")[0] == "keras"
+    return not of_keras and bool(flatten_layers(layer, include_self=False))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from kerasmem.hdf5.direct.delivery import Scratch
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.urls import name_of
 from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import all_files, read_data, read_parts, read_rows
+from kerasmem.hdf5.settings import read_data, read_parts, read_rows
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.reader import RowReader
@@ -61,7 +61,7 @@ class H5DataSource:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         x: Any = "x",
         y: Any = "y",
         *,
@@ -73,7 +73,7 @@ class H5DataSource:
         remote: Mapping[str, Any] | None = None,
     ) -> None:
         files, self._access = read_data(path, trust_file, remote)
-        self._name = name_of(all_files(files)[0])
+        self._name = name_of(files[0])
         self._parts = read_parts(x, y, sample_weight)
         names = dataset_names(self._parts)
         self._layout = scan_files(files, names, self._access)

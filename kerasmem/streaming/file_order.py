@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,7 +24,7 @@ _DOUBLINGS = 6  # of the budget, where chunks are larger
 
 
 def read_windows(
-    paths: Sequence[str | Mapping[str, str]],
+    paths: Sequence[str],
     names: Sequence[str],
     *,
     start: int = 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -153,9 +153,7 @@ class _Mixing:
     uniform: float
 
 
-def examine(
-    plan: StreamPlan, labels: str, files: Sequence[str | Mapping[str, str]], access: Access | None = None
-) -> ShuffleQuality:
+def examine(plan: StreamPlan, labels: str, files: Sequence[str], access: Access | None = None) -> ShuffleQuality:
     """Return how well epoch 0 of a plan mixes labels, and how much is read for it.
 
     Args:

@@ -22,7 +22,7 @@ from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import ahead_bytes
 from kerasmem.hdf5.remote.urls import name_of
 from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import all_files, check_transform, read_data, read_parts
+from kerasmem.hdf5.settings import check_transform, read_data, read_parts
 from kerasmem.streaming.ahead import Batch, Preparation
 from kerasmem.streaming.cursor import Cursor, Position, Progress
 from kerasmem.streaming.dataset import batches_signature, make_dataset, plan_signature
@@ -65,9 +65,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
         path: the HDF5 file, or a URL of one ("s3://bucket/train.h5", "gs://…", "https://…", whatever fsspec knows;
             see `remote`); or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10),
             whose rows are counted through in that order. Their datasets have to agree in row shape and type; chunks,
-            filters and storage may differ. Or a dict of dataset name to file or files, where datasets of equally many
-            rows lie in different files: `{"x": "train_x.h5", "y": "train_y.h5"}`. The number of rows is what it was
-            when the sequence was made: whole chunks appended to a file later are left to the next sequence.
+            filters and storage may differ. The number of rows is what it was when the sequence was made: whole chunks
+            appended to a file later are left to the next sequence.
         x: dataset name for the features, such as "x" or "train/images"; or a list of names (several inputs;
             comes out as a tuple) or a dict of input name to dataset name (comes out as a dict).
         y: the same for the targets; None if there are none, as for `predict`.
@@ -148,7 +147,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         x: Any = "x",
         y: Any = "y",
         *,
@@ -171,7 +170,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
     ) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         self._files, access = read_data(path, trust_file, remote)
-        self.paths = all_files(self._files)
+        self.paths = tuple(self._files)
         flag = checks.flag("use_multiprocessing", use_multiprocessing)
         self._preparation = Preparation(
             transform,

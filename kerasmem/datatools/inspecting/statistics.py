@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import prod
@@ -97,17 +97,17 @@ def stats(
     return DataStats(given, rows, scale, results, _code(given, results, first, second, datasets, scale))
 
 
-def _first_file(files: Sequence[str | Mapping[str, str]]) -> str:
+def _first_file(files: Sequence[str]) -> str:
     first = files[0]
-    if not isinstance(first, str) or is_url(first):
-        raise UsageError("path: statistics are of files on this machine, one after another")
+    if is_url(first):
+        raise UsageError("path: statistics are of files on this machine")
     return first
 
 
 def _sum_up(
     rows: range,
     *,
-    files: Sequence[str | Mapping[str, str]],
+    files: Sequence[str],
     layouts: Sequence[DatasetLayout],
     access: Access,
     section: int,
