@@ -70,43 +70,6 @@ for is_in_turn in (False, True):
 print(json.dumps(found))
 """
 
-LOOKED_UP = """
-import contextlib, json
-import keras, numpy as np, tensorflow as tf
-from kerasmem.compat.keras_optimizers import updated_in_turn
-
-tf.config.experimental.enable_op_determinism()
-optimizers, found, memory = keras.optimizers, [], tf.config.experimental
-draw = np.random.default_rng(0)
-table = draw.normal(size=(1000, 66)).astype("float32")
-values = [tf.constant(draw.normal(size=(32000, 66)).astype("float32")) for _ in range(2)]
-indices = [tf.constant(draw.integers(0, 900, len(each)), tf.int32) for each in values]
-one = values[0].shape.num_elements() * 4
-for is_in_turn in (False, True):
-    weights, kept = [tf.Variable(table)], []
-    optimizer = OPTIMIZER
-    optimizer.build(weights)
-
-    def update(values, indices):
-        with updated_in_turn() if is_in_turn else contextlib.nullcontext([]) as stand_ins:
-            optimizer.apply([tf.IndexedSlices(values, indices, tf.constant([1000, 66]))], weights)
-        kept.extend(stand_ins)
-
-    in_graph = tf.function(update, autograph=False, reduce_retracing=True)
-    in_graph(values[0], indices[0])
-    before = memory.get_memory_info("CPU:0")["current"]
-    memory.reset_memory_stats("CPU:0")
-    in_graph(values[1], indices[1])
-    most = (memory.get_memory_info("CPU:0")["peak"] - before) / one
-    for rows in (31000, 30000):  # the graph is then traced for any number of slices
-        in_graph(values[0][:rows], indices[0][:rows])
-    update(values[1], indices[1])  # eagerly
-    state = [np.asarray(each.value if hasattr(each, "path") else each) for each in [*weights, *optimizer.variables[2:]]]
-    found.append([most, [each.tobytes().hex() for each in state], len(kept)])
-(at_once, usual, _), (in_turn, others, kept) = found
-print(json.dumps([at_once, in_turn, usual == others, kept]))
-"""
-
 
 def told(program, text, *arguments, optimizer=SCALED, env=ALLOCATOR):
     done = program("-c", text.replace("OPTIMIZER", optimizer), *arguments, env=env)
@@ -160,23 +123,3 @@ def test_no_set_of_gradients_is_unscaled_for_those_that_keras_accumulates(progra
     (_, weights), (in_turn, others) = told(program, UPDATED, optimizer=optimizer)
     assert in_turn <= 4, "variables' worth, of twelve"
     assert others == weights
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "most"),
-    [
-        ("optimizers.SGD(0.01, momentum=0.9, nesterov=True)", 0.4),
-        ("optimizers.Adam(0.01, amsgrad=True)", 0.4),
-        ("optimizers.Ftrl(0.01)", 0.4),
-        ("optimizers.LossScaleOptimizer(optimizers.RMSprop(0.01), initial_scale=8.0)", 0.6),  # what is finite beside
-    ],
-)
-def test_a_table_with_more_lookups_than_rows_is_updated_in_blocks_as_keras_updates_it(program, optimizer, most):
-    at_once, in_turn, is_equal, stand_ins = told(program, LOOKED_UP, optimizer=optimizer)
-    assert is_equal and stand_ins
-    assert in_turn < most < 0.9 < at_once, "times the slices"
-
-
-def test_an_update_with_a_norm_of_its_own_stays_whole(program):
-    _, _, is_equal, stand_ins = told(program, LOOKED_UP, optimizer="optimizers.Lamb(0.01)")
-    assert is_equal and not stand_ins

@@ -38,7 +38,7 @@ class MicroStep:
             outputs are means over batches, not over rows.
 
     Attributes:
-        held_bytes: of the accumulators, and of what stands in for blocks of variables in the update.
+        held_bytes: of the accumulators.
         is_updating: whether what runs, or ran out last, is the update, which takes as much whatever a piece has.
     """
 
@@ -52,7 +52,6 @@ class MicroStep:
         self._is_known = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
         self._accumulators: list[Any] | None = None
-        self._stand_ins: list[Any] = []  # of variables that are updated in blocks
         self.held_bytes = 0
         self.is_updating = False
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
@@ -85,7 +84,6 @@ class MicroStep:
         if self._functions:
             self._accumulators, self.held_bytes = None, 0
             self._functions.clear()
-            self._stand_ins.clear()
             collect()
 
     def _pieces(self, batch: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -231,11 +229,8 @@ class MicroStep:
                 gradients.append(tf.IndexedSlices(values, indices, tf.constant(list(variable.shape), tf.int32)))
             else:
                 gradients.append(None if kind else accumulator.read_value())
-        with updated_in_turn(in_blocks=not self.model.jit_compile) as stand_ins:
+        with updated_in_turn():
             self.model.optimizer.apply_gradients(zip(gradients, trainable, strict=True))
-        if not tf.executing_eagerly():
-            self._stand_ins += stand_ins
-            self.held_bytes += _bytes_of(stand_ins)
 
 
 def _moved_to_host(tensor: Any) -> Any:
