@@ -1,4 +1,4 @@
-"""Many requests to one child process, with objects and large arrays: arrays go over a socket as they lie in memory.
+"""Many requests to one child process: objects with large arrays, pickled over a socket without a copy.
 
 The parent holds a `ChannelChild`; the child's module ends with `serve_requests`.
 """
@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ from typing import Any, BinaryIO
 from kerasmem.errors import KerasmemError
 from kerasmem.processes.children import child_environment, die_with_parent, start_module
 
-_HEAD = struct.Struct("!QQ")
 _BUFFER_BYTES = 2**22
 _SECONDS_TO_END = 5
 
@@ -65,7 +63,8 @@ class ChannelChild:
                 pass_fds=[theirs.fileno()],
                 stderr=self._messages,
             )
-        self._socket = ours
+        with ours:  # the file keeps it open
+            self._channel = ours.makefile("rwb")
 
     @property
     def pid(self) -> int:
@@ -79,10 +78,10 @@ class ChannelChild:
             ChildEnded: If there is none; the child is then closed.
         """
         try:
-            _send(self._socket, request)
-            return _receive(self._socket)
-        except (EOFError, OSError):
-            self._socket.close()
+            _send(self._channel, request)
+            return pickle.load(self._channel)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self._close_channel()
             raise ChildEnded(self._process.wait(), self._messages) from None
         except BaseException:  # Ctrl-C in the middle of an answer: nothing can be asked any more
             self._process.kill()
@@ -91,13 +90,17 @@ class ChannelChild:
 
     def close(self) -> None:
         """Have the child end."""
-        self._socket.close()
+        self._close_channel()
         try:
             self._process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._messages.close()
+
+    def _close_channel(self) -> None:
+        with contextlib.suppress(OSError):  # of a child that is gone
+            self._channel.close()
 
 
 def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
@@ -108,45 +111,16 @@ def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
-    end = socket.socket(fileno=int(sys.argv[1]))
+    channel = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
     goes_on = True
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
         while goes_on:
-            message, goes_on = answer(_receive(end))
-            _send(end, message)
+            message, goes_on = answer(pickle.load(channel))
+            _send(channel, message)
     sys.stdout.flush()
     os._exit(0)
 
 
-def _send(end: socket.socket, message: Any) -> None:
-    """Send an object."""
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    views = [buffer.raw() for buffer in buffers]
-    lengths = struct.pack(f"!{len(views)}Q", *(view.nbytes for view in views))
-    end.sendall(_HEAD.pack(len(data), len(views)) + lengths + data)
-    for view in views:
-        end.sendall(view)
-
-
-def _receive(end: socket.socket) -> Any:
-    """Wait for an object. Both ends are processes of ours, for what is read is unpickled.
-
-    Raises:
-        EOFError: If the other end is gone.
-    """
-    size, count = _HEAD.unpack(_exactly(end, _HEAD.size))
-    lengths = struct.unpack(f"!{count}Q", _exactly(end, 8 * count))
-    data = _exactly(end, size)
-    return pickle.loads(data, buffers=[_exactly(end, length) for length in lengths])
-
-
-def _exactly(end: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        read = end.recv_into(view)
-        if read == 0:
-            raise EOFError
-        view = view[read:]
-    return data
+def _send(channel: BinaryIO, message: Any) -> None:
+    pickle.dump(message, channel, protocol=5)
+    channel.flush()
