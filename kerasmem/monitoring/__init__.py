@@ -3,7 +3,6 @@
 ============= ===============================================================================
 logger        `MemoryLogger`, the Keras callback: which of Keras's hooks means what
 settings      its arguments, checked
-calls         which fit, evaluate or predict a hook comes from, and arrays that it was given too wide
 recorder      beginnings and ends of runs, epochs and batches → samples
 batch_queue   raw readings of batches, and how samples are made of them later
 device_reader one reading of all devices, the driver and the host; peaks of batch, epoch and run

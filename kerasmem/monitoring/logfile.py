@@ -53,9 +53,8 @@ class LogFile:
 
     Args:
         path: the file, .csv or .jsonl; missing folders above it are made.
-        append: add to what is there (a half-written last line is cut off); otherwise overwrite it.
-        busy: whether somebody is still at it; overwriting a file that another log of this process has open
-            is refused where that log is busy, and otherwise ends it.
+        append: add to what is there (a half-written last line is cut off); otherwise overwrite it, which ends
+            another log of this process that has it open.
 
     Attributes:
         next_run: the number that the next run gets, so that runs appended to a file stay apart.
@@ -64,21 +63,15 @@ class LogFile:
         behind: what has rows that wait to be written here, so that who reads the file in this process has them.
 
     Raises:
-        UsageError: the file cannot be written, holds something else than such a log, or is in use.
+        UsageError: the file cannot be written, or holds something else than such a log.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        append: bool,
-        busy: Callable[[], bool] | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], append: bool) -> None:
         self.path = Path(path)
         self.format = format_of(path)
         self.next_run = 0
         self.behind: weakref.WeakMethod[Callable[[], None]] | None = None
         self.runs_end = 0
-        self._busy = busy
         self._file = -1
         self.identity: tuple[int, int] | None = None
         try:
@@ -123,10 +116,6 @@ class LogFile:
         """Whether rows can be added."""
         return self._file >= 0
 
-    def is_busy(self) -> bool:
-        """Return whether somebody is still at it."""
-        return self._busy is not None and self._busy()
-
     def close(self) -> None:
         """Close the file; may be called more than once."""
         file, self._file = self._file, -1
@@ -152,19 +141,14 @@ class LogFile:
         if append:
             self.next_run = max([self.next_run, *(log.runs_end for log in same)])
         else:
-            if any(log.is_busy() for log in same):
-                raise UsageError(
-                    f"filename: {str(self.path)!r} is being written by another MemoryLogger, which this one would "
-                    "overwrite; give each a file of its own, or pass append=True to share it"
-                )
-            for log in same:  # a run that broke off, as far as anybody can tell
+            for log in same:
                 log.close()
             os.ftruncate(self._file, 0)
         _open_logs[:] = [weakref.ref(log) for log in [*others, self]]
 
     def _write(self, text: str) -> None:
         if self._file < 0:
-            raise OSError("another MemoryLogger has overwritten the file")
+            raise OSError("another MemoryLogger has overwritten the file; give each a file of its own")
         data = text.encode()
         written = os.write(self._file, data)
         if written != len(data):  # a disk that is just filling up; try the rest, which tells why

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
-import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,15 +13,12 @@ import keras
 from kerasmem.cluster import find_worker
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.devices.nvml import Nvml
-from kerasmem.monitoring.calls import Callers, KerasCall, float64_inputs
 from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.leak_watch import LeakReport
 from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.recorder import Kind, Recorder
 from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.monitoring.timeline import Timeline
-
-_METHODS: dict[Kind, str] = {"train": "fit", "test": "evaluate", "predict": "predict"}
 
 
 class MemoryLogger(keras.callbacks.Callback):
@@ -37,8 +34,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     A background thread reads the host, the processes under this one and the driver, so that peaks in loading,
     validation and callbacks are seen too: `phases` has the largest sizes of each phase. It ends with
-    the run. Where `fit` raised, it ends as soon as nobody keeps the exception's traceback, with the logger's next run,
-    or after ten minutes.
+    the run. If `fit` raised, it ends with the logger's next run, with `close`, or after ten minutes.
 
     A reading that fails never stops training: it is None from then on, and `notes` says why. After an exception the
     file holds every batch that ended; after `kill -9`, all but those of the last tenths of a second, which wait for
@@ -49,13 +45,13 @@ class MemoryLogger(keras.callbacks.Callback):
     prints.
 
     Several loggers at once, in one `fit` or in nested ones, each have their own true peaks. One logger logs one
-    run at a time: another `fit` that it is given to meanwhile, inside the first or in another thread, is not
-    logged, and one warning says so.
+    run at a time, and `evaluate` and `predict` inside `fit` are parts of it. A method in another thread is not
+    logged meanwhile, and a `fit` inside another ends the log of the outer one; one warning says so.
 
     Args:
         filename: file to log to, `.csv` or `.jsonl`; None keeps the samples in `timeline` alone. One row a
-            batch and device. Without `append`, the logger's first run overwrites the file, unless another
-            logger of this process is writing to it; a copy of the logger (`copy.deepcopy`) adds to what the
+            batch and device. Without `append`, the logger's first run overwrites the file, and ends the log of
+            another logger that is writing to it; a copy of the logger (`copy.deepcopy`) adds to what the
             others have written in this process. Processes need a file each; those that train together get one.
         update_freq: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
             row's `between_peak_bytes`.
@@ -82,8 +78,7 @@ class MemoryLogger(keras.callbacks.Callback):
         growth: what came of asking for memory growth; None if it was not asked for.
 
     Raises:
-        UsageError: an argument is wrong; from `fit`, before training: the file cannot be written, or another
-            logger is writing to it.
+        UsageError: an argument is wrong; from `fit`, before training: the file cannot be written.
 
     Examples:
         >>> import keras, numpy as np
@@ -116,11 +111,11 @@ class MemoryLogger(keras.callbacks.Callback):
         )
         self._memory_growth = memory_growth
         self._recorder = Recorder(settings)
-        self._callers = Callers()
         self._kind: Kind = "train"  # of the run under way
         self._test_phase = "evaluate"
-        self._run_model: weakref.ref[Any] | None = None
-        self._run_params: Any = None
+        self._thread: threading.Thread | None = None  # in which Keras began the run
+        self._is_taken_up = False  # a Keras method has, and has not begun yet
+        self._has_displaced = False  # the latest run began while another was under way
         self._totals: dict[Kind, int | None] = {}  # batches an epoch, where Keras knows
         self._line: str | None = None  # waits until the progress bar has ended its own
         self.growth: GrowthStatus | None = None
@@ -200,32 +195,35 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def set_model(self, model: Any) -> None:
         """Note that a Keras method has taken the callback up (validation inside `fit` does not)."""
-        if not self._callers.is_guest():
-            super().set_model(model)
-            self._callers.take_up()
+        if self._is_guest():
+            self._refuse("a method was called in another thread while a run was under way and is not logged")
+            return
+        super().set_model(model)
+        self._is_taken_up = True
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run: try memory growth if that was not done, open the file and the devices."""
-        if not self._callers.is_guest() and self._admit("train"):
+        if not self._is_guest():
             self._begin_run("train")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """End the run."""
-        if not self._callers.is_guest():
+        if not self._is_guest():
+            if self._recorder.run is None:
+                self._has_displaced = False
             self._end_run()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begin an epoch's maxima."""
-        if self._callers.is_guest():
+        if self._is_guest():
             return
         self._print_line()
-        if self._recorder.run is None and not self._recorder.broken:
-            self._begin_run("train")
-        self._recorder.begin_epoch(epoch)
+        if self._is_in_run("train"):
+            self._recorder.begin_epoch(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the epoch's maxima, and put them into `logs`."""
-        if self._callers.is_guest():
+        if self._is_guest():
             return
         ended = self._recorder.end_epoch()
         if ended is None:
@@ -246,17 +244,17 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin validation inside `fit`, or a run of `evaluate`."""
-        if self._callers.is_guest():
+        if self._is_guest():
             return
-        taken_up = self._callers.is_taken_up()
+        is_taken_up = self._is_taken_up
         part = self._begin_part("test")
         if part is None:
             return
-        validation = part and not taken_up
+        validation = part and not is_taken_up
         self._test_phase = "validation" if validation else "evaluate"
         self._recorder.phase.enter(self._test_phase)
-        if validation and self._callers.call is not None and self._run_model is not None:
-            iterator = getattr(self._run_model(), "_eval_epoch_iterator", None)
+        if validation:
+            iterator = getattr(self._model, "_eval_epoch_iterator", None)
             self._totals["test"] = getattr(iterator, "num_batches", None)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -273,7 +271,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run of `predict`, or a part of the run under way."""
-        if not self._callers.is_guest() and self._begin_part("predict") is not None:
+        if not self._is_guest() and self._begin_part("predict") is not None:
             self._recorder.phase.enter("predict")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -292,65 +290,66 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def _begin_run(self, kind: Kind) -> None:
         self._try_growth()
-        call = KerasCall.innermost(_METHODS[kind])
+        self._has_displaced = self._recorder.run is not None
         worker = find_worker(getattr(self._model, "distribute_strategy", None))
-        self._recorder.begin_run(None if call is None else call.is_running, worker)
+        self._recorder.begin_run(worker)
         self._kind = kind
-        self._callers.call = call
         # Hooks called by hand leave `params` as the last Keras method had them.
-        self._totals = {kind: None if call is None else (self.params or {}).get("steps")}
-        if call is not None:
-            for wide in float64_inputs(call.arguments(), keras.config.floatx()):
-                self._recorder.note(wide)
-        self._run_model = None if self._model is None else weakref.ref(self._model)
-        self._run_params = self.params
-        self._callers.has_begun()
+        self._totals = {kind: (self.params or {}).get("steps") if self._is_taken_up else None}
+        self._thread = threading.current_thread() if self._is_taken_up else None
+        self._is_taken_up = False
 
     def _end_run(self) -> None:
         self._print_line()
+        self._thread = None
         self._recorder.end_run()
 
-    def _begin_batch(self, kind: Kind, batch: int) -> None:
-        if self._callers.is_guest():
-            return
-        if self._recorder.run is None and not self._recorder.broken:  # a custom loop that skips on_…_begin
+    def _is_in_run(self, kind: Kind) -> bool:
+        """Return whether a run is under way; begin one for a custom loop that skips on_…_begin."""
+        if self._recorder.run is None and not self._recorder.broken:
+            if self._has_displaced:
+                self._refuse("fit was called inside another, and the rest of the outer one is not logged")
+                return False
             self._begin_run(kind)
-        self._recorder.begin_batch(kind, batch)
+        return True
+
+    def _begin_batch(self, kind: Kind, batch: int) -> None:
+        if not self._is_guest() and self._is_in_run(kind):
+            self._recorder.begin_batch(kind, batch)
 
     def _end_batch(self, kind: Kind, phase: str, batch: int) -> None:
-        if not self._callers.is_guest():
+        if not self._is_guest():
             self._recorder.end_batch(kind, phase, batch, self._totals.get(kind))
 
     def _begin_part(self, kind: Kind) -> bool | None:
         """Begin a run, or a part of the one under way; return whether it is a part, None for neither."""
-        if not self._admit(kind):
-            return None
-        taken_up = self._callers.is_taken_up()
-        call = self._callers.call
-        part = self._recorder.run is not None and (not taken_up or call is None or call.is_running())
+        is_taken_up = self._is_taken_up
+        part = self._recorder.run is not None and (not is_taken_up or self._kind == "train")
         if part:
-            self._totals[kind] = (self.params or {}).get("steps") if taken_up else None
-            self._callers.has_begun()
-        else:
+            self._totals[kind] = (self.params or {}).get("steps") if is_taken_up else None
+            self._is_taken_up = False
+        elif is_taken_up:
             self._begin_run(kind)
+        elif not self._is_in_run(kind):
+            return None
         self._recorder.begin_part(kind)
         return part
 
     def _end_part(self, kind: Kind) -> None:
-        if self._callers.is_guest():
+        if self._is_guest():
             return
         self._recorder.begin_part(kind)
         self._recorder.phase.enter("between")
         if self._kind == kind:
             self._end_run()
 
-    def _admit(self, kind: Kind) -> bool:
-        """Return whether the call that begins now is to be logged."""
-        refusal = None if self._recorder.run is None else self._callers.refusal(_METHODS[kind])
-        if refusal:
-            self._model, self.params = self._run_model() if self._run_model is not None else None, self._run_params
-            self._recorder.note(refusal, say=True)
-        return refusal is None
+    def _is_guest(self) -> bool:
+        """Return whether a hook comes from another thread than that of the run under way."""
+        thread = self._thread
+        return thread is not None and thread is not threading.current_thread() and thread.is_alive()
+
+    def _refuse(self, reason: str) -> None:
+        self._recorder.note(f"run: {reason}; give it a MemoryLogger of its own", say=True)
 
     def _print_line(self) -> None:
         line, self._line = self._line, None
@@ -359,5 +358,4 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds settings and results; the model, open files and the driver stay with the original."""
-        gone = dict.fromkeys(("_model", "_run_model", "_run_params", "_line", "growth"))
-        return {**self.__dict__, **gone, "_callers": Callers()}
+        return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_line", "growth"))}

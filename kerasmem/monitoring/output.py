@@ -33,21 +33,20 @@ class Output:
         self._family = uuid.uuid4().hex  # shared by copies, which add to the same file
         self.file: LogFile | None = None
 
-    def open(self, worker: Worker | None, again: bool, busy: Callable[[], bool] | None) -> int:
+    def open(self, worker: Worker | None, again: bool) -> int:
         """Open the file for a run, under the worker's own name if there are several; return its next run number.
 
         Args:
             worker: this process's place among several.
             again: whether this recorder has recorded before, so that the file is continued.
-            busy: whether the run still goes on, if that is known.
 
         Raises:
-            UsageError: If the file cannot be written, or another recorder is writing to it.
+            UsageError: If the file cannot be written.
         """
         if self._path is None:
             return 0
         append = self._append or again or self._family in _begun or bool(os.environ.get(GOES_ON))
-        self.file = LogFile(own_path(Path(self._path), worker), append=append, busy=busy)
+        self.file = LogFile(own_path(Path(self._path), worker), append=append)
         _begun.add(self._family)
         return self.file.next_run
 

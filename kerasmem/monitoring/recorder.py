@@ -131,15 +131,14 @@ class Recorder:
     # ---------------------------------------------------------------- runs
 
     @costed
-    def begin_run(self, busy: Callable[[], bool] | None = None, worker: Worker | None = None) -> None:
+    def begin_run(self, worker: Worker | None = None) -> None:
         """Open the file and the devices.
 
         Args:
-            busy: whether the run is still going on, as far as can be told; called in other threads too.
             worker: which of several this process is.
 
         Raises:
-            UsageError: the file cannot be written, or is another recorder's that is busy.
+            UsageError: the file cannot be written.
         """
         self.broken = False
         self._finish()  # of a run that broke off
@@ -150,7 +149,7 @@ class Recorder:
         if self._zero is None:
             self._zero = self.clock() - self._elapsed
         self.worker = worker
-        self._next_run = max(self._next_run, self._output.open(worker, self._next_run > 0, busy))
+        self._next_run = max(self._next_run, self._output.open(worker, self._next_run > 0))
         if self._reader is None:
             asked = self.settings
             self._reader = DeviceReader(
@@ -158,7 +157,7 @@ class Recorder:
             )
         sampling = self.settings.sampling
         behind = self._pending.flush_quietly if sampling else None
-        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, sampling, busy, behind)
+        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, sampling, behind)
         readings = self._reader.start_run()
         self._known = {name for r in readings for name, value in r._asdict().items() if value is not None}
         if "in_use_bytes" in self._known:

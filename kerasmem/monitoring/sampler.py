@@ -43,14 +43,13 @@ class MachineReader:
 class Sampler:
     """Reads host, process tree and driver now and then, and labels the readings with the phase of training.
 
-    The thread ends with `stop`, when the run that it watches is known to be over, when no hook has come for ten
-    minutes, or when nobody holds the sampler. A first reading is taken at once; `start` starts the thread.
+    The thread ends with `stop`, when no hook has come for ten minutes, or when nobody holds the sampler.
+    A first reading is taken at once; `start` starts the thread.
 
     Args:
         phase: that training is in, as the hooks set it.
         read_driver, note: as for `MachineReader`.
         hertz: readings a second; 0 starts no thread, and only `read` reads.
-        busy: whether the run is still going on, as far as another thread can tell.
         behind: work that the hooks leave to the thread; called at each of its readings, and as it ends by itself.
 
     Attributes:
@@ -64,12 +63,11 @@ class Sampler:
         read_driver: Callable[[], int | None],
         note: Callable[[str], None],
         hertz: float,
-        busy: Callable[[], bool] | None = None,
         behind: Callable[[], None] | None = None,
     ) -> None:
         self.pid = os.getpid()
         self.seconds = 0.0
-        self._phase, self._machine, self._busy = phase, MachineReader(read_driver, note), busy
+        self._phase, self._machine = phase, MachineReader(read_driver, note)
         self._behind = None if behind is None else weakref.WeakMethod(behind)  # its owner holds the sampler
         self._lock = threading.Lock()
         self._maxima = PhaseMaxima()
@@ -106,10 +104,9 @@ class Sampler:
     def tick(self) -> float | None:
         """Take a reading in the thread; return its cost in seconds of processor time, None to end."""
         start = time.thread_time()
-        running = (self._busy is None or self._busy()) and not self._is_idle()
         if self._behind is not None and (work := self._behind()) is not None:
             work()
-        if not running:
+        if self._is_idle():
             return None
         self.read()
         spent = time.thread_time() - start

@@ -661,20 +661,17 @@ def _caught(action):
 @scenario
 def fit_inside_fit():
     found = {}
-    for name in ("other model", "same model", "raises"):
+    for name in ("other model", "same model"):
         logger, model = MemoryLogger(), small_model()
         inner = model if name == "same model" else small_model()
-        extra = [RaiseAt(0, BoomError())] if name == "raises" else []
 
-        def nested(inner=inner, logger=logger, extra=extra):
-            with contextlib.suppress(BoomError):
-                inner.fit(*data(), batch_size=20, verbose=0, callbacks=[logger, *extra])
+        def nested(inner=inner, logger=logger):
+            inner.fit(*data(), batch_size=20, verbose=0, callbacks=[logger])
 
         train = functools.partial(fit, model, logger, At(1, nested), epochs=2, batch_size=10, validation_data=data(8))
         history, said = _caught(train)
         model.evaluate(*data(8), verbose=0, callbacks=[logger])
-        lengths = {key: len(values) for key, values in history.history.items()}
-        found[name] = {"rows": brief(logger), "history": lengths, "warnings": said, "notes": logger.notes}
+        found[name] = {"rows": brief(logger), "epochs": len(history.history["loss"]), "warnings": said}
     return found
 
 
@@ -706,16 +703,6 @@ def fits_in_two_threads():
 @scenario
 def one_file_for_two():
     found = {}
-    error = None
-    first = MemoryLogger("log.csv")
-    try:
-        fit(small_model(), first, MemoryLogger("log.csv"))
-    except Exception as caught:
-        error = [type(caught).__name__, str(caught)]
-    found["refused"] = error
-    again = MemoryLogger("log.csv")
-    fit(small_model(), again)  # the run of `first` broke off: its file is free
-    found["after"] = brief(again) == [[s.run, s.phase, s.epoch, s.batch] for s in read_timeline("log.csv")]
     fit(small_model(), MemoryLogger("log.csv"), MemoryLogger("log.csv", append=True))
     found["shared"] = sorted((s.run, str(s.batch)) for s in read_timeline("log.csv"))
     original = MemoryLogger("grid.csv")
@@ -728,13 +715,6 @@ def one_file_for_two():
     _, found["warnings"] = _caught(lambda: [logger.on_train_batch_end(0) for logger in (one, two)])
     found["by_hand"] = len(read_timeline("hand.csv"))
     return found
-
-
-@scenario
-def listed_twice():
-    logger = MemoryLogger("log.csv")
-    fit(small_model(), *[logger] * 2)
-    return {"rows": brief(logger), "file": len(read_timeline("log.csv"))}
 
 
 @scenario
@@ -849,16 +829,8 @@ def threads():
     for name, error in (("exception", BoomError), ("interrupt", KeyboardInterrupt)):
         with contextlib.suppress(BoomError, KeyboardInterrupt):
             fit(small_model(), logger, RaiseAt(1, error))
-        time.sleep(0.5)
-        found[name] = samplers()
-    for name, kind in (("kept exception", BoomError), ("kept interrupt", KeyboardInterrupt)):
-        error = kind()
-        with contextlib.suppress(BoomError, KeyboardInterrupt):
-            fit(small_model(), logger, RaiseAt(1, error))
-        found["during"].append(len(samplers()))  # the error keeps its traceback, and so the run
-        del error
-        gc.collect()
-        time.sleep(0.5)
+        found["during"].append(len(samplers()))
+        logger.close()
         found[name] = samplers()
     model = small_model()
     model.evaluate(*data(8), verbose=0, callbacks=[logger])
@@ -880,24 +852,6 @@ def threads():
         warnings.simplefilter("ignore")
         fit(small_model(), broken, At(1, spoil))
     found["broken"] = samplers()
-    return found
-
-
-@scenario
-def wide_inputs():
-    wide, slim = np.ones((64, 4)), np.ones((64, 1), "float32")
-    found = {}
-    for name, arguments in (
-        ("x", {"x": wide, "y": slim}),
-        (
-            "validation",
-            {"x": wide.astype("float32"), "y": slim, "validation_data": (slim.repeat(4, 1), np.ones((64, 1)))},
-        ),
-        ("none", {"x": wide.astype("float32"), "y": slim}),
-    ):
-        logger = MemoryLogger()
-        small_model().fit(**arguments, verbose=0, callbacks=[logger])
-        found[name] = [note for note in logger.notes if note.startswith("input:")]
     return found
 
 

@@ -3,21 +3,17 @@
 import json
 import subprocess
 import sys
-import threading
 import time
-import weakref
 from pathlib import Path
 
 import pytest
 from fresh import environment
 
 from kerasmem.monitoring import sampler as sampler_module
-from kerasmem.monitoring.calls import KerasCall
 from kerasmem.monitoring.phases import CurrentPhase
 from kerasmem.monitoring.sampler import Sampler
 
 SCRIPT = Path(__file__).with_name("many_fits.py")
-PACKAGE = Path(sampler_module.__file__).parents[1]
 
 
 @pytest.mark.parametrize("count", [45, pytest.param(2000, marks=pytest.mark.slow)])
@@ -34,60 +30,6 @@ def test_many_short_fits_end_as_they_would_without_the_logger(tmp_path, count):
         "well": count - boom - interrupts, "BoomError": boom, "KeyboardInterrupt": interrupts, "threads left": 0,
     }  # fmt: skip
     assert done.stderr.count("Traceback") == 0, done.stderr[-6000:]
-
-
-def test_no_thread_looks_at_another_threads_frames():
-    found = [path for path in PACKAGE.rglob("*.py") if "_current_frames" in path.read_text()]
-    assert found == []
-
-
-class Callbacks:
-    """A list of callbacks as Keras makes it."""
-
-    def on_train_batch_begin(self):
-        """Be like Keras's."""
-
-
-def fit(callbacks, action):
-    return action()
-
-
-def call_of(callbacks):
-    return fit(callbacks, lambda: KerasCall.innermost("fit"))
-
-
-def elsewhere(action):
-    """Return what an action returns in another thread."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(action()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def test_the_own_thread_knows_when_a_call_has_ended():
-    callbacks = Callbacks()
-    call = fit(callbacks, lambda: [KerasCall.innermost("fit"), KerasCall.innermost("fit").is_running()])
-    assert call[1] is True and not call[0].is_running(), "though the callbacks are kept"
-
-
-def test_another_thread_knows_it_by_the_callbacks_and_by_the_thread():
-    callbacks = Callbacks()
-    call = call_of(callbacks)
-    assert elsewhere(call.is_running), "the callbacks are kept"
-    del callbacks
-    assert not elsewhere(call.is_running) and not call.is_running()
-    kept = Callbacks()
-    of_a_thread = elsewhere(lambda: call_of(kept))
-    assert not of_a_thread.is_running(), "its thread has ended"
-
-
-def test_a_call_keeps_nothing_alive():
-    callbacks = Callbacks()
-    reference = weakref.ref(callbacks)
-    call = call_of(callbacks)
-    del callbacks
-    assert reference() is None and call == call and call.arguments() == {}
 
 
 def test_a_sampler_gives_up_where_no_hook_comes_and_starts_again_with_the_next_epoch(monkeypatch):
