@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import click
@@ -142,10 +143,9 @@ def _read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
 
 
 def _read_scale(text: str) -> float:
-    above, _, below = text.partition("/")
     try:
-        return float(above) / float(below or "1")
-    except (ValueError, ZeroDivisionError):
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError, OverflowError):
         raise UsageError(f"--scale: {text!r} is no number; write for example 1/255 or 0.5") from None
 
 

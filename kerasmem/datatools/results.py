@@ -203,7 +203,8 @@ class WrittenDataset:
         chunk_rows: rows of a chunk.
         bytes: bytes of its values.
         stored_bytes: bytes it takes in the file.
-        crc32: CRC-32 of its values in order, little-endian, as `zlib.crc32(dataset[...].tobytes())` has it.
+        crc32: CRC-32 of its values in order, little-endian, as `zlib.crc32(dataset[...].tobytes())` has it; None for
+            parts, each of which has its own.
         class_names: what its numbers stand for.
     """
 
@@ -216,7 +217,7 @@ class WrittenDataset:
     chunk_rows: int
     bytes: int
     stored_bytes: int
-    crc32: int
+    crc32: int | None
     class_names: tuple[str, ...] | None = None
 
 

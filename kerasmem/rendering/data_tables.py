@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.datatools.results import Conversion, DataIndexed, DatasetReport, DataStats, Inspection
+from kerasmem.datatools.results import Conversion, DataIndexed, DataStats, Inspection
 from kerasmem.rendering.escape import printable, printable_lines, short_name
-from kerasmem.rendering.layout import Rows, note_lines, table
+from kerasmem.rendering.layout import note_lines, table
 from kerasmem.units import format_size
 
 _MOST_DATASETS = 60
-_MOST_CLASSES = 20
-_MOST_MEANS = 4
 
 
 def inspection_table(found: Inspection, terminal: int | None = None) -> RenderableType:
     """Return the datasets, classes, stream and line to paste of a file."""
-    title = f"{printable(found.path, 200)}: {format_size(found.size)}"
-    parts: list[RenderableType] = [Text(title, style="bold"), "", _datasets(found, terminal)]
-    parts += [Text(line) for line in _class_shares(found)]
+    title = Text(f"{printable(found.path, 200)}: {format_size(found.size)}", style="bold")
+    parts: list[RenderableType] = [title, "", _datasets(found, terminal), *_class_shares(found)]
     unfit = [dataset for dataset in found.datasets if dataset.problem][:_MOST_DATASETS]
     if unfit:
         parts += ["", Text("Not to be trained from:")]
@@ -39,47 +36,34 @@ def inspection_table(found: Inspection, terminal: int | None = None) -> Renderab
 
 def conversion_table(done: Conversion, terminal: int | None = None) -> RenderableType:
     """Return the datasets written, and the line to paste."""
-    has_many = len(done.outputs) > 1
     names = ", ".join(printable(os.path.basename(path), 80) for path in done.outputs)
     first = Text(f"{names}: {done.rows:,} rows, {format_size(done.bytes_written)}", style="bold")
     first.append(f" in {done.seconds:.1f} s", style="dim")
+    rows = []
+    for dataset in done.datasets:
+        folder = f"{os.path.basename(dataset.path)}: " if len(done.outputs) > 1 else ""
+        shape = _extents(dataset.shape) or "one number"
+        checksum = "–" if dataset.crc32 is None else f"{dataset.crc32:08x}"
+        types = (dataset.dtype, printable(dataset.source_dtype, 30))
+        sizes = (f"{dataset.chunk_rows:,} rows", dataset.bytes, dataset.stored_bytes)
+        rows.append((short_name(folder + dataset.name), f"{dataset.rows:,}", shape, *types, *sizes, checksum))
     columns = ("Dataset", "Rows", "Row", "Type", "from", "Chunks of", "Size", "Stored", "CRC-32")
-    rows = _data_table(columns, terminal)
-    for dataset in done.datasets[:_MOST_DATASETS]:
-        name = f"{os.path.basename(dataset.path)}: {dataset.name}" if has_many else dataset.name
-        rows.add(
-            short_name(name),
-            f"{dataset.rows:,}",
-            _extents(dataset.shape) or "one number",
-            dataset.dtype,
-            printable(dataset.source_dtype, 30),
-            f"{dataset.chunk_rows:,} rows",
-            dataset.bytes,
-            dataset.stored_bytes,
-            f"{dataset.crc32:08x}",
-        )
-    if len(done.datasets) > _MOST_DATASETS:
-        rows.add(f"and {len(done.datasets) - _MOST_DATASETS:,} more")
-    notes = (*(Text(line) for line in _remarks(done)), *note_lines(done.notes, 400))
-    return Group(first, "", rows, *notes, *_line_to_paste(done.line))
+    notes = (*map(Text, _remarks(done)), *note_lines(done.notes, 400))
+    return Group(first, "", _data_table(terminal, columns, rows), *notes, *_line_to_paste(done.line))
 
 
 def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType:
     """Return a line for each dataset, and the lines that put its statistics to use."""
     scaled = f", features × {found.scale:.6g}" if found.scale != 1 else ""
-    rows = _data_table(("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite"), terminal)
+    rows = []
     for column in found.columns:
-        rows.add(
-            short_name(column.name),
-            _listed([f"{value:.4g}" for value in column.mean], _MOST_MEANS),
-            _listed([f"{value:.4g}" for value in column.variance], _MOST_MEANS),
-            "–" if column.minimum is None else f"{column.minimum:.6g}",
-            "–" if column.maximum is None else f"{column.maximum:.6g}",
-            f"{column.nan_count:,}",
-            f"{column.infinite_count:,}",
-        )
+        moments = [_listed([f"{value:.4g}" for value in values], 4) for values in (column.mean, column.variance)]
+        limits = ["–" if value is None else f"{value:.6g}" for value in (column.minimum, column.maximum)]
+        counts = [_count(column.nan_count), _count(column.infinite_count)]
+        rows.append((short_name(column.name), *moments, *limits, *counts))
+    columns = ("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite")
     title = Text(f"{printable(found.path, 200)}: {found.rows:,} rows{scaled}", style="bold")
-    parts: list[RenderableType] = [title, "", rows]
+    parts: list[RenderableType] = [title, "", _data_table(terminal, columns, rows)]
     if any(column.nan_count + column.infinite_count for column in found.columns):
         parts.append(Text("NaN and infinity are left out of the other figures."))
     if found.code:
@@ -93,15 +77,20 @@ def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableTyp
     return Group(Text(printable(done.answer), style="bold"), names, *note_lines(done.notes))
 
 
-def _data_table(columns: Sequence[str], terminal: int | None) -> Rows:
-    """Return an empty table; columns of figures, but for the first and those in lower case."""
-    return table(
+def _data_table(
+    terminal: int | None, columns: Sequence[str | None], rows: Sequence[Sequence[str | int | None]]
+) -> Table:
+    """Return a table of the first rows; columns of figures, but for the first and those in lower case."""
+    left = ("Dataset", "from")
+    made = table(
         terminal,
-        *(
-            Column(name, justify="right" if place and not name.islower() else "left", overflow="fold")
-            for place, name in enumerate(columns)
-        ),
+        *(name and Column(name, justify="left" if name in left else "right", overflow="fold") for name in columns),
     )
+    for cells in rows[:_MOST_DATASETS]:
+        made.add(*cells)
+    if len(rows) > _MOST_DATASETS:
+        made.add(f"and {len(rows) - _MOST_DATASETS:,} more")
+    return made
 
 
 def _line_to_paste(line: str) -> Iterator[RenderableType]:
@@ -109,33 +98,26 @@ def _line_to_paste(line: str) -> Iterator[RenderableType]:
 
 
 def _datasets(found: Inspection, terminal: int | None) -> Table:
-    batch = f"Batch of {found.batch_size:,}"
-    columns = ["Dataset", "Shape", "Type", "Chunks", "Filters", "Stored", "As float32", batch]
     has_counts = any(dataset.nan_count is not None for dataset in found.datasets)
     has_checksums = any(dataset.checksum for dataset in found.datasets)
-    columns += [*(["NaN", "Infinite"] if has_counts else []), *(["Checksum"] if has_checksums else [])]
-    rows = _data_table(columns, terminal)
-    for dataset in found.datasets[:_MOST_DATASETS]:
-        more = [_count(dataset.nan_count), _count(dataset.infinite_count)] if has_counts else []
-        more += [dataset.checksum or "–"] if has_checksums else []
-        role = " (x)" if dataset.name == found.x else " (y)" if dataset.name == found.y else ""
-        rows.add(
-            short_name(dataset.name) + role,
-            "–" if dataset.shape is None else _extents(dataset.shape) or "one value",
-            printable(dataset.dtype, 30),
-            _chunks(dataset),
-            printable("+".join(dataset.filters), 40) or "–",
-            dataset.stored_bytes,
-            dataset.float32_bytes,
-            dataset.batch_bytes,
-            *more,
-        )
-    if len(found.datasets) > _MOST_DATASETS:
-        rows.add(f"and {len(found.datasets) - _MOST_DATASETS:,} more")
-    return rows
+    sizes = ("Stored", "As float32", f"Batch of {found.batch_size:,}")
+    counts = ("NaN", "Infinite") if has_counts else (None, None)
+    checksum = "Checksum" if has_checksums else None
+    columns = ("Dataset", "Shape", "Type", "Chunks", "Filters", *sizes, *counts, checksum)
+    rows = []
+    for dataset in found.datasets:
+        role = {found.x: " (x)", found.y: " (y)"}.get(dataset.name, "")
+        shape = "–" if dataset.shape is None else _extents(dataset.shape) or "one value"
+        chunks = dataset.storage or "–" if dataset.chunks is None else _extents(dataset.chunks)
+        filters = printable("+".join(dataset.filters), 40) or "–"
+        facts = (short_name(dataset.name) + role, shape, printable(dataset.dtype, 30), chunks, filters)
+        bytes_taken = (dataset.stored_bytes, dataset.float32_bytes, dataset.batch_bytes)
+        values = (_count(dataset.nan_count), _count(dataset.infinite_count), dataset.checksum or "–")
+        rows.append((*facts, *bytes_taken, *values))
+    return _data_table(terminal, columns, rows)
 
 
-def _class_shares(found: Inspection) -> Iterable[str]:
+def _class_shares(found: Inspection) -> Iterator[Text]:
     shown = [dataset for dataset in found.datasets if dataset.class_counts and len(dataset.class_counts) > 1]
     shown.sort(key=lambda dataset: dataset.name != found.y)
     for dataset in shown[:8]:
@@ -144,10 +126,10 @@ def _class_shares(found: Inspection) -> Iterable[str]:
         shares = [f"{printable(name, 30)} {100 * count / total:.1f} %" for name, count in counts.items()]
         balance = "balanced" if ratio < 1.05 else f"the most common {ratio:,.1f} times the rarest"
         some = f" (in {total:,} rows of it)" if dataset.counted_rows is not None else ""
-        yield f"Classes in {printable(dataset.name, 60)}{some}: {_listed(shares, _MOST_CLASSES)}; {balance}"
+        yield Text(f"Classes in {printable(dataset.name, 60)}{some}: {_listed(shares, 20)}; {balance}")
 
 
-def _remarks(done: Conversion) -> Iterable[str]:
+def _remarks(done: Conversion) -> Iterator[str]:
     if done.float64_saved:
         yield f"float64 written as float32 saves {format_size(done.float64_saved)}."
     order = f"in random order (seed {done.seed})" if done.shuffled else "in the order of the sources"
@@ -167,10 +149,6 @@ def _listed(texts: Sequence[str], most: int) -> str:
 
 def _extents(shape: Sequence[int]) -> str:
     return "×".join(f"{extent:,}" for extent in shape)
-
-
-def _chunks(dataset: DatasetReport) -> str:
-    return dataset.storage or "–" if dataset.chunks is None else _extents(dataset.chunks)
 
 
 def _count(value: int | None) -> str:

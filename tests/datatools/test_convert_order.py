@@ -96,7 +96,7 @@ def test_shares_add_up(rows, weights):
 
 def test_names_of_parts():
     assert list(read_split("0.5,0.25,0.25")) == ["train", "val", "test"]
-    assert list(read_split([0.25] * 4)) == ["part1", "part2", "part3", "part4"]
+    assert list(read_split("0.25,0.25,0.25,0.25")) == ["part1", "part2", "part3", "part4"]
     assert read_split({"a": 0.9, "b": 0.1}) == {"a": 0.9, "b": 0.1}
 
 

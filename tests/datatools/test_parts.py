@@ -6,7 +6,6 @@ import importlib.util
 import os
 import pickle
 import signal
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import h5py
@@ -61,12 +60,12 @@ def assert_same(one, other):
 
 def check(raw, whole, folder, executor=None, **settings):
     """Convert in parts, and compare with one process's result."""
-    one, rows = whole
+    rows = whole[1]
     done = kerasmem.data.convert(
         raw / "raw-*.npz", folder / "train.index", executor=executor, part_size="20KB", **settings
     )
     assert_same(read_parts(folder), rows)
-    assert [(each.crc32, each.rows) for each in done.datasets] == [(each.crc32, each.rows) for each in one.datasets]
+    assert [(each.name, each.rows) for each in done.datasets] == [(each.name, each.rows) for each in whole[0].datasets]
     x, y = streamed(folder / "train.index")
     np.testing.assert_array_equal(x, rows["x"])
     np.testing.assert_array_equal(y, rows["y"])
@@ -147,7 +146,7 @@ def test_to_a_store(raw, whole, threads, store):
     given = {"executor": threads, "part_size": "20KB"}
     done = kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", **given)
     assert names_in(store) == [*NAMES, "train.index"]
-    assert [each.crc32 for each in done.datasets] == [each.crc32 for each in whole[0].datasets]
+    assert {each.crc32 for each in done.datasets} == {None}
     np.testing.assert_array_equal(streamed("memory://made/train.index")[0], whole[1]["x"])
     with pytest.raises(UsageError, match="exists already"):
         kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", **given)
@@ -162,7 +161,7 @@ def test_an_interrupted_run_to_a_store_keeps_its_parts(raw, whole, store, interr
     assert names_in(store) == [*NAMES[:2], "train.index.kerasmem-partial"]
     done = kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", part_size="20KB")
     assert (interrupted[3:], done.resumed_rows) == (NAMES[2:], 1075)
-    assert [each.crc32 for each in done.datasets] == [each.crc32 for each in whole[0].datasets]
+    np.testing.assert_array_equal(streamed("memory://made/train.index")[0], whole[1]["x"])
     assert names_in(store) == [*NAMES, "train.index"]
 
 
@@ -170,11 +169,10 @@ def test_repack_keeps_attributes(tmp_path, threads):
     with h5py.File(tmp_path / "slow.h5", "w") as file:
         file.create_dataset("x", data=np.arange(6000).reshape(1500, 4), chunks=(1500, 1))
         file["x"].attrs["unit"] = "mV"
-    one = repack(tmp_path / "slow.h5", tmp_path / "fast.h5")
+    repack(tmp_path / "slow.h5", tmp_path / "fast.h5")
     (tmp_path / "parts").mkdir()
-    done = repack(tmp_path / "slow.h5", tmp_path / "parts" / "fast.index", executor=threads, part_size="16KB")
+    repack(tmp_path / "slow.h5", tmp_path / "parts" / "fast.index", executor=threads, part_size="16KB")
     assert_same(read_parts(tmp_path / "parts"), content(tmp_path / "fast.h5"))
-    assert [each.crc32 for each in done.datasets] == [each.crc32 for each in one.datasets]
     with h5py.File(tmp_path / "parts" / "part-00002.h5") as file:
         assert file["x"].attrs["unit"] == "mV"
 
@@ -247,13 +245,6 @@ def test_what_cannot_be_parted_is_refused(raw, tmp_path, threads, cli):
     assert done.code == 2 and "bad.npz" in done.err
     with pytest.raises(UsageError, match="executor must be"):
         convert(executor=7)
-
-
-def test_checksums_are_put_together():
-    data = np.random.default_rng(1).bytes(10_000)
-    for cut in (0, 1, 777, 10_000):
-        first, second = zlib.crc32(data[:cut]), zlib.crc32(data[cut:])
-        assert parts.join_checksums(first, second, len(data) - cut) == zlib.crc32(data)
 
 
 def test_errors_can_be_sent():

@@ -111,12 +111,6 @@ class ColumnChoice:
         self._seen[name] = None
         return _fits(name, self._patterns) and not _fits(name, self._drop)
 
-    def joins(self, name: str) -> bool:
-        """Return whether a column is put side by side with others, as numbers."""
-        if any(wanted == [name] for wanted in self._datasets.values()):
-            return False
-        return any(_fits(name, wanted) for wanted in self._datasets.values())
-
     def check(self) -> None:
         """Refuse patterns that fit no column seen so far.
 
@@ -201,7 +195,6 @@ def join_columns(rows: Rows, datasets: Sequence[Field]) -> Rows:
 
 
 _EXACT = 2**24  # whole numbers beyond are not all float32 values
-_MOST_ROWS = 1 << 16  # looked at at a time
 
 
 def written_type(field: Field, *, keep_float64: bool = False) -> str:

@@ -118,8 +118,15 @@ def write_parts(
     names = [field.name for field in plan.datasets]
     index = indexing.index(outputs, target, datasets=names, executor=run.executor, progress=run.progress)
     _remove_state(state_path)
-    found = _joined([done[number] for number in range(len(outputs))], np.diff(bounds).tolist(), plan)
-    return replace(found, size=found.size + index.index_bytes, resumed_rows=before)
+    return Outcome(
+        sums=[None] * len(plan.targets),
+        stored=np.sum([outcome.stored for outcome in done.values()], axis=0).tolist(),
+        size=index.index_bytes + sum(outcome.size for outcome in done.values()),
+        inexact=sum((Counter(outcome.inexact) for outcome in done.values()), Counter()),
+        losses=sum((Counter(outcome.losses) for outcome in done.values()), Counter()),
+        resumed_rows=before,
+        most_rows=int(np.diff(bounds).max()),
+    )
 
 
 def _fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings, bounds: Sequence[int]) -> dict[str, Any]:
@@ -229,45 +236,3 @@ def _write_part(part: _Part, settings: WriteSettings, options: ReadOptions, run:
 def _check_reached(output: str) -> None:
     if not is_url(output) and not os.path.exists(output):
         raise DataError(f"{shown(output)}: written by a worker, and not visible here; name a shared folder or a URL")
-
-
-def _joined(outcomes: Sequence[Outcome], rows: Sequence[int], plan: WritePlan) -> Outcome:
-    """Combine the outcomes of all parts."""
-    sums = [0] * len(plan.targets)
-    for outcome, count in zip(outcomes, rows, strict=True):
-        pairs = zip(sums, outcome.sums, plan.targets, strict=True)
-        sums = [join_checksums(before, after, count * target.field.row_bytes) for before, after, target in pairs]
-    inexact, losses = (
-        sum((Counter(dict(getattr(each, name))) for each in outcomes), Counter()) for name in ("inexact", "losses")
-    )
-    stored = np.sum([each.stored for each in outcomes], axis=0).tolist()
-    size = sum(each.size for each in outcomes)
-    return Outcome(sums, stored, size, inexact, losses, 0, max(each.most_rows for each in outcomes))
-
-
-def join_checksums(first: int, second: int, size: int) -> int:
-    """Combine the CRC-32 of two runs of bytes; the second has `size` bytes.
-
-    The first one is multiplied by x to the power of 8 · size, modulo the polynomial of CRC-32 over GF(2).
-
-    Examples:
-        >>> import zlib
-        >>> join_checksums(zlib.crc32(b"one"), zlib.crc32(b"and two"), 7) == zlib.crc32(b"oneand two")
-        True
-    """
-    product, power = 1 << 31, 1 << 23  # 1 and x ** 8; the highest bit is the coefficient of x ** 0
-    while size:
-        if size & 1:
-            product = _multiply(product, power)
-        power = _multiply(power, power)
-        size >>= 1
-    return _multiply(product, first) ^ second
-
-
-def _multiply(one: int, other: int) -> int:
-    product = 0
-    for bit in reversed(range(32)):
-        if one >> bit & 1:
-            product ^= other
-        other = other >> 1 ^ (0xEDB88320 if other & 1 else 0)
-    return product

@@ -181,7 +181,7 @@ def read_split(value: Any) -> dict[str, float]:
     """Return the shares by name; one of 1 called "" where nothing is split.
 
     Args:
-        value: None, "0.8,0.1,0.1", "train=0.8,test=0.2", or the same as a list or a mapping.
+        value: None, "0.8,0.1,0.1", "train=0.8,test=0.2", or the same as a mapping.
 
     Raises:
         UsageError: these are no shares that add up to 1.
@@ -195,10 +195,9 @@ def read_split(value: Any) -> dict[str, float]:
     if isinstance(value, Mapping):
         pairs = [(str(name), share) for name, share in value.items()]
     else:
-        entries = value.split(",") if isinstance(value, str) else list(value) if np.iterable(value) else [value]
-        texts = [str(entry).strip() for entry in entries]
+        texts = [text.strip() for text in str(value).split(",")]
         if all("=" in text for text in texts):
-            pairs = [(text.split("=", 1)[0].strip(), text.split("=", 1)[1]) for text in texts]
+            pairs = [(name.strip(), share) for name, _, share in (text.partition("=") for text in texts)]
         else:
             names = _USUAL.get(len(texts), tuple(f"part{number}" for number in range(1, len(texts) + 1)))
             pairs = list(zip(names, texts, strict=True))

@@ -7,7 +7,7 @@ import os
 import shutil
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -299,7 +299,7 @@ class Outcome:
     """Facts of the files that a conversion wrote.
 
     Args:
-        sums: the checksum of each dataset.
+        sums: the checksum of each dataset; None if it lies in parts.
         stored: bytes that each takes.
         size: bytes of the files.
         inexact: whole numbers that were rounded, by column.
@@ -308,11 +308,11 @@ class Outcome:
         most_rows: of a dataset in one file.
     """
 
-    sums: Sequence[int]
+    sums: Sequence[int | None]
     stored: Sequence[int]
     size: int
-    inexact: Mapping[str, int]
-    losses: Mapping[str, int]
+    inexact: dict[str, int]
+    losses: dict[str, int]
     resumed_rows: int
     most_rows: int
 

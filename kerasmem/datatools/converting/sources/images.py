@@ -47,11 +47,10 @@ class ImageFolder(RowSource):
         super().__init__(shown(path), path)
         self._options = options
         self._digest = hashlib.blake2b(digest_size=16)
-        self._skipped: list[str] = []
-        self._hidden: list[str] = []
+        self._skipped: list[str] = []  # files that are not read
         entries = self._list(path)
         folders = [entry.name for entry in entries if self._is_folder(entry)]
-        stray = [entry.name for entry in entries if entry.name not in folders and suffix_of(entry.name) in SUFFIXES]
+        self._skipped += [entry.name for entry in entries if not entry.is_dir() and suffix_of(entry.name) in SUFFIXES]
         if not folders:
             raise DataError(f"{self.label}: holds no folders; a folder of images for each class is needed")
         classes: list[int] = []
@@ -72,13 +71,11 @@ class ImageFolder(RowSource):
         self._classes = np.array(classes, np.int32)
         self._ends = np.array(ends, np.int64)
         self.rows = len(classes)
-        for names_of, why in (
-            (stray, "they lie beside the folders of the classes, not in one"),
-            (self._skipped, "their names are not those of images"),
-            (self._hidden, "their names begin with a dot"),
-        ):
-            if names_of:
-                self.notes.append(f"{len(names_of):,} files were passed over: {why}, such as {shown(names_of[0])}")
+        if self._skipped:
+            self.notes.append(
+                f"{len(self._skipped):,} files were passed over, such as {shown(self._skipped[0])}: images are read if "
+                "they lie in the folder of a class and are not hidden"
+            )
         self._first: np.ndarray | None = None
         self._first = self._decode(0).array
         class_names = tuple(os.fsencode(name).decode("utf-8", "backslashreplace") for name in folders)
@@ -137,7 +134,7 @@ class ImageFolder(RowSource):
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
         hidden = [entry for entry in entries if entry.name.startswith(".")]
-        self._hidden += [each.name for each in hidden if suffix_of(each.name) in SUFFIXES or each.is_dir()]
+        self._skipped += [each.name for each in hidden if suffix_of(each.name) in SUFFIXES or each.is_dir()]
         return [entry for entry in entries if not entry.name.startswith(".")]
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
