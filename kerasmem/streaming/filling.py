@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +20,7 @@ class Filling:
 
     Args:
         pool: its threads plan the tasks and run them.
+        threads: how many of them run tasks.
         reader: its files are checked once all is read.
         plan: returns the tasks.
         changed: notified when the filling is over, and with `filled` after each task.
@@ -28,6 +30,7 @@ class Filling:
     def __init__(
         self,
         pool: ThreadPoolExecutor,
+        threads: int,
         reader: RowReader,
         plan: Callable[[], Sequence[Task]],
         changed: threading.Condition,
@@ -37,7 +40,9 @@ class Filling:
         self._reader = reader
         self._filled = filled
         self._changed = changed
-        self._left = 0  # tasks, the planning included
+        self._tasks: deque[Task] = deque()
+        self._threads = threads
+        self._left = 0  # jobs in the pool
         self.over = False
         self.stopped = False
         self.error: BaseException | None = None
@@ -63,17 +68,24 @@ class Filling:
             raise
 
     def _plan(self, plan: Callable[[], Sequence[Task]]) -> None:
-        for task in plan():
-            self._submit(self._read, task)
+        self._tasks.extend(plan())
+        for _ in range(min(self._threads, len(self._tasks))):
+            self._submit(self._read)
 
-    def _read(self, task: Task) -> None:
+    def _read(self) -> None:
+        """Run tasks until none is left: a job for each task would cost more than a small task itself."""
         if not hasattr(_mine, "scratch"):
             _mine.scratch = Scratch()
-        places = task(_mine.scratch)
-        if self._filled is not None and places is not None:
-            with self._changed:
-                self._filled[places] += 1
-                self._changed.notify_all()
+        while not self.stopped:
+            try:
+                task = self._tasks.popleft()
+            except IndexError:
+                return
+            places = task(_mine.scratch)
+            if self._filled is not None and places is not None:
+                with self._changed:
+                    self._filled[places] += 1
+                    self._changed.notify_all()
 
     def _run(self, step: Callable[..., None], *arguments: object) -> None:
         try:

@@ -274,6 +274,7 @@ class WindowStore:
             self._pool = ThreadPoolExecutor(self.memory.threads, thread_name_prefix="kerasmem-reader")
         filling = Filling(
             self._pool,
+            self.memory.threads,
             reader,
             lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order, ahead=ahead),
             self._changed,

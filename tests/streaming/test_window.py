@@ -90,7 +90,7 @@ def epoch(store, order, batch=8, own=True):
 def fill(tasks, threads=3, reader=None):
     changed = threading.Condition()
     pool = ThreadPoolExecutor(threads)
-    filling = Filling(pool, reader or FakeReader(), tasks if callable(tasks) else lambda: tasks, changed)
+    filling = Filling(pool, threads, reader or FakeReader(), tasks if callable(tasks) else lambda: tasks, changed)
     with changed:
         assert changed.wait_for(lambda: filling.over, timeout=20)
     pool.shutdown()
@@ -136,7 +136,7 @@ def test_a_stopped_filling_begins_no_further_task():
     done, changed, begun = [], threading.Condition(), threading.Event()
     pool = ThreadPoolExecutor(1)
     pool.submit(begun.wait, 20)
-    filling = Filling(pool, FakeReader(), lambda: [lambda scratch: done.append(1)], changed)
+    filling = Filling(pool, 1, FakeReader(), lambda: [lambda scratch: done.append(1)], changed)
     filling.stop()
     begun.set()
     with changed:
