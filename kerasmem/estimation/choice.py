@@ -15,6 +15,7 @@ from kerasmem.estimation.live import simulated_outcome, sized_step, standing_in,
 from kerasmem.estimation.report import Outcome
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.backend import require_tensorflow, runs_on_jax
+from kerasmem.models.own_loop import loop_is_compiled
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import optimizer_slot_bytes
@@ -75,6 +76,9 @@ def _compiles(step: Step, target: DeviceTarget | None) -> tuple[bool, str]:
         return True, "Keras runs on JAX, which compiles every step"
     if jit_compile != "auto":
         return bool(jit_compile), f"jit_compile={jit_compile}"
+    compiles = loop_is_compiled(model)
+    if compiles is not None:
+        return compiles, f"the step function has jit_compile={compiles}"
     if step.arguments.replicas > 1:
         return False, "Keras does not compile with XLA under tf.distribute"
     if not _is_card(target):

@@ -60,7 +60,7 @@ def estimate(
 
     Args:
         model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
-            a model, or a Keras model.
+            a model or the step function of a training loop, or a Keras model.
         batch_size: samples in a batch. Ignored if the model fixes its own. Defaults to 32.
         method: "graph" (simulates TensorFlow's executor and allocator; on the card of `device`, if it names one),
             "xla" (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (runs
@@ -75,7 +75,8 @@ def estimate(
         replicas: devices that train together under `tf.distribute`, each with the whole model and its share of the
             batch. The report is of one of them. Defaults to 1.
         input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape. Of a model with a
-            `train_step` and no `call()` what `fit` gives it as `x`; {"0": …, "1": …} for a tuple.
+            `train_step` and no `call()` what `fit` gives it as `x`; {"0": …, "1": …} for a tuple. Of a step function
+            what it takes, by name.
         target_shape: shape of the targets without the batch, if it does not follow from the loss: a shape, a mapping
             of names to shapes, or "none".
         target_dtype: dtype of the targets, if it does not follow from the loss.

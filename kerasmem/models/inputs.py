@@ -10,10 +10,12 @@ from typing import Any
 from kerasmem.compat.keras_functional import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
+from kerasmem.models.own_loop import step_arguments
 from kerasmem.models.own_step import has_own_step
 
 Shape = tuple[int | None, ...]
 NO_TARGETS = "none"
+_EXAMPLES = ("224,224,3", "10", "16:int32")
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,13 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
     if isinstance(built, (list, tuple)) and built and all(_is_shape(shape) for shape in built):
         flat = [ModelInput(f"input_{i}", (None, *shape[1:]), "float32") for i, shape in enumerate(built)]
         return [None] * len(flat), flat
+    taken = step_arguments(model)
+    if taken:
+        shapes = " ".join(f"--input-shape {name}={shape}" for name, shape in zip(taken, _EXAMPLES, strict=False))
+        raise UsageError(
+            f"the step function {model.name!r} does not say what shapes it takes for {', '.join(taken)}: give them "
+            f"without the batch, for example {shapes}"
+        )
     raise UsageError(
         f"model {model.name!r} does not say what shape its input has: give it without the batch, "
         f"for example --input-shape 224,224,3 (input_shape=(224, 224, 3) in Python)"
@@ -228,13 +237,15 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
 def _named(model: Any, flat: list[ModelInput]) -> tuple[Any, list[ModelInput]]:
     """Return the structure of named inputs, and the inputs in its order.
 
-    They are arguments of `call` if it has all those names, else one dict, which Keras flattens by name.
+    They are arguments of `call`, or of a step function, if it has all those names, else one dict, which Keras
+    flattens by name.
     """
     names = [each.name for each in flat]
     if by_place(names):
         return (None,) * len(flat), flat
-    arguments = inspect.signature(model.call).parameters
-    if len(names) > 1 and all(name in arguments for name in names):
+    taken = step_arguments(model)
+    arguments = list(inspect.signature(model.call).parameters) if taken is None else taken
+    if (len(names) > 1 or taken) and all(name in arguments for name in names):
         return ByKeyword(names), flat
     return dict.fromkeys(sorted(names)), sorted(flat, key=lambda each: each.name)
 

@@ -18,6 +18,7 @@ from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
 from kerasmem.models.keras2 import RECURRENT, is_keras2, tensorflow_call_classes, translate
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
+from kerasmem.models.own_loop import as_loop, loop_notes
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.vocabulary import Vocabulary, configuration, import_user_module, own_objects, register_own_classes
@@ -67,7 +68,8 @@ def open_model(
 
     Args:
         source: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function" (or "file.py:function"),
-            a function that returns a model, or a Keras model (used as it is).
+            a function that returns a model or the step function of a training loop (alone, or behind what it uses in a
+            tuple), or a Keras model (used as it is).
         factory: code that builds the model, if the file does not say how (weights only).
         factory_args: keyword arguments for the function that builds the model. Functions of Keras
             (`keras.applications:VGG16`) are given `weights=None`: no weights are downloaded.
@@ -216,13 +218,15 @@ def _open_factory(
     finally:
         keras.config.set_dtype_policy(before)
     if not isinstance(model, keras.Model):
-        raise ModelError(f"{source} returned a {type(model).__name__}, not a Keras model")
-    notes = tuple(
+        made, model = model, as_loop(model)
+        if model is None:
+            raise ModelError(f"{source} returned a {type(made).__name__}, neither a Keras model nor a step function")
+    notes = [
         f"built in the scope of a {name} of {count}, and estimated on one device"
         + (f" with the whole batch: --replicas {count} gives one its share" if count > 1 else "")
         for name, count in strategies
-    )
-    return OpenedModel(model, source, training_of_model(model), notes)
+    ]
+    return OpenedModel(model, source, training_of_model(model), (*notes, *loop_notes(model)))
 
 
 def _check_arguments(build: Callable[..., Any], source: str, given: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ _CLASS_MODULES = (
     "losses", "metrics", "optimizers", "optimizers.schedules",
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
-_LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # what they have is found without being named
+LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # what they have is found without being named
 _OWN_MODULE, _OWN_CLASS = "kerasmem.models.recomputed", "RecomputedFunctional"
 OWN_NAME = f"kerasmem>{_OWN_CLASS}"
 # Whether a recomputed model's configuration tells its cuts. In a file it is the plain model's.
@@ -151,7 +151,7 @@ def own_objects(model: Any) -> dict[str, Any]:
     held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
     parts += [each for each in held if isinstance(each, FunctionType) or hasattr(each, "get_config")]
     things = [each if isinstance(each, (FunctionType, type)) else type(each) for each in parts]
-    own = {each.__name__: each for each in things if _root_module(each) not in _LIBRARIES}
+    own = {each.__name__: each for each in things if _root_module(each) not in LIBRARIES}
     own.pop("<lambda>", None)  # Keras writes a lambda down itself
     registered = {name: each for name, each in keras.saving.get_custom_objects().items() if name != OWN_NAME}
     return {**own, **registered}  # our own class is there where a configuration has it, see `register_own_classes`

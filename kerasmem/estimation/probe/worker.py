@@ -18,6 +18,7 @@ from kerasmem.devices.recording import start_recording
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import keras_reason
 from kerasmem.models.inputs import model_inputs
+from kerasmem.models.own_loop import loop_is_compiled
 from kerasmem.models.own_step import optimizer_variables, optimizers_of
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.step import PreparedStep, prepare_step
@@ -138,7 +139,8 @@ class Session:
         if known is None:
             wanted = request.jit_compile
             if wanted == "auto":
-                wanted = self.device != "CPU:0" and supports_jit(model)
+                compiles = loop_is_compiled(model)
+                wanted = self.device != "CPU:0" and supports_jit(model) if compiles is None else compiles
             self.jit_compile = bool(wanted)
         training = with_replaced(self.training, request.optimizer, request.loss, request.targets())
         self.prepared = prepare_step(

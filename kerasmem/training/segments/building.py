@@ -11,7 +11,7 @@ from typing import Any
 
 from kerasmem.checks import whole
 from kerasmem.compat.keras_compile import compile_arguments
-from kerasmem.compat.keras_functional import graph_of
+from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import kernels_on
 from kerasmem.devices.room import kernels_here
@@ -19,6 +19,7 @@ from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.backend import import_keras, runs_on_jax
+from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
@@ -49,7 +50,8 @@ def recompute(
     plain model does. On JAX segments run in `jax.checkpoint`, and cuts are balanced by the layers' outputs.
 
     Args:
-        model: a built Sequential or Functional Keras model.
+        model: a built Sequential or Functional Keras model; or a subclassed one if its `call` provably only calls its
+            layers in the same order each time.
         segments: number of segments; "auto" for the lowest peak or, with `memory`, the least time. Defaults to "auto".
         memory: memory for a training step: bytes, a size ("8GB") or a card ("t4"). The plan is checked by
             `kerasmem.estimate`, and changed if it needs more. Defaults to no limit.
@@ -77,6 +79,7 @@ def recompute(
     """
     target = None if memory is None else resolve_device(str(memory))
     limit = None if target is None else target.available_bytes
+    model = _as_graph(model, input_shape)
     source = _functional(model)
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
@@ -204,6 +207,27 @@ def _estimated_within(
     )
 
 
+def _as_graph(model: Any, input_shape: Any) -> Any:
+    """Return the graph of a subclassed model's `call`, and other models as they are.
+
+    Raises:
+        UsageError: it is not provably the same; the message says why, and the way out.
+    """
+    keras = import_keras()
+    if not isinstance(model, keras.Model) or isinstance(model, (functional_class(), keras.Sequential)):
+        return model
+    try:
+        graph = graph_by_call(model, input_shape)
+    except UsageError as error:
+        raise UsageError(
+            f"model {model.name!r} of the class {type(model).__name__} cannot be cut from outside: {error}. Build the "
+            "part that is deep as a Functional or Sequential model, give that to kerasmem.recompute, and call it in it"
+        ) from error
+    if model.compiled:
+        graph.compile(**compile_arguments(model))
+    return graph
+
+
 def _functional(model: Any) -> Any:
     """Return the graph of layers of a model.
 
@@ -224,8 +248,9 @@ def _functional(model: Any) -> Any:
         )
     if not is_cuttable(model):
         raise UsageError(
-            f"model must be Functional or Sequential; {model.name!r} is a {type(model).__name__}, whose methods say "
-            "how it runs. Build its deep part as a Functional model, recompute that, and call it in the class"
+            f"model {model.name!r} is of the class {type(model).__name__}, whose own methods say how it runs, so it "
+            "cannot be cut from outside: wrap its graph of layers, kerasmem.recompute(keras.Model(model.inputs, "
+            "model.outputs)), and call that in your class"
         )
     return source
 
