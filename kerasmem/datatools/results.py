@@ -256,8 +256,8 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
     shuffled: bool
     seed: int
     resumed_rows: int
-    verified: bool
-    seconds: float
+    verified: bool = False
+    seconds: float = 0.0
     notes: tuple[str, ...] = ()
     line: str = ""
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -62,7 +63,8 @@ def convert(
 
     Sources with the same columns are read one after another; those with none in common, such as x.npy and y.npy, side
     by side. Names are kept: those of columns, arrays and datasets, and of an .npy its file's; images become "x", the
-    numbers of their folders "y". Outputs appear when they are whole.
+    numbers of their folders "y". Numbers and texts in the attributes of a single HDF5 file are kept too. Outputs appear
+    when they are whole.
 
     Args:
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a
@@ -99,30 +101,23 @@ def convert(
         >>> [(dataset.name, dataset.dtype) for dataset in done.datasets], done.float64_saved
         ([('x', 'float32'), ('y', 'int64')], 32000)
     """
+    started = time.monotonic()
     settings = WriteSettings(
         batch_size, shuffle, seed, read_compression(compression), parse_size(memory_budget, field="memory_budget"),
         keep_float64, read_split(split),
     )  # fmt: skip
     options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, **reading)
-    part_bytes = parse_size(part_size, field="part_size")
-    run = RunOptions(verify, force, progress or tell_nobody, executor, part_bytes)
-    return _convert(sources, output, settings, options, run)
-
-
-def _convert(
-    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    output: str | os.PathLike[str],
-    settings: WriteSettings,
-    options: ReadOptions,
-    run: RunOptions,
-) -> Conversion:
-    started = time.monotonic()
     given = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     found = find_paths([os.fsdecode(path) for path in given])
-    in_parts = is_index(output, run.executor)
+    paths = [path for _, path in found]
+    run = RunOptions(
+        verify, force, progress or tell_nobody, executor, parse_size(part_size, field="part_size"),
+        attributes_from=paths[0] if len(paths) == 1 and h5py.is_hdf5(paths[0]) else None,
+    )  # fmt: skip
+    in_parts = is_index(output, executor)
     target = read_index(output, settings) if in_parts else read_output(output)
     if not in_parts:
-        refuse_outputs(output_paths(target, settings), [path for _, path in found], force=run.force)
+        refuse_outputs(output_paths(target, settings), paths, force=force)
     run.progress("opening the sources", 0, 0)
     try:
         source = open_sources(found, options)
@@ -138,20 +133,13 @@ def _convert(
         if error.filename is None:
             raise
         raise DataError(f"{shown(error.filename)}: cannot be read or written: {error.strerror}") from error
-    return _result(source, plan, settings, target, outcome, verified=run.verify, seconds=time.monotonic() - started)
+    result = _result(source, plan, settings, output_paths(target, settings), outcome)
+    return replace(result, verified=verify, seconds=time.monotonic() - started)
 
 
 def _result(
-    source: RowSource,
-    plan: WritePlan,
-    settings: WriteSettings,
-    target: str,
-    outcome: Outcome,
-    *,
-    verified: bool,
-    seconds: float,
+    source: RowSource, plan: WritePlan, settings: WriteSettings, outputs: tuple[str, ...], outcome: Outcome
 ) -> Conversion:
-    outputs = output_paths(target, settings)
     notes = [
         f"{name!r}: {count:,} whole numbers beyond 16,777,216 were rounded to float32; keep_float64 (--keep-float64) "
         "keeps their last digits"
@@ -181,8 +169,6 @@ def _result(
         shuffled=settings.shuffle,
         seed=settings.seed,
         resumed_rows=outcome.resumed_rows,
-        verified=verified,
-        seconds=seconds,
         notes=(*source.notes, *notes),
         line=stream_line(outputs[0], own, settings.batch_size),
     )
@@ -208,50 +194,22 @@ def _written(plan: WritePlan, outputs: Sequence[str], outcome: Outcome) -> Itera
 
 
 def repack(
-    path: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    columns: Mapping[str, str | Sequence[str]] | None = None,
-    drop: Sequence[str] = (),
-    batch_size: int = 32,
-    compression: str = "none",
-    shuffle: bool = False,
-    seed: int = 0,
-    float32: bool = False,
-    trust_file: bool = False,
-    memory_budget: int | str = DEFAULT_MEMORY,
-    verify: bool = False,
-    force: bool = False,
-    executor: Executor | None = None,
-    part_size: int | str = PART_SIZE,
-    progress: Progress | None = None,
+    path: str | os.PathLike[str], output: str | os.PathLike[str], *, float32: bool = False, **options: Any
 ) -> Conversion:
-    """Rewrite an HDF5 file in whole rows and chunks of about 1 MiB, compressed as asked for.
+    """Rewrite an HDF5 file in whole rows and chunks of about 1 MiB.
 
     Types are kept (in little-endian) and so are attributes that are numbers or texts. Datasets that cannot be trained
-    from, or have another number of rows, are left out and named. For the rest this is `kerasmem.data.convert`.
+    from, or have another number of rows, are left out and named.
 
     Args:
         path: the HDF5 file.
         output: the file to be written.
-        columns: as for `kerasmem.data.convert`.
-        drop: as for `kerasmem.data.convert`.
-        batch_size: rows trained on together, by which the size of chunks is chosen.
-        compression: "none", "gzip", "zstd", or with a level, "gzip:6".
-        shuffle: write the rows in random order.
-        seed: of that order.
         float32: write float64 as float32.
-        trust_file: as for `H5ChunkSequence`.
-        memory_budget: bytes or text ("512MiB") of the host's memory to work in.
-        verify: read the file back and compare checksums before it is moved into place.
-        force: overwrite the output.
-        executor: as for `kerasmem.data.convert`.
-        part_size: as for `kerasmem.data.convert`.
-        progress: called with what goes on, the rows done and all rows.
+        **options: other arguments of `kerasmem.data.convert`, such as `compression` and `shuffle`.
 
     Raises:
-        DataError: the file cannot be read.
-        UsageError: a setting is wrong, or the output exists.
+        DataError: If the file cannot be read.
+        UsageError: If a setting is wrong, or the output exists.
 
     Examples:
         >>> import h5py, numpy as np
@@ -263,13 +221,6 @@ def repack(
     """
     source = read_path(path)
     if not h5py.is_hdf5(source):
-        list_contents(source)  # says what is wrong
+        list_contents(source)  # explains what is wrong
         raise UsageError(f"path: {source!r} is no HDF5 file; kerasmem data convert reads other formats")
-    settings = WriteSettings(
-        batch_size, shuffle, seed, read_compression(compression), parse_size(memory_budget, field="memory_budget"),
-        keep_float64=not checks.flag("float32", float32),
-    )  # fmt: skip
-    options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, trust_file=trust_file)
-    part_bytes = parse_size(part_size, field="part_size")
-    run = RunOptions(verify, force, progress or tell_nobody, executor, part_bytes, attributes_from=source)
-    return _convert(source, output, settings, options, run)
+    return convert(source, output, keep_float64=not checks.flag("float32", float32), **options)

@@ -368,7 +368,8 @@ def write_files(
             raise KerasmemError(f"{shown(target)}: cannot be written: {os.strerror(error.errno)}") from error
         if run.attributes_from is not None:
             pairs = [(field.columns[0], field.name) for field in plan.datasets if len(field.columns) == 1]
-            copy_attributes(run.attributes_from, paths[0], pairs)
+            for path in paths:
+                copy_attributes(run.attributes_from, path, pairs)
         if run.verify:
             _verify(paths, plan, sums, run.progress)
         stored = [_stored_bytes(paths[each.file], each.field.name) for each in plan.targets]

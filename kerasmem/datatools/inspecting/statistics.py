@@ -220,29 +220,25 @@ def _code(
     path: str, columns: Sequence[ColumnStats], x: str, y: str | None, datasets: Sequence[str] | None, scale: float
 ) -> str:
     """Return lines of Python: numbers if they are few, else a call."""
-    by_name = {column.name: column for column in columns}
-    call = _call(path, datasets, scale)
-    lines: list[str] = []
-    features, labels = by_name.get(x), by_name.get(y or "")
-    if features is not None and features.class_weight is None:
-        axis, texts = (-1, "[{}]") if features.shape else (None, "{}")
-        mean, variance = (
-            texts.format(", ".join(f"{value:.9g}" for value in values)) for values in (features.mean, features.variance)
-        )
-        if len(features.mean) > _MOST_SHOWN:
-            lines += [call, f"stats = found[{x!r}]"]
-            mean, variance = "stats.mean", "stats.variance"
-        lines.append(f"normalization = keras.layers.Normalization(axis={axis}, mean={mean}, variance={variance})")
-    if labels is not None and labels.class_weight is not None and len(labels.class_weight) > 1:
-        weights = "{" + ", ".join(f"{k}: {weight:.6g}" for k, weight in labels.class_weight.items()) + "}"
-        if len(labels.class_weight) > _MOST_SHOWN:
-            lines += [] if call in lines else [call]
-            weights = f"found[{y!r}].class_weight"
-        lines.append(f"class_weight = {weights}")
-    return "\n".join(lines)
-
-
-def _call(path: str, datasets: Sequence[str] | None, scale: float) -> str:
     more = "" if datasets is None else f", {list(datasets)!r}"
     more += "" if scale == 1 else f", scale={scale!r}"
-    return f"found = kerasmem.data.stats({path!r}{more})"
+    call = f"found = kerasmem.data.stats({path!r}{more})"
+    lines: list[str] = []
+    for column in columns:
+        if column.name == x and column.class_weight is None:
+            axis, texts = (-1, "[{}]") if column.shape else (None, "{}")
+            mean, variance = (
+                texts.format(", ".join(f"{value:.9g}" for value in values)) for values in (column.mean, column.variance)
+            )
+            if len(column.mean) > _MOST_SHOWN:
+                lines.append(call)
+                mean, variance = f"found[{x!r}].mean", f"found[{x!r}].variance"
+            lines.append(f"normalization = keras.layers.Normalization(axis={axis}, mean={mean}, variance={variance})")
+    for column in columns:
+        if column.name == y and column.class_weight is not None and len(column.class_weight) > 1:
+            weights = "{" + ", ".join(f"{k}: {weight:.6g}" for k, weight in column.class_weight.items()) + "}"
+            if len(column.class_weight) > _MOST_SHOWN:
+                lines += [] if call in lines else [call]
+                weights = f"found[{y!r}].class_weight"
+            lines.append(f"class_weight = {weights}")
+    return "\n".join(lines)
