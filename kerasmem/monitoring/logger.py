@@ -114,6 +114,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self._kind: Kind = "train"  # of the run under way
         self._test_phase = "evaluate"
         self._thread: threading.Thread | None = None  # in which Keras began the run
+        self._guests: set[int] = set()  # threads whose method is not logged
         self._is_taken_up = False  # a Keras method has, and has not begun yet
         self._has_displaced = False  # the latest run began while another was under way
         self._totals: dict[Kind, int | None] = {}  # batches an epoch, where Keras knows
@@ -195,7 +196,9 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def set_model(self, model: Any) -> None:
         """Note that a Keras method has taken the callback up (validation inside `fit` does not)."""
+        self._guests.discard(threading.get_ident())
         if self._is_guest():
+            self._guests.add(threading.get_ident())
             self._refuse("a method was called in another thread while a run was under way and is not logged")
             return
         super().set_model(model)
@@ -344,7 +347,9 @@ class MemoryLogger(keras.callbacks.Callback):
             self._end_run()
 
     def _is_guest(self) -> bool:
-        """Return whether a hook comes from another thread than that of the run under way."""
+        """Return whether a hook comes from another thread than that of the run under way, or of one before."""
+        if self._guests and threading.get_ident() in self._guests:
+            return True
         thread = self._thread
         return thread is not None and thread is not threading.current_thread() and thread.is_alive()
 
@@ -358,4 +363,4 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds settings and results; the model, open files and the driver stay with the original."""
-        return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_line", "growth"))}
+        return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_line", "growth")), "_guests": set()}

@@ -252,7 +252,7 @@ def test_a_signal_to_the_command_alone_reaches_the_script(tmp_path, number, code
 def test_a_log_is_added_to_by_a_script_that_is_run_again(tmp_path, monkeypatch):
     def write():
         output = Output(tmp_path / "log.jsonl", append=False)
-        output.start_run(output.open(None, False, None), [], None)
+        output.start_run(output.open(None, False), [], None)
         output.close()
         return [json.loads(line)["run"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
 

@@ -167,8 +167,6 @@ def history_and_csv():
     x, y = data(16)
     history = fit(small_model(), logger, *others, epochs=3, validation_data=(x, y), validation_freq=2)
     types = {key: sorted({type(value).__name__ for value in values}) for key, values in history.history.items()}
-    rated = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)  # it adds a name between the two
-    fit(small_model(), MemoryLogger(), rated, keras.callbacks.CSVLogger("again.csv", append=True), epochs=2)
     short = fit(small_model(), kerasmem.MemoryLogger(), epochs=2)
     off = MemoryLogger(epoch_logs=False)
     without = fit(small_model(), off)
@@ -184,7 +182,6 @@ def history_and_csv():
         "board": events,
         "types": types,
         "csv": Path("keras.csv").read_text(),
-        "without_validation": Path("again.csv").read_text(),
         "rows": rows(logger),
         "file": Path("log.jsonl").read_text(),
         "without": sorted(without.history),
