@@ -12,8 +12,7 @@ from recomputed_models import make
 
 import kerasmem
 from kerasmem.models.recomputed import RecomputedFunctional
-from kerasmem.training.segments.chain import Kept, Step
-from kerasmem.training.segments.planning import plan_segments
+from kerasmem.training.segments.planning import Kept, Step, plan_segments
 from kerasmem.training.segments.tracing import trace_chain
 
 pytestmark = pytest.mark.usefixtures("loaded_python")

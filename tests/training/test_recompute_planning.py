@@ -8,9 +8,7 @@ import random
 import pytest
 
 from kerasmem.errors import InputError, UsageError
-from kerasmem.training.segments.chain import Kept, Step
-from kerasmem.training.segments.choosing import Table, cheapest, lowest_peak
-from kerasmem.training.segments.planning import RecomputePlan, plan_segments
+from kerasmem.training.segments.planning import Kept, RecomputePlan, Step, Table, cheapest, lowest_peak, plan_segments
 
 
 def chain(count, seed):

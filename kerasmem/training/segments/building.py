@@ -23,9 +23,16 @@ from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
-from kerasmem.training.segments.chain import Step, nested_models
-from kerasmem.training.segments.choosing import Cut
-from kerasmem.training.segments.planning import AUTO, RecomputePlan, described, plan_segments, uncut
+from kerasmem.training.segments.planning import (
+    AUTO,
+    Cut,
+    RecomputePlan,
+    Step,
+    described,
+    nested_models,
+    plan_segments,
+    uncut,
+)
 from kerasmem.training.segments.shapes import shaped_chain
 from kerasmem.training.segments.tracing import trace_chain
 from kerasmem.units import format_size

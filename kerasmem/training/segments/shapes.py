@@ -12,7 +12,7 @@ from typing import Any
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.sizes import element_bytes
-from kerasmem.training.segments.chain import Kept, Step
+from kerasmem.training.segments.planning import Kept, Step
 from kerasmem.training.segments.tracing import inputs_and_calls, last_calls, update_bytes
 
 _BYTES_A_SECOND = 1e10  # only ratios count

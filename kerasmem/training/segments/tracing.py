@@ -23,7 +23,6 @@ from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.weightless import with_stand_ins
-from kerasmem.training.segments.chain import Kept, Step
 from kerasmem.training.segments.lives import (
     MAKE_NOTHING,
     SHAPE_ONLY,
@@ -35,6 +34,7 @@ from kerasmem.training.segments.lives import (
     needed_for,
     root_of,
 )
+from kerasmem.training.segments.planning import Kept, Step
 
 # Their gradient is computed from what they put out, and not from what they take.
 _GRADIENT_FROM_OUTPUT = frozenset(
