@@ -1,22 +1,18 @@
-"""A batch size that fits: for loops of one's own by trial, for `kerasmem.fit` by the estimate."""
+"""`kerasmem.find_executable_batch_size`: a batch size that fits, found by trial."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from kerasmem import checks
-from kerasmem.checks import Method
 from kerasmem.diagnosis.explaining import read_exception
-from kerasmem.errors import KerasmemError, ModelError, UsageError
+from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.freeing import collect, drop_frames
 from kerasmem.training.isolation import run_isolated
-
-MAX = "max"
 
 
 def find_executable_batch_size(
@@ -104,43 +100,3 @@ def _tried(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", "the function")
-
-
-def largest_batch_size(model: Any, arguments: dict[str, Any]) -> int:
-    """Return the largest batch of arrays that fits beside them by the estimate.
-
-    Args:
-        model: compiled; the variables that its first step would make are made.
-        arguments: of `model.fit`, by name.
-
-    Raises:
-        UsageError: If the data is not arrays, or the estimator has no answer.
-    """
-    import keras
-    import tensorflow as tf
-
-    from kerasmem.devices.room import bytes_in_use, room_for_training
-    from kerasmem.estimation.sizing import max_batch_size
-    from kerasmem.training.array_source import keras_array
-    from kerasmem.training.model_state import byte_count, read_state
-    from kerasmem.training.steps.batches import map_arrays
-    from kerasmem.training.steps.engine import build_step
-
-    data = keras.utils.pack_x_y_sample_weight(*(arguments.get(name) for name in ("x", "y", "sample_weight")))
-    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
-    if not leaves or any(not hasattr(leaf, "__array__") or not getattr(leaf, "shape", ()) for leaf in leaves):
-        raise UsageError("batch_size: 'max' is for arrays; other data comes in batches already")
-    first = map_arrays(lambda leaf: keras_array(leaf[:1]), data)
-    build_step(model, map_arrays(tf.convert_to_tensor, first))
-    rows = len(leaves[0]) - math.ceil(len(leaves[0]) * (arguments.get("validation_split") or 0.0))
-    copy = len(leaves[0]) * byte_count({"data": keras.tree.flatten(first)})  # of the arrays, which `fit` holds
-    other = max(0, (bytes_in_use() or 0) - byte_count(read_state(model)))
-    method: Method = "auto" if model.jit_compile else "graph"
-    room = max(room_for_training() - copy - other, 1)
-    try:
-        size = max_batch_size(model, device=room, maximum=rows, method=method).largest
-    except KerasmemError as error:
-        raise UsageError(f"batch_size: 'max': the estimator has no answer ({error}); give a number") from error
-    if not size:
-        raise UsageError("batch_size: 'max': not even one row fits by the estimate; see kerasmem.advise")
-    return size

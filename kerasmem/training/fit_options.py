@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import Any
 
-from kerasmem import checks
 from kerasmem.training.run_state import RunState
-from kerasmem.training.saving import SAVE_FREQ, read_save_freq
-from kerasmem.training.steps.division import INEXACT, MEAN, SUM
+from kerasmem.training.saving import SAVE_FREQ
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Checked arguments.
+    """Checked arguments of `kerasmem.fit` beyond those of `model.fit`.
 
     Attributes:
         micro_batches: pieces of a batch from the start; None for whole batches; or "inexact".
@@ -36,23 +32,6 @@ class FitOptions:
     loss_reduction: str | None = None
     falls_back: bool = False
     halvings: int = 0
-
-    @classmethod
-    def read(
-        cls, micro_batches: Any, checkpoint: Any, save_freq: Any, keep: Any, isolated: Any, loss_reduction: Any
-    ) -> FitOptions:
-        """Return the checked options.
-
-        Raises:
-            UsageError: If one is wrong.
-        """
-        if micro_batches is not None and micro_batches != INEXACT:
-            micro_batches = checks.whole("micro_batches", micro_batches)
-        if checkpoint is not None:
-            checkpoint = os.path.abspath(checks.path("checkpoint", checkpoint))
-        if loss_reduction is not None:
-            checks.choice("loss_reduction", loss_reduction, (MEAN, SUM))
-        return cls(micro_batches, checkpoint, read_save_freq(save_freq), bool(keep), bool(isolated), loss_reduction)
 
     def pieces(self, run: RunState) -> tuple[int | str | None, int | None]:
         """Return the pieces of a batch, and the rows of a piece if an earlier process knows them, for a run."""

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import keras
 
+from kerasmem import checks
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.errors import UsageError
-from kerasmem.models.backend import runs_on_jax
-from kerasmem.streaming.sequence import H5ChunkSequence
-from kerasmem.training.batch_size import MAX, largest_batch_size
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.dataset_sources import make_source
 from kerasmem.training.fit_options import FitOptions
 from kerasmem.training.model_state import read_state
-from kerasmem.training.resume import ResumeTraining
 from kerasmem.training.run_state import RunState, plain
+from kerasmem.training.saving import read_save_freq
 from kerasmem.training.steps.checks import check_fit
+from kerasmem.training.steps.division import INEXACT, MEAN, SUM
 from kerasmem.training.steps.packing import refuse_in_worker
 from kerasmem.training.trainer import SaveCallback, Trainer
 
@@ -28,7 +26,7 @@ from kerasmem.training.trainer import SaveCallback, Trainer
 def fit(
     model: Any,
     # as those of Keras's `Model.fit`
-    x: Any = None, y: Any = None, batch_size: int | str | None = None, epochs: int = 1, verbose: str | int = "auto",
+    x: Any = None, y: Any = None, batch_size: int | None = None, epochs: int = 1, verbose: str | int = "auto",
     callbacks: Any = None, validation_split: float = 0.0, validation_data: Any = None, shuffle: bool | str = True,
     class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0, steps_per_epoch: int | None = None,
     validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
@@ -44,10 +42,9 @@ def fit(
     rounding only; except with layers such as BatchNormalization and Dropout, which a warning names. The estimator
     chooses the size of the pieces; without an estimate the batch is halved. Later batches use the same size.
 
-    A batch is divided only if the result is known to be the same: for Keras's own step, also below a `train_step` that
-    only calls `super()`; and for a `compute_loss` of the model's own if `loss_reduction` states how it reduces over
-    rows. A model with another step of its own, or made under a strategy, trains as it stands; if it runs out, the step
-    is undone and the error lists the options.
+    A batch is divided only if the result is known to be the same: for Keras's own step, and for a `compute_loss` of the
+    model's own if `loss_reduction` states how it reduces over rows. A model with another step of its own, or made under
+    a strategy, trains as it stands; if it runs out, the step is undone and the error lists the options.
 
     A failed step may leave weights half updated, so a copy of the state is kept on the host. It is taken before each
     step of new shapes and then from time to time; the batches since (at most 1 GiB) are repeated.
@@ -68,12 +65,11 @@ def fit(
         model: a compiled Keras model.
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq: as
-            for `model.fit`. With batch_size="max" the batch is the largest that fits by the estimate, and
-            `history.params["batch_size"]` has it. Steps are taken one by one, also with `steps_per_execution`.
+            for `model.fit`. Steps are taken one by one, also with `steps_per_execution`.
         micro_batches: number of pieces of each batch, from the start; or "inexact": if a batch runs out that cannot be
             divided with the same result, its pieces are batches of their own. Defaults to whole batches until one runs
             out.
-        checkpoint: path of a file for the position of the run; removed at the end. On JAX for an `H5ChunkSequence`.
+        checkpoint: path of a file for the position of the run; removed at the end.
         save_freq: batches between two checkpoints; each epoch's end is saved too. Defaults to 100.
         keep: keep the file at the end. Defaults to False.
         isolated: run steps in a process of their own. Defaults to whether XLA compiles them.
@@ -99,50 +95,21 @@ def fit(
     """
     arguments = {name: value for name, value in locals().items() if name not in _OWN}
     refuse_in_worker()
-    options = FitOptions.read(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction)
-    if runs_on_jax():
-        return _fit_on_jax(model, arguments, options)
+    if micro_batches is not None and micro_batches != INEXACT:
+        micro_batches = checks.whole("micro_batches", micro_batches)
+    if checkpoint is not None:
+        checkpoint = os.path.abspath(checks.path("checkpoint", checkpoint))
+    if loss_reduction is not None:
+        checks.choice("loss_reduction", loss_reduction, (MEAN, SUM))
+    save_freq = read_save_freq(save_freq)
     check_fit(model, arguments)
-    if batch_size == MAX:
-        if options.checkpoint is not None:
-            raise UsageError("batch_size: 'max' may differ when the run is resumed; give a number with a checkpoint")
-        arguments["batch_size"] = largest_batch_size(model, arguments)
-    return train(model, arguments, _isolating(model, options, isolated))
-
-
-_ON_TENSORFLOW = "set KERAS_BACKEND=tensorflow"
-_OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "loss_reduction")
-
-
-def _fit_on_jax(model: Any, arguments: dict[str, Any], options: FitOptions) -> Any:
-    """Train by Keras's own `fit` on JAX, and resume from a checkpoint."""
-    if options.micro_batches is not None or options.isolated or arguments["batch_size"] == MAX:
-        raise UsageError(f"fit: micro_batches, isolated and batch_size='max' need TensorFlow; {_ON_TENSORFLOW}")
-    callbacks, data = _callback_list(arguments.get("callbacks")), arguments.get("x")
-    if options.checkpoint is None:
-        warnings.warn(
-            f"kerasmem.fit on JAX does not retry a step that ran out of memory; {_ON_TENSORFLOW}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    elif not isinstance(data, H5ChunkSequence):
-        raise UsageError(f"checkpoint: on JAX x must be an H5ChunkSequence; {_ON_TENSORFLOW} for other data")
-    else:
-        resume = ResumeTraining(options.checkpoint, data, save_freq=options.save_freq, keep=options.keep)
-        callbacks.append(resume)
-    history = model.fit(**{**arguments, "callbacks": callbacks})
-    if options.checkpoint is not None:  # the epochs of earlier processes, too
-        history.history, history.epoch = resume.run.history, resume.run.epochs
-    history.recoveries = []
-    return history
-
-
-def _isolating(model: Any, options: FitOptions, isolated: Any) -> FitOptions:
-    if isolated is None:
-        options = replace(options, isolated=bool(model.jit_compile))
-    if options.isolated and is_under_strategy(model):
+    isolated = bool(model.jit_compile if isolated is None else isolated)
+    if isolated and is_under_strategy(model):
         raise UsageError("isolated: the steps of a strategy run in this process; leave isolated=True out")
-    return options
+    return train(model, arguments, FitOptions(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction))
+
+
+_OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "loss_reduction")
 
 
 def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None) -> Any:

@@ -52,9 +52,9 @@ def end():
 
 def trained(model, file, checkpoint, kill=0):
     data = kerasmem.H5ChunkSequence(file, batch_size=8, seed=4, memory_budget="2kB")
-    return kerasmem.fit(
-        model, data, epochs=3, verbose=0, callbacks=[KillAt(kill, end)], checkpoint=checkpoint, save_freq=2
-    ).history  # fmt: skip
+    resume = kerasmem.ResumeTraining(checkpoint, data, save_freq=2)
+    model.fit(data, epochs=3, verbose=0, callbacks=[KillAt(kill, end), resume])
+    return resume.run.history
 
 
 def test_a_stopped_training_ends_as_one_that_never_was(file, tmp_path):
@@ -107,11 +107,6 @@ def test_two_processes_go_on_together(file, tmp_path):
     assert not list(tmp_path.glob("killed*"))
 
 
-def test_what_it_does_not_do_on_jax_is_said(file, tmp_path):
-    model, x, y = made(0), np.ones((8, 6), "float32"), np.zeros(8, "int32")
-    with pytest.raises(UsageError, match="micro_batches, isolated and batch_size='max' need TensorFlow"):
-        kerasmem.fit(model, x, y, micro_batches=2)
-    with pytest.raises(UsageError, match="checkpoint: on JAX x must be an H5ChunkSequence"):
-        kerasmem.fit(model, x, y, checkpoint=tmp_path / "a.resume")
-    with pytest.warns(RuntimeWarning, match="does not retry"):
-        assert kerasmem.fit(model, x, y, verbose=0).recoveries == []
+def test_fit_names_the_way_to_resume_on_jax():
+    with pytest.raises(UsageError, match="ResumeTraining"):
+        kerasmem.fit(made(0), np.ones((8, 6), "float32"), np.zeros(8, "int32"))

@@ -65,15 +65,6 @@ def small(optimizer, compiled):
     return model
 
 
-def tall(optimizer, compiled):
-    """A model of few weights that takes 128 MB for each row."""
-    layers = keras.layers
-    parts = [layers.Reshape((1, 32)), layers.UpSampling1D(1_000_000), layers.GlobalAveragePooling1D(), layers.Dense(1)]
-    model = keras.Sequential([keras.Input((32,)), *parts])
-    model.compile(optimizer, "mse", jit_compile=compiled)
-    return model
-
-
 def data_of(kind, x, y, size, folder):
     if kind == "arrays":
         return {"x": x, "y": y, "batch_size": size}
@@ -114,7 +105,7 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
     random = np.random.default_rng(0)
     x, y = random.random((rows, 32), "float32"), random.random((rows, 1), "float32")
     kind = {"adam": keras.optimizers.Adam, "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9)}[optimizer]
-    net = {"wide": wide, "small": small, "tall": tall}[model](kind(), xla)
+    net = {"wide": wide, "small": small}[model](kind(), xla)
     options = {"epochs": 2, "verbose": 0, **(fit or {})}
     if options.get("checkpoint"):
         options["checkpoint"] = os.path.join(folder, options["checkpoint"])

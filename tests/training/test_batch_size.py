@@ -1,19 +1,13 @@
-"""A batch size that fits: by trial for a function, by the estimate for `kerasmem.fit`."""
+"""A batch size that fits, found by trial."""
 
 from __future__ import annotations
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import kerasmem
-from kerasmem.devices import room
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.estimation.live import live_outcome
 
-L = keras.layers
-X, Y = np.ones((1000, 16), "float32"), np.ones((1000, 1), "float32")
 RAN_OUT = "OOM when allocating tensor with shape[512,12] and type float on /device:CPU:0 by allocator cpu"
 
 
@@ -75,27 +69,3 @@ def test_each_try_in_a_process_of_its_own():
 
     with pytest.warns(RuntimeWarning, match="4 ran out"):
         assert kerasmem.find_executable_batch_size(train, starting_batch_size=4, isolated=True)() == 2
-
-
-def small():
-    model = keras.Sequential([keras.Input((16,)), L.Dense(256, "relu"), L.Dense(1)])
-    model.compile("adam", "mse", jit_compile=False)
-    return model
-
-
-def test_the_largest_batch_by_the_estimate(monkeypatch):
-    model = small()
-    model.optimizer.build(model.trainable_variables)
-    some = live_outcome(model, (X, Y), 300).high
-    monkeypatch.setattr(room, "bytes_in_use", lambda: 0)
-    for limit, low, high in ((some + X.nbytes + Y.nbytes, 200, 320), (2**40, 1000, 1000)):
-        monkeypatch.setattr(room, "room_for_training", lambda limit=limit: limit)
-        history = kerasmem.fit(small(), X, Y, batch_size="max", verbose=0)
-        assert low <= history.params["batch_size"] <= high, history.params
-
-
-def test_what_has_no_largest_batch_is_told(tmp_path):
-    with pytest.raises(UsageError, match="'max' is for arrays"):
-        kerasmem.fit(small(), tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), batch_size="max")
-    with pytest.raises(UsageError, match="give a number"):
-        kerasmem.fit(small(), X, Y, batch_size="max", checkpoint=tmp_path / "run.ckpt")

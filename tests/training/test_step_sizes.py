@@ -18,7 +18,8 @@ from kerasmem.estimation.live import live_outcome
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import RemoteEngine
-from kerasmem.training.steps.sizing import MOST_SECONDS, Fitting, Room, StepSizes, even_rows, most_rows
+from kerasmem.training.steps.sizing import MOST_SECONDS, Fitting, Room, estimate_fitting, even_rows, most_rows
+from kerasmem.training.steps.ways_out import nothing_fits
 
 L = keras.layers
 ROWS = 64
@@ -106,17 +107,16 @@ def test_pieces_are_of_one_size_where_that_costs_little():
 def test_what_does_not_surely_fit_is_told_from_what_does():
     model = dense()
     outcomes = [live_outcome(model, BATCH, rows) for rows in (1, ROWS)]
-    sizes = StepSizes(model)
     for room, is_sure in ((2 * outcomes[1].high, True), (min(each.total for each in outcomes), False), (10, False)):
-        found = sizes.fitting("train", BATCH, ROWS, Room(room), accumulates=False)
+        found = estimate_fitting(model, "train", BATCH, ROWS, Room(room), accumulates=False)
         assert found.is_sure == is_sure != found.is_in_doubt and (found.rows == ROWS) == (room >= outcomes[1].total)
         assert found.is_hopeless == found.is_impossible == (room == 10)
     held = Room(2 * outcomes[1].high, other=2 * outcomes[1].high)  # by something else, which may go
-    found = sizes.fitting("train", BATCH, ROWS, held, accumulates=False)
+    found = estimate_fitting(model, "train", BATCH, ROWS, held, accumulates=False)
     assert found.is_hopeless and not found.is_impossible
-    added = sizes.fitting("train", BATCH, ROWS, Room(2 * outcomes[1].high), accumulates=True).added
+    added = estimate_fitting(model, "train", BATCH, ROWS, Room(2 * outcomes[1].high), accumulates=True).added
     assert added == 4 * model.count_params()
-    assert sizes.fitting("train", (np.array(["a"] * 4), None), 2, Room(10), accumulates=False) is None
+    assert estimate_fitting(model, "train", (np.array(["a"] * 4), None), 2, Room(10), accumulates=False) is None
 
 
 SURE, IN_DOUBT, HOPELESS = (True, False, False), (False, True, False), (False, True, True)
@@ -156,14 +156,14 @@ class Engine:
         (lambda n: True, lambda n: n, HOPELESS, [(64, 64), (2, 1)]),
         (lambda n: n > 16, lambda n: n, HOPELESS, [(64, 64), (2, 1), (64, 16)]),
         (lambda n: True, lambda n: n, IN_DOUBT, [(64, 64), (2, 1)]),
-        (lambda n: n > 16, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 8)]),  # a closer look before a second try
-        (lambda n: n > 4, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 8), (2, 1), (64, 1)]),  # known to fit
+        (lambda n: n > 16, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 16)]),
+        (lambda n: n > 4, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 16), (2, 1), (64, 1)]),  # known to fit
     ],
 )
 def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried):
     engine, model = Engine(needs, asks), dense()
     driver = Driver(engine, model)
-    known = fitting and Fitting(16, *fitting, None, Room(100), 0, look_closer=lambda: 8)
+    known = fitting and Fitting(16, *fitting, None, Room(100), 0)
     monkeypatch.setattr(driver, "_ask", lambda *_: known)
     monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
     with (
@@ -185,6 +185,21 @@ def test_nothing_is_tried_where_one_row_holds_more_than_there_is(monkeypatch, re
     with pytest.raises(ModelError, match=r"(?s)not even one row at a time.*a step on one row takes"):
         driver.step("train", BATCH)
     assert engine.tried == [(64, 64)] and not [each for each in recwarn if "ran out" in str(each.message)]
+
+
+def test_where_nothing_helps_the_message_has_the_figures_and_what_could():
+    rows = [L.Reshape((1, 8)), L.UpSampling1D(1_000_000), L.GlobalAveragePooling1D(), L.Dense(1)]
+    model = keras.Sequential([keras.Input((8,)), *rows])
+    model.compile("adam", "mse", jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    room = Room(16 * 2**20)
+    fitting = estimate_fitting(model, "train", BATCH, 2, room, accumulates=True)
+    assert fitting.is_hopeless and fitting.is_impossible, "it holds too much, so not one row is tried"
+    message = nothing_fits("it ran out", model, fitting, 0)
+    assert "not even one row at a time fits: it ran out" in message and "the device has 16.0 MiB" in message
+    assert "kerasmem.recompute(model)" in message and "a smaller model" in message and "a larger card" in message
+    assert "smaller batches" not in message and "SGD" not in message, "neither saves enough"
+    assert "such as keras.optimizers.SGD" in nothing_fits("it ran out", model, None, 0)
 
 
 def test_an_update_that_runs_out_is_not_tried_with_smaller_pieces(monkeypatch):
@@ -231,6 +246,5 @@ def test_an_estimate_that_takes_long_is_not_asked_again():
     model = dense()
     limit = live_outcome(model, BATCH, 4096).total
     batch = tuple(np.zeros((2**16, each.shape[1]), "float32") for each in BATCH)
-    found = StepSizes(model, clock=lambda: next(now)).fitting("train", batch, 2**15, Room(limit), accumulates=False)
+    found = estimate_fitting(model, "train", batch, 2**15, Room(limit), accumulates=False, clock=lambda: next(now))
     assert 1 < found.rows < 2**15 and not found.is_sure, "on the line between one row and all of them"
-    assert found.look_closer() == 1, "in doubt what was not asked for is not tried"

@@ -21,19 +21,17 @@ _HALF = ("float16", "bfloat16")
 
 
 def check_fit(model: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse a model that `check_model` refuses, and arrays that `check_arrays` does."""
-    check_model(model)
-    check_arrays(arguments)
-
-
-def check_model(model: Any) -> None:
-    """Refuse a model with steps that can neither be undone nor divided.
+    """Refuse a model with steps that can neither be undone nor divided, and arrays that are too large.
 
     Raises:
-        UsageError: the message names what it is and the way out.
+        UsageError: If the model is not supported; the message has the fix.
+        ModelError: If the arrays do not fit into TensorFlow's allocator for the CPU.
     """
     if keras.backend.backend() != "tensorflow":
-        raise UsageError(f"fit: only the TensorFlow backend is supported, not {keras.backend.backend()}")
+        raise UsageError(
+            "fit: only the TensorFlow backend is supported; on JAX use model.fit, with kerasmem.ResumeTraining to "
+            "resume a killed run"
+        )
     if not isinstance(model, keras.Model):
         raise UsageError(f"model: give a compiled Keras model, not {type(model).__name__}")
     if not getattr(model, "compiled", False) or (model.optimizer is None and not has_own_step(model)):
@@ -46,15 +44,17 @@ def check_model(model: Any) -> None:
         )
     if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
         raise UsageError("model: float8 training replaces its scales by their gradients, which do not add up")
-    _check_reductions(model)
+    for each in keras.tree.flatten(model.loss):
+        if isinstance(each, keras.losses.Loss) and each.reduction in (None, "none"):
+            raise UsageError(
+                f"loss: {each.name} has reduction=None, so that there is no one number whose gradient could be "
+                'divided; use reduction="sum" for the same gradients'
+            )
+    _check_arrays(arguments)
 
 
-def check_arrays(arguments: Mapping[str, Any]) -> None:
-    """Refuse arrays too large for TensorFlow's CPU allocator, which would end the process.
-
-    Raises:
-        ModelError: TensorFlow's allocator for the CPU has no room for them.
-    """
+def _check_arrays(arguments: Mapping[str, Any]) -> None:
+    """Refuse arrays too large for TensorFlow's CPU allocator, which would end the process."""
     parts = keras.tree.flatten([arguments.get(name) for name in ("x", "y", "sample_weight", "validation_data")])
     floats = np.dtype(keras.config.floatx()).itemsize
     sizes = [
@@ -68,15 +68,6 @@ def check_arrays(arguments: Mapping[str, Any]) -> None:
             f"beside the model ({format_size(allocator_limit() or 0)} by TF_CPU_BFC_MEM_LIMIT_IN_MB): give batches, as "
             "a keras.utils.PyDataset or kerasmem.H5ChunkSequence"
         )
-
-
-def _check_reductions(model: Any) -> None:
-    for each in keras.tree.flatten(model.loss):
-        if isinstance(each, keras.losses.Loss) and each.reduction in (None, "none"):
-            raise UsageError(
-                f"loss: {each.name} has reduction=None, so that there is no one number whose gradient could be "
-                'divided; use reduction="sum" for the same gradients'
-            )
 
 
 def uneven_layers(model: Any) -> str | None:

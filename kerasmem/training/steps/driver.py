@@ -23,7 +23,7 @@ from kerasmem.training.steps.batches import byte_count, first_replica, on_host, 
 from kerasmem.training.steps.division import INEXACT, division_obstacle
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import Engine
-from kerasmem.training.steps.sizing import Fitting, Room, StepSizes, even_rows
+from kerasmem.training.steps.sizing import Fitting, Room, estimate_fitting, even_rows
 from kerasmem.training.steps.ways_out import cannot_divide, no_update_fits, nothing_fits
 from kerasmem.units import GIB, format_size
 
@@ -101,7 +101,6 @@ class Driver:
     ) -> None:
         self.engine = engine
         self._model = model
-        self._sizes_of = StepSizes(model)
         self.sizes = {"train": micro_batch_rows or WHOLE, "test": WHOLE}
         self.recoveries: list[Recovery] = []
         self.steps = 0
@@ -234,12 +233,6 @@ class Driver:
             self.engine.step(entry.kind, part(entry.batch, 0, 2), 1)
             self.engine.load(self.good)
             self._is_in_doubt, self._one_row_fits = False, True
-            found = self._fitting
-            if found is not None and not found.is_hopeless:
-                closer = found.look_closer()
-                # If no size but one row may fit by the estimate, the one on the line is tried all the same: kernels
-                # that find no room wait for others to end, and a run in single rows takes longer than one failure.
-                size = min(size, even_rows(row_count(entry.batch), closer)) if closer > 1 else size
             self.sizes[entry.kind] = size
         elif row_count(entry.batch) // size >= _MANY_PIECES:
             self.engine.step(entry.kind, part(entry.batch, 0, 2 * size), size)
@@ -294,8 +287,7 @@ class Driver:
         self._is_in_doubt = in_doubt and not self._one_row_fits
         how = ", if fewer rows help at all: one row is tried first" if self._is_in_doubt else ""
         if is_first and found is not None and not found.is_hopeless:
-            most = found.look_closer() if in_doubt and self._one_row_fits else found.rows
-            return even_rows(rows, most), how or ", by the estimate"
+            return even_rows(rows, found.rows), how or ", by the estimate"
         if found is not None and found.is_in_doubt and self._one_row_fits:
             return 1, how
         return -(-now // (2 if found is None else _LESS)), how
@@ -305,7 +297,7 @@ class Driver:
         room = Room(limit, self.engine.other_bytes(state_bytes(self.good or {})))
         batch, replicas = first_replica(batch), self._model.distribute_strategy.num_replicas_in_sync
         accumulates = self._obstacle(kind) is None
-        return self._sizes_of.fitting(kind, batch, max(1, most // replicas), room, accumulates=accumulates)
+        return estimate_fitting(self._model, kind, batch, max(1, most // replicas), room, accumulates=accumulates)
 
     def _obstacle(self, kind: str) -> str | None:
         return division_obstacle(self._model, kind, self._loss_reduction)

@@ -54,7 +54,6 @@ class Fitting:
         added: bytes that a step in pieces takes beside the step itself: its accumulators.
         is_impossible: whether one row cannot fit even on a device that holds nothing else and with kernels that take no
             scratch; what the estimator does not know of another machine's kernels makes no difference then.
-        look_closer: returns `rows` from more sizes, if it is worth their tracing.
     """
 
     rows: int
@@ -65,72 +64,62 @@ class Fitting:
     room: Room
     added: int
     is_impossible: bool = False
-    look_closer: Callable[[], int] = lambda: 1
 
 
-class StepSizes:
-    """Estimates the model's own steps.
+def estimate_fitting(
+    model: Any,
+    kind: str,
+    batch: Any,
+    most: int,
+    room: Room,
+    *,
+    accumulates: bool,
+    clock: Callable[[], float] = time.monotonic,
+) -> Fitting | None:
+    """Estimate how many rows of the model's own step fit, up to `most`.
 
     Args:
         model: compiled and built.
-        clock: the time in seconds.
+        kind: "train" or "test".
+        batch: batch that ran out.
+        most: maximum rows.
+        room: memory of the step.
+        accumulates: whether pieces add up gradients, which they keep meanwhile.
+        clock: returns the time in seconds.
+
+    Returns:
+        The estimate, or None if the estimator has no answer.
     """
+    added = gradient_bytes(model) if accumulates and kind == "train" else 0
+    free = room.limit - room.other - added
+    outcomes: dict[int, Outcome] = {}
+    end = clock() + MOST_SECONDS
 
-    def __init__(self, model: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._model, self._clock = model, clock
+    def outcome_of(rows: int) -> Outcome:
+        if rows not in outcomes:
+            outcomes[rows] = live_outcome(model, batch, rows, mode=_MODES[kind])
+        return outcomes[rows]
 
-    def fitting(self, kind: str, batch: Any, most: int, room: Room, *, accumulates: bool) -> Fitting | None:
-        """Estimate how many rows fit, up to `most`.
-
-        Args:
-            kind: "train" or "test".
-            batch: that ran out.
-            most: rows.
-            room: what there is.
-            accumulates: whether pieces add up gradients, which they keep meanwhile.
-        """
-        added = gradient_bytes(self._model) if accumulates and kind == "train" else 0
-        asked: dict[int, Outcome] = {}
-        ask = self._asking(batch, kind, asked)
-        free = room.limit - room.other - added
-
-        def found_by(bound: Callable[[Outcome], int], seconds: float) -> int:
-            end = self._clock() + seconds
-            return most_rows(partial(_need, bound, ask), free, most, lambda: self._clock() < end)
-
-        bound, rows, is_hopeless = _BOUNDS[0], 1, True
+    for bound in _BOUNDS:
+        need = partial(_need, bound, outcome_of)
         try:
-            for bound in _BOUNDS:  # in doubt one row is tried before more sizes are asked for
-                rows = found_by(bound, MOST_SECONDS if bound is at_most else 0.0)
-                if rows not in asked or bound(asked[rows]) <= free:
-                    is_hopeless = False
-                    break
+            rows = most_rows(need, free, most, lambda: clock() < end)
         except Exception:  # a size is tried instead, as without an estimator
             return None
-
-        def look_closer() -> int:  # if the time was too short, none of those that were not asked for
-            rows = found_by(bound, MOST_SECONDS)
-            return rows if rows in asked else max((each for each in asked if bound(asked[each]) <= free), default=1)
-
-        one, is_in_doubt = asked.get(1), is_hopeless or bound is not at_most
-        is_impossible = is_hopeless and one is not None and _least_held(one) + added > room.limit
-        is_sure = rows in asked and not is_in_doubt
-        return Fitting(rows, is_sure, is_in_doubt, is_hopeless, one, room, added, is_impossible, look_closer)
-
-    def _asking(self, batch: Any, kind: str, asked: dict[int, Outcome]) -> Callable[[int], Outcome]:
-        def ask(rows: int) -> Outcome:
-            if rows not in asked:
-                asked[rows] = live_outcome(self._model, batch, rows, mode=_MODES[kind])
-            return asked[rows]
-
-        return ask
+        is_hopeless = rows in outcomes and bound(outcomes[rows]) > free
+        if not is_hopeless:
+            break
+    one, is_in_doubt = outcomes.get(1), is_hopeless or bound is not at_most
+    is_impossible = is_hopeless and one is not None and _least_held(one) + added > room.limit
+    is_sure = rows in outcomes and not is_in_doubt
+    return Fitting(rows, is_sure, is_in_doubt, is_hopeless, one, room, added, is_impossible)
 
 
 _BOUNDS: tuple[Callable[[Outcome], int], ...] = (at_most, attrgetter("total"), at_least)
 
 
-def _need(bound: Callable[[Outcome], int], ask: Callable[[int], Outcome], rows: int) -> int:
-    return bound(ask(rows))
+def _need(bound: Callable[[Outcome], int], outcome_of: Callable[[int], Outcome], rows: int) -> int:
+    return bound(outcome_of(rows))
 
 
 def _least_held(found: Outcome) -> int:
