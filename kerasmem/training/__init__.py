@@ -2,17 +2,16 @@
 
 A call of `kerasmem.fit`, in the order of its steps:
 
-- `fitting`, `fit_options`: the arguments, and `model.fit` with our functions in place of Keras's.
+- `fitting`: the arguments, and `model.fit` with our functions in place of Keras's.
 - `trainer`: the function that Keras calls for each step, and the callbacks around those of the user.
 - `steps`: one step: whole, in micro-batches, and repeated after it ran out; here or in a process of its own.
-- `saving`: the callback that counts batches and saves, for `kerasmem.fit` and `ResumeTraining`.
 
 The position of a run, for all of them:
 
 - `run_state`: the position in Keras's epochs, with history and micro-batches.
-- `sources`, `array_source`, `dataset_sources`: the position in the data.
+- `sources`: the position in the data.
 - `model_state`: weights, optimizer, metrics and random generators.
-- `checkpoint`: all of these in one file.
+- `checkpoint`: all of these in one file, and the callback that saves it.
 
 Other entry points:
 

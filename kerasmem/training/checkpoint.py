@@ -1,4 +1,4 @@
-"""The file of a run, replaced at once so that at any moment there is a complete one."""
+"""The file of a run, replaced at once so that at any moment there is a complete one, and the callback that saves it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
 from kerasmem.archives import open_archive, write_archive
@@ -20,6 +21,7 @@ from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe
 from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import Source
 
+SAVE_FREQ = 100  # batches
 _MOST = 1 << 40  # epochs, and batches of one: more than anybody trains
 _DELETE = "delete it to start over"
 BEFORE = ".before"  # the file before the last, if there are several workers
@@ -236,3 +238,48 @@ def _difference(path: str, group: str, own: list[Any], here: list[Any], saved: l
         f"model: the {group} saved in {shown(path)} has {what}; build and compile the model as before, or delete the "
         "file to start over"
     )
+
+
+class SavingCallback(keras.callbacks.Callback):
+    """Keeps a run's state up to date, and saves it every few batches and at each epoch's end.
+
+    Args:
+        run: the state.
+        source: the data; None if nothing is saved.
+        save_freq: batches from one saving to the next.
+    """
+
+    def __init__(self, run: RunState, source: Source | None, save_freq: int) -> None:
+        super().__init__()
+        self.run, self.source, self.save_freq = run, source, save_freq
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Note how many batches an epoch has."""
+        self.run.steps = (self.params or {}).get("steps")
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count the epoch's batches from 0."""
+        self.run.begin_epoch(epoch)
+        if self.source is not None:
+            self.source.begin_epoch(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Save, if it is time."""
+        if self.run.count(batch + 1) and self.run.unsaved >= self.save_freq and self.can_save():
+            self.run.keep_logs(logs)
+            self.save()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Save the start of the next epoch."""
+        if self.source is not None:
+            self.source.end_epoch(self.run)
+        self.run.end_epoch(logs)
+        self.save()
+
+    def can_save(self) -> bool:
+        """Return whether a run can be resumed here."""
+        return True
+
+    def save(self) -> None:
+        """Write the position of the run."""
+        raise NotImplementedError

@@ -11,16 +11,13 @@ import keras
 from kerasmem import checks
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.errors import UsageError
-from kerasmem.training.checkpoint import Checkpoint
-from kerasmem.training.dataset_sources import make_source
-from kerasmem.training.fit_options import FitOptions
+from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
 from kerasmem.training.model_state import read_state
 from kerasmem.training.run_state import RunState, plain
-from kerasmem.training.saving import read_save_freq
-from kerasmem.training.steps.checks import check_fit
-from kerasmem.training.steps.division import INEXACT, MEAN, SUM
-from kerasmem.training.steps.packing import refuse_in_worker
-from kerasmem.training.trainer import SaveCallback, Trainer
+from kerasmem.training.sources import make_source
+from kerasmem.training.steps.checks import INEXACT, MEAN, SUM, check_fit
+from kerasmem.training.steps.remote import refuse_in_worker
+from kerasmem.training.trainer import FitOptions, SaveCallback, Trainer
 
 
 def fit(
@@ -32,7 +29,7 @@ def fit(
     validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
     *,
     micro_batches: int | str | None = None, checkpoint: str | os.PathLike[str] | None = None,
-    save_freq: int | None = None, keep: bool = False, isolated: bool | None = None, loss_reduction: str | None = None,
+    save_freq: int = SAVE_FREQ, keep: bool = False, isolated: bool | None = None, loss_reduction: str | None = None,
 ) -> Any:  # fmt: skip
     """Train a model as `model.fit` does, and survive running out of memory.
 
@@ -101,7 +98,7 @@ def fit(
         checkpoint = os.path.abspath(checks.path("checkpoint", checkpoint))
     if loss_reduction is not None:
         checks.choice("loss_reduction", loss_reduction, (MEAN, SUM))
-    save_freq = read_save_freq(save_freq)
+    save_freq = checks.whole("save_freq", save_freq)
     check_fit(model, arguments)
     isolated = bool(model.jit_compile if isolated is None else isolated)
     if isolated and is_under_strategy(model):

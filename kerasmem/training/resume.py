@@ -19,11 +19,10 @@ from kerasmem.hdf5.layout import shown
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.streaming.state import read_state as read_position
-from kerasmem.training.checkpoint import Checkpoint
-from kerasmem.training.dataset_sources import SequenceSource
+from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.model_state import WEIGHTS, ModelState, load_state, read_state
 from kerasmem.training.run_state import RunState
-from kerasmem.training.saving import SavingCallback, read_save_freq
+from kerasmem.training.sources import SequenceSource
 
 BEGINNING = 0
 _KEPT = 2  # points of a worker's
@@ -76,7 +75,7 @@ class ResumeTraining(SavingCallback):
         path: str | os.PathLike[str],
         sequence: H5ChunkSequence,
         *,
-        save_freq: int | None = None,
+        save_freq: int = SAVE_FREQ,
         keep: bool = False,
     ) -> None:
         self.path = os.path.abspath(checks.path("path", path))
@@ -85,7 +84,7 @@ class ResumeTraining(SavingCallback):
         self.sequence = sequence
         self.keep = checks.flag("keep", keep)
         self.checkpoint: Checkpoint
-        super().__init__(RunState(), None, read_save_freq(save_freq))
+        super().__init__(RunState(), None, checks.whole("save_freq", save_freq))
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore the saved state, if there is one."""

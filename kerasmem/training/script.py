@@ -47,10 +47,10 @@ def replace_fit(
         if getattr(model.train_function, "is_kerasmem", False):  # `kerasmem.fit` calls it
             return keras_fit(model, *arguments, **named)
         from kerasmem.compat.keras_fit import is_under_strategy
-        from kerasmem.training.dataset_sources import make_source
-        from kerasmem.training.fit_options import FitOptions
         from kerasmem.training.fitting import train
+        from kerasmem.training.sources import make_source
         from kerasmem.training.steps.checks import check_fit
+        from kerasmem.training.trainer import FitOptions
 
         bound = signature.bind(model, *arguments, **named).arguments
         del bound["self"]

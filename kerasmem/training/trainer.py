@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,14 +16,11 @@ from kerasmem.compat.keras_fit import logs_from_steps, noted_epoch_iterator
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.freeing import drop_frames
-from kerasmem.training.checkpoint import Checkpoint
-from kerasmem.training.fit_options import FitOptions
+from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
 from kerasmem.training.run_state import RunState
-from kerasmem.training.saving import SavingCallback
 from kerasmem.training.sources import last_of
 from kerasmem.training.steps.batches import has_any_rows, without_optionals
-from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 from kerasmem.training.steps.remote import Engine, RemoteEngine
@@ -36,6 +34,39 @@ _HARMLESS = (
     keras.callbacks.RemoteMonitor,
 )  # fmt: skip
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Checked arguments of `kerasmem.fit` beyond those of `model.fit`.
+
+    Attributes:
+        micro_batches: pieces of a batch from the start; None for whole batches; or "inexact".
+        checkpoint: absolute path; None for no checkpoint.
+        save_freq: batches between two checkpoints.
+        keep: whether the file stays at the end.
+        isolated: whether steps run in a process of their own.
+        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
+        falls_back: whether steps run in this process if the model cannot be made in another one.
+        halvings: times that the pieces of a batch are halved if a checkpoint is resumed, since the process was killed
+            there before.
+    """
+
+    micro_batches: int | str | None = None
+    checkpoint: str | None = None
+    save_freq: int = SAVE_FREQ
+    keep: bool = False
+    isolated: bool = False
+    loss_reduction: str | None = None
+    falls_back: bool = False
+    halvings: int = 0
+
+    def pieces(self, run: RunState) -> tuple[int | str | None, int | None]:
+        """Return the pieces of a batch, and the rows of a piece if an earlier process knows them, for a run."""
+        if self.halvings and run.micro_batch_rows is None:
+            return 2**self.halvings, None
+        rows = run.micro_batch_rows
+        return self.micro_batches, None if rows is None else max(1, rows >> self.halvings)
 
 
 def stands_in(function: Any) -> Any:
@@ -166,8 +197,8 @@ class Trainer(keras.callbacks.Callback):
 
     def _train(self, batch: Any) -> dict[str, Any]:
         driver = self.driver or self._begin(batch)
-        if self._is_epochs_first:
-            self._look_for_changes(driver)
+        if self._is_epochs_first and self._callbacks_may_change_weights:
+            self._bring_changes(driver)
         rate = self._new_rate() if self._is_epochs_first or self._callbacks_watch_batches else None
         self._is_epochs_first = False
         logs = driver.step("train", batch, rate)
@@ -200,7 +231,6 @@ class Trainer(keras.callbacks.Callback):
             micro_batches=micro_batches,
             micro_batch_rows=rows,
             loss_reduction=self._options.loss_reduction,
-            uneven=uneven_layers(model),
             good=read_state(model) if self.isolated else None,
         )
         if self.checkpoint is not None and self.checkpoint.saved is None:
@@ -230,25 +260,17 @@ class Trainer(keras.callbacks.Callback):
     def _new_rate(self) -> float | None:
         """Return the learning rate if it is a number that has changed."""
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
-        if optimizer is None:
+        variable = getattr(optimizer, "learning_rate", None)
+        if not isinstance(variable, keras.Variable):
             return None
-        if not isinstance(optimizer.learning_rate, keras.Variable):
-            return None
-        rate, before = float(keras.ops.convert_to_numpy(optimizer.learning_rate)), self._rate
-        self._rate = rate
-        return rate if rate != before else None
-
-    def _look_for_changes(self, driver: Driver) -> None:
-        """Take over changes by callbacks between the epochs."""
-        if not self._callbacks_may_change_weights:
-            return
-        if not self.isolated:
-            driver.forget()
-            return
-        self._bring_changes(driver)
+        before, self._rate = self._rate, float(keras.ops.convert_to_numpy(variable))
+        return self._rate if self._rate != before else None
 
     def _bring_changes(self, driver: Driver) -> None:
-        """Bring the other process weights that were changed here."""
+        """Take over weights that callbacks have changed here."""
+        if not self.isolated:
+            driver.good = None
+            return
         here, there = read_state(self.model), driver.keep()
         if any(
             not np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
@@ -256,7 +278,7 @@ class Trainer(keras.callbacks.Callback):
             for mine, theirs in zip(here[group], there[group], strict=True)
         ):
             driver.engine.load({**here, "metrics": there["metrics"]})
-            driver.forget()
+            driver.good = None
 
     # ---- what Keras begins and ends
 

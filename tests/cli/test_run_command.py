@@ -18,9 +18,9 @@ import kerasmem
 from kerasmem.monitoring.output import Output
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training import supervising
-from kerasmem.training.fit_options import FitOptions
 from kerasmem.training.run_state import RunState
 from kerasmem.training.script import replace_fit
+from kerasmem.training.trainer import FitOptions
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

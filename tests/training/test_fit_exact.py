@@ -14,7 +14,7 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.training.steps import checks
 from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.losses import Divisors
-from kerasmem.training.steps.packing import pack, unpack
+from kerasmem.training.steps.remote import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

@@ -11,9 +11,8 @@ import pytest
 
 import kerasmem
 from kerasmem.errors import UsageError
-from kerasmem.training.array_source import ArraySource
-from kerasmem.training.dataset_sources import DatasetSource
 from kerasmem.training.run_state import RunState
+from kerasmem.training.sources import ArraySource, DatasetSource
 
 ROWS = 45
 

@@ -1,4 +1,4 @@
-"""Checks before a model is trained in pieces: unsupported models, and layers that give other results."""
+"""Checks of a model: whether it is supported, whether its batches can be divided, and whether results then differ."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.compat.keras_layers import draws_numbers, flatten_layers
 from kerasmem.compat.keras_losses import has_added_losses
 from kerasmem.devices.room import allocator_limit, fits_on_the_cpu
@@ -18,6 +19,9 @@ from kerasmem.units import format_size
 
 _SHARES = ("rate", "dropout", "recurrent_dropout")
 _HALF = ("float16", "bfloat16")
+INEXACT = "inexact"  # `micro_batches`: pieces are batches of their own if the step cannot be divided
+MEAN, SUM = "mean", "sum"  # `loss_reduction`
+_STEPS = {"train": ("train_step", "make_train_function"), "test": ("test_step", "make_test_function")}
 
 
 def check_fit(model: Any, arguments: Mapping[str, Any]) -> None:
@@ -120,3 +124,34 @@ def _sums_in_half(layer: Any) -> bool:
 def _list(names: list[str], most: int = 5) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def division_obstacle(model: Any, kind: str, loss_reduction: str | None) -> str | None:
+    """Return the reason why a batch cannot be divided with the same result, or None.
+
+    Args:
+        model: compiled.
+        kind: "train" or "test".
+        loss_reduction: "mean" or "sum" if the user states how the model's own `compute_loss` reduces over rows.
+    """
+    if is_under_strategy(model):
+        return f"it was made under {type(model.distribute_strategy).__name__}, which divides batches itself"
+    for name in _STEPS[kind]:
+        if not _is_keras_own(type(model), name):
+            return f"{type(model).__name__} has its own {name}(), whose gradients and updates are not known"
+    if loss_reduction is None and has_own_loss(model):
+        return (
+            f'{type(model).__name__} has its own compute_loss(); state how it reduces over rows: loss_reduction="mean" '
+            'or loss_reduction="sum"'
+        )
+    return None
+
+
+def has_own_loss(model: Any) -> bool:
+    """Return whether the model's class computes its loss in its own way."""
+    return not _is_keras_own(type(model), "compute_loss")
+
+
+def _is_keras_own(cls: type, name: str) -> bool:
+    owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+    return owner is None or owner.__module__.split(".")[0] == "keras"

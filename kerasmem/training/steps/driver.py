@@ -20,7 +20,7 @@ from kerasmem.records import Record
 from kerasmem.training.model_state import ModelState
 from kerasmem.training.model_state import byte_count as state_bytes
 from kerasmem.training.steps.batches import byte_count, first_replica, on_host, part, row_count, signature
-from kerasmem.training.steps.division import INEXACT, division_obstacle
+from kerasmem.training.steps.checks import INEXACT, division_obstacle, uneven_layers
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import Engine
 from kerasmem.training.steps.sizing import Fitting, Room, estimate_fitting, even_rows
@@ -80,12 +80,11 @@ class Driver:
             also if a batch cannot be divided with the same result.
         micro_batch_rows: rows of a training piece in an earlier process; they come before `micro_batches`.
         loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
-        uneven: what to say, once, of layers for which pieces are not the same as the whole.
         model: of which the estimator is asked how many rows fit.
         good: a copy to go back to from the start.
 
     Attributes:
-        good: the last good copy.
+        good: the last good copy; None if the next step must begin with one.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class Driver:
         micro_batches: int | str | None = None,
         micro_batch_rows: int | None = None,
         loss_reduction: str | None = None,
-        uneven: str | None = None,
         good: ModelState | None = None,
     ) -> None:
         self.engine = engine
@@ -109,7 +107,7 @@ class Driver:
         self._micro_batches = None if micro_batch_rows else pieces
         self._loss_reduction = loss_reduction
         self._is_spread = is_under_strategy(model)
-        self._uneven, self._is_warned = uneven, False
+        self._is_warned = False
         self.good = good
         self._room = min(JOURNAL_BYTES, host_memory().available_bytes // 20)
         self._journal: list[_Entry] = []
@@ -162,10 +160,6 @@ class Driver:
         """Rows of a piece, if batches are trained on in pieces."""
         return None if self.sizes["train"] == WHOLE else self.sizes["train"]
 
-    def forget(self) -> None:
-        """Have the next step begin with a copy: something else has changed the weights."""
-        self.good = None
-
     def keep(self) -> ModelState:
         """Take a copy of the state and return it."""
         if self.good is None or self._journal:
@@ -206,11 +200,8 @@ class Driver:
         if failures:
             rows = 0 if entry.batch is None else row_count(entry.batch)
             size = self.sizes.get(entry.kind, rows)
-            replayed = sum(old.kind == "train" for old in self._journal)
-            summary = failures[0].diagnosis.summary
-            self.recoveries.append(
-                Recovery(self.steps, entry.kind, rows, size if size < rows else None, replayed, summary)
-            )
+            pieces, summary = size if size < rows else None, failures[0].diagnosis.summary
+            self.recoveries.append(Recovery(self.steps, entry.kind, rows, pieces, self._since(), summary))
         return done
 
     def _take(self, entry: _Entry) -> Any:
@@ -307,10 +298,12 @@ class Driver:
         return sum(old.kind == "train" for old in self._journal)
 
     def _warn_uneven(self) -> None:
-        obstacle = self._obstacle("train")
-        if not self._is_warned and (obstacle or self._uneven):
-            warnings.warn(f"{obstacle}; {_OTHERWISE}" if obstacle else str(self._uneven), RuntimeWarning, stacklevel=2)
-        self._is_warned = True
+        if not self._is_warned:
+            self._is_warned = True
+            obstacle = self._obstacle("train")
+            text = f"{obstacle}; {_OTHERWISE}" if obstacle else uneven_layers(self._model)
+            if text is not None:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _is_stuck(failures: list[RanOut]) -> bool:

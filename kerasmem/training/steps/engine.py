@@ -15,7 +15,7 @@ from kerasmem.models.freeing import drop_frames
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.training.model_state import ModelState, load_state, read_state
 from kerasmem.training.steps.batches import first_replica, part, row_count
-from kerasmem.training.steps.division import division_obstacle
+from kerasmem.training.steps.checks import division_obstacle
 from kerasmem.training.steps.micro import MicroStep
 
 

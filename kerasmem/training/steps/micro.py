@@ -18,7 +18,7 @@ from kerasmem.compat.keras_optimizers import set_to_zero, updated_in_turn
 from kerasmem.models.freeing import collect
 from kerasmem.training.model_state import lend
 from kerasmem.training.steps.batches import part, row_count
-from kerasmem.training.steps.division import SUM, has_own_loss
+from kerasmem.training.steps.checks import SUM, has_own_loss
 from kerasmem.training.steps.losses import Divisors
 
 _NUMPY_TYPES = (np.float16, np.float32, np.float64, np.int32, np.int64)

@@ -1,21 +1,32 @@
-"""Steps in a process of their own, separate from that of data and callbacks."""
+"""Steps in a process of their own, separate from that of data and callbacks.
+
+The process is started as `python -m kerasmem.training.steps.remote`. It makes the model from its configuration.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
+import traceback
 from typing import Any
 
-from kerasmem.compat.tensorflow_runtime import devices_are_started
+import cloudpickle
+import keras
+import tensorflow as tf
+
+from kerasmem.compat.tensorflow_runtime import devices_are_started, operations_are_deterministic
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_stream
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.processes.channel import ChannelChild, ChildEnded
+from kerasmem.hdf5.layout import one_line
+from kerasmem.models.vocabulary import configuration, own_objects, register_own_classes
+from kerasmem.processes.channel import ChannelChild, ChildEnded, serve_requests
 from kerasmem.processes.children import exit_reason
 from kerasmem.training.model_state import ModelState, describe, read_state, variables
-from kerasmem.training.steps.batches import on_host
-from kerasmem.training.steps.engine import LocalEngine, RanOut
-from kerasmem.training.steps.packing import WORKER, cannot_be_made, pack
+from kerasmem.training.steps.batches import map_arrays, on_host
+from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 
+_WORKER = "KERASMEM_FIT_WORKER"  # set in the environment of a process that takes steps for another
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _TAIL = 2**16  # bytes of the dead process's messages that are read
 
@@ -33,7 +44,7 @@ class RemoteEngine:
         check_card()
         self._batch, self._loss_reduction, self._any_rows = on_host(batch), loss_reduction, any_rows
         self._packed = pack(model)
-        self._own = {group: describe(some) for group, some in variables(model).items() if group != "random"}
+        self._own = _described(model)
         self._child: ChannelChild | None = None
         self.load(read_state(model))
 
@@ -77,7 +88,7 @@ class RemoteEngine:
             self._child = None
 
     def _start(self) -> None:
-        self._child = ChannelChild("kerasmem.training.steps.worker", **{_GROWTH: "true", WORKER: "1"})
+        self._child = ChannelChild("kerasmem.training.steps.remote", **{_GROWTH: "true", _WORKER: "1"})
         try:
             theirs_has = self._ask("make", self._packed, self._batch, self._loss_reduction, self._any_rows)
         except ModelError as error:
@@ -131,8 +142,6 @@ def check_card() -> None:
     Raises:
         UsageError: it has.
     """
-    import tensorflow as tf
-
     if not devices_are_started():
         return
     for card in tf.config.list_logical_devices("GPU")[:1]:
@@ -148,3 +157,113 @@ def check_card() -> None:
 
 def _unknown(summary: str) -> Diagnosis:
     return Diagnosis(True, family="host", summary=summary, cause="unknown")
+
+
+def pack(model: Any) -> dict[str, Any]:
+    """Return the argument of `unpack`, without weights.
+
+    Raises:
+        UsageError: the model cannot be described; the message has the way out.
+    """
+    try:
+        config = configuration(model)
+    except Exception as error:
+        raise cannot_be_made(f"{type(error).__name__}: {error}") from error
+    try:
+        objects = cloudpickle.dumps(own_objects(model))  # those of a script or notebook as they are, others by name
+    except Exception as error:
+        raise UsageError(
+            f"model: it cannot be sent to another process ({error}); define its classes and functions in a module"
+        ) from error
+    return {
+        "config": config,
+        "objects": objects,
+        "floatx": keras.config.floatx(),
+        "dtype_policy": keras.dtype_policies.serialize(model.dtype_policy),  # it decides whether losses are scaled
+        "image_data_format": keras.config.image_data_format(),
+        "deterministic": operations_are_deterministic(),
+        "run_eagerly": bool(model.run_eagerly),
+        "jit_compile": bool(model.jit_compile),
+    }
+
+
+def cannot_be_made(reason: str) -> UsageError:
+    """Return the error if another process cannot make the model."""
+    return UsageError(
+        f"model: another process cannot make it from its configuration ({one_line(reason, 300)}); implement "
+        "get_config(), or compile with jit_compile=False and isolated=False"
+    )
+
+
+def unpack(packed: dict[str, Any]) -> Any:
+    """Return the model, compiled, with newly drawn weights. In the other process."""
+    if packed["deterministic"]:
+        tf.config.experimental.enable_op_determinism()
+    keras.config.set_floatx(packed["floatx"])
+    keras.config.set_dtype_policy(keras.dtype_policies.deserialize(packed["dtype_policy"]))
+    keras.config.set_image_data_format(packed["image_data_format"])
+    objects = pickle.loads(packed["objects"])  # from our own parent
+    register_own_classes(packed["config"])
+    model = keras.saving.deserialize_keras_object(packed["config"], custom_objects=objects, safe_mode=False)
+    model.run_eagerly = packed["run_eagerly"]
+    model.jit_compile = packed["jit_compile"]
+    return model
+
+
+def refuse_in_worker() -> None:
+    """Refuse to train in a process that imports a module only for the classes in it.
+
+    Raises:
+        UsageError: we are in one.
+    """
+    if os.environ.get(_WORKER):
+        raise UsageError(
+            "fit: the module that calls it was imported by the process that takes its steps, for classes it defines; "
+            'begin the part that trains with `if __name__ == "__main__":`, or put the classes into a '
+            "module of their own"
+        )
+
+
+def main() -> None:
+    """Answer requests of a `RemoteEngine`: names of methods with arguments."""
+    engine: LocalEngine | None = None
+
+    def make(packed: dict[str, Any], batch: Any, loss_reduction: str | None, any_rows: bool) -> dict[str, Any]:
+        nonlocal engine
+        model = unpack(packed)
+        build_step(model, _tensors(batch))
+        engine = LocalEngine(model, loss_reduction, any_rows=any_rows)
+        return _described(model)
+
+    def answer(request: tuple[str, tuple[Any, ...], dict[str, Any]]) -> tuple[Any, bool]:
+        name, arguments, named = request
+        try:
+            if name == "make":
+                return ("done", make(*arguments)), True
+            if name != "step":
+                return ("done", getattr(engine, name)(*arguments, **named)), True
+            kind, batch, size = arguments
+            assert engine is not None
+            logs = engine.step(kind, _tensors(batch), size)
+            return ("done", keras.tree.map_structure(keras.ops.convert_to_numpy, logs)), True
+        except RanOut as failure:
+            return ("ran out", (failure.diagnosis.to_dict(), failure.is_dead, failure.is_update)), not failure.is_dead
+        except Exception as error:
+            traceback.print_exc()
+            return ("failed", f"{type(error).__name__}: {error}"), True
+
+    # What a failed XLA step left behind must not be touched, not even to free it: `serve_requests` sees to that.
+    serve_requests(answer)
+
+
+def _described(model: Any) -> dict[str, Any]:
+    return {group: describe(some) for group, some in variables(model).items() if group != "random"}
+
+
+def _tensors(batch: Any) -> Any:
+    with tf.device("CPU:0"):
+        return map_arrays(tf.convert_to_tensor, batch)
+
+
+if __name__ == "__main__":
+    main()
