@@ -75,12 +75,11 @@ ONLY_IN = {
 }
 # Modules that are loaded only for a public name that needs Keras anyway.
 KERAS_AT_THE_TOP = {
-    "training/saving.py", "training/dataset_sources.py", "training/trainer.py",
-    "monitoring/logger.py", "training/resume.py", "streaming/sequence.py",
-    "models/recomputed.py", "models/segment_gradient.py", "training/sources.py",
-    "training/array_source.py", "training/steps/batches.py", "training/steps/micro.py", "training/steps/losses.py",
-    "training/steps/checks.py", "training/steps/packing.py", "training/fitting.py",
-    "models/segment_scope.py", "models/call_gradients.py",
+    "monitoring/logger.py", "streaming/sequence.py", "training/checkpoint.py",
+    "training/fitting.py", "training/model_state.py", "training/resume.py", "training/sources.py",
+    "training/trainer.py", "training/steps/batches.py", "training/steps/checks.py", "training/steps/engine.py",
+    "training/steps/remote.py", "training/steps/sizing.py",
+    "models/recomputed.py", "models/segment_gradient.py", "models/segment_scope.py", "models/call_gradients.py",
 }  # fmt: skip
 
 

@@ -90,8 +90,8 @@ def _tried(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any
             raise
         if found.family == "xla":
             raise ModelError(
-                f"{found.summary} Under XLA a failed step takes the weights with it, so that nothing in this "
-                "process can be tried again: find_executable_batch_size(isolated=True) runs each try in one of its own"
+                f"{found.summary} Under XLA a failed step destroys the weights; use "
+                "find_executable_batch_size(isolated=True), with a process for each try"
             ) from error
         drop_frames(error)
     collect()

@@ -128,16 +128,12 @@ class Checkpoint:
             differences.append(("steps_per_epoch", f"{run.steps} batches", f"{steps} batches"))
         for name, before, after in differences:
             if before != after:
-                raise UsageError(
-                    f"checkpoint: {name} was {before} in the run that {path} was saved in and is {after} now; give fit "
-                    "the data and settings of that run, or delete the file to start over"
-                )
+                raise UsageError(f"checkpoint: {name} was {before} in the run of {path} and is {after} now; {_DELETE}")
         if run.steps is not None and run.batch >= run.steps + at_once:
             raise DataError(f"{path}: batch {run.batch:,} of an epoch of {run.steps:,} makes no sense; {_DELETE}")
         if run.batch % at_once:
             raise UsageError(
-                f"steps_per_execution: {path} was saved after {run.batch} batches of an epoch, and fit now takes "
-                f"{at_once} at a time; compile with the same steps_per_execution"
+                f"steps_per_execution: {path} was saved after {run.batch} batches of an epoch, no multiple of {at_once}"
             )
 
     def restored(self, model: Any, groups: Sequence[str] = GROUPS) -> ModelState:
@@ -234,10 +230,7 @@ def _difference(path: str, group: str, own: list[Any], here: list[Any], saved: l
             given = f"{shown(variable.path)}, {now[0]} {tuple(now[1])}"
             what = f"{before[0]} {tuple(before[1])} where the one given has {given}"
             break
-    return (
-        f"model: the {group} saved in {shown(path)} has {what}; build and compile the model as before, or delete the "
-        "file to start over"
-    )
+    return f"model: the {group} saved in {shown(path)} has {what}; build the model as before, or {_DELETE}"
 
 
 class SavingCallback(keras.callbacks.Callback):

@@ -140,7 +140,6 @@ def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source:
         history = model.fit(**arguments)
     if history is None or (checkpoint is not None and checkpoint.saved is not None):
         history = _history_of(model, run)
-    history.params = {**(history.params or {}), "batch_size": arguments.get("batch_size")}
     history.recoveries = [] if trainer.driver is None else trainer.driver.recoveries
     if checkpoint is not None and options.keep:
         _write_end(checkpoint, model, history, run, arguments.get("epochs") or 1)
@@ -177,8 +176,7 @@ def _check_callbacks(callbacks: list[Any]) -> None:
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
             warnings.warn(
-                "ModelCheckpoint(save_freq=…) saves the weights of the epoch's beginning, since steps run in another "
-                "process; use kerasmem.fit(checkpoint=…)",
+                "ModelCheckpoint(save_freq=…) saves the epoch's first weights; use kerasmem.fit(checkpoint=…)",
                 RuntimeWarning,
                 stacklevel=5,
             )

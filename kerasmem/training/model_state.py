@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from kerasmem.compat.keras_state import global_seed_state
 from kerasmem.models.own_step import optimizer_variables
@@ -52,8 +54,6 @@ def _assign(variable: Any, array: np.ndarray) -> None:
     `assign` has TensorFlow copy the array into the memory of its CPU allocator first. If that has no room left, as
     after a step that ran out, it waits ten seconds and ends the process.
     """
-    import tensorflow as tf
-
     if array.nbytes < _SMALL or array.dtype.kind != "f" or not isinstance(variable.value, tf.Variable):
         variable.assign(array)
         return
@@ -66,8 +66,6 @@ def lend(arrays: Sequence[np.ndarray]) -> Any:
     Args:
         arrays: of one type of NumPy's own; they differ in their first dimension at most.
     """
-    import tensorflow as tf
-
     room = np.empty(sum(each.nbytes for each in arrays) + _ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % _ALIGNMENT
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
@@ -78,8 +76,6 @@ def lend(arrays: Sequence[np.ndarray]) -> Any:
 
 def describe(arrays: list[Any]) -> list[list[Any]]:
     """Return type and shape of arrays or variables, ready for JSON."""
-    import keras
-
     return [[keras.backend.standardize_dtype(each.dtype), [int(size) for size in each.shape]] for each in arrays]
 
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.cluster import ALONE, Worker, find_worker, own_path, worker_of
+from kerasmem.cluster import ALONE, find_worker, own_path, worker_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
@@ -90,20 +90,21 @@ class ResumeTraining(SavingCallback):
         """Restore the saved state, if there is one."""
         if not self.model.built:
             raise UsageError(
-                "ResumeTraining: the model is not built, so nothing can be restored into it; begin it with "
-                "keras.Input(shape), or call it on a batch before fit"
+                "ResumeTraining: the model is not built; begin it with keras.Input(shape), or call it on a batch"
             )
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         self._initial_epoch = initial_epoch(self.model)
         _SkippedSteps.remove(self.model)
-        several = self._together.size > 1
+        strategy = getattr(self.model, "distribute_strategy", None)  # None on JAX
+        together = find_worker() or ALONE if runs_on_jax() else worker_of(strategy)
+        several = together.size > 1
         if several and runs_on_jax():
             _refuse_shares(self.model)
-        own = str(own_path(Path(self.path), find_worker(self._strategy)))
+        own = str(own_path(Path(self.path), find_worker(strategy)))
         self.source = source = SequenceSource(self.sequence)
         self.checkpoint = Checkpoint(own, source, keeps_before=several)
-        path = self._common_file() if several else own
+        path = self._common_file(strategy) if several else own
         self.run = self._restored(source, path) or RunState()
         super().on_train_begin(logs)
 
@@ -122,20 +123,10 @@ class ResumeTraining(SavingCallback):
         """Write the position and the state of the run."""
         self.checkpoint.write(self.run, read_state(self.model))
 
-    @property
-    def _strategy(self) -> Any:
-        """The `tf.distribute` strategy of the model, or None on another backend."""
-        return getattr(self.model, "distribute_strategy", None)
-
-    @property
-    def _together(self) -> Worker:
-        """The rank of this process among those that take each step together."""
-        return find_worker() or ALONE if runs_on_jax() else worker_of(self._strategy)
-
-    def _common_file(self) -> str | None:
+    def _common_file(self, strategy: Any) -> str | None:
         """Return the file that says the last point that all workers have."""
         points = self.checkpoint.points()
-        return points.get(find_common_point(self._strategy, list(points), self.checkpoint.path))
+        return points.get(find_common_point(strategy, list(points), self.checkpoint.path))
 
     def _restored(self, source: SequenceSource, path: str | None) -> RunState | None:
         """Return the state of the run that a file says, with its weights in the model."""
@@ -162,8 +153,7 @@ def _refuse_shares(model: Any) -> None:
     for variable in (*model.variables, *model.optimizer.variables):
         if not variable.value.is_fully_replicated:
             raise UsageError(
-                f"ResumeTraining: {variable.path} is divided among processes; on JAX each has to have all weights "
-                "and slots, as under keras.distribution.DataParallel"
+                f"ResumeTraining: {variable.path} is divided among processes; use keras.distribution.DataParallel"
             )
 
 
@@ -216,8 +206,8 @@ def find_common_point(strategy: Any, points: Sequence[int], path: str) -> int:
     common = latest_common(points_of_all(strategy, points))
     if common is None:
         raise UsageError(
-            f"{shown(path)}: the workers' files have no point of training in common; give each worker the file that "
-            "it saved, or delete all of them to start over"
+            f"{shown(path)}: the workers' files have no point in common; give each worker the file that it saved, or "
+            "delete all of them to start over"
         )
     return common
 

@@ -81,7 +81,7 @@ class Source:
 
     def peek(self) -> Any:
         """Return a batch, for its shapes, if no more are to be trained on."""
-        raise NotImplementedError
+        return next(iter(self.arguments["x"]))
 
 
 def whole_number(position: dict[str, Any], name: str) -> int:
@@ -149,7 +149,7 @@ class StreamSource(Source):
     reads_skipped = True
 
     def __init__(self, x: Any, steps: int | None) -> None:
-        self._data, self._steps = x, steps
+        self._steps = steps
         self._last = 0
         self._expected: int | None = None
         self.arguments = {"x": x}
@@ -185,14 +185,6 @@ class StreamSource(Source):
             [np.asarray(leaf[:1]) for leaf in keras.tree.flatten(batch) if leaf is not None and hasattr(leaf, "numpy")]
         )
 
-    def peek(self) -> Any:
-        """Return a batch, of zeros if the pipeline describes its shapes, so that it need not start."""
-        specs = getattr(self._data, "element_spec", None)
-        leaves = keras.tree.flatten(specs)
-        if not leaves or any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):
-            return next(iter(self._data))
-        return keras.tree.map_structure(lambda leaf: tf.zeros([size or 1 for size in leaf.shape], leaf.dtype), specs)
-
     def check(self) -> None:
         """Refuse if the data was other than before.
 
@@ -201,8 +193,8 @@ class StreamSource(Source):
         """
         if self._expected is not None and self._expected != self._last:
             raise UsageError(
-                "x: the data gives other batches than in the run that was saved, so it cannot be gone on with exactly; "
-                "give shuffle() and random operations a seed, or train on arrays, a PyDataset or H5ChunkSequence"
+                "x: the data gives other batches than in the run that was saved; give shuffle() and random operations "
+                "a seed, or train on arrays, a PyDataset or H5ChunkSequence"
             )
         self._expected = None
 
@@ -277,10 +269,6 @@ class ArraySource(CountedSource):
 
     def _divided(self, passed: int) -> tuple[int, int]:
         return divmod(passed, self._batches)
-
-    def peek(self) -> Any:
-        """Return the first batch."""
-        return next(iter(self.arguments["x"]))
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the rows of an epoch."""
@@ -380,8 +368,7 @@ def keras_array(leaf: Any) -> Any:
     """Return an array as Keras would have it: floats as the default float."""
     if not getattr(leaf, "shape", ()) or not hasattr(leaf, "__array__"):
         raise UsageError(
-            f"x, y: {type(leaf).__name__} is no array of rows; for a run that can be gone on with give arrays, a "
-            "PyDataset, H5ChunkSequence or tf.data"
+            f"x, y: {type(leaf).__name__} cannot be resumed; use arrays, a PyDataset, H5ChunkSequence or tf.data"
         )
     array = np.asarray(leaf)
     if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx():

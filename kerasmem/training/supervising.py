@@ -88,10 +88,7 @@ def supervise(
 
 def _reason_to_stop(checkpoints: Mapping[str, int], deaths: int, restarts: int) -> str | None:
     if not checkpoints:
-        return (
-            "it is not started again: nothing was saved before the first step of model.fit, and a training loop of its "
-            "own (train_on_batch, GradientTape) cannot be resumed"
-        )
+        return "it is not started again: no step of model.fit was saved, and loops of train_on_batch cannot be"
     if restarts == 0:
         return "it is not started again: --restarts is used up"
     if deaths > _MOST_HALVINGS + 1:

@@ -20,11 +20,12 @@ from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
 from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import last_of
-from kerasmem.training.steps.batches import has_any_rows, without_optionals
+from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
+from kerasmem.training.steps.checks import INEXACT
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 from kerasmem.training.steps.remote import Engine, RemoteEngine
-from kerasmem.training.steps.ways_out import nothing_fits
+from kerasmem.training.steps.sizing import nothing_fits
 
 # Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
 _HARMLESS = (
@@ -61,12 +62,12 @@ class FitOptions:
     falls_back: bool = False
     halvings: int = 0
 
-    def pieces(self, run: RunState) -> tuple[int | str | None, int | None]:
-        """Return the pieces of a batch, and the rows of a piece if an earlier process knows them, for a run."""
-        if self.halvings and run.micro_batch_rows is None:
-            return 2**self.halvings, None
-        rows = run.micro_batch_rows
-        return self.micro_batches, None if rows is None else max(1, rows >> self.halvings)
+    def piece_rows(self, run: RunState, rows: int) -> int | None:
+        """Return the rows of a piece of a batch of `rows`, or None for whole batches; an earlier process may know."""
+        if run.micro_batch_rows is not None:
+            return max(1, run.micro_batch_rows >> self.halvings)
+        pieces = 2**self.halvings if self.halvings else self.micro_batches
+        return -(-rows // pieces) if isinstance(pieces, int) else None
 
 
 def stands_in(function: Any) -> Any:
@@ -224,12 +225,11 @@ class Trainer(keras.callbacks.Callback):
         if self._to_restore and self.checkpoint is not None:
             load_state(model, self.checkpoint.restored(model))
             self._to_restore = False
-        micro_batches, rows = self._options.pieces(self.run)
         self.driver = Driver(
             self._engine(batch),
             model,
-            micro_batches=micro_batches,
-            micro_batch_rows=rows,
+            piece_rows=self._options.piece_rows(self.run, row_count(batch)),
+            may_differ=self._options.micro_batches == INEXACT,
             loss_reduction=self._options.loss_reduction,
             good=read_state(model) if self.isolated else None,
         )
@@ -285,7 +285,7 @@ class Trainer(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Go to the position of an earlier process."""
         checkpoint, run, at_once = self.checkpoint, self.run, self.model.steps_per_execution
-        if checkpoint is None or checkpoint.saved is None:
+        if checkpoint is None or not self._to_restore:
             return
         source = checkpoint.source
         checkpoint.check(steps=(self.params or {}).get("steps"), at_once=at_once)

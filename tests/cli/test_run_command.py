@@ -125,9 +125,9 @@ def test_a_script_that_dies_again_and_again_at_one_place_is_given_up(supervised)
     assert code == 137 and halvings[-1] == 10 and "12 times since the last checkpoint" in told[-1]
 
 
-@pytest.mark.parametrize(("saved", "pieces"), [(None, (4, None)), (20, (None, 5))])
-def test_halvings_are_of_what_the_checkpoint_has(saved, pieces):
-    assert FitOptions(halvings=2).pieces(RunState(micro_batch_rows=saved)) == pieces
+@pytest.mark.parametrize(("saved", "rows"), [(None, 16), (20, 5)])
+def test_halvings_are_of_what_the_checkpoint_has(saved, rows):
+    assert FitOptions(halvings=2).piece_rows(RunState(micro_batch_rows=saved), 64) == rows
 
 
 class Forwarding(keras.Sequential):

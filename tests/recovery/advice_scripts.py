@@ -37,7 +37,7 @@ def peaks_of(order):
     import tensorflow as tf
 
     import kerasmem
-    from kerasmem.training.steps.micro import MicroStep
+    from kerasmem.training.steps.engine import MicroStep
 
     names = {"keras": keras, "kerasmem": kerasmem, "tf": tf}
     before, rest = [], []

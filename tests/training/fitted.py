@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import warnings
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -24,8 +23,6 @@ import keras
 import numpy as np
 
 import kerasmem
-
-_SAID: list[str] = []  # warnings of this process
 
 
 class Half(keras.losses.Loss):
@@ -75,8 +72,6 @@ def data_of(kind, x, y, size, folder):
 
         rows = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=3)
         return {"x": rows.batch(size)}
-    if kind == "generator":
-        return {"x": ((x[i % 7 :: 7], y[i % 7 :: 7]) for i in range(10_000))}
     import h5py
 
     path = os.path.join(folder, "rows.h5")
@@ -86,13 +81,9 @@ def data_of(kind, x, y, size, folder):
     return {"x": kerasmem.H5ChunkSequence(path, batch_size=size)}
 
 
-def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, size=2048, data="arrays", kill=None,
-        limit=None, fit=None, valid=True, seed=0, plain=False, delay=0.0, backup=None):  # fmt: skip
-    """Train and write what came out; with kill=N die at training step N, or end the process that takes the steps.
-
-    With `delay` it dies so many seconds later, wherever it then is. With backup=[NAME, N] Keras's `BackupAndRestore`
-    saves every N steps.
-    """
+def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=4096, size=2048, data="arrays", kill=None,
+        limit=None, fit=None, seed=0, plain=False):  # fmt: skip
+    """Train and write what came out; with kill=N die at training step N, or end the process that takes the steps."""
     if limit:  # before TensorFlow starts
         os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPU_BFC_MEM_LIMIT_IN_MB=str(limit))
     import tensorflow as tf
@@ -109,9 +100,7 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
     options = {"epochs": 2, "verbose": 0, **(fit or {})}
     if options.get("checkpoint"):
         options["checkpoint"] = os.path.join(folder, options["checkpoint"])
-    if valid:
-        options["validation_data"] = (x[:700], y[:700])
-        options["validation_batch_size"] = 256
+    options |= {"validation_data": (x[:512], y[:512]), "validation_batch_size": 256}
     log = open(os.path.join(folder, f"{name}.steps"), "a")  # noqa: SIM115
     steps = 0
 
@@ -127,21 +116,13 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
 
             engines = [each for each in gc.get_objects() if isinstance(each, RemoteEngine)]
             pid = engines[0].pid if engines else os.getpid()
-            if delay:
-                threading.Timer(delay, os.kill, (pid, signal.SIGKILL)).start()
-            else:
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
     callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=note)]
-    if backup:
-        callbacks.append(keras.callbacks.BackupAndRestore(os.path.join(folder, backup[0]), save_freq=backup[1]))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
         train = net.fit if plain else lambda **all_: kerasmem.fit(net, **all_)
-        try:
-            history = train(**data_of(data, x, y, size, folder), callbacks=callbacks, **options)
-        finally:
-            _SAID.extend(str(each.message) for each in said if each.category is RuntimeWarning)
+        history = train(**data_of(data, x, y, size, folder), callbacks=callbacks, **options)
     values = [np.asarray(v.value) for v in net.variables + net.optimizer.variables]
     np.savez(os.path.join(folder, f"{name}.npz"), *values)
     result = {
@@ -149,7 +130,7 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=5000, s
         "history": history.history,
         "epochs": history.epoch,
         "recoveries": [each.to_dict() for each in getattr(history, "recoveries", [])],
-        "warnings": _SAID,
+        "warnings": [str(each.message) for each in said if each.category is RuntimeWarning],
         "left": sorted(each for each in os.listdir(folder) if "ckpt" in each),
     }
     with open(os.path.join(folder, f"{name}.json"), "w") as file:
@@ -164,13 +145,10 @@ def start(folder, settings):
             run(folder, **settings)
             sys.stdout.flush()
             os._exit(0)
-        except BaseException as error:
+        except BaseException:
             import traceback
 
             traceback.print_exc()
-            warned = [line for line in _SAID if "ran out of memory" in line]
-            with open(os.path.join(folder, f"{settings['name']}.json"), "w") as file:
-                json.dump({"error": f"{type(error).__name__}: {error}", "warnings": warned}, file)
             os._exit(1)
     return child
 

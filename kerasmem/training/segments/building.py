@@ -33,8 +33,7 @@ from kerasmem.training.segments.planning import (
     plan_segments,
     uncut,
 )
-from kerasmem.training.segments.shapes import shaped_chain
-from kerasmem.training.segments.tracing import trace_chain
+from kerasmem.training.segments.tracing import shaped_chain, trace_chain
 from kerasmem.units import format_size
 
 DEFAULT_BATCH_SIZE = 32
@@ -159,10 +158,9 @@ def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:
 def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
     what = f"cut after {', '.join(plan.cuts)}" if plan.cuts else "wherever it is cut"
     return (
-        f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} the backward "
-        f"pass needs {format_size(plan.plain_activation_bytes)} of activations as the model is, and "
-        f"{format_size(plan.activation_bytes)} so. Frozen layers keep nothing that recomputing could save; inside a "
-        "layer, a model that is called more than once and a model with code of its own there are no cuts"
+        f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} it needs "
+        f"{format_size(plan.activation_bytes)}, the model {format_size(plan.plain_activation_bytes)}. Frozen layers "
+        "keep nothing, and a layer, a model called more than once or one with its own code cannot be cut inside"
     )
 
 
@@ -227,8 +225,8 @@ def _as_graph(model: Any, input_shape: Any) -> Any:
         graph = graph_by_call(model, input_shape)
     except UsageError as error:
         raise UsageError(
-            f"model {model.name!r} of the class {type(model).__name__} cannot be cut from outside: {error}. Build the "
-            "part that is deep as a Functional or Sequential model, give that to kerasmem.recompute, and call it in it"
+            f"model {model.name!r} of the class {type(model).__name__} cannot be cut from outside: {error}. Build its "
+            "deep part as a Functional or Sequential model, and recompute that"
         ) from error
     if model.compiled:
         graph.compile(**compile_arguments(model))
@@ -249,15 +247,11 @@ def _functional(model: Any) -> Any:
         raise UsageError(f"a {kind} is no Keras model; load the file with keras.saving.load_model and give the model")
     source = graph_of(model)
     if source is None:
-        raise UsageError(
-            f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call "
-            "model.build(input_shape) first"
-        )
+        raise UsageError(f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call build()")
     if not is_cuttable(model):
         raise UsageError(
-            f"model {model.name!r} is of the class {type(model).__name__}, whose own methods say how it runs, so it "
-            "cannot be cut from outside: wrap its graph of layers, kerasmem.recompute(keras.Model(model.inputs, "
-            "model.outputs)), and call that in your class"
+            f"model {model.name!r} is of the class {type(model).__name__}, which has methods of its own: call "
+            "kerasmem.recompute(keras.Model(model.inputs, model.outputs)) in your class"
         )
     return source
 

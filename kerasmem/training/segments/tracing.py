@@ -21,7 +21,7 @@ from kerasmem.estimation.graph.build import node_of, with_compiled_scratch
 from kerasmem.estimation.graph.costs import seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
 from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING, KernelRules
-from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.batch import target_spec
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
@@ -32,6 +32,7 @@ from kerasmem.training.segments.planning import Kept, Step
 _GRADIENT_FROM_OUTPUT = frozenset(
     ("Relu", "Relu6", "Elu", "Selu", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Exp", "Expm1", "Sqrt", "Rsqrt", "Inv")
 )
+_BYTES_A_SECOND = 1e10  # only ratios count
 
 
 def trace_chain(
@@ -169,9 +170,8 @@ def _check_inputs(graph: Any, begins: Sequence[int], handed: Sequence[tuple[Any,
         for each in operation.inputs:
             if each.dtype.is_floating and caller.get(each.op.name, number) != number and id(each) not in given:
                 raise UsageError(
-                    f"recompute: layer {getattr(layer, 'name', layer)!r} reads a tensor that another layer made and "
-                    f"that is none of its inputs ({each.name!r}), so its gradient would be lost; return it from that "
-                    "layer, and pass it to this one"
+                    f"recompute: layer {getattr(layer, 'name', layer)!r} reads a tensor that another layer made "
+                    f"({each.name!r}), so its gradient would be lost; pass it as an input"
                 )
 
 
@@ -482,3 +482,61 @@ def _made_in_each_turn(loop: Any, number: int) -> bool:
     while added.type in ("Identity", "TensorListPushBack"):
         added = added.inputs[-1].op
     return added.type not in ("Placeholder", "ReadVariableOp", "Const")
+
+
+def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[Step, ...]:
+    """Return the chain of a Functional model's calls on Keras's JAX backend, from shapes: each call keeps its outputs.
+
+    What XLA really keeps of a layer's inside is not known before it has compiled the step. So the cuts are balanced by
+    the layers' outputs, and if a memory is given, the compiled step decides whether they are good enough.
+
+    Args:
+        model: a Functional model, built; its weights are not read.
+        batch_size: samples in a batch.
+        input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
+
+    Raises:
+        UsageError: an input has open dimensions that `input_shape` does not give.
+        ModelError: the model cannot be called.
+    """
+    from kerasmem.models.recomputed import walked
+    from kerasmem.models.segment_scope import call_at_once
+
+    keras = import_keras()
+    inputs, calls = inputs_and_calls(model, batch_size, input_shape)
+    tensors: dict[int, Any] = {}
+
+    def call(*batch: Any) -> Any:
+        run = walked(model, call_at_once, tensors)
+        return run(keras.tree.pack_sequence_as(model.input, list(batch)), training=True)
+
+    try:
+        symbolic_outputs(call, *(keras.KerasTensor(*each) for each in inputs))
+    except KerasmemError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model {model.name!r} cannot be called on a batch: {keras_reason(error)}") from error
+    sizes = {key: math.prod(each.shape) * element_bytes(str(each.dtype)) for key, each in tensors.items()}
+    uses: dict[int, list[int]] = {}
+    for number, (_, made) in enumerate(calls):
+        for each in made.input_tensors:
+            uses.setdefault(id(each), []).append(number)
+    for each in model.outputs:
+        uses.setdefault(id(each), []).append(len(calls))
+    last_call = last_calls(made for _, made in calls)
+    return tuple(
+        _step(name, made, sizes, uses, last_call[id(made.operation)] == number)
+        for number, (name, made) in enumerate(calls)
+    )
+
+
+def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]], may_end: bool) -> Step:
+    taken = sum(sizes.get(id(each), 0) for each in call.input_tensors)
+    made = {id(each): sizes.get(id(each), 0) for each in call.outputs}
+    kept = tuple(
+        Kept(size, min(uses[key], default=None), max(uses[key], default=None), for_gradient=True)
+        for key, size in made.items()
+        if key in uses
+    )
+    working = taken + sum(made.values()) + 2 * update_bytes(call.operation)
+    return Step(name, working / _BYTES_A_SECOND, working, kept, may_end)

@@ -33,8 +33,7 @@ def check_fit(model: Any, arguments: Mapping[str, Any]) -> None:
     """
     if keras.backend.backend() != "tensorflow":
         raise UsageError(
-            "fit: only the TensorFlow backend is supported; on JAX use model.fit, with kerasmem.ResumeTraining to "
-            "resume a killed run"
+            "fit: only the TensorFlow backend is supported; use model.fit, with kerasmem.ResumeTraining to resume"
         )
     if not isinstance(model, keras.Model):
         raise UsageError(f"model: give a compiled Keras model, not {type(model).__name__}")
@@ -43,17 +42,13 @@ def check_fit(model: Any, arguments: Mapping[str, Any]) -> None:
     stateful = [each.name for each in flatten_layers(model) if isinstance(each, keras.layers.RNN) and each.stateful]
     if stateful:
         raise UsageError(
-            f"model: {', '.join(stateful)} carries its state from batch to batch (stateful=True), which can neither be "
-            "divided nor undone; train with model.fit, or make the layer with stateful=False and longer sequences"
+            f"model: {', '.join(stateful)} carries its state from batch to batch; use stateful=False, or model.fit"
         )
     if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
         raise UsageError("model: float8 training replaces its scales by their gradients, which do not add up")
     for each in keras.tree.flatten(model.loss):
         if isinstance(each, keras.losses.Loss) and each.reduction in (None, "none"):
-            raise UsageError(
-                f"loss: {each.name} has reduction=None, so that there is no one number whose gradient could be "
-                'divided; use reduction="sum" for the same gradients'
-            )
+            raise UsageError(f'loss: {each.name} has reduction=None; use reduction="sum" for the same gradients')
     _check_arrays(arguments)
 
 
@@ -68,9 +63,8 @@ def _check_arrays(arguments: Mapping[str, Any]) -> None:
     ]
     if not fits_on_the_cpu(sizes):
         raise ModelError(
-            f"the arrays take {format_size(sum(sizes))}, and TensorFlow's allocator for the CPU does not have that "
-            f"beside the model ({format_size(allocator_limit() or 0)} by TF_CPU_BFC_MEM_LIMIT_IN_MB): give batches, as "
-            "a keras.utils.PyDataset or kerasmem.H5ChunkSequence"
+            f"the arrays take {format_size(sum(sizes))}, and TF_CPU_BFC_MEM_LIMIT_IN_MB leaves "
+            f"{format_size(allocator_limit() or 0)} for them and the model; use a PyDataset or H5ChunkSequence"
         )
 
 
@@ -90,16 +84,13 @@ def uneven_layers(model: Any) -> str | None:
         elif has_added_losses(layer) and layer.activity_regularizer is None:
             added.append(layer.name)
     reasons = (
-        (statistics, "statistics are those of each micro-batch, so that results differ from the whole batch's (frozen, "
-         "or replaced by GroupNormalization or LayerNormalization, they would not)"),
+        (statistics, "statistics are those of each micro-batch (not so if frozen, or with LayerNormalization)"),
         (random, "random numbers are drawn for each micro-batch, others than for the whole"),
         (added, "what add_loss was given is taken for a mean over the rows"),
-        ([] if not penalised or _averages_activity_penalties() else penalised,
-         "activity penalties, which this version of Keras adds up over the rows, are taken for means"),
+        ([] if _averages_activity_penalties() else penalised, "activity penalties are taken for means over the rows"),
         # TensorFlow's kernels add up rows in bfloat16 itself: pieces are nearer to float32 than the whole is
-        (half, "gradients are sums over the rows in half precision, which are rounded otherwise in micro-batches (in "
-         "float32 they would be the same)"),
-    )  # fmt: skip
+        (half, "gradients are sums over the rows in half precision, rounded otherwise in micro-batches"),
+    )
     parts = [f"{_list(names)}: {why}" for names, why in reasons if names]
     return "micro-batches are not the same as the whole batch for " + "; ".join(parts) if parts else None
 
@@ -140,10 +131,7 @@ def division_obstacle(model: Any, kind: str, loss_reduction: str | None) -> str 
         if not _is_keras_own(type(model), name):
             return f"{type(model).__name__} has its own {name}(), whose gradients and updates are not known"
     if loss_reduction is None and has_own_loss(model):
-        return (
-            f'{type(model).__name__} has its own compute_loss(); state how it reduces over rows: loss_reduction="mean" '
-            'or loss_reduction="sum"'
-        )
+        return f'{type(model).__name__} has its own compute_loss(); state its reduction, loss_reduction="mean" or "sum"'
     return None
 
 

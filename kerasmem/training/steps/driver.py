@@ -23,9 +23,16 @@ from kerasmem.training.steps.batches import byte_count, first_replica, on_host, 
 from kerasmem.training.steps.checks import INEXACT, division_obstacle, uneven_layers
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import Engine
-from kerasmem.training.steps.sizing import Fitting, Room, estimate_fitting, even_rows
-from kerasmem.training.steps.ways_out import cannot_divide, no_update_fits, nothing_fits
-from kerasmem.units import GIB, format_size
+from kerasmem.training.steps.sizing import (
+    Fitting,
+    Room,
+    cannot_divide,
+    estimate_fitting,
+    even_rows,
+    no_update_fits,
+    nothing_fits,
+)
+from kerasmem.units import GIB
 
 WHOLE = sys.maxsize
 JOURNAL_BYTES = GIB  # of batches kept on the host between two copies, or a twentieth of its free memory
@@ -34,14 +41,8 @@ SPREAD_STEPS = 100  # between copies under a strategy, whose batches are not kep
 _MOST_BETWEEN_STEPS = 3
 _MANY_PIECES = 8
 _LESS = 4  # what ran out against the estimate is divided by it
-_INEXACTLY = (
-    f". micro_batches={INEXACT!r} takes the pieces of a batch that runs out as batches of their own, which is other "
-    "arithmetic; or choose a batch that fits (batch_size)"
-)
-_OTHERWISE = (
-    f"as micro_batches={INEXACT!r} says, the pieces of a batch are batches of their own, each with an update: this is "
-    "other arithmetic, as of a smaller batch_size"
-)
+_INEXACTLY = f"; choose a smaller batch_size, or micro_batches={INEXACT!r} for pieces as batches: other arithmetic"
+_OTHERWISE = "pieces of a batch are batches of their own, each with an update: this is other arithmetic"
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,8 @@ class Driver:
 
     Args:
         engine: where the steps run.
-        micro_batches: pieces from the first batch on; None for whole batches until one runs out; "inexact" for that,
-            also if a batch cannot be divided with the same result.
-        micro_batch_rows: rows of a training piece in an earlier process; they come before `micro_batches`.
+        piece_rows: rows of a training piece from the first batch on; None for whole batches until one runs out.
+        may_differ: whether a batch is divided also if the result is not the same.
         loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         model: of which the estimator is asked how many rows fit.
         good: a copy to go back to from the start.
@@ -92,20 +92,17 @@ class Driver:
         engine: Engine,
         model: Any,
         *,
-        micro_batches: int | str | None = None,
-        micro_batch_rows: int | None = None,
+        piece_rows: int | None = None,
+        may_differ: bool = False,
         loss_reduction: str | None = None,
         good: ModelState | None = None,
     ) -> None:
         self.engine = engine
         self._model = model
-        self.sizes = {"train": micro_batch_rows or WHOLE, "test": WHOLE}
+        self.sizes = {"train": piece_rows or WHOLE, "test": WHOLE}
         self.recoveries: list[Recovery] = []
         self.steps = 0
-        self._may_differ = micro_batches == INEXACT
-        pieces = micro_batches if isinstance(micro_batches, int) else None
-        self._micro_batches = None if micro_batch_rows else pieces
-        self._loss_reduction = loss_reduction
+        self._may_differ, self._loss_reduction = may_differ, loss_reduction
         self._is_spread = is_under_strategy(model)
         self._is_warned = False
         self.good = good
@@ -129,9 +126,6 @@ class Driver:
             ModelError: one row at a time runs out too, or the batch cannot be divided.
             UsageError: it is to be taken in pieces, and cannot.
         """
-        if kind == "train" and self._micro_batches:
-            self.sizes[kind] = -(-row_count(batch) // self._micro_batches)
-            self._micro_batches = None
         if self.sizes[kind] < row_count(batch):
             obstacle = self._obstacle(kind)
             if obstacle is not None and not self._may_differ:
@@ -255,11 +249,11 @@ class Driver:
             raise ModelError(nothing_fits(failure.diagnosis.summary, self._model, found, self._since()))
         if obstacle is not None and not self._may_differ:
             raise ModelError(cannot_divide(failure.diagnosis.summary, obstacle, self._since(), found))
-        self.sizes[kind], how = self._chosen(rows, now, failures)
+        size, how = self._chosen(rows, now, failures)
+        self.sizes[kind] = size
         warnings.warn(
             f"a {'training' if kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
-            f"({failure.diagnosis.summary.rstrip('.')}); it is repeated from a copy of the state before it "
-            f"({format_size(state_bytes(self.good or {}))}), in micro-batches of {self.sizes[kind]} rows{how}",
+            f"({failure.diagnosis.summary.rstrip('.')}); it is repeated in micro-batches of {size} rows{how}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -150,8 +150,8 @@ def check_card() -> None:
         grows = tf.config.experimental.get_memory_growth(physical) or os.environ.get(_GROWTH, "").lower() == "true"
         if not grows and not (limited and limited[0].memory_limit):
             raise UsageError(
-                f"isolated: this process has reserved the memory of {card.name} as a whole, so that none is left for "
-                "the one that is to take the steps; call kerasmem.enable_memory_growth() before anything else"
+                f"isolated: this process has reserved all memory of {card.name}; call "
+                "kerasmem.enable_memory_growth() before TensorFlow starts"
             )
 
 
@@ -218,9 +218,8 @@ def refuse_in_worker() -> None:
     """
     if os.environ.get(_WORKER):
         raise UsageError(
-            "fit: the module that calls it was imported by the process that takes its steps, for classes it defines; "
-            'begin the part that trains with `if __name__ == "__main__":`, or put the classes into a '
-            "module of their own"
+            "fit: the process that takes its steps imported the module that calls it; protect the call with "
+            '`if __name__ == "__main__":`'
         )
 
 

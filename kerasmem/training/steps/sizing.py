@@ -1,27 +1,34 @@
-"""How many rows of a batch fit: asked of the estimator, since a trial that runs out costs ten seconds and more.
+"""How many rows of a batch fit by the estimate, and the errors if none do.
 
-The allocator waits some ten seconds before it says that it has nothing left, and under XLA a new process must be
-started after each failure. Tracing the same step at a few sizes takes a fraction of that.
+A trial that runs out costs ten seconds and more: the allocator waits some ten seconds before it says that it has
+nothing left, and under XLA a new process must be started after each failure. Tracing the same step at a few sizes takes
+a fraction of that.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
+
+import keras
+import tensorflow as tf
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.estimation.live import live_outcome
 from kerasmem.estimation.report import Outcome
 from kerasmem.estimation.verdict import at_least, at_most
 from kerasmem.models.sizes import variable_bytes
+from kerasmem.units import format_size
 
 MOST_SECONDS = 20.0  # after which no further size is asked for
 _MOST_BETWEEN = 3  # sizes that are asked for between one that fits and one that does not
+_SMALLER = "a smaller model: fewer or narrower layers, shorter sequences, smaller pictures"
+_HELD = {"weights": "weights", "optimizer": "the optimizer", "gradients": "gradients"}
 _MODES = {"train": "train", "test": "evaluate"}
 
 
@@ -46,7 +53,6 @@ class Fitting:
     Attributes:
         rows: the most rows of a piece that surely fit; if none do, those that may fit, on the line between one row
             and the most that were asked about.
-        is_sure: whether they surely fit.
         is_in_doubt: whether one row does not surely fit.
         is_hopeless: whether not even one row may fit.
         one_row: the step on one row; None where it was not needed.
@@ -57,7 +63,6 @@ class Fitting:
     """
 
     rows: int
-    is_sure: bool
     is_in_doubt: bool
     is_hopeless: bool
     one_row: Outcome | None
@@ -111,8 +116,7 @@ def estimate_fitting(
             break
     one, is_in_doubt = outcomes.get(1), is_hopeless or bound is not at_most
     is_impossible = is_hopeless and one is not None and _least_held(one) + added > room.limit
-    is_sure = rows in outcomes and not is_in_doubt
-    return Fitting(rows, is_sure, is_in_doubt, is_hopeless, one, room, added, is_impossible)
+    return Fitting(rows, is_in_doubt, is_hopeless, one, room, added, is_impossible)
 
 
 _BOUNDS: tuple[Callable[[Outcome], int], ...] = (at_most, attrgetter("total"), at_least)
@@ -181,7 +185,111 @@ def gradient_bytes(model: Any) -> int:
 
 def embedding_variables(model: Any) -> list[Any]:
     """Return the weights of embeddings, which have slices as gradients."""
-    import keras
-
     layers = (each for each in flatten_layers(model) if isinstance(each, keras.layers.Embedding))
     return [variable for layer in layers for variable in layer.trainable_variables]
+
+
+def nothing_fits(summary: str, model: Any, fitting: Fitting | None, since: int) -> str:
+    """Return the message if not even one row fits.
+
+    Args:
+        summary: summary of the failure.
+        model: the model.
+        fitting: the estimate for the batch; None if there is none.
+        since: training steps since the copy that the model went back to.
+    """
+    return (
+        f"not even one row at a time fits: {summary}\n{_figures(fitting)}A smaller batch cannot help. "
+        f"{_state(since)} Options:{_listed(_options(model, fitting))}"
+    )
+
+
+def no_update_fits(summary: str, model: Any, since: int) -> str:
+    """Return the message if the update after the last piece ran out."""
+    all_rows = "a smaller batch_size: the gradients of embeddings are kept for each row until then"
+    options = [*([all_rows] if embedding_variables(model) else []), *_lean_optimizer(model), _SMALLER, _larger()]
+    return (
+        f"the update of the weights does not fit: {summary}\nIt comes after the last piece of a batch, and smaller "
+        f"pieces cannot help. {_state(since)} Options:{_listed(options)}"
+    )
+
+
+def cannot_divide(summary: str, obstacle: str, since: int, fitting: Fitting | None) -> str:
+    """Return the message if a batch that ran out is not divided, because of an obstacle."""
+    fits = fitting is not None and not fitting.is_hopeless
+    rows = (
+        f" ({fitting.rows} rows {'may ' if fitting.is_in_doubt else ''}fit by the estimate)" if fitting and fits else ""
+    )
+    options = (
+        f"a smaller batch_size{rows}: training is that of smaller batches",
+        'kerasmem.fit(…, micro_batches="inexact"): pieces with an update each if a batch runs out; other arithmetic',
+        "kerasmem.recompute(model): activations are computed again in the backward pass; the same result",
+    )
+    return (
+        f"a step ran out of memory: {summary}\nThe batch is not divided: {obstacle}. {_figures(fitting)}"
+        f"{_state(since)} Options:{_listed(options)}"
+    )
+
+
+def _listed(options: Iterable[str]) -> str:
+    return "".join(f"\n  - {each}" for each in options)
+
+
+def _state(since: int) -> str:
+    before = f"{since} steps before it, at the last copy" if since else "before the step"
+    return f"The model is as it was {before}."
+
+
+def _figures(fitting: Fitting | None) -> str:
+    if fitting is None or fitting.one_row is None:
+        return ""
+    sizes = {name: fitting.one_row.categories.get(key) for key, name in _HELD.items()}
+    sizes |= {"gradients added up": fitting.added, "data and other models": fitting.room.other}
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items() if size)
+    need, most = _needs(fitting, fitting.one_row)
+    return (
+        f"By the estimate a step on one row takes {format_size(need)} ({parts}), at most {format_size(most)}, and the "
+        f"device has {format_size(fitting.room.limit)}. "
+    )
+
+
+def _needs(fitting: Fitting, one: Outcome) -> tuple[int, int]:
+    """Return the bytes of a step on one row, and the upper end of the estimate."""
+    beside = fitting.added + fitting.room.other
+    return one.total + beside, at_most(one) + beside
+
+
+def _options(model: Any, fitting: Fitting | None) -> Iterator[str]:
+    """Yield the options, without those that save too little by the estimate."""
+    one = None if fitting is None else fitting.one_row
+    limit = 0 if fitting is None else fitting.room.limit
+    need = next((each for each in _needs(fitting, one) if each > limit), None) if fitting and one else None
+
+    def saving(category: str, share: float = 1.0) -> str | None:
+        """Return the saving of an option in words, or None if it is too small."""
+        size = None if one is None else one.categories.get(category)
+        if need is None or size is None:
+            return ""
+        return f" ({format_size(int(size * share))} less at most)" if size * share >= need - limit else None
+
+    if (text := saving("activations")) is not None:
+        yield f"kerasmem.recompute(model): activations are computed again in the backward pass{text}"
+    policy = getattr(model.dtype_policy, "compute_dtype", None)
+    if policy == "float32" and (text := saving("activations", 0.5)) is not None:
+        yield f'keras.mixed_precision.set_global_policy("mixed_float16") before the model is built{text}'
+    if (text := saving("optimizer")) is not None:
+        yield from _lean_optimizer(model, text)
+    yield _SMALLER
+    if tf.config.list_physical_devices("GPU"):
+        yield "unified memory, slow: the host's memory stands in for the card's (docs/guides/advise.md)"
+    yield _larger("" if need is None else f" with {format_size(need)} and more for TensorFlow")
+
+
+def _lean_optimizer(model: Any, saving: str = "") -> Iterator[str]:
+    if model.optimizer is not None and any(each.shape for each in model.optimizer.variables):
+        name = type(model.optimizer).__name__
+        yield f"an optimizer that keeps less than {name}, such as keras.optimizers.SGD{saving}"
+
+
+def _larger(size: str = "") -> str:
+    return f"a larger card or limit{size}; other processes on this one ended"
