@@ -73,7 +73,6 @@ def s3(s3_server):
     s3_server.log.clear()
     yield s3_server
     s3_server.fault = lambda *request: None
-    s3_server.takes_links = True
 
 
 @pytest.fixture
@@ -130,32 +129,6 @@ class TestSameBatches:
             s3.put("bucket", f"parts/part-{part}.h5", (folder / f"part-{part}.h5").read_bytes())
         local = [folder / f"part-{part}.h5" for part in range(3)]
         equal(epochs("s3://bucket/parts/part-*.h5", remote={"storage_options": s3.options}), epochs(local))
-
-    @pytest.mark.optional
-    def test_over_s3_by_links_signed_once_where_the_store_takes_them(self, s3, folder, monkeypatch):
-        import kerasmem.compat.s3 as ordinary
-
-        asked, one_by_one = [], ordinary.get_s3_object
-        monkeypatch.setattr(
-            "kerasmem.hdf5.remote.s3.get_s3_object",
-            lambda *args, **names: asked.append(names) or one_by_one(*args, **names),
-        )
-        s3.put("bucket", "train.h5", (folder / "gzip.h5").read_bytes())
-        local = epochs(folder / "gzip.h5", 3)
-        s3.links = 0
-        equal(epochs("s3://bucket/train.h5", 3, remote={"storage_options": s3.options}), local)
-        ranges, before = len(s3.ranges), len(asked)
-        assert s3.links > ranges // 2 and s3.links + before == ranges
-        assert all("IfMatch" not in names for names in asked[:1]), "the version is asked for in the ordinary way"
-
-        s3.takes_links, s3.links = False, 0
-        with H5ChunkSequence(
-            "s3://bucket/train.h5", batch_size=50, memory_budget=BUDGET, remote={"storage_options": s3.options}
-        ) as refused:
-            equal(list(refused.next_epoch()), local[: len(refused)])
-            tried = s3.links
-            equal(list(refused.next_epoch()), local[len(refused) : 2 * len(refused)])
-            assert 0 < tried == s3.links, "after some refusals no more are tried"
 
     @pytest.mark.optional
     def test_over_gs(self, folder):

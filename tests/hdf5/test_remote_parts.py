@@ -25,7 +25,7 @@ from kerasmem.hdf5.remote.failures import ChangedError, TransientError, retry
 from kerasmem.hdf5.remote.file import is_pattern
 from kerasmem.hdf5.remote.handle import join_extents
 from kerasmem.hdf5.remote.objects import HEAD, PartialRange
-from kerasmem.hdf5.remote.s3 import S3Links, S3Object
+from kerasmem.hdf5.remote.s3 import S3Object
 from kerasmem.hdf5.remote.urls import identity, is_url, local_path, name_of, place_of, redact
 from kerasmem.hdf5.settings import read_paths
 from kerasmem.units import MIB
@@ -108,7 +108,6 @@ class FakeS3:
 
     def __init__(self, data):
         self.data, self.tag, self.cut, self.asked = data, '"one"', None, {}
-        self.req_kw, self.s3_additional_kwargs = {"RequestPayer": "requester"}, {}  # which no link has
 
     def split_path(self, path):
         bucket, _, key = path.partition("/")
@@ -140,7 +139,7 @@ class FakeBody(io.BytesIO):
 def test_an_object_of_s3_without_a_server(monkeypatch):
     monkeypatch.setattr("kerasmem.compat.s3.CALL_S3", SimpleNamespace(get=lambda: None))
     system = FakeS3(os.urandom(200_000))
-    found = S3Object(S3Links(system), "bucket/key")
+    found = S3Object(system, "bucket/key")
     known = asyncio.run(found.info())
     assert (known.size, known.tag, known.head) == (200_000, '"one"', system.data[:HEAD])
     into, system.cut = PartialRange(memoryview(bytearray(1000))), 100

@@ -15,7 +15,7 @@ from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import SMALL_REQUESTS, RemoteAccess
 from kerasmem.hdf5.remote.failures import PermanentError
 from kerasmem.hdf5.remote.objects import HttpObject, OtherObject, RemoteObject
-from kerasmem.hdf5.remote.s3 import S3Links, S3Object
+from kerasmem.hdf5.remote.s3 import S3Object
 from kerasmem.hdf5.remote.urls import scheme_of
 from kerasmem.units import MIB
 
@@ -36,7 +36,6 @@ class FileSystems:
         self._access = access
         self._loop = loop
         self._made: dict[str, tuple[Any, str]] = {}
-        self._links: dict[int, S3Links] = {}
 
     def object_at(self, url: str) -> RemoteObject:
         """Return the object that a URL names, without a request.
@@ -50,7 +49,7 @@ class FileSystems:
             return HttpObject(system, url)
         if not is_s3(system):
             return OtherObject(system, path)
-        return S3Object(self._links.setdefault(id(system), S3Links(system)), path)
+        return S3Object(system, path)
 
     def system_of(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL, and the object's path in it."""
