@@ -20,7 +20,6 @@ from kerasmem.devices.live import LiveMachine, read_machine
 from kerasmem.errors import UsageError
 from kerasmem.processes.children import ChildFailure, Limits, communicate, exit_name, start_module
 from kerasmem.records import Record
-from kerasmem.units import format_size
 
 _PREFIXES = ("TF_", "XLA_", "CUDA_", "KERAS_", "NVIDIA_", "LD_LIBRARY_PATH", "JAX_", "SLURM_MEM_", "SLURM_JOB_GPUS")
 _LOGGED = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}  # the log then names missing libraries
@@ -81,8 +80,6 @@ class SelfReport:
         gpus: its GPUs: "name", "card", "visible", "growth" (the setting that a program finds).
         jit_compile: the value of Keras's `jit_compile="auto"` here.
         onednn_is_left_off: whether TensorFlow's own kernels run on a CPU that supports oneDNN's.
-        float16_is_slow: whether oneDNN computes in float16 on this CPU.
-        kept_model_bytes: bytes left of a small model that was trained, deleted and cleared with Keras's function.
         borrowed: number of private parts of other packages that kerasmem looked for.
         lost: those that are missing or changed: "package", "feature" and "missing".
         log: facts from its log.
@@ -99,8 +96,6 @@ class SelfReport:
     gpus: tuple[dict[str, Any], ...] = ()
     jit_compile: bool | None = None
     onednn_is_left_off: bool | None = None
-    float16_is_slow: bool | None = None
-    kept_model_bytes: int | None = None
     borrowed: int | None = None
     lost: tuple[dict[str, str], ...] = ()
     log: LogFacts = field(default_factory=LogFacts)
@@ -216,13 +211,6 @@ def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) ->
         what = "TensorFlow runs its own kernels on this CPU: in graph mode convolutions can take twice what oneDNN's do"
         way_out = "TF_ENABLE_ONEDNN_OPTS=1 before Python starts; `kerasmem advise` estimates a model with both"
         found.append(Finding("note", what, way_out))
-    if said.float16_is_slow and not said.gpus:
-        what = "in float16 this CPU's steps take far longer than in float32: oneDNN has no fast kernels for them"
-        found.append(Finding("note", what, "mixed_bfloat16, or TF_ENABLE_ONEDNN_OPTS=0 before Python starts"))
-    if said.kept_model_bytes:
-        what = f"TensorFlow {said.tensorflow} keeps each model that was trained, whatever is deleted"
-        what += f": {format_size(said.kept_model_bytes)} were left of a small one"
-        found.append(Finding("note", what, "kerasmem.clear_session(), in place of Keras's, frees them"))
     return found
 
 

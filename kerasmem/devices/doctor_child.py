@@ -7,16 +7,14 @@ The file is written again after each stage, so that a crash leaves the earlier f
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from kerasmem.compat.borrowing import NotAvailableError, all_borrowed
-from kerasmem.compat.gradients import kept_variables
-from kerasmem.devices.kernels import cpu_kernels, onednn_is_left_off
+from kerasmem.compat.borrowing import all_borrowed
+from kerasmem.devices.kernels import onednn_is_left_off
 
 STEP = "kerasmem: the step begins"  # a line in the log
 
@@ -58,7 +56,6 @@ def main(path: str) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.list_logical_devices()
     found["onednn_is_left_off"] = onednn_is_left_off()
-    found["float16_is_slow"] = "float16" in cpu_kernels().dtypes
     if found["backend"] == "tensorflow":
         reach("run a small training step")
         _step(tf, keras, found)
@@ -81,10 +78,6 @@ def _step(tf: Any, keras: Any, found: dict[str, Any]) -> None:
     model.compile("sgd", "mse", jit_compile=False)  # inside an XLA cluster, operations have no place of their own
     print(STEP, file=sys.stderr, flush=True)
     model.train_on_batch(np.ones((4, 8), "float32"), np.ones((4, 8), "float32"))
-    del model
-    keras.utils.clear_session()
-    with contextlib.suppress(NotAvailableError):
-        found["kept_model_bytes"] = sum(kept_variables())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Part, read_part
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
-from kerasmem.hdf5.remote.urls import is_broken_url, is_url, local_path
+from kerasmem.hdf5.remote.urls import is_broken_url, is_url
 
 INDEX_SUFFIX = ".index"
 """By which an index of files is known."""
@@ -115,13 +115,13 @@ def read_path(path: Any) -> str:
 
 
 def read_place(path: Any) -> str:
-    """Return a URL as it is, or an absolute path. `file://` names a local file."""
+    """Return a URL as it is, or an absolute path."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         return read_path(path)
     if is_broken_url(text) and not os.path.exists(text):
         raise UsageError(f"path: {shown(text)} has lost a slash, as pathlib does with URLs; give it as text")
-    return text if is_url(text) and "\0" not in text else read_path(local_path(text))
+    return text if is_url(text) and "\0" not in text else read_path(text)
 
 
 def read_parts(x: Any, y: Any, sample_weight: Any) -> tuple[Part, ...]:

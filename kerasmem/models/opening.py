@@ -22,7 +22,7 @@ from kerasmem.models.own_loop import as_loop, loop_notes
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.vocabulary import Vocabulary, configuration, import_user_module, own_objects, register_own_classes
-from kerasmem.models.weightless import on_one_device, weightless
+from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
 
@@ -207,8 +207,7 @@ def _open_factory(
     try:
         if dtype_policy is not None:
             keras.config.set_dtype_policy(dtype_policy)
-        with on_one_device() as strategies:
-            model = build(**given)
+        model = build(**given)
     except KerasmemError:
         raise
     except Exception as error:
@@ -221,12 +220,7 @@ def _open_factory(
         made, model = model, as_loop(model)
         if model is None:
             raise ModelError(f"{source} returned a {type(made).__name__}, neither a Keras model nor a step function")
-    notes = [
-        f"built in the scope of a {name} of {count}, and estimated on one device"
-        + (f" with the whole batch: --replicas {count} gives one its share" if count > 1 else "")
-        for name, count in strategies
-    ]
-    return OpenedModel(model, source, training_of_model(model), (*notes, *loop_notes(model)))
+    return OpenedModel(model, source, training_of_model(model), loop_notes(model))
 
 
 def _check_arguments(build: Callable[..., Any], source: str, given: dict[str, Any]) -> None:

@@ -83,32 +83,6 @@ def weightless() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_one_device() -> Iterator[list[tuple[str, int]]]:
-    """Let code in this thread that opens the scope of a `tf.distribute` strategy build the same model without it.
-
-    Variables of a strategy have values, and a step is traced for one replica. The context is a list of the strategies'
-    classes and their numbers of replicas, each once, filled as they are met.
-    """
-    if keras_backend() != TENSORFLOW:
-        yield []
-        return
-    import tensorflow as tf
-
-    found: list[tuple[str, int]] = []
-    open_scope, owner = tf.distribute.Strategy.scope, threading.get_ident()
-
-    def scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
-        if threading.get_ident() != owner:
-            return open_scope(strategy)
-        each = type(strategy).__name__, int(strategy.num_replicas_in_sync)
-        found.extend([] if each in found else [each])
-        return contextlib.nullcontext(strategy)
-
-    with mock.patch.object(tf.distribute.Strategy, "scope", scope):
-        yield found
-
-
-@contextlib.contextmanager
 def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
     """Give every variable without a value a stand-in, so that a step can be traced outside Keras's stateless scopes.
 

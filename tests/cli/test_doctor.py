@@ -34,9 +34,7 @@ def case(expected, facts=DONE, machine=WITH_CARD, log="", **environ):
     ("facts", "machine", "environ", "log", "expected"),
     [
         case("note: no GPU to use: no NVIDIA driver here", machine=WITHOUT),
-        case("kerasmem.clear_session()", {**DONE, "tensorflow": "2.21.0", "kept_model_bytes": 596}, WITHOUT),
         case("TF_ENABLE_ONEDNN_OPTS=1 before Python", {**DONE, "onednn_is_left_off": True}, WITHOUT),
-        case("mixed_bfloat16, or TF_ENABLE_ONEDNN_OPTS=0", {**DONE, "float16_is_slow": True}, WITHOUT),
         case("problem: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES=''", CUDA_VISIBLE_DEVICES=""),
         case("note: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES='-1'", machine=WITHOUT, CUDA_VISIBLE_DEVICES="-1"),
         case("CUDA_VISIBLE_DEVICES='7' names no card of this machine", machine=HIDDEN, CUDA_VISIBLE_DEVICES="7"),

@@ -10,7 +10,6 @@ import tensorflow as tf
 from kerasmem.compat.graphs import stacks_left_out
 from kerasmem.compat.keras_layers import SEES_GPU, gpu_assumed
 from kerasmem.compat.keras_optimizers import gradients_summed_by
-from kerasmem.models.weightless import on_one_device
 
 
 def elsewhere(function):
@@ -40,16 +39,3 @@ def test_gradients_are_summed():
     with gradients_summed_by(lambda given: []):
         assert optimizer._all_reduce_sum_gradients(pairs) == []
         assert len(elsewhere(lambda: optimizer._all_reduce_sum_gradients(pairs))) == 1
-
-
-def test_a_strategy_opens_no_scope():
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-
-    def is_open():
-        with strategy.scope():
-            return tf.distribute.has_strategy()
-
-    with on_one_device() as found:
-        assert (is_open(), is_open(), found) == (False, False, [("OneDeviceStrategy", 1)])
-        assert elsewhere(is_open)
-    assert is_open()

@@ -174,7 +174,7 @@ class TestSameBatches:
         wanted = epochs(local)
         equal(epochs([web.url(path.name) for path in local]), wanted)
         equal(epochs(web.url("part-*.h5")), wanted)  # part-2 before part-10
-        mixed = [web.url(path.name) if at % 2 else f"file://{path}" for at, path in enumerate(local)]
+        mixed = [web.url(path.name) if at % 2 else path for at, path in enumerate(local)]
         equal(epochs(mixed), wanted)
         with pytest.raises(DataError, match="no file matches"):
             epochs(web.url("none-*.h5"))

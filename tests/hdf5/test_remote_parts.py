@@ -26,7 +26,7 @@ from kerasmem.hdf5.remote.file import is_pattern
 from kerasmem.hdf5.remote.handle import join_extents
 from kerasmem.hdf5.remote.objects import HEAD, PartialRange
 from kerasmem.hdf5.remote.s3 import S3Object
-from kerasmem.hdf5.remote.urls import identity, is_url, local_path, name_of, place_of, redact
+from kerasmem.hdf5.remote.urls import identity, is_url, name_of, place_of, redact
 from kerasmem.hdf5.settings import read_paths
 from kerasmem.units import MIB
 
@@ -38,7 +38,7 @@ class TestUrls:
     def test_urls(self, text):
         assert is_url(text)
 
-    @pytest.mark.parametrize("text", ["/data/a.h5", "a.h5", "file:///a.h5", "local:///a", "C:/a.h5", "a:b", "://x"])
+    @pytest.mark.parametrize("text", ["/data/a.h5", "a.h5", "C:/a.h5", "a:b", "://x"])
     def test_others(self, text):
         assert not is_url(text)
 
@@ -73,13 +73,6 @@ class TestUrls:
         assert name_of("https://h/d/a.h5?q=1") == "a.h5"
         assert place_of("s3://b/d/a.h5") == "/s3/b/d/a.h5"
         assert place_of("https://u:p@h/d/a.h5?q") == "/https/h/d/a.h5"
-
-    def test_file_urls_are_paths(self, tmp_path):
-        (tmp_path / "a b.h5").touch()
-        (tmp_path / "c%20d.h5").touch()
-        assert local_path(f"file://{tmp_path}/a%20b.h5") == f"{tmp_path}/a b.h5"
-        assert local_path(f"file://localhost{tmp_path}/c%20d.h5") == f"{tmp_path}/c%20d.h5"
-        assert read_paths([f"file://{tmp_path}/a%20b.h5"]) == (f"{tmp_path}/a b.h5",)
 
     def test_a_url_that_pathlib_broke(self):
         with pytest.raises(UsageError, match="has lost a slash"):

@@ -304,18 +304,3 @@ def test_dtype_policy_reaches_layers_and_spares_inputs(tmp_path, mnist_cnn):
         assert report.bytes.weights == 4 * report.model.parameters  # variables stay float32
     with pytest.raises(UsageError, match="float99"):
         estimate(mnist_cnn, dtype_policy="float99")
-
-
-def test_the_scope_of_a_strategy_is_left_out_and_said():
-    import tensorflow as tf
-
-    def build():
-        with tf.distribute.MirroredStrategy(["CPU:0"]).scope() as strategy:
-            assert strategy.num_replicas_in_sync == 1
-            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
-            model.compile("adam", "mse")
-        return model
-
-    report = facade.estimate(build, batch_size=8, method="graph")
-    assert report.bytes.optimizer >= 2 * 4 * (6 * 5 + 5)
-    assert "built in the scope of a MirroredStrategy of 1, and estimated on one device" in report.notes[0]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*(::[A-Za-z][A-Za-z0-9+.\-]*)*://")
 _ONE_SLASH = re.compile(r"^(s3a?|gs|gcs|https?|abfss?|az|hf|hdfs|s?ftp|webdavs?):/[^/]")
 _WITHIN = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)((?:(?!::[A-Za-z])[^\s'\"<>])*)")
-_LOCAL = ("file", "local")
 _SECRET = re.compile(r"sign|token|credential|key|secret|password|expires|date|policy|algorithm|^s[a-z]{1,2}$", re.I)
 
 
 def is_url(text: str) -> bool:
-    """Return whether a path is a URL of a store, and not one of this machine's files."""
-    return bool(_URL.match(text)) and scheme_of(text) not in _LOCAL
+    """Return whether a path is a URL."""
+    return bool(_URL.match(text))
 
 
 def scheme_of(url: str) -> str:
@@ -31,16 +30,6 @@ def proves_version(url: str) -> bool:
 def is_broken_url(text: str) -> bool:
     """Return whether a text is a URL broken by `pathlib`, with one slash missing."""
     return bool(_ONE_SLASH.match(text))
-
-
-def local_path(text: str) -> str:
-    """Return the path of a `file://` URL, or other text as it is."""
-    if not _URL.match(text) or scheme_of(text) not in _LOCAL:
-        return text
-    path = text.split("://", 1)[1]
-    if path.startswith("localhost/"):
-        path = path[len("localhost") :]
-    return path if os.path.exists(path) else unquote(path)
 
 
 def redact(text: str) -> str:
