@@ -59,11 +59,15 @@ def enable_memory_growth() -> GrowthStatus:
         >>> status.state in ("on", "already on", "no gpu", "too late", "set differently", "other backend")
         True
     """
+    if (message := _other_backend()) is not None:
+        return GrowthStatus("other backend", (), message)
     try:
-        config = _tensorflow_config()
+        import tensorflow as tf
+
+        config = tf.config
         gpus = list(config.get_visible_devices("GPU"))
-    except _NoTensorFlow as reason:
-        return GrowthStatus(*reason.args)
+    except ImportError as error:
+        return GrowthStatus("no tensorflow", (), f"TensorFlow cannot be imported: {error}")
     except Exception as error:  # a broken driver must not stop a program that only asked for growth
         return GrowthStatus("failed", (), f"TensorFlow could not list its GPUs: {error}")
     if not gpus:
@@ -119,24 +123,14 @@ def _listing(gpus: list[Any]) -> str:
     return ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in gpus)
 
 
-class _NoTensorFlow(Exception):
-    """Arguments of the `GrowthStatus` to return."""
-
-
-def _tensorflow_config() -> Any:
+def _other_backend() -> str | None:
+    """Return a message if Keras does not run on TensorFlow."""
     try:
         import keras
-
-        backend = keras.config.backend()
     except ImportError:
-        backend = "tensorflow"
-    if backend != "tensorflow":
-        message = f"Keras runs on {backend}, and memory growth is TensorFlow's."
-        if backend == "jax":
-            message += " XLA_PYTHON_CLIENT_PREALLOCATE=false in the environment does the same for JAX."
-        raise _NoTensorFlow("other backend", (), message)
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise _NoTensorFlow("no tensorflow", (), f"TensorFlow cannot be imported: {error}") from error
-    return tf.config
+        return None
+    backend = keras.config.backend()
+    if backend == "tensorflow":
+        return None
+    hint = " XLA_PYTHON_CLIENT_PREALLOCATE=false in the environment does the same for JAX." if backend == "jax" else ""
+    return f"Keras runs on {backend}, and memory growth is TensorFlow's.{hint}"

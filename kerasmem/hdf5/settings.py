@@ -6,6 +6,7 @@ import glob
 import os
 import pickle
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.columns import Part, read_part
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
-from kerasmem.hdf5.remote.urls import is_broken_url, is_url
+from kerasmem.hdf5.remote.urls import is_url
 
 INDEX_SUFFIX = ".index"
 """By which an index of files is known."""
@@ -119,8 +120,6 @@ def read_place(path: Any) -> str:
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         return read_path(path)
-    if is_broken_url(text) and not os.path.exists(text):
-        raise UsageError(f"path: {shown(text)} has lost a slash, as pathlib does with URLs; give it as text")
     return text if is_url(text) and "\0" not in text else read_path(text)
 
 
@@ -190,22 +189,11 @@ def _as_range(rows: Any, length: int) -> range:
         if len(rows) != 2:
             raise UsageError(f"rows: a tuple means (start, stop), and {rows!r} has {len(rows)} entries")
         rows = slice(*rows)
-    bounds = {"start": (rows.start, 0), "stop": (rows.stop, length), "step": (rows.step, 1)}
-    values = {}
-    for name, (value, default) in bounds.items():
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise UsageError(f"rows: {name} {value!r} is not a whole number")
-        values[name] = int(value)
-    if values["step"] < 1:
-        raise UsageError(f"rows: a step of {values['step']} is not possible; rows come in file order or shuffled")
-    for name in ("start", "stop"):
-        if values[name] < 0:
-            raise DataError(f"rows: {name} {values[name]} is negative; count from the first row, 0 to {length:,}")
-        if values[name] > length:
-            raise DataError(f"rows: {name} {values[name]:,} is past the end; the file has {length:,} rows")
-    return range(values["start"], values["stop"], values["step"])
+    start, stop = (
+        default if value is None else checks.whole("rows", value, -sys.maxsize)
+        for value, default in ((rows.start, 0), (rows.stop, length))
+    )
+    return range(start, stop, 1 if rows.step is None else checks.whole("rows", rows.step))
 
 
 def _as_array(rows: Any, length: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 import pytest
+import tensorflow as tf
 
-from kerasmem.devices import growth
 from kerasmem.devices.growth import enable_memory_growth
 
 # What tf.config.experimental.set_memory_growth of TensorFlow 2.21 says.
@@ -43,7 +43,7 @@ def make(monkeypatch):
 
     def make(*args, **kwargs):
         made.append(RealContext(*args, **kwargs))
-        monkeypatch.setattr(growth, "_tensorflow_config", lambda: made[-1])
+        monkeypatch.setattr(tf, "config", made[-1])
         return made[-1]
 
     yield make

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
@@ -27,14 +26,11 @@ from kerasmem.hdf5.remote.handle import join_extents
 from kerasmem.hdf5.remote.objects import HEAD, PartialRange
 from kerasmem.hdf5.remote.s3 import S3Object
 from kerasmem.hdf5.remote.urls import identity, is_url, name_of, place_of, redact
-from kerasmem.hdf5.settings import read_paths
 from kerasmem.units import MIB
 
 
 class TestUrls:
-    @pytest.mark.parametrize(
-        "text", ["s3://b/k.h5", "gs://b/k", "https://h/a.h5", "simplecache::s3://b/k", "memory://x"]
-    )
+    @pytest.mark.parametrize("text", ["s3://b/k.h5", "gs://b/k", "https://h/a.h5", "memory://x"])
     def test_urls(self, text):
         assert is_url(text)
 
@@ -73,10 +69,6 @@ class TestUrls:
         assert name_of("https://h/d/a.h5?q=1") == "a.h5"
         assert place_of("s3://b/d/a.h5") == "/s3/b/d/a.h5"
         assert place_of("https://u:p@h/d/a.h5?q") == "/https/h/d/a.h5"
-
-    def test_a_url_that_pathlib_broke(self):
-        with pytest.raises(UsageError, match="has lost a slash"):
-            read_paths(Path("s3://bucket/a.h5"))
 
     def test_patterns(self):
         assert is_pattern("s3://b/part-?.h5") and is_pattern("https://h/p-*.h5")

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import io
 import itertools
-import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -36,36 +35,21 @@ from kerasmem.units import MIB
 
 _BLOCK = HEAD
 _DIRECT = 16  # blocks; a longer read is not kept in memory
+_MOST_BLOCKS = 16 * MIB // _BLOCK
 
 _BlockName = tuple[str, str, int, int]
 """URL and version of a file, its bytes, and the number of a block."""
 
 
-class _BlockCache:
-    """The blocks used last, of all files."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._blocks: OrderedDict[_BlockName, bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, name: _BlockName) -> bytes | None:
-        with self._lock:
-            data = self._blocks.get(name)
-            if data is not None:
-                self._blocks.move_to_end(name)
-            return data
-
-    def put(self, name: _BlockName, data: bytes) -> None:
-        with self._lock:
-            self._blocks[name] = data
-            self._blocks.move_to_end(name)
-            while len(self._blocks) > self._most:
-                self._blocks.popitem(last=False)
-
-
-_blocks = _BlockCache(16 * MIB // _BLOCK)
+_blocks: OrderedDict[_BlockName, bytes] = OrderedDict()  # of all files, the latest used last
 _numbers = itertools.count()
+
+
+def _keep_block(name: _BlockName, data: bytes) -> None:
+    _blocks.pop(name, None)
+    _blocks[name] = data
+    while len(_blocks) > _MOST_BLOCKS:
+        _blocks.popitem(last=False)
 
 
 class RemoteFile(io.RawIOBase):
@@ -102,7 +86,7 @@ class RemoteFile(io.RawIOBase):
         # Where nothing tells which version it is, blocks are this one's alone.
         self._version = known.tag or f"file {next(_numbers)}"
         if known.head:
-            _blocks.put(self._name(0), known.head)
+            _keep_block(self._name(0), known.head)
 
     def __repr__(self) -> str:
         return redact(self._url)  # what h5py takes for the file's name
@@ -151,6 +135,9 @@ class RemoteFile(io.RawIOBase):
             self._fetch(offset, view)
             return
         found = [_blocks.get(self._name(number)) for number in range(first, last)]
+        for number, known in enumerate(found, first):
+            if known is not None:
+                _keep_block(self._name(number), known)
         missing = [first + at for at, data in enumerate(found) if data is None]
         if missing:
             low, high = missing[0] * _BLOCK, min((missing[-1] + 1) * _BLOCK, self.known.size)
@@ -158,7 +145,7 @@ class RemoteFile(io.RawIOBase):
             self._fetch(low, data)
             for number in range(missing[0], missing[-1] + 1):
                 block = found[number - first] = bytes(data[number * _BLOCK - low : (number + 1) * _BLOCK - low])
-                _blocks.put(self._name(number), block)
+                _keep_block(self._name(number), block)
         view[:] = b"".join(data or b"" for data in found)[offset - first * _BLOCK :][: len(view)]
 
     def _name(self, number: int) -> _BlockName:
@@ -326,5 +313,5 @@ def ask_for_info(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectI
     for url, info in found.items():
         # The first bytes are kept in memory, for when the file is opened.
         if info.tag is not None and len(info.head) == min(_BLOCK, info.size):
-            _blocks.put((identity(url), info.tag, info.size, 0), info.head)
+            _keep_block((identity(url), info.tag, info.size, 0), info.head)
     return found

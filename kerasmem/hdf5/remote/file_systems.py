@@ -35,7 +35,7 @@ class FileSystems:
     def __init__(self, access: RemoteAccess, loop: asyncio.AbstractEventLoop) -> None:
         self._access = access
         self._loop = loop
-        self._made: dict[str, tuple[Any, str]] = {}
+        self._made: dict[str, Any] = {}
 
     def object_at(self, url: str) -> RemoteObject:
         """Return the object that a URL names, without a request.
@@ -58,13 +58,11 @@ class FileSystems:
         except ImportError:
             raise MissingExtraError("reading a file behind a URL", "remote") from None
         scheme = scheme_of(url)
-        chained = "::" in url
-        key = url if chained else f"{scheme}://{urlsplit(url).netloc}"
+        key = f"{scheme}://{urlsplit(url).netloc}"
         try:
             if key not in self._made:
-                self._made[key] = self._make(url, scheme, chained)
-            system, path = self._made[key]
-            return system, path if chained else strip_protocol(url)
+                self._made[key] = self._make(url, scheme)
+            return self._made[key], strip_protocol(url)
         except (ImportError, ValueError, TypeError, KeyError) as error:
             missing = isinstance(error, ImportError)
             if missing and scheme in _EXTRAS:
@@ -76,28 +74,25 @@ class FileSystems:
 
     async def close(self) -> None:
         """Close all connections."""
-        for system, _ in self._made.values():
+        for system in self._made.values():
             with contextlib.suppress(Exception):
                 await close_connections(system)
         self._made.clear()
 
-    def _make(self, url: str, scheme: str, chained: bool) -> tuple[Any, str]:
+    def _make(self, url: str, scheme: str) -> Any:
         from fsspec import get_filesystem_class
         from fsspec.asyn import AsyncFileSystem
         from fsspec.core import url_to_fs
 
         options = dict(self._access.storage_options)
-        if chained:
-            system, path = url_to_fs(url, **options)
-            return system, path
         if issubclass(get_filesystem_class(scheme), AsyncFileSystem):
             options |= {"asynchronous": True, "loop": self._loop}
-        system, path = url_to_fs(url, skip_instance_cache=True, **_with_defaults(scheme, options))
+        system, _ = url_to_fs(url, skip_instance_cache=True, **_with_defaults(scheme, options))
         if hasattr(system, "retries"):
             system.retries = 1  # what is tried again is decided in `failures`
         if is_s3(system):
             share_description(system)
-        return system, path
+        return system
 
 
 def _with_defaults(scheme: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import os
 import re
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*(::[A-Za-z][A-Za-z0-9+.\-]*)*://")
-_ONE_SLASH = re.compile(r"^(s3a?|gs|gcs|https?|abfss?|az|hf|hdfs|s?ftp|webdavs?):/[^/]")
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://")
 _WITHIN = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)((?:(?!::[A-Za-z])[^\s'\"<>])*)")
 _SECRET = re.compile(r"sign|token|credential|key|secret|password|expires|date|policy|algorithm|^s[a-z]{1,2}$", re.I)
 
@@ -18,18 +17,13 @@ def is_url(text: str) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    """Return a URL's scheme in small letters, of a chain of them the last."""
-    return url.split("://", 1)[0].rsplit("::", 1)[-1].lower()
+    """Return a URL's scheme in small letters."""
+    return url.split("://", 1)[0].lower()
 
 
 def proves_version(url: str) -> bool:
     """Return whether each answer of a store names its version."""
-    return "::" not in url and scheme_of(url) in ("http", "https", "s3", "s3a")
-
-
-def is_broken_url(text: str) -> bool:
-    """Return whether a text is a URL broken by `pathlib`, with one slash missing."""
-    return bool(_ONE_SLASH.match(text))
+    return scheme_of(url) in ("http", "https", "s3", "s3a")
 
 
 def redact(text: str) -> str:
