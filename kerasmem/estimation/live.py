@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from kerasmem.estimation.report import Outcome
 from kerasmem.models.backend import import_keras
 from kerasmem.models.op_names import Attribution
 from kerasmem.models.own_step import optimizer_variables
-from kerasmem.models.sizes import spec_bytes, variable_bytes
+from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.step import PreparedStep, trace_step
 from kerasmem.processes.guarding import note_stage
 
@@ -43,7 +44,7 @@ def traced_outcome(
     keep_alive: list[Any] = []
     traced = trace_step(prepared, keep_alive)
     note_stage("compiling with XLA for this machine")
-    batch = tuple(map(spec_bytes, traced.flat))
+    batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
     attribution = Attribution(traced.scopes, rows, traced.optimizers)
     layer_of = _layer_of(traced.variables, owners)
     found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)

@@ -23,11 +23,6 @@ def element_bytes(dtype: str) -> int:
     return max(int(digits) // 8, 1)
 
 
-def spec_bytes(spec: Any) -> int:
-    """Return the bytes of a tensor of a `tf.TensorSpec` with a known shape."""
-    return math.prod(spec.shape) * element_bytes(spec.dtype.name)
-
-
 def variable_bytes(variable: Any) -> int:
     """Return the bytes of a Keras variable's value."""
     return math.prod(variable.shape) * element_bytes(str(variable.dtype))

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -87,13 +86,7 @@ def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
 
 
-_lock = threading.Lock()
 _servers: list[Server] = []
-
-
-def running_servers() -> tuple[Server, ...]:
-    """Return the servers that this process has started."""
-    return tuple(_servers)
 
 
 def current_server() -> Server:
@@ -102,24 +95,14 @@ def current_server() -> Server:
     Raises:
         KerasmemError: If none can be started.
     """
-    with _lock:
-        for server in _servers:
-            if server.is_good_for(os.environ):
-                return server
-        # Calls of other threads may still run under the others: those end with this process.
-        _servers[:] = [each for each in _servers if each.owner == os.getpid()]
-        server = Server()
-        _servers.append(server)
-        return server
-
-
-if hasattr(os, "register_at_fork"):
-
-    def _after_fork() -> None:
-        global _lock
-        _lock = threading.Lock()
-
-    os.register_at_fork(after_in_child=_after_fork)
+    for server in _servers:
+        if server.is_good_for(os.environ):
+            return server
+    # Calls of other threads may still run under the others: those end with this process.
+    _servers[:] = [each for each in _servers if each.owner == os.getpid()]
+    server = Server()
+    _servers.append(server)
+    return server
 
 
 class ForkedCall:

@@ -14,7 +14,7 @@ import pytest
 
 from kerasmem import KerasmemError, run_isolated
 from kerasmem.errors import UsageError
-from kerasmem.processes.forking import running_servers
+from kerasmem.processes.forking import _servers
 
 WIDTH = 100_000  # of a layer that the limit below has no room for
 
@@ -212,11 +212,11 @@ def test_environment_and_folder_are_those_of_the_call(monkeypatch, tmp_path):
     monkeypatch.setenv("KERASMEM_TEST_WORD", "first")
     monkeypatch.chdir(tmp_path)
     look = functools.partial(run_isolated, lambda: (os.environ.get("KERASMEM_TEST_WORD"), os.getcwd()))
-    before = running_servers()
+    before = list(_servers)
     assert look().value == ("first", str(tmp_path))
     monkeypatch.setenv("KERASMEM_TEST_WORD", "second")
     assert look().value[0] == "second"
-    assert running_servers() == before  # still the same process that starts the others
+    assert _servers == before  # still the same process that starts the others
 
 
 def test_threads_call_it_at_the_same_time():
@@ -243,7 +243,7 @@ def test_many_calls_leave_nothing_open():
 
 def test_a_server_that_was_killed_is_replaced():
     run_isolated(len, ())
-    for server in running_servers():
+    for server in _servers:
         server.process.kill()
     assert run_isolated(len, ()).value == 0
 
