@@ -32,7 +32,7 @@ from kerasmem.units import GIB, MIB, format_size, is_size, parse_size
 
 __all__ = ["Card", "DeviceTarget", "available_bytes", "find_card", "resolve_device"]
 
-_BRANDS = ("nvidia", "tesla", "geforce")
+_BRANDS = re.compile(r"^(nvidia|tesla|geforce)+")
 _WAY_OUT = "or give a size such as 16GB; `kerasmem devices` lists the cards"
 _LEAST_SIZE = MIB
 
@@ -208,14 +208,7 @@ def _target(card: Card) -> DeviceTarget:
 
 def _normal(name: str) -> str:
     """Normalize a name for comparison: no case, separators and brand words."""
-    text = re.sub(r"[^a-z0-9]+", "", name.lower())
-    stripped = True
-    while stripped:
-        stripped = False
-        for brand in _BRANDS:
-            if text.startswith(brand):
-                text, stripped = text[len(brand) :], True
-    return text
+    return _BRANDS.sub("", re.sub(r"[^a-z0-9]+", "", name.lower()))
 
 
 def _nearest(wanted: str) -> list[str]:
