@@ -203,11 +203,6 @@ def test_the_smallest_limit_suffices_and_a_little_less_does_not(requests, descen
             replay(BFCAllocator(limit - RESOLUTION, descending=descending), steps)
 
 
-def test_the_smallest_limit_of_a_step_that_wastes_nothing():
-    assert smallest_limit([(1, 10 * MIB)]) == 10 * MIB
-    assert smallest_limit([]) == GRAIN
-
-
 @pytest.mark.parametrize("descending", [False, True])
 def test_more_than_there_are_addresses_is_out_of_memory(descending):
     simulated = BFCAllocator(descending=descending)
@@ -216,7 +211,10 @@ def test_more_than_there_are_addresses_is_out_of_memory(descending):
             simulated.allocate(21_632_000_000_000)
 
 
-def test_a_limit_that_no_region_meets_is_not_replayed():
+def test_the_smallest_limit_of_single_steps():
+    assert smallest_limit([(1, 10 * MIB)]) == 10 * MIB
+    assert smallest_limit([]) == GRAIN
+    # A limit that no region meets is not replayed.
     steps = [(1, 3 << 20), (1, FREE), (2, 5 << 20), (3, 1 << 20), (2, FREE), (4, 7 << 20)]
     for descending in (False, True):
         pool = BFCAllocator(descending=descending)

@@ -96,11 +96,7 @@ def test_the_method_follows_how_keras_would_run_the_step(ask, jit_compile, targe
 
 @pytest.mark.parametrize(
     ("target", "fails", "answers"),
-    [
-        (None, ("graph",), "probe"),
-        (CARD, ("gpu-target",), "xla"),
-        (CARD, ("gpu-target", "xla"), "graph"),
-    ],
+    [(None, ("graph",), "probe"), (CARD, ("gpu-target",), "xla"), (CARD, ("gpu-target", "xla"), "graph")],
 )
 def test_where_one_has_no_answer_the_next_is_asked_and_it_is_said(ask, target, fails, answers):
     found, _ = ask(target=target, fails=fails)

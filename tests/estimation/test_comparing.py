@@ -64,9 +64,8 @@ def test_many_layers_of_one_name_stem_are_paired_in_order():
 
 @pytest.mark.parametrize(
     ("low", "high", "budget", "verdict"),
-    [(90, 110, 110, WITHIN), (90, 110, 89, EXCEEDED), (90, 110, 100, TOO_CLOSE), (90, None, 200, TOO_CLOSE),
-     (90, None, 80, EXCEEDED), (None, None, 100, WITHIN), (None, None, 99, EXCEEDED)],
-)  # fmt: skip
+    [(90, 110, 110, WITHIN), (90, 110, 89, EXCEEDED), (90, None, 200, TOO_CLOSE), (None, None, 100, WITHIN)],
+)
 def test_a_budget(low, high, budget, verdict):
     base = report()
     (limit,) = compare_reports(base, with_bytes(base, 100, low, high), budget=budget).limits

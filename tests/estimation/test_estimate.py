@@ -44,15 +44,9 @@ def test_mnist_cnn_exactly(mnist_cnn, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "shape", "parameters"),
-    [
-        ("ResNet50", (224, 224, 3), 25_636_712),
-        ("VGG16", (224, 224, 3), 138_357_544),
-        ("VGG19", (224, 224, 3), 143_667_240),
-        ("MobileNetV2", (224, 224, 3), 3_538_984),
-        ("EfficientNetB0", (64, 64, 3), 5_330_571),
-        ("ConvNeXtTiny", (64, 64, 3), 28_589_128),
-    ],
-)
+    [("ResNet50", (224, 224, 3), 25_636_712), ("VGG19", (224, 224, 3), 143_667_240),
+     ("EfficientNetB0", (64, 64, 3), 5_330_571), ("ConvNeXtTiny", (64, 64, 3), 28_589_128)],
+)  # fmt: skip
 def test_known_networks(name, shape, parameters):
     report = estimate(lambda: getattr(keras.applications, name)(weights=None, input_shape=shape))
     assert report.model.parameters == parameters
@@ -229,6 +223,9 @@ def test_a_subclassed_model_needs_a_shape_and_an_object_is_not_built():
     with pytest.raises(UsageError, match=r"not built yet.*give the class or function"):
         estimate(net, input_shape=(20_000,))
     assert not net.dense.built
+    sequential = keras.Sequential([layers.Dense(3)])
+    assert estimate(sequential, input_shape=(4,)).model.parameters == 15
+    assert not sequential.built
 
 
 def test_inputs_of_a_subclassed_model():
@@ -309,12 +306,6 @@ def test_threads_get_the_same_figures_and_leave_keras_as_it_was(mnist_cnn, tmp_p
     }
     after = [keras.Layer.__call__, keras.Operation.__call__, keras.Variable.__init__, keras.Layer._open_name_scope]
     assert before == after
-
-
-def test_unbuilt_sequential_is_not_built_behind_the_users_back():
-    model = keras.Sequential([layers.Dense(3)])
-    assert estimate(model, input_shape=(4,)).model.parameters == 15
-    assert not model.built
 
 
 def test_views_and_why_they_are_views():

@@ -82,6 +82,10 @@ def fitted(batches, **options):
     return fit_recording(split_recording(made.events, made.marks), batches)
 
 
+def square(made, batch, run, step):
+    return [made.allocate("attention", 1000 * batch * batch)]
+
+
 def test_the_parts_of_a_recording():
     made = record((24, 16), steps=2)
     parts = split_recording(made.events, made.marks)
@@ -108,9 +112,6 @@ def test_a_batch_that_was_not_run_is_foretold_to_the_byte(batches):
 
 
 def test_what_does_not_grow_in_proportion_is_seen_by_the_third_batch():
-    def square(made, batch, run, step):
-        return [made.allocate("attention", 1000 * batch * batch)]
-
     assert fitted((24, 16), extra=square).off == 0  # two points lie on a line
     fit = fitted((24, 16, 8), extra=square)
     share = 1000 * 24 * 24 / (1000 * 24 * 24 + 72_512 - 1000 + 124_000 * 24)
@@ -141,9 +142,6 @@ def answer(peak):
 
 
 def test_fits_that_cannot_be_trusted_are_refused_with_a_way_out():
-    def square(made, batch, run, step):
-        return [made.allocate("attention", 1000 * batch * batch)]
-
     def renamed(made, batch, run, step):
         return [made.allocate(f"other_{run}", 9000 * batch)]
 
@@ -190,13 +188,14 @@ def outcome(monkeypatch):
     return ask
 
 
-def test_what_was_measured_is_passed_on(outcome):
+def test_a_fixed_or_small_batch_is_measured_and_passed_on(outcome):
     found = outcome(answered(512), 512, is_fixed=True)
     assert (found.method, found.execution) == ("probe", "graph")
     assert (found.total, found.low, found.high) == (100, 95, 110)
     assert (found.pool.requested, found.pool.in_use, found.pool.reserved) == (None, 100, None)
     assert found.categories == {"weights": 30, "inputs": 5 * 512, "optimizer": 60}
     assert "small enough to be run itself: 3 steps" in found.notes[0] and found.notes[1] == "assumed"
+    assert "optimizer" not in outcome(answered(8, optimizer=None), 8).categories
 
 
 def test_what_was_foretold_is_passed_on(outcome):
@@ -206,13 +205,4 @@ def test_what_was_foretold_is_passed_on(outcome):
     assert (found.pool.requested, found.pool.in_use, found.pool.reserved) == (90, 100, 200)
     assert found.categories == {"weights": 30, "inputs": 5 * 512, "optimizer": 60}
     assert found.notes[0].startswith("run at batches 8 and 16 and 24 on CPU:0") and found.notes[1] == "assumed"
-
-
-def test_the_upper_end_is_never_below_the_limit_that_trains(outcome):
-    assert outcome(answered(24, 16, 8), 512, limit=130).high == 130
-
-
-def test_what_is_not_known_is_left_out(outcome):
-    found = outcome(answered(512, optimizer=None), 512, is_fixed=True)
-    assert "optimizer" not in found.categories
-    assert found.high == 110
+    assert outcome(answered(24, 16, 8), 512, limit=130).high == 130  # never below the limit that trains

@@ -10,20 +10,12 @@ from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport
 from kerasmem.estimation.verdict import verdict
 
 
-def row(name, elements, parameters=0, *, kind="layer", itemsize=4, trainable=None):
+def row(name, elements, parameters=0, *, kind="layer", itemsize=4):
     return LayerMemory(
-        name=name,
-        class_name="X",
-        output_shape=(None, elements),
-        parameters=parameters,
-        trainable_parameters=parameters if trainable is None else trainable,
-        activation_elements=elements,
-        activation_bytes=elements * itemsize,
-        weight_bytes=4 * parameters,
-        dtype="float32",
-        uses=1,
-        kind=kind,
-    )
+        name=name, class_name="X", output_shape=(None, elements), parameters=parameters,
+        trainable_parameters=parameters, activation_elements=elements, activation_bytes=elements * itemsize,
+        weight_bytes=4 * parameters, dtype="float32", uses=1, kind=kind,
+    )  # fmt: skip
 
 
 # The MNIST CNN of the source text, as it counts it.
@@ -91,6 +83,8 @@ def test_nothing_is_claimed_for_inference_but_the_weights():
         (8, 12, 7, "does not fit"),
         (None, None, 10, "fits"),
         (None, None, 9, "does not fit"),
+        (8, None, 99, "too close to call"),
+        (8, None, 7, "does not fit"),
     ],
 )
 def test_verdict_at_each_border(low, high, available, expected):

@@ -73,6 +73,15 @@ class Sketch:
         self.add(f"{name}/next_x", "NextIteration", [body((f"{name}/switch_x", 1))])
         return f"{name}/exit_x"
 
+    def inner_loop(self, kind, x):
+        """Run a node of a kind twice in a loop inside a loop, after one of the outer; return both results."""
+        start = self.add("outer_body", "Square", [x])
+        # Constants made inside a frame must come from it: they hang on what enters each iteration.
+        for name, value in (("inner/times", 2), ("inner/zero", 0), ("inner/one", 1)):
+            self.constant(name, value, controls=["outer_body"])
+        self.constant = lambda name, value, controls=(): name
+        return start, self.loop("inner", 2, lambda y: self.add("inner_body", kind, [y]), start)
+
 
 def count(program, name):
     return sum(node.name == name for node in program.nodes)
@@ -115,16 +124,8 @@ def test_a_loop_is_spelled_out(times):
 def test_a_loop_in_a_loop():
     sketch = Sketch()
     sketch.add("x", "Placeholder")
-
-    def body(x):
-        # Constants made inside a frame must come from it: they hang on what enters each iteration.
-        start = sketch.add("outer_body", "Square", [x])
-        for name, value in (("inner/times", 2), ("inner/zero", 0), ("inner/one", 1)):
-            sketch.constant(name, value, controls=["outer_body"])
-        sketch.constant = lambda name, value, controls=(): name
-        return sketch.loop("inner", 2, lambda y: sketch.add("inner_body", "Exp", [y]), start)
-
-    straight, _ = unroll(sketch.program(sketch.loop("outer", 3, body, "x")))
+    out = sketch.loop("outer", 3, lambda x: sketch.inner_loop("Exp", x)[1], "x")
+    straight, _ = unroll(sketch.program(out))
     assert count(straight, "outer_body") == 3
     assert count(straight, "inner_body") == 6
     assert chain(straight, straight.results[0]) == ["inner_body", "inner_body", "outer_body"] * 3 + ["x"]
@@ -184,12 +185,7 @@ def test_an_iteration_is_done_when_the_loops_inside_it_are():
 
     def body(x):
         sketch.add("on_counter", "Identity", [("outer/switch_i", 1)])
-        start = sketch.add("outer_body", "Square", [x])
-        for name, value in (("inner/times", 2), ("inner/zero", 0), ("inner/one", 1)):
-            sketch.constant(name, value, controls=["outer_body"])
-        sketch.constant = lambda name, value, controls=(): name
-        sketch.loop("inner", 2, lambda y: sketch.add("inner_body", "Conv2D", [y]), start)
-        return start
+        return sketch.inner_loop("Conv2D", x)[0]
 
     straight, _ = unroll(sketch.program(sketch.loop("outer", 3, body, "x", parallel_iterations=1)))
     order = Executor(straight, KernelRules(), lambda node: 1.0 if node.name == "inner_body" else 1e-6).order()
@@ -212,65 +208,42 @@ def test_what_a_list_of_the_outer_loop_holds_may_say_how_often_an_inner_one_runs
     assert count(straight, "body") == 3
 
 
-def test_how_often_a_loop_runs_must_be_known():
-    sketch = Sketch()
-    sketch.add("x", "Placeholder")
-    sketch.add("n", "Placeholder")
-    out = sketch.loop("loop", "n", lambda x: sketch.add("body", "Square", [x]), "x")
-    with pytest.raises(NotModelled, match="how often the loop of loop/cond runs depends on the data"):
-        unroll(sketch.program(out))
-
-
-def test_a_loop_that_never_ends_is_given_up(monkeypatch):
+@pytest.mark.parametrize(
+    ("times", "reason"),
+    [("n", "how often the loop of loop/cond runs depends on the data"), (10**9, "more than 100 operations")],
+)
+def test_a_loop_must_end_after_a_known_number_of_times(monkeypatch, times, reason):
     monkeypatch.setattr("kerasmem.estimation.graph.control.LONGEST", 100)
     sketch = Sketch()
     sketch.add("x", "Placeholder")
-    out = sketch.loop("loop", 10**9, lambda x: sketch.add("body", "Square", [x]), "x")
-    with pytest.raises(NotModelled, match="more than 100 operations"):
+    sketch.add("n", "Placeholder")
+    out = sketch.loop("loop", times, lambda x: sketch.add("body", "Square", [x]), "x")
+    with pytest.raises(NotModelled, match=reason):
         unroll(sketch.program(out))
 
 
-def branches(predicate, heavy_side, value=None):
+@pytest.mark.parametrize(
+    ("value", "sizes", "of_yes", "taken", "note"),
+    [(None, (4, 4000), "Log", "yes", "that makes more"), (None, (4000, 4), "Log", "no", "that makes more"),
+     (None, (4, 4000), "Where", "no", "whose sizes are known"),
+     (True, (4, 4000), "Log", "yes", None), (False, (4, 4000), "Log", "no", None)],
+)  # fmt: skip
+def test_of_branches_that_depend_on_the_data_the_heavier_is_taken(value, sizes, of_yes, taken, note):
     sketch = Sketch()
     sketch.add("x", "Placeholder")
     if value is None:
-        sketch.add(predicate, "Placeholder")
+        sketch.add("maybe", "Placeholder")
     else:
-        sketch.constant(predicate, value)
-    sketch.add("switch", "Switch", ["x", predicate], outputs=2)
-    sketch.add("no", "Exp", [("switch", 0)], size=4000 if heavy_side == "no" else 4)
-    sketch.add("yes", "Log", [("switch", 1)], size=4000 if heavy_side == "yes" else 4)
-    sketch.add("merge", "Merge", ["no", "yes"], outputs=2)
-    return sketch.program(sketch.add("y", "Relu", ["merge"]))
-
-
-@pytest.mark.parametrize("heavy", ["yes", "no"])
-def test_of_unknown_branches_the_heavier_is_taken_and_it_is_said(heavy):
-    straight, notes = unroll(branches("maybe", heavy))
-    assert {node.name for node in straight.nodes} & {"yes", "no"} == {heavy}
-    assert chain(straight, straight.results[0]) == ["y", heavy, "x"]
-    assert len(notes) == 1
-    assert "maybe" in notes[0]
-
-
-def test_a_branch_whose_sizes_depend_on_the_data_gives_way():
-    sketch = Sketch()
-    sketch.add("x", "Placeholder")
-    sketch.add("maybe", "Placeholder")
+        sketch.constant("maybe", value)
     sketch.add("switch", "Switch", ["x", "maybe"], outputs=2)
-    sketch.add("no", "Exp", [("switch", 0)], size=4)
-    sketch.add("yes", "Where", [("switch", 1)], size=4000)
+    sketch.add("no", "Exp", [("switch", 0)], size=sizes[0])
+    sketch.add("yes", of_yes, [("switch", 1)], size=sizes[1])
     sketch.add("merge", "Merge", ["no", "yes"], outputs=2)
     straight, notes = unroll(sketch.program(sketch.add("y", "Relu", ["merge"])))
-    assert chain(straight, straight.results[0]) == ["y", "no", "x"]
-    assert "whose sizes are known" in notes[0]
-
-
-@pytest.mark.parametrize(("value", "taken"), [(True, "yes"), (False, "no")])
-def test_a_known_branch_is_taken_without_a_note(value, taken):
-    straight, notes = unroll(branches("sure", "yes", value))
     assert {node.name for node in straight.nodes} & {"yes", "no"} == {taken}
-    assert notes == ()
+    assert chain(straight, straight.results[0]) == ["y", taken, "x"]
+    assert len(notes) == (note is not None)
+    assert all("maybe" in each and note in each for each in notes)
 
 
 def program_of(model, batch_size, mode="train"):

@@ -45,9 +45,7 @@ def check(report):
     return report
 
 
-@pytest.mark.parametrize(
-    ("build", "batch_size"), [(measuring.convnet, 64), (measuring.transformer, 32), (measuring.recurrent, 128)]
-)
+@pytest.mark.parametrize(("build", "batch_size"), [(measuring.transformer, 32), (measuring.recurrent, 128)])
 @pytest.mark.usefixtures("x86_kernels")
 def test_the_total_is_near_what_training_takes(program, build, batch_size):
     done = program(measuring.__file__, build.__name__, batch_size, env=ENVIRONMENT)
@@ -108,33 +106,18 @@ def dense(optimizer="adam"):
 
 
 PARAMETERS = 64 * 256 + 256 + 256 * 8 + 8
-OPTIMIZERS = {
-    "sgd": (lambda: keras.optimizers.SGD(), 0),
-    "momentum": (lambda: keras.optimizers.SGD(momentum=0.9), 1),
-    "rmsprop": (lambda: keras.optimizers.RMSprop(), 1),
-    "lion": (lambda: keras.optimizers.Lion(), 1),
-    "adam": (lambda: keras.optimizers.Adam(), 2),
-    "adafactor": (lambda: keras.optimizers.Adafactor(), None),
-    "average": (lambda: keras.optimizers.SGD(use_ema=True), 1),
-    "accumulation": (lambda: keras.optimizers.SGD(gradient_accumulation_steps=4), 1),
-    "scaled": (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 2),
-    "schedule": (lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 10)), 2),
-    "clipped": (lambda: keras.optimizers.Adam(global_clipnorm=1.0), 2),
-}
 
 
-@pytest.fixture(scope="module")
-def by_optimizer():
-    return {name: graph(lambda make=make: dense(make())) for name, (make, _) in OPTIMIZERS.items()}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(by_optimizer, name):
-    report = check(by_optimizer[name])
-    slots = OPTIMIZERS[name][1]
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [("sgd", 0), (keras.optimizers.SGD(gradient_accumulation_steps=4), 1),
+     (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(global_clipnorm=1.0)), 2)],
+    ids=["sgd", "accumulation", "scaled and clipped"],
+)  # fmt: skip
+def test_weights_and_slots_of_optimizers(optimizer, slots):
+    report = check(graph(dense(optimizer)))
     assert PARAMETERS * 4 <= report.bytes.weights < PARAMETERS * 4 + 100  # and the loss's two numbers
-    if slots is not None:
-        assert 4 * slots * PARAMETERS <= report.bytes.optimizer < 4 * slots * PARAMETERS + 100
+    assert 4 * slots * PARAMETERS <= report.bytes.optimizer < 4 * slots * PARAMETERS + 100
 
 
 def image_net():
@@ -232,11 +215,6 @@ def test_a_model_with_several_inputs_and_its_own_step():
 # Models that are odd: an answer or an error that says why, never anything else.
 
 
-def string_model():
-    text = keras.Input((3,), dtype="string")
-    return keras.Model(text, layers.Dense(1)(layers.Flatten()(layers.Embedding(10, 4)(layers.Hashing(10)(text)))))
-
-
 def stateful():
     return keras.Sequential([keras.Input(batch_shape=(4, 6, 3)), layers.LSTM(5, stateful=True), layers.Dense(1)])
 
@@ -286,7 +264,7 @@ def looked_up():
 
 @pytest.mark.parametrize(
     "build",
-    [string_model, stateful, masked, quantised, frozen, without_weights, mixed, wrapped, looked_up],
+    [stateful, masked, quantised, frozen, without_weights, mixed, wrapped, looked_up],
     ids=lambda f: f.__name__,
 )
 def test_odd_models_have_an_answer(build):

@@ -17,7 +17,7 @@ def allocations(heap):
     return [buffer.bytes for buffer, is_allocation in heap.log if is_allocation]
 
 
-def test_a_random_value_is_drawn_scaled_and_shifted():
+def test_a_random_value_is_drawn_scaled_and_shifted_a_filled_one_made_once():
     heap = Heap()
     (held,) = make_variables([variable(4096)], [], heap)
     assert allocations(heap) == [HANDLE_BYTES, 4096, 4096, 4096]
@@ -26,12 +26,9 @@ def test_a_random_value_is_drawn_scaled_and_shifted():
     assert [buffer.holders for buffer in made] == [1, 0, 0, 1]
     assert heap.allocator.requested_in_use == HANDLE_BYTES + 4096
     assert heap.peak.requested == HANDLE_BYTES + 3 * 4096
-
-
-def test_a_filled_value_is_made_once():
-    heap = Heap()
-    make_variables([variable(4096, initial="filled")], [], heap)
-    assert allocations(heap) == [HANDLE_BYTES, 4096]
+    filled = Heap()
+    make_variables([variable(4096, initial="filled")], [], filled)
+    assert allocations(filled) == [HANDLE_BYTES, 4096]
 
 
 def test_slots_of_one_shape_share_one_filling_until_it_is_written():
@@ -47,9 +44,7 @@ def test_slots_of_one_shape_share_one_filling_until_it_is_written():
     for each in held:
         heap.let_go(each)
     assert heap.allocator.requested_in_use == 5 * HANDLE_BYTES
-
-
-def test_the_optimizers_numbers_are_not_shared():
+    # Nor are the optimizer's numbers.
     counters = [Variable("c", 8, "optimizer", "filled", (), "int64") for _ in range(2)]
     first, second = make_variables(counters, [], Heap())
     assert first is not second

@@ -33,12 +33,10 @@ def settled(*nodes):
     names = list(number)
     return {
         node.name: (
-            [(names[source], output) for source, output in node.inputs],
-            [each.shape for each in node.outputs],
-            node,
+            [(names[source], output) for source, output in node.inputs], [each.shape for each in node.outputs], node,
         )
         for node in found.nodes
-    }
+    }  # fmt: skip
 
 
 def test_without_lists_and_open_shapes_nothing_changes():
@@ -46,7 +44,7 @@ def test_without_lists_and_open_shapes_nothing_changes():
     assert resolve_lists(program, unknown) is program
 
 
-def pop(first, second=None):
+def pop(count):
     two = [LIST, OPEN]
     return [
         Node("a", "Placeholder", (), (), (tensor(2, 3),), {}),
@@ -58,7 +56,7 @@ def pop(first, second=None):
         Node("p1", "TensorListPopBack", ((5, 0), (2, 0)), (), tuple(two), {}),
         Node("p2", "TensorListPopBack", ((6, 0), (2, 0)), (), tuple(two), {}),
         Node("p3", "TensorListPopBack", ((7, 0), (2, 0)), (), tuple(two), {}),
-    ][:first]
+    ][:count]
 
 
 def test_shapes_of_what_is_popped():
@@ -66,6 +64,8 @@ def test_shapes_of_what_is_popped():
     assert [found[number].inputs[-1] for number in (6, 7)] == [(1, 0), (0, 0)]
     assert [found[number].outputs[1].shape for number in (6, 7)] == [(5,), (2, 3)]
     assert [found[number].outputs[1].bytes for number in (6, 7)] == [20, 24]
+    with pytest.raises(NotModelled, match="what p3 takes from its list is not known"):
+        resolve_lists(Program(tuple(pop(9)), (), (), ()), unknown)
 
 
 def test_a_list_that_was_pushed_onto_a_list_is_popped_with_what_it_holds():
@@ -79,11 +79,6 @@ def test_a_list_that_was_pushed_onto_a_list_is_popped_with_what_it_holds():
     found = resolve_lists(Program(tuple(nodes), (), (), ()), unknown).nodes
     assert found[9].inputs[-1] == (1, 0)
     assert found[9].outputs[1].shape == (5,)
-
-
-def test_an_empty_list_has_nothing_to_pop():
-    with pytest.raises(NotModelled, match="what p3 takes from its list is not known"):
-        resolve_lists(Program(tuple(pop(9)), (), (), ()), unknown)
 
 
 def test_rows_of_a_tensor():
@@ -163,9 +158,9 @@ def test_where_the_shape_is_not_told_the_value_tells_it():
     assert found[3].outputs == (made, made), "one of its inputs depends on the data"
 
 
-def rows_of_a_gradient():
+def test_rows_of_a_gradient_are_made_added_and_live_until_their_last_use():
     """A loop's gradient: rows of zeros, and at each iteration a list with one row is added to them."""
-    return settled(
+    found = settled(
         ("a", "Placeholder", [], tensor(2, 3)),
         ("whole", "Placeholder", [], tensor(2, 3)),
         ("shape", "Const", [], Tensor((1,), "int32", 4)),
@@ -177,27 +172,11 @@ def rows_of_a_gradient():
         ("sum", "AddN", ["one", "zeros"], LIST),
         ("stacked", "TensorListStack", ["sum", "shape"], OPEN),
     )
-
-
-def test_zeros_like_a_list_makes_each_of_its_rows():
-    found = rows_of_a_gradient()
     assert found["zeros"][1] == [None, (3,), (3,)]
-
-
-def test_adding_lists_makes_a_row_where_both_have_one_and_passes_on_the_others():
-    found = rows_of_a_gradient()
+    assert [each for each in found["zeros"][0] if each[0] == "forward"] == [("forward", place) for place in range(3)]
     assert found["sum"][1][1:] == [(2, 3)]  # as large as what was added to the first row
     assert ("a", 0) in found["sum"][0] and ("zeros", 1) in found["sum"][0]
     assert found["stacked"][0][-2:] == [("sum", 1), ("zeros", 2)]
-
-
-def test_rows_of_a_list_that_no_other_is_made_of_live_until_its_last_use():
-    found = rows_of_a_gradient()
-    assert [each for each in found["zeros"][0] if each[0] == "forward"] == [
-        ("forward", 0),
-        ("forward", 1),
-        ("forward", 2),
-    ]
 
 
 def test_an_item_lives_until_another_takes_its_place():

@@ -22,15 +22,9 @@ def on_card(model, batch_size=16, device="t4", **options):
 def convnet():
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
-        [
-            keras.Input((32, 32, 3)),
-            layers.Conv2D(16, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
+        [keras.Input((32, 32, 3)), layers.Conv2D(16, 3, padding="same", activation="relu"), layers.MaxPooling2D(),
+         layers.Conv2D(32, 3, activation="relu"), layers.Flatten(), layers.Dense(10, activation="softmax")]
+    )  # fmt: skip
     model.compile("adam", "sparse_categorical_crossentropy")
     return model
 

@@ -107,13 +107,9 @@ def test_executors_give_the_same_table_in_the_same_order(files):
         ([dense], {"grid": {"batch_size": [0]}}, "batch_size"), ([dense], {"grid": {"method": ["magic"]}}, "magic"),
         ([dense], {"grid": {"dense.units": [4]}}, "no setting"), ([dense], {"timeout": 0}, "timeout"),
         ([dense], {"host_memory_limit": "2GB"}, "host_memory_limit"), ([dense], {"executor": 7}, "executor"),
+        ([dense()], {}, r"for kerasmem\.estimate"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_before_anything_is_estimated(models, options, said):
     with pytest.raises(UsageError, match=said):
         kerasmem.estimate_many(models, **options)
-
-
-def test_a_model_that_is_there_is_refused():
-    with pytest.raises(UsageError, match=r"for kerasmem\.estimate"):
-        kerasmem.estimate_many([dense()])

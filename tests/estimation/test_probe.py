@@ -51,13 +51,6 @@ def test_xla_is_foretold_to_a_few_percent():
     assert said.total == pytest.approx(peaks[0], rel=0.05)
 
 
-@pytest.mark.slow
-def test_a_small_batch_is_run_itself():
-    said = probe(ModelRequest(f"{MODELS}:perceptron", batch_size=8, mode="inference"), timeout=300)
-    assert (said.pool.requested, said.categories.get("optimizer")) == (None, None)
-    assert "small enough to be run itself" in said.notes[0]
-
-
 def test_running_out_of_memory_is_a_message(monkeypatch):
     monkeypatch.setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", "32")
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's kernels end the process in place of raising

@@ -40,20 +40,13 @@ def test_under_auto_a_card_does_not_bring_xla():
     assert found.device.verdict == "fits"
 
 
-def test_shares_that_do_not_come_out_even_are_the_largest():
-    found = estimate(perceptron(), batch_size=33, method="graph", replicas=2)
+def test_shares_are_the_largest_and_only_training_exchanges():
+    found = estimate(perceptron(), batch_size=33, method="graph", replicas=2, mode="inference")
     assert found.settings.batch_size == 17
     assert "17 of the 33 samples of a batch, the largest share" in found.notes[0]
-
-
-def test_without_training_nothing_is_exchanged():
-    found = estimate(perceptron(), batch_size=64, method="graph", replicas=2, mode="inference")
     assert found.unmodelled == () and not any("packed" in note for note in found.notes)
-
-
-def test_the_formula_says_that_it_has_no_exchange():
-    found = estimate(perceptron(), batch_size=64, method="formula", replicas=2)
-    assert any(each.what == "exchange of gradients" for each in found.unmodelled)
+    plain = estimate(perceptron(), batch_size=64, method="formula", replicas=2)
+    assert any(each.what == "exchange of gradients" for each in plain.unmodelled)
 
 
 def test_of_an_embeddings_gradient_rows_are_gathered():

@@ -109,13 +109,10 @@ def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
     assert len(opened) == 2
 
 
-def test_the_maximum_is_said():
+def test_the_maximum_and_the_tolerance_are_said():
     result = kerasmem.max_batch_size(deep, device="2GB", method="formula", maximum=16)
     assert result.largest == 16
     assert "everything up to the maximum fits (batch size 16)" in result.notes
-
-
-def test_one_percent_is_said():
     result = kerasmem.max_batch_size(deep, device="700MB", method="formula")
     if result.largest + 1 not in {each.size for each in result.evaluations}:
         assert "to within 1 %" in result.notes[0]
@@ -124,9 +121,11 @@ def test_one_percent_is_said():
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"minimum": 0}, "minimum"), ({"minimum": 1.5}, "whole number"), ({"method": "magic"}, "magic"),
-     ({"device": "nonsense"}, "catalogue"), ({"maximum": True}, "whole number")],
+     ({"device": "nonsense"}, "catalogue"), ({"maximum": True}, "whole number"), ({"margin": 1}, "margin"),
+     ({"margin": "much"}, "margin"), ({"steps": 0}, "steps"), ({"samples": 1.5}, "samples"),
+     ({"timeout": 0}, "timeout")],
 )  # fmt: skip
-def test_wrong_usage(options, message):
+def test_wrong_arguments(options, message):
     with pytest.raises(UsageError, match=message):
         kerasmem.max_batch_size(deep, **{"device": "2MB", "method": "formula", **options})
 
@@ -191,16 +190,6 @@ def test_nothing_of_this_process_is_touched(model):
     kerasmem.max_batch_size(model, device="64MB", minimum=2, maximum=2, method="formula", steps=1, confirm=True)
     assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
     assert threading.active_count() == threads and model.optimizer.iterations.numpy() == optimizer
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [({"margin": 1}, "margin"), ({"margin": "much"}, "margin"), ({"steps": 0}, "steps"), ({"samples": 1.5}, "samples"),
-     ({"timeout": 0}, "timeout")],
-)  # fmt: skip
-def test_wrong_arguments_of_real_steps(model, options, field):
-    with pytest.raises(UsageError, match=field):
-        kerasmem.max_batch_size(model, device="64MB", method="formula", confirm=True, **options)
 
 
 def test_a_model_of_this_process_alone_is_refused():
