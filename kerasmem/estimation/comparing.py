@@ -135,7 +135,8 @@ def compare(
         >>> kerasmem.compare(small, large, method="formula").categories[-1].change
         1312
     """
-    limits = _limits(budget, max_increase)
+    most = None if budget is None else parse_size(budget, field="budget")
+    increase = None if max_increase is None else _read_increase(max_increase)
     saved = [_saved_report(model) for model in (a, b)]
     known = next((report for report in saved if report is not None), None)
     if known is not None:
@@ -146,31 +147,46 @@ def compare(
             report = estimate(model, **options)
             options["method"] = report.settings.method  # the second by the method that answered for the first
         reports.append(report)
-    unlike = list(_differing(*reports, _ASKED))
+    before, after = reports
+    unlike = list(_differing(before, after, _ASKED))
     if unlike and not allow_different_settings:
         raise UsageError(
             f"a and b: {'; '.join(unlike)}; estimate both alike, or set allow_different_settings "
             "(--allow-different-settings)"
         )
-    return compare_reports(*reports, **limits)
+    categories = [
+        Difference(name=name, class_name="", before=getattr(before.bytes, name), after=getattr(after.bytes, name))
+        for name in (*Bytes.CATEGORIES, "total")
+    ]
+    limits = []
+    if most is not None:
+        limits.append(_limit("budget", most, *interval(after.bytes)))
+    if increase is not None:
+        share, size = increase
+        limit = int(before.bytes.total * share) + size
+        limits.append(_limit("increase", limit, *_increase(before.bytes, after.bytes)))
+    return Comparison(
+        before,
+        after,
+        tuple(each for each in categories if (each.before, each.after) != (None, None)),
+        tuple(sorted(_layers(before.layers, after.layers), key=lambda each: -abs(each.change or 0))),
+        tuple(limits),
+        tuple(_differing(before, after, _ASKED | _OF_THE_MODEL)),
+    )
 
 
-def _limits(budget: int | str | None, max_increase: int | str | None) -> dict[str, Any]:
-    """Return the limits as `compare_reports` takes them."""
-    limits: dict[str, Any] = {}
-    if budget is not None:
-        limits["budget"] = parse_size(budget, field="budget")
-    if max_increase is None:
-        return limits
-    if not isinstance(max_increase, str) or not max_increase.strip().endswith("%"):
-        return {**limits, "max_increase": parse_size(max_increase, field="max_increase")}
+def _read_increase(value: int | str) -> tuple[float, int]:
+    """Return a limit on the increase: a share of the first estimate, and bytes beside it."""
+    text = str(value).strip()
+    if not text.endswith("%"):
+        return 0.0, parse_size(value, field="max_increase")
     try:
-        share = float(max_increase.strip()[:-1]) / 100
+        share = float(text[:-1]) / 100
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1000:
-        raise UsageError(f"max_increase {max_increase!r}: write a share of a such as 5%, or a size such as 200MB")
-    return {**limits, "max_increase_ratio": share}
+        raise UsageError(f"max_increase {value!r}: write a share of a such as 5%, or a size such as 200MB")
+    return share, 0
 
 
 def _saved_report(model: Any) -> MemoryReport | None:
@@ -196,40 +212,6 @@ def _settings_of(report: MemoryReport) -> dict[str, Any]:
     if settings.method in ("measure", "profile"):
         taken.pop("method")
     return taken
-
-
-def compare_reports(
-    before: MemoryReport,
-    after: MemoryReport,
-    *,
-    budget: int | None = None,
-    max_increase: int | None = None,
-    max_increase_ratio: float | None = None,
-) -> Comparison:
-    """Compare two estimates.
-
-    Args:
-        before: the first.
-        after: the second.
-        budget: the most bytes that the second may take.
-        max_increase: the most bytes that it may take more than the first.
-        max_increase_ratio: the same as a share of the first: 0.05 is 5 %.
-    """
-    categories = [
-        Difference(name=name, class_name="", before=getattr(before.bytes, name), after=getattr(after.bytes, name))
-        for name in (*Bytes.CATEGORIES, "total")
-    ]
-    known = [each for each in categories if (each.before, each.after) != (None, None)]
-    layers = sorted(_layers(before.layers, after.layers), key=lambda each: -abs(each.change or 0))
-    limits = []
-    if budget is not None:
-        limits.append(_limit("budget", budget, *interval(after.bytes)))
-    share = None if max_increase_ratio is None else int(before.bytes.total * max_increase_ratio)
-    for increase in (max_increase, share):
-        if increase is not None:
-            limits.append(_limit("increase", increase, *_increase(before.bytes, after.bytes)))
-    notes = tuple(_differing(before, after, _ASKED | _OF_THE_MODEL))
-    return Comparison(before, after, tuple(known), tuple(layers), tuple(limits), notes)
 
 
 def _limit(what: str, limit: int, low: int, high: int | None) -> LimitVerdict:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import keras
 import pytest
 
-import kerasmem
+from kerasmem import compare
 from kerasmem.errors import UsageError
-from kerasmem.estimation.comparing import EXCEEDED, TOO_CLOSE, WITHIN, compare_reports
+from kerasmem.estimation.comparing import EXCEEDED, TOO_CLOSE, WITHIN
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Bytes
 
@@ -28,7 +28,7 @@ def with_bytes(base, total, low=None, high=None):
 
 def test_changes_by_layer_add_up_to_the_total():
     before, after = report(), report(16, extra=True)
-    found = compare_reports(before, after)
+    found = compare(before, after)
     assert sum(each.change for each in found.layers) == after.bytes.total - before.bytes.total
     assert sum(each.change for each in found.categories[:-1]) == found.categories[-1].change
     by_name = {each.name: each for each in found.layers}
@@ -40,15 +40,15 @@ def test_changes_by_layer_add_up_to_the_total():
 
 
 def test_numbers_of_keras_do_not_part_layers():
-    found = compare_reports(report(), report(first="dense_7", last="dense_8"))
+    found = compare(report(), report(first="dense_7", last="dense_8"))
     pairs = {each.name: each for each in found.layers if "→" in each.name}
     assert set(pairs) == {"dense → dense_7", "dense_1 → dense_8"}
     assert all(each.is_in == "both" and each.change == 0 for each in pairs.values())
     # A name that both have is not given to another.
-    found = compare_reports(report(), report(first="dense_1", last="dense"))
+    found = compare(report(), report(first="dense_1", last="dense"))
     assert {each.name for each in found.layers} >= {"dense", "dense_1"}
     # Nor are layers of other names, or other classes, the same.
-    found = compare_reports(report(), report(first="other"))
+    found = compare(report(), report(first="other"))
     assert {each.name: each.is_in for each in found.layers}["other"] == "second"
 
 
@@ -57,7 +57,7 @@ def test_many_layers_of_one_name_stem_are_paired_in_order():
     row = base.layers[1]
     many = tuple(replace(row, name=f"dense_{number}", bytes=number) for number in range(5000))
     moved = tuple(replace(row, name=f"dense_{number + 10_000}", bytes=number) for number in range(5000))
-    found = compare_reports(replace(base, layers=many), replace(base, layers=moved))
+    found = compare(replace(base, layers=many), replace(base, layers=moved))
     assert len(found.layers) == 5000
     assert all(each.change == 0 for each in found.layers)
 
@@ -68,7 +68,7 @@ def test_many_layers_of_one_name_stem_are_paired_in_order():
 )
 def test_a_budget(low, high, budget, verdict):
     base = report()
-    (limit,) = compare_reports(base, with_bytes(base, 100, low, high), budget=budget).limits
+    (limit,) = compare(base, with_bytes(base, 100, low, high), budget=budget).limits
     assert (limit.what, limit.verdict) == ("budget", verdict)
 
 
@@ -80,25 +80,25 @@ def test_a_budget(low, high, budget, verdict):
 def test_an_increase_compares_like_ends(after, increase, verdict):
     base = report()
     before = with_bytes(base, 100, 90, 120)
-    (limit,) = compare_reports(before, with_bytes(base, *after), max_increase=increase).limits
+    (limit,) = compare(before, with_bytes(base, *after), max_increase=increase).limits
     assert (limit.what, limit.verdict) == ("increase", verdict)
-    (share,) = compare_reports(before, with_bytes(base, *after), max_increase_ratio=increase / 100).limits
+    (share,) = compare(before, with_bytes(base, *after), max_increase=f"{increase}%").limits
     assert share == limit
 
 
 def test_other_settings_are_noted():
     base = report()
     other = replace(base, settings=replace(base.settings, batch_size=8, method="graph"))
-    notes = compare_reports(base, other).notes
+    notes = compare(base, other, allow_different_settings=True).notes
     assert "the methods differ: formula and graph" in notes
     assert "the batch sizes differ: 4 and 8" in notes
-    assert compare_reports(base, base).notes == ()
+    assert compare(base, base).notes == ()
 
 
 def test_unknown_bytes_stay_unknown():
     base = report()
     measured = replace(base, layers=tuple(replace(row, bytes=None) for row in base.layers))
-    found = compare_reports(base, measured)
+    found = compare(base, measured)
     assert all(each.change is None for each in found.layers)
     data = found.to_dict()
     assert data["layers"][0]["change"] is None
@@ -110,10 +110,10 @@ def test_a_model_is_compared_with_a_report_by_the_settings_of_the_report(tmp_pat
     path = tmp_path / "before.json"
     path.write_text(json.dumps(before.to_dict()))
     model = keras.Sequential([keras.Input((4,), name="input"), keras.layers.Dense(16)], name="model")
-    found = kerasmem.compare(path, model, max_increase="5%")
+    found = compare(path, model, max_increase="5%")
     assert found.before == before
     assert (found.after.settings.batch_size, found.after.settings.method) == (4, "formula")
-    assert found == kerasmem.compare(before, found.after, max_increase="5%")
+    assert found == compare(before, found.after, max_increase="5%")
     assert [limit.what for limit in found.limits] == ["increase"]
 
 
@@ -121,6 +121,6 @@ def test_reports_of_other_settings_are_compared_only_on_request():
     before = report()
     after = replace(before, settings=replace(before.settings, batch_size=8))
     with pytest.raises(UsageError, match="batch sizes differ: 4 and 8"):
-        kerasmem.compare(before, after)
-    found = kerasmem.compare(before, after, allow_different_settings=True)
+        compare(before, after)
+    found = compare(before, after, allow_different_settings=True)
     assert found.notes == ("the batch sizes differ: 4 and 8",)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import kerasmem
-from kerasmem.estimation.comparing import compare_reports
+from kerasmem.estimation.comparing import compare
 from kerasmem.rendering.comparison_table import comparison_table
 from kerasmem.rendering.layout import signed_size
 from kerasmem.rendering.search_table import search_table
@@ -25,7 +25,7 @@ def build(units=64):
 def results():
     search = kerasmem.max_batch_size(build, device="40MB", method="formula")
     reports = [kerasmem.estimate(build, factory_args={"units": n}, device="2MB", method="formula") for n in (64, 4096)]
-    return {"search": search, "comparison": compare_reports(*reports, budget=10**6, max_increase_ratio=0.1)}
+    return {"search": search, "comparison": compare(*reports, budget=10**6, max_increase="10%")}
 
 
 @pytest.mark.parametrize("width", [48, 60, 72, 80, 120])
