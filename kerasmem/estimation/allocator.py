@@ -86,7 +86,11 @@ class BFCAllocator:
         free = self._free
         index = bisect_left(free, rounded << _SHIFT)
         if index == len(free):
-            self._make_room(rounded, size)
+            if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):
+                raise OutOfMemory(
+                    f"no room for {size:,} B: {self.in_use:,} B of {self.reserved:,} B are in use and the largest free "
+                    f"chunk has {self.largest_free:,} B; a smaller batch or a larger limit is needed"
+                )
             index = bisect_left(free, rounded << _SHIFT)
         key = free.pop(index)
         chunk, address = key >> _SHIFT, key & _ADDRESS
@@ -155,14 +159,6 @@ class BFCAllocator:
     def reset_peak(self) -> None:
         """Reset the peak to the bytes in use, as `reset_memory_stats` does."""
         self.peak, self.requested_at_peak = self.in_use, self.requested_in_use
-
-    def _make_room(self, rounded: int, size: int) -> None:
-        """Grow until a free chunk has `rounded` bytes."""
-        if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):
-            raise OutOfMemory(
-                f"no room for {size:,} B: {self.in_use:,} B of {self.reserved:,} B are in use and the largest free "
-                f"chunk has {self.largest_free:,} B; a smaller batch or a larger limit is needed"
-            )
 
     def _extend(self, rounded: int) -> bool:
         addresses = (self._low if self.descending else _ADDRESS - self._high) - 2 * GRAIN  # never address 0

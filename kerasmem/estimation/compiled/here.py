@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem.errors import ModelError
+from kerasmem.estimation.allocator import GRAIN, smallest_limit
 from kerasmem.estimation.compiled import on_jax
 from kerasmem.estimation.compiled.hlo import NO_SCRATCH, Scratch, library_scratch
-from kerasmem.estimation.compiled.planned import OwnPlan
-from kerasmem.estimation.report import Outcome, Unmodelled
+from kerasmem.estimation.compiled.planned import OwnPlan, with_row
+from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
@@ -48,7 +49,20 @@ def jax_outcome(step: Step) -> Outcome:
         plan = replace(plan, arguments={**plan.arguments, "optimizer": slots})
     scratch = library_scratch(compiled.as_text()) if device.platform == "cpu" else NO_SCRATCH
     missing = _unmodelled(plan, int(compiled.memory_analysis().generated_code_size_in_bytes), device, scratch)
-    return plan.outcome(step.rows, step.weights(), tuple(missing), [_note(plan, device)], scratch)
+    requests, rows, spread = plan.requests(plan), frozenset(step.rows), SPREAD["xla"]
+    # JAX has one region (it takes three quarters of a GPU at once unless told otherwise) with each buffer rounded up.
+    # The upper end is for regions that grow, and what their chunks waste.
+    planned = sum(-(-size // GRAIN) * GRAIN for _, size in requests)
+    total, limit = planned + scratch.copied, smallest_limit(requests)
+    shares = plan.divided(plan, planned, rows, step.weights())
+    shares.add(scratch.copied, "workspace")
+    return Outcome(
+        "xla", "xla", total, int(total * (1 - spread)),
+        int((max(plan.allocated(plan).peak, limit) + scratch.most) * (1 + spread)),
+        Pool(plan.total, planned, None, None, limit),
+        shares.categories, shares.layers, with_row(plan.instant, rows), tuple(missing),
+        (_note(plan, device), *plan.notes),
+    )  # fmt: skip
 
 
 def _plan(step: SymbolicStep, device: Any) -> tuple[OwnPlan, Any]:

@@ -6,6 +6,7 @@ values share it. They are meant for people and change between versions; what doe
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -213,16 +214,9 @@ def peak_of(live_ranges: str) -> tuple[str | None, tuple[tuple[str, int], ...]]:
             sequence.setdefault(int(step.group(1)), step.group(2))
         peak = _PEAK.match(line)
         if peak is not None:
-            return sequence.get(int(peak.group(1))), tuple(_listed(lines))
+            listed = itertools.takewhile(bool, map(_LIVE.match, lines))
+            return sequence.get(int(peak.group(1))), tuple((each[1], int(each[2])) for each in listed if each)
     return None, ()
-
-
-def _listed(lines: Iterator[str]) -> Iterator[tuple[str, int]]:
-    for line in lines:
-        live = _LIVE.match(line)
-        if live is None:
-            return
-        yield live.group(1), int(live.group(2))
 
 
 def live_buffers(

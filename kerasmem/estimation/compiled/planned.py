@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kerasmem.estimation.allocator import GRAIN, BFCAllocator, smallest_limit
-from kerasmem.estimation.compiled.hlo import BACKWARD, NO_SCRATCH, OPTIMIZER, LiveBuffer, Scratch
-from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
+from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.compiled.hlo import BACKWARD, OPTIMIZER, LiveBuffer
+from kerasmem.estimation.report import Shares
 from kerasmem.models.op_names import CATEGORIES, Instant
 from kerasmem.records import Record
 from kerasmem.units import GIB
@@ -125,39 +125,6 @@ class CompiledPlan(Record, what="plan"):
 @dataclass(frozen=True, kw_only=True)
 class OwnPlan(CompiledPlan, PlannedBytes, what="compiled plan"):
     """XLA's plan where the step was compiled once."""
-
-    def outcome(
-        self,
-        rows: Collection[str] = (),
-        weights: Weights | None = None,
-        unmodelled: tuple[Unmodelled, ...] = (),
-        notes: Sequence[str] = (),
-        scratch: Scratch = NO_SCRATCH,
-    ) -> Outcome:
-        """Return the peak of the step, divided by category and layer.
-
-        The total is the plan in JAX's one region (it takes three quarters of a GPU at once unless told otherwise), each
-        buffer rounded up, and what kernels copy beside it; the interval's upper end is for regions that grow, and what
-        their chunks waste.
-
-        Args:
-            rows: names of the layers in the report.
-            weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
-            unmodelled: what the plan does not contain.
-            notes: how it was obtained.
-            scratch: what kernels take beside the plan.
-        """
-        asking, names, spread = self.requests(self), frozenset(rows), SPREAD["xla"]
-        planned = sum(-(-size // GRAIN) * GRAIN for _, size in asking)
-        total, limit = planned + scratch.copied, smallest_limit(asking)
-        shares = self.divided(self, planned, names, weights or {})
-        shares.add(scratch.copied, "workspace")
-        return Outcome(
-            "xla", "xla", total, int(total * (1 - spread)),
-            int((max(self.allocated(self).peak, limit) + scratch.most) * (1 + spread)),
-            Pool(self.total, planned, None, None, limit),
-            shares.categories, shares.layers, with_row(self.instant, names), unmodelled, (*notes, *self.notes),
-        )  # fmt: skip
 
 
 def row_of(path: str | None, rows: frozenset[str]) -> str | None:

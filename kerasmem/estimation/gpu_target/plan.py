@@ -96,28 +96,18 @@ def gpu_target_plan(
         MissingExtraError: JAX and its compiler for NVIDIA's GPUs are not installed.
         ChildFailure: it took too long or too much memory, or XLA refused; the reason says which.
     """
-    check_target(card)
+    target = target_text(card)
     if missing_parts():
         raise MissingExtraError(FEATURE, EXTRA)
     data = {
         "model": request.to_dict(),
-        "target": target_text(card),
+        "target": target,
         "has_triton": card.compute_capability >= _TRITON_CAPABILITY,
     }
     with TemporaryDirectory(prefix="kerasmem-") as folder:
         data["folder"] = folder
         answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=planned.ENVIRONMENT)
     return GpuPlan.from_dict({"card": card.key, "memory_bytes": card.memory_bytes, **answer})
-
-
-def check_target(card: Card) -> None:
-    """Raise UsageError, with the way out, unless XLA's compiler can be told of the card."""
-    if hardware_of(card) is None:
-        raise UsageError(
-            f"gpu-target does not know {card.name} (compute capability {'{}.{}'.format(*card.compute_capability)}): "
-            "its hardware figures are not in kerasmem's catalogue, which begins at compute capability 7.0; "
-            "use method='xla' or 'graph'"
-        )
 
 
 def target_text(card: Card) -> str:
@@ -133,9 +123,13 @@ def target_text(card: Card) -> str:
     Raises:
         UsageError: the card's hardware figures are not known.
     """
-    check_target(card)
-    hardware = hardware_of(card) or {}
-    major, minor = card.compute_capability
+    hardware, (major, minor) = hardware_of(card), card.compute_capability
+    if hardware is None:
+        raise UsageError(
+            f"gpu-target does not know {card.name} (compute capability {major}.{minor}): "
+            "its hardware figures are not in kerasmem's catalogue, which begins at compute capability 7.0; "
+            "use method='xla' or 'graph'"
+        )
     text = resources.files("kerasmem.estimation").joinpath("data/gpu_target.txtpb").read_text("utf-8")
     return Template(text).substitute(
         hardware,

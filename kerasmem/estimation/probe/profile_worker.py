@@ -11,6 +11,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark, of_device, read_recording, start_recording
@@ -102,7 +103,7 @@ class _ProfiledSession(Session):
         peaks = run["peaks"]
         skipped = min(WARM_UP_STEPS, len(peaks) - 1)
         number = skipped + usual(peaks[skipped:])
-        first, last = (bisect.bisect_left(events, each[number], key=_time) for each in (begins, ends))
+        first, last = (bisect.bisect_left(events, each[number], key=attrgetter("time")) for each in (begins, ends))
         before, after = self.held[number]
         contents, scopes, notes, at = self._contents()
         names = [optimizer.name for optimizer in optimizers_of(self.model)] if self.request.mode == "train" else []
@@ -137,10 +138,6 @@ class _ProfiledSession(Session):
             return {}, self.noted.scopes, [f"what XLA's buffer holds is not known: {error}"], None
         note = f"chunks as measured; the contents of XLA's buffer of {plan.temporary:,} B by its buffer assignment"
         return {plan.temporary: plan.live}, traced.scopes, [note], plan.at
-
-
-def _time(event: AllocatorEvent) -> int:
-    return event.time
 
 
 def _reserved(events: Sequence[AllocatorEvent], device: str) -> int | None:
