@@ -362,5 +362,5 @@ class MemoryLogger(keras.callbacks.Callback):
             print(line, flush=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy holds settings and results; the model, open files and the driver stay with the original."""
+        """A copy holds the settings; results, the model, open files and the driver stay with the original."""
         return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_line", "growth")), "_guests": set()}

@@ -9,40 +9,45 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import uuid
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Literal
 
-from kerasmem.cluster import Worker
+from kerasmem.cluster import Worker, own_path
 from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.batch_queue import BatchQueue, OpenBatch, RawBatch
 from kerasmem.monitoring.cost import Overhead, costed
 from kerasmem.monitoring.device_reader import DeviceReader
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
-from kerasmem.monitoring.output import Output
+from kerasmem.monitoring.logfile import LogFile
 from kerasmem.monitoring.phases import CurrentPhase, PhasePeaks
 from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.sampler import Sampler
 from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.monitoring.timeline import KINDS, Sample, Timeline
+from kerasmem.processes.children import GOES_ON
 
 Kind = Literal["train", "test", "predict"]
 _PENDING = 64  # batches whose readings wait to be taken in
 _MOST_SAMPLES = 1_000_000  # kept in memory, 108 bytes each; the file has all
+_begun: set[str] = set()  # families whose file has been begun in this process
 
 
 class Recorder:
-    """Records runs.
+    """Records runs. A copy has the settings and the log file of the original, and no results yet.
 
     Args:
         settings: the arguments of `MemoryLogger`, checked.
         clock: seconds that only go forward.
 
     Attributes:
-        settings: as given; a copy asks for a connection to the driver of its own.
+        settings: as given; a copy opens its own connection to the driver.
         run: number of the run under way; None between runs.
         epoch: number of the epoch under way; None outside.
         worker: which of several this process is in the run; None where it trains alone.
@@ -50,13 +55,6 @@ class Recorder:
         broken: True once an unexpected error has ended the recording.
         leak_watch: what watches for memory that epochs keep, where that is asked for.
     """
-
-    _reader: DeviceReader | None
-    _maxima: EpochMaxima | None
-    _pending: BatchQueue
-    _sampler: Sampler | None
-    _open: dict[str, OpenBatch]
-    _due: dict[str, int]
 
     def __init__(self, settings: LoggerSettings, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
@@ -69,18 +67,23 @@ class Recorder:
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
         self.settings = settings
-        self._output = Output(settings.filename, settings.append)
+        self._family = uuid.uuid4().hex  # shared by copies, which add to the same file
+        self._file: LogFile | None = None
         self._rows = PackedRows(KINDS, _MOST_SAMPLES)
         self.leak_watch = LeakWatch("epochs") if settings.leaks else None
         self._leak_notes: tuple[str, ...] = ()  # of the latest run: the next one knows more
         self._notes: dict[str, None] = {}
         self._phases: list[PhasePeaks] = []
         self._next_run = 0
-        self._elapsed = 0.0  # of the time line, when it was last stopped
         self._zero: float | None = None  # the clock at the time line's zero
         self._peaks: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._known: set[str] = set()
-        self._drop_handles()
+        self._reader: DeviceReader | None = None
+        self._maxima: EpochMaxima | None = None
+        self._sampler: Sampler | None = None
+        self._open: dict[str, OpenBatch] = {}
+        self._due: dict[str, int] = {}
+        self._pending = BatchQueue(self._take_in)
 
     # ------------------------------------------------------------- results
 
@@ -122,11 +125,26 @@ class Recorder:
             warnings.warn(f"MemoryLogger: {text}", stacklevel=2)
 
     def _add_object(self, kind: str, **values: Any) -> None:
-        self._warn(self._output.add_object(kind, **values))
+        self._write(lambda file: file.add_object(kind, **values))
 
-    def _warn(self, failure: str | None) -> None:
-        if failure is not None:
-            self.note(failure, say=True)
+    def _add_rows(self, samples: Sequence[Sample]) -> None:
+        self._write(lambda file: file.add(samples))
+
+    def _write(self, action: Callable[[LogFile], None]) -> None:
+        """Write to the log; a disk that fails ends the writing, not the training."""
+        if self._file is None:
+            return
+        try:
+            action(self._file)
+        except OSError as error:
+            self._close_file()
+            reason = error.strerror or error
+            self.note(f"file: writing to {self.settings.filename} stopped: {reason}; .timeline goes on", say=True)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     # ---------------------------------------------------------------- runs
 
@@ -147,9 +165,9 @@ class Recorder:
         if self._reader is not None and self._reader.pid != os.getpid():
             self._reader = None  # the parent's of this forked process
         if self._zero is None:
-            self._zero = self.clock() - self._elapsed
+            self._zero = self.clock()
         self.worker = worker
-        self._next_run = max(self._next_run, self._output.open(worker, self._next_run > 0))
+        self._open_file(worker)
         if self._reader is None:
             asked = self.settings
             self._reader = DeviceReader(
@@ -166,11 +184,23 @@ class Recorder:
             self._known.add("tree_bytes")
         self.run = self._next_run
         self._next_run += 1
-        self._output.start_run(self.run, tuple(self._notes), worker)
-        if self._output.file is not None:
-            self._output.file.behind = weakref.WeakMethod(self._pending.flush_quietly)
+        if self._file is not None:
+            ranks = {} if worker is None else {"rank": worker.rank, "ranks": worker.size}
+            self._file.start_run(self.run, datetime.now(timezone.utc).isoformat(), tuple(self._notes), **ranks)
+            self._file.behind = weakref.WeakMethod(self._pending.flush_quietly)
         self._sampler = sampler
         sampler.start()
+
+    def _open_file(self, worker: Worker | None) -> None:
+        """Open the log, under the worker's own name if there are several, to add to what this recorder has begun."""
+        path = self.settings.filename
+        if path is None:
+            return
+        has_begun = self._next_run > 0 or self._family in _begun
+        append = self.settings.append or has_begun or bool(os.environ.get(GOES_ON))
+        self._file = LogFile(own_path(Path(path), worker), append)
+        self._next_run = max(self._next_run, self._file.next_run)
+        _begun.add(self._family)
 
     @costed
     def end_run(self) -> None:
@@ -219,7 +249,7 @@ class Recorder:
 
     def _finish_files(self) -> None:
         self._pending.flush()
-        self._output.close()
+        self._close_file()
         self.run = self.epoch = self._maxima = None
         self._open.clear()
         self._due.clear()
@@ -263,7 +293,7 @@ class Recorder:
         rows = maxima.rows(self.run or 0, self._moment())
         for row in rows:
             self._rows.append(row)
-        self._warn(self._output.add(rows))
+        self._add_rows(rows)
         if self.leak_watch is not None:
             self.leak_watch.sample(self._rows.held_bytes)
         return maxima.logs(self._known, in_bytes=self.settings.epoch_logs == "bytes"), maxima.line()
@@ -313,7 +343,7 @@ class Recorder:
         queue = self._pending.batches
         ended = (self.run or 0, phase, self.epoch, batch, steps, self.clock(), raw, opened.between, opened.settled)
         queue.append(tuple.__new__(RawBatch, ended))  # the type's own way is a Python function more
-        if len(queue) >= _PENDING or (self.settings.sampling == 0 and self._output.file is not None):
+        if len(queue) >= _PENDING or (self.settings.sampling == 0 and self._file is not None):
             self._pending.flush()
 
     def _take_in(self, batches: list[RawBatch]) -> None:
@@ -328,7 +358,7 @@ class Recorder:
             if self._maxima is not None:
                 self._maxima.add(samples, batch.where)
             taken += samples
-        self._warn(self._output.add(taken))
+        self._add_rows(taken)
 
     def _moment(self, now: float | None = None) -> float:
         now = self.clock() if now is None else now
@@ -339,29 +369,15 @@ class Recorder:
 
     # ------------------------------------------------------------- copies
 
-    def _drop_handles(self) -> None:
-        self._reader = self._maxima = self._sampler = None
-        self._open, self._due = {}, {}
-        self._pending = BatchQueue(self._take_in)
-
     def __getstate__(self) -> dict[str, Any]:
-        """A copy holds settings and results, and no handle: it opens its own when it records."""
-        self._pending.flush()
-        state = dict(self.__dict__)
-        state["_peaks"] = self.peaks
-        state["_elapsed"] = self._elapsed if self._zero is None else self._moment()
-        for name in ("_reader", "_maxima", "_sampler", "_open", "_due", "_pending"):
-            del state[name]
-        state["_zero"] = state["run"] = state["epoch"] = None
-        if isinstance(self.settings.nvml, Nvml):
-            state["settings"] = replace(self.settings, nvml="auto")
-        state["_rows"] = self._rows.copy()
-        state["_phases"], state["phase"] = list(self._phases), CurrentPhase()
-        return state
+        settings = self.settings
+        if isinstance(settings.nvml, Nvml):
+            settings = replace(settings, nvml="auto")
+        return {"settings": settings, "family": self._family}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._drop_handles()
+        self.__init__(state["settings"])  # type: ignore[misc]
+        self._family = state["family"]
 
     def __del__(self) -> None:
         waiting = getattr(self, "_pending", None)  # None: it was never whole

@@ -286,7 +286,7 @@ def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_p
     rec = recorder(filename=tmp_path / "log.jsonl")
     rec.begin_run()
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, rec._output.file._file)
+    os.dup2(full, rec._file._file)
     os.close(full)
     with pytest.warns(UserWarning, match="writing to .* stopped: No space left"):
         rec.note("something turned out")
