@@ -121,8 +121,7 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
         >>> "Memory over time" in report_page(timeline).html
         True
     """
-    from kerasmem.monitoring.log_summary import summarise
-    from kerasmem.monitoring.rank_logs import TrainingLogs
+    from kerasmem.monitoring.log_summary import TrainingLogs, summarise
     from kerasmem.rendering.contents import PageContents, SavedReport
     from kerasmem.rendering.page import render_page
 

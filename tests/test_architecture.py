@@ -57,8 +57,7 @@ RESULTS = {
     "kerasmem.estimation.card_ranking", "kerasmem.estimation.many",
     "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.cards",
     "kerasmem.devices.live", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
-    "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary", "kerasmem.monitoring.rank_logs",
-    "kerasmem.monitoring.phases",
+    "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary", "kerasmem.monitoring.phases",
     "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
     "kerasmem.datatools.results", "kerasmem.recovery.advice",
 }  # fmt: skip

@@ -45,7 +45,7 @@ def command(files: tuple[str, ...], output: str | None, ranks: bool, title: str,
 
         _write("--output", output, render_page(contents).encode())
     if as_json:
-        from kerasmem.monitoring.rank_logs import trainings_to_dict
+        from kerasmem.monitoring.log_summary import trainings_to_dict
 
         reports = [{"source": each.source, **each.report.to_dict()} for each in contents.reports]
         show_json({**trainings_to_dict(contents.trainings), "reports": reports})
@@ -70,8 +70,7 @@ def _check_output(files: tuple[str, ...], output: str | None) -> None:
 
 
 def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
-    from kerasmem.monitoring.log_summary import LogSummary, summarise
-    from kerasmem.monitoring.rank_logs import TrainingLogs, group_by_rank
+    from kerasmem.monitoring.log_summary import LogSummary, TrainingLogs, group_by_rank, summarise
     from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 
     reports: list[SavedReport] = []

@@ -3,7 +3,7 @@
 ============= ===============================================================================
 logger        `MemoryLogger`, the Keras callback: which of Keras's hooks means what
 settings      its arguments, checked
-recorder      beginnings and ends of runs, epochs and batches → samples
+recorder      beginnings and ends of runs, epochs and batches → samples, in memory and in the log file
 batch_queue   raw readings of batches, and how samples are made of them later
 device_reader one reading of all devices, the driver and the host; peaks of batch, epoch and run
 peaks         one allocator's peaks, shared by all who read it
@@ -11,16 +11,13 @@ epoch_maxima  the largest sizes of an epoch
 cost          what the logger itself costs
 timeline      `Sample` and `Timeline`: the result, and its plain-data form
 rows          samples in compact arrays, for runs of a million batches
-rank_logs     the logs of several ranks as one training: which belong together
-output        the log file that a recorder writes
 logfile       CSV and JSON lines that survive a crash, written and read back
-log_summary   a log in brief; curves: its sizes over time
-sampler       what is too slow for a hook, and what happens between hooks; periodic: its thread
+log_summary   a log in brief, and the logs of several ranks as one training; curves: its sizes over time
+sampler       a thread for what is too slow for a hook, and what happens between hooks
 phases        the phase of training that a reading falls in, and the largest sizes of each
-tracking      `track`: what one action cost; host_watch: the thread that reads beside it
-growth        does a series of sizes grow on and on, or settle
+tracking      `track`: what one action cost
 evidence      what grows beside the memory: graphs, tracings, constants, kinds of objects
-leak_watch    `LeakWatch`: samples of a loop, and the report on them
+leak_watch    `LeakWatch`: samples of a loop, whether they grow on and on, and the report on them
 ============= ===============================================================================
 
 `Timeline`, `Sample` and `read_timeline` are here too; none of them needs TensorFlow.

@@ -8,8 +8,7 @@ from typing import Any
 
 from kerasmem.errors import InputError
 from kerasmem.estimation.report import DeviceVerdict, MemoryReport, lower_end
-from kerasmem.monitoring.log_summary import LogSummary
-from kerasmem.monitoring.rank_logs import TrainingLogs
+from kerasmem.monitoring.log_summary import LogSummary, TrainingLogs
 from kerasmem.profiling.results import StepProfile
 
 _MOST_BYTES = 2**60  # beyond any memory; a chart cannot scale more

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Column, Table
 
-from kerasmem.monitoring.log_summary import LogSummary, RunSummary
-from kerasmem.monitoring.rank_logs import TrainingLogs
+from kerasmem.monitoring.log_summary import LogSummary, RunSummary, TrainingLogs
 from kerasmem.rendering.contents import SavedReport
 from kerasmem.rendering.escape import printable, short_name
 from kerasmem.rendering.layout import figures, growth, known_size, table

@@ -15,7 +15,8 @@ import pytest
 import tensorflow as tf
 
 import kerasmem
-from kerasmem.monitoring.output import Output
+from kerasmem.monitoring.recorder import Recorder
+from kerasmem.monitoring.settings import LoggerSettings
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training import supervising
 from kerasmem.training.run_state import RunState
@@ -251,11 +252,15 @@ def test_a_signal_to_the_command_alone_reaches_the_script(tmp_path, number, code
 
 def test_a_log_is_added_to_by_a_script_that_is_run_again(tmp_path, monkeypatch):
     def write():
-        output = Output(tmp_path / "log.jsonl", append=False)
-        output.start_run(output.open(None, False), [], None)
-        output.close()
-        return [json.loads(line)["run"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+        settings = LoggerSettings(
+            tmp_path / "log.jsonl", append=False, update_freq=1, nvml=False, verbose=0, devices=[], reset_peaks=True,
+            epoch_logs=False, sampling=0, leaks=False,
+        )  # fmt: skip
+        recorder = Recorder(settings)
+        recorder.begin_run()
+        recorder.end_run()
+        return {json.loads(line)["run"] for line in (tmp_path / "log.jsonl").read_text().splitlines()}
 
-    assert write() == write() == [0], "a new process begins the file again"
+    assert write() == write() == {0}, "a new process begins the file again"
     monkeypatch.setenv(GOES_ON, "1")
-    assert write() == [0, 1]
+    assert write() == {0, 1}

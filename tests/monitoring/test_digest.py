@@ -8,9 +8,8 @@ import pytest
 from kerasmem.errors import UsageError
 from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.curves import thin
-from kerasmem.monitoring.log_summary import growth, summarise
+from kerasmem.monitoring.log_summary import TrainingLogs, group_by_rank, growth, summarise
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.monitoring.rank_logs import TrainingLogs, group_by_rank
 
 
 def sample(

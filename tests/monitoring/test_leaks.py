@@ -9,8 +9,7 @@ import pytest
 import kerasmem
 from kerasmem.errors import InputError, UsageError
 from kerasmem.monitoring.evidence import Census, Evidence, compare
-from kerasmem.monitoring.growth import judge_growth, theil_sen
-from kerasmem.monitoring.leak_watch import LeakReport, without_witness
+from kerasmem.monitoring.leak_watch import LeakReport, judge_growth, theil_sen, without_witness
 
 HERE = Path(__file__).parent
 KIB = 1024

@@ -13,9 +13,8 @@ import kerasmem
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, LayerMemory, MemoryReport, ModelFacts, Settings
 from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.log_summary import summarise
+from kerasmem.monitoring.log_summary import TrainingLogs, summarise
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.monitoring.rank_logs import TrainingLogs
 from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 from kerasmem.rendering.escape import html_text, middle, svg_text
 from kerasmem.rendering.page import render_page
