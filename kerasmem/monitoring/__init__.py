@@ -2,7 +2,6 @@
 
 ============= ===============================================================================
 logger        `MemoryLogger`, the Keras callback: which of Keras's hooks means what
-settings      its arguments, checked
 recorder      beginnings and ends of runs, epochs and batches → samples, in memory and in the log file
 batch_queue   raw readings of batches, and how samples are made of them later
 device_reader one reading of all devices, the driver and the host; peaks of batch, epoch and run
@@ -10,7 +9,6 @@ peaks         one allocator's peaks, shared by all who read it
 epoch_maxima  the largest sizes of an epoch
 cost          what the logger itself costs
 timeline      `Sample` and `Timeline`: the result, and its plain-data form
-rows          samples in compact arrays, for runs of a million batches
 logfile       CSV and JSON lines that survive a crash, written and read back
 log_summary   a log in brief, and the logs of several ranks as one training; curves: its sizes over time
 sampler       a thread for what is too slow for a hook, and what happens between hooks

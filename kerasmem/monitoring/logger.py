@@ -16,8 +16,7 @@ from kerasmem.devices.nvml import Nvml
 from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.leak_watch import LeakReport
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.monitoring.recorder import Kind, Recorder
-from kerasmem.monitoring.settings import LoggerSettings
+from kerasmem.monitoring.recorder import Kind, LoggerSettings, Recorder
 from kerasmem.monitoring.timeline import Timeline
 
 

@@ -8,30 +8,72 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from kerasmem.checks import choice, number, path, whole
 from kerasmem.cluster import Worker, own_path
 from kerasmem.devices.nvml import Nvml
+from kerasmem.errors import UsageError
 from kerasmem.monitoring.batch_queue import BatchQueue, OpenBatch, RawBatch
 from kerasmem.monitoring.cost import Overhead, costed
 from kerasmem.monitoring.device_reader import DeviceReader
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
-from kerasmem.monitoring.logfile import LogFile
+from kerasmem.monitoring.logfile import LogFile, format_of
 from kerasmem.monitoring.phases import CurrentPhase, PhasePeaks
-from kerasmem.monitoring.rows import PackedRows
 from kerasmem.monitoring.sampler import Sampler
-from kerasmem.monitoring.settings import LoggerSettings
-from kerasmem.monitoring.timeline import KINDS, Sample, Timeline
+from kerasmem.monitoring.timeline import KINDS, PackedRows, Sample, Timeline
 from kerasmem.processes.children import GOES_ON
+
+_DEVICE_NAME = re.compile(r"[A-Za-z_]+:\d+\Z")
+
+
+@dataclass
+class LoggerSettings:
+    """What a logger is to do; `MemoryLogger` has the meaning of each.
+
+    Raises:
+        UsageError: an argument cannot be right.
+    """
+
+    filename: str | os.PathLike[str] | None
+    append: bool
+    update_freq: int
+    nvml: Nvml | bool | str
+    verbose: int
+    devices: Sequence[str] | None
+    reset_peaks: bool
+    epoch_logs: bool | str
+    sampling: float
+    leaks: bool
+
+    def __post_init__(self) -> None:
+        if self.filename is not None and os.path.isdir(path("filename", self.filename)):
+            folder = os.fspath(self.filename)
+            raise UsageError(f"filename: {folder!r} is a folder; name a file in it, such as memory.csv")
+        self.update_freq = whole("update_freq", self.update_freq)
+        if not isinstance(self.nvml, Nvml):
+            choice("nvml", self.nvml, ("auto", True, False))
+        choice("epoch_logs", self.epoch_logs, (True, False, "bytes"))
+        choice("verbose", self.verbose, (0, 1, False, True))
+        if isinstance(self.devices, str) or not isinstance(self.devices, (Sequence, type(None))):
+            raise UsageError(f"devices: {self.devices!r} is no list of devices; write for example ['GPU:0']")
+        for name in self.devices or ():
+            if not isinstance(name, str) or not _DEVICE_NAME.match(name):
+                raise UsageError(f"devices: {name!r} is no logical device such as 'GPU:0'")
+        self.sampling = number("sampling", self.sampling, 0, 1000)
+        if self.filename is not None:
+            format_of(self.filename)
+
 
 Kind = Literal["train", "test", "predict"]
 _PENDING = 64  # batches whose readings wait to be taken in
@@ -193,12 +235,12 @@ class Recorder:
 
     def _open_file(self, worker: Worker | None) -> None:
         """Open the log, under the worker's own name if there are several, to add to what this recorder has begun."""
-        path = self.settings.filename
-        if path is None:
+        name = self.settings.filename
+        if name is None:
             return
         has_begun = self._next_run > 0 or self._family in _begun
         append = self.settings.append or has_begun or bool(os.environ.get(GOES_ON))
-        self._file = LogFile(own_path(Path(path), worker), append)
+        self._file = LogFile(own_path(Path(name), worker), append)
         self._next_run = max(self._next_run, self._file.next_run)
         _begun.add(self._family)
 

@@ -15,8 +15,7 @@ import pytest
 import tensorflow as tf
 
 import kerasmem
-from kerasmem.monitoring.recorder import Recorder
-from kerasmem.monitoring.settings import LoggerSettings
+from kerasmem.monitoring.recorder import LoggerSettings, Recorder
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training import supervising
 from kerasmem.training.run_state import RunState

@@ -11,8 +11,7 @@ import pytest
 from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import device_reader
 from kerasmem.monitoring.batch_queue import BatchQueue
-from kerasmem.monitoring.recorder import Recorder
-from kerasmem.monitoring.settings import LoggerSettings
+from kerasmem.monitoring.recorder import LoggerSettings, Recorder
 
 
 class Clock:

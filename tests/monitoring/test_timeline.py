@@ -8,9 +8,8 @@ import pytest
 from kerasmem.errors import InputError, UsageError
 from kerasmem.monitoring import Sample, Timeline, read_timeline
 from kerasmem.monitoring.logfile import LogFile, format_of
-from kerasmem.monitoring.rows import PackedRows
-from kerasmem.monitoring.settings import LoggerSettings
-from kerasmem.monitoring.timeline import COLUMNS, KINDS
+from kerasmem.monitoring.recorder import LoggerSettings
+from kerasmem.monitoring.timeline import COLUMNS, KINDS, PackedRows
 
 
 def sample(batch, peak, *, phase="train", epoch=0, device="GPU:0", run=0, **sizes):
