@@ -21,7 +21,7 @@ from kerasmem.files import write_named
 from kerasmem.monitoring.timeline import Timeline
 from kerasmem.monitoring.tracking import ActionTotals, Span, Tracker
 from kerasmem.profiling.results import StepProfile
-from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.layout import plain_text, terminal_console
 from kerasmem.rendering.summary_table import DEFAULT_WIDTH, summary_table
 from kerasmem.rendering.track_table import track_table
 
@@ -202,7 +202,7 @@ def _show(actions: Mapping[tuple[str, ...], ActionTotals], stream: Any) -> None:
     if stream is None or stream.closed or not actions:
         return
     if stream.isatty():
-        console = Console(file=stream, emoji=False, markup=False, highlight=False)
+        console = terminal_console(stream)
         console.print(track_table(actions, console.width))
     else:
         stream.write(plain_text(track_table(actions)))

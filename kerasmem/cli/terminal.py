@@ -42,9 +42,9 @@ def show_result(result: Any, as_json: bool, view: Callable[[Any, int | None], Re
 def show_text(view: Callable[[int | None], RenderableType]) -> None:
     """Print the text that a function makes for a terminal of so many columns, or for a pipe (None)."""
     if is_terminal():
-        from rich.console import Console
+        from kerasmem.rendering.layout import terminal_console
 
-        screen = Console(**_LOOK)
+        screen = terminal_console()
         screen.print(view(screen.width))
         return
     from kerasmem.rendering.layout import plain_text

@@ -13,20 +13,15 @@ from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.rendering.escape import printable, printable_lines
 from kerasmem.rendering.layout import (
     figures,
-    has_room,
     model_heading,
     note_lines,
     table,
     verdict_heading,
     verdict_text,
-    wide,
     words,
 )
 from kerasmem.rendering.peak_text import settings_line, verdict_line
 from kerasmem.units import format_size
-
-_WIDTH_FOR_RESULT = 100
-_WIDTH_FOR_THEN = 64
 
 
 def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool = False) -> RenderableType:
@@ -101,16 +96,8 @@ def _verdict_on(device: DeviceVerdict, verdict: str, how: str, needs: str) -> Te
 
 
 def _remedies(advice: Advice, terminal: int | None) -> Table:
-    is_wide = has_room(terminal, _WIDTH_FOR_THEN)
-    rows = table(
-        terminal,
-        figures(""),
-        words("Remedy"),
-        Column("Saves", justify="right", no_wrap=is_wide),
-        figures("Then") if is_wide else None,
-        Column("Verdict", no_wrap=is_wide, overflow="fold"),
-        wide(terminal, _WIDTH_FOR_RESULT, words("Result")),
-    )
+    columns = (figures(""), words("Remedy"), figures("Saves"), figures("Then"), Column("Verdict", no_wrap=True))
+    rows = table(terminal, *columns, words("Result"))
     for number, each in enumerate(advice.remedies, 1):
         saves = f"{format_size(each.saving)} ({each.saving_percent:.0f} %)"
         result = printable(each.result, 60)

@@ -15,7 +15,6 @@ from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import (
     change_text,
     figures,
-    has_room,
     note_lines,
     signed_size,
     table,
@@ -25,7 +24,6 @@ from kerasmem.rendering.layout import (
 from kerasmem.rendering.peak_text import claim, how, settings_line, verdict_line
 from kerasmem.units import format_size
 
-_WIDTH_FOR_PERCENT = 72
 _MOST_IN_A_COMMENT = 25  # layers
 _MARKS = {  # of a comment, the worst verdict first
     "exceeds the limit": "❌ ", "does not fit": "❌ ", "too close to call": "⚠️ ",
@@ -75,13 +73,12 @@ def _heading(letter: str, report: MemoryReport) -> Text:
 
 
 def _differences(first: str, shown: Iterable[Difference], rest: Sequence[Difference], terminal: int | None) -> Table:
-    with_percent = has_room(terminal, _WIDTH_FOR_PERCENT)
     rows = table(terminal, words(first), *map(figures, ("A", "B", "Change")))
     for row in shown:
         name = _NAMES.get(row.name, row.name).capitalize()
         if row.class_name:
             name = f"{printable(row.name, 100)} ({printable(row.class_name, 40)})"
-        change = change_text(row.change, signed_size(row.change) + (_percent(row) if with_percent else ""))
+        change = change_text(row.change, signed_size(row.change) + _percent(row))
         is_total = row.name == "total" and not row.class_name
         rows.add(name, *_sides(row), change, style="bold" if is_total else None)
     if rest:

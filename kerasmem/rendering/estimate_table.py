@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kerasmem.estimation.report import LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import figures, has_room, model_heading, note_lines, percent, table, wide
+from kerasmem.rendering.layout import figures, model_heading, note_lines, percent, table
 from kerasmem.rendering.peak_text import (
     claim,
     formula_terms,
@@ -23,10 +23,6 @@ from kerasmem.rendering.peak_text import (
     verdict_line,
 )
 from kerasmem.units import format_count, format_size
-
-_WIDTH_FOR_BYTES = 134  # columns from which the exact bytes have room beside the rest
-_WIDTH_FOR_SHAPES = 76
-_WIDTH_FOR_SHARES = 62
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,8 @@ def estimate_table(
     heading = model_heading(report.model, f"{settings_line(report.settings)} · method: {report.settings.method}")
     parts: list[RenderableType] = [heading, "", layers_table(report, sort, top, terminal), ""]
     if not _is_formula(report):
-        parts += [*peak(report, terminal), ""]
-    return Group(*parts, formula_terms(report, not has_room(terminal, _WIDTH_FOR_SHAPES)), "", *_remarks(report))
+        parts += [*peak(report), ""]
+    return Group(*parts, formula_terms(report), "", *_remarks(report))
 
 
 def _is_formula(report: MemoryReport) -> bool:
@@ -71,18 +67,17 @@ def layers_table(
     whole: dict[str, Any] = {"overflow": "fold", "no_wrap": terminal is None}
     divides = any(row.bytes is not None for row in report.layers)  # the method divides the total by layer
     activations = figures("Activations", format_count(report.formula.activation_elements_per_sample))
-    exact = wide(terminal, _WIDTH_FOR_BYTES, figures("Bytes", format_count(total)))
-    share = wide(terminal, _WIDTH_FOR_SHARES, figures("Share", "100 %"))
+    exact = figures("Bytes", format_count(total)) if terminal is None and not brief else None
     size = figures("Memory" if _is_formula(report) else "At peak", format_size(total))
     rows = table(
         terminal,
         Column("Layer (class)", "Total", **whole),
-        wide(terminal, _WIDTH_FOR_SHAPES, Column("Output shape", **whole)),
+        Column("Output shape", **whole),
         figures("Parameters", format_count(report.model.parameters)),
         None if brief and divides else activations,
-        exact if divides and not brief else None,
+        exact if divides else None,
         size if divides else None,
-        share if divides else None,
+        figures("Share", "100 %") if divides else None,
         show_footer=True,
         footer_style="bold",
         collapse_padding=True,

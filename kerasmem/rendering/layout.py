@@ -1,6 +1,7 @@
 """What all texts of results share: tables, headings, intervals, notes; styled on a terminal, plain in a pipe.
 
-Functions that make a text take `terminal`: the columns of a terminal, or None for plain text as wide as it needs.
+Functions that make a text take `terminal`: the columns of a terminal, at least `LEAST_WIDTH`, or None for plain text as
+wide as it needs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ VERDICT_STYLES = {
 }  # fmt: skip
 VERDICT_MARKS = {"fits": "✔", "does not fit": "✘", "too close to call": "?"}
 _PLAIN_WIDTH = 400
+LEAST_WIDTH = 80  # that tables need; a narrower terminal breaks lines itself
+
+
+def terminal_console(stream: Any = None) -> Console:
+    """Return a console on a terminal, with room for every table."""
+    screen = Console(file=stream, emoji=False, markup=False, highlight=False)
+    screen.width = max(LEAST_WIDTH, screen.width)
+    return screen
 
 
 def plain_text(contents: RenderableType, width: int | None = None) -> str:
@@ -51,11 +60,6 @@ def words(header: str) -> Column:
 def figures(header: str, footer: str = "") -> Column:
     """Return a column of figures, which may not."""
     return Column(header, footer, justify="right", no_wrap=True)
-
-
-def has_room(terminal: int | None, columns: int) -> bool:
-    """Return whether there is room for something that wants so many columns."""
-    return terminal is None or terminal >= columns
 
 
 class Rows(Table):
@@ -84,7 +88,7 @@ def table(terminal: int | None, *columns: str | Column | None, title: str | None
 
     Args:
         terminal: columns of a terminal, or None for plain text.
-        *columns: headers, with None for a column that is not to be shown (see `wide`).
+        *columns: headers, with None for a column that is not to be shown.
         title: of the table.
         **more: options of `rich.table.Table`.
     """
@@ -100,11 +104,6 @@ def table(terminal: int | None, *columns: str | Column | None, title: str | None
     )
     made.shown = tuple(column is not None for column in columns)
     return made
-
-
-def wide(terminal: int | None, least: int, column: Column) -> Column | None:
-    """Return a column if there is room for it beside the others."""
-    return column if has_room(terminal, least) else None
 
 
 def fact_list(facts: Iterable[tuple[str, str]], style: str = "bold") -> Table:

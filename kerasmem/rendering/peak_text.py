@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.formula import place
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Settings, lower_end
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import fact_list, figures, has_room, percent, verdict_text
+from kerasmem.rendering.layout import fact_list, figures, percent, verdict_text
 from kerasmem.units import format_size
 
 MODES = {"train": "training", "evaluate": "evaluation"}  # and inference
 _TOTAL = "In use at the peak"
-_WIDTH_FOR_BYTES = 64
 
 # how a figure was obtained, and what its interval is
 _HOW = {
@@ -80,7 +79,7 @@ def claim(report: MemoryReport) -> str | None:
     return f"{spread} ({_SPREAD.get(report.settings.method, by_formula)})"
 
 
-def peak(report: MemoryReport, terminal: int | None) -> Iterator[RenderableType]:
+def peak(report: MemoryReport) -> Iterator[RenderableType]:
     """Yield the paragraphs of a report by any method but the formula."""
     total = report.bytes.total
     facts = [("Peak", f"{format_size(total)} in use ({total:,} B): {how(report)}")]
@@ -90,24 +89,22 @@ def peak(report: MemoryReport, terminal: int | None) -> Iterator[RenderableType]
         facts.append(("Reached", printable(report.instant.text, 200)))
     yield fact_list(facts)
     yield ""
-    yield _categories(report.bytes, terminal)
+    yield _categories(report.bytes)
     yield ""
     yield fact_list([*_pool_facts(report), ("Formula", format_size(report.formula.total_bytes))])
 
 
-def _categories(need: Bytes, terminal: int | None) -> Table:
+def _categories(need: Bytes) -> Table:
     """A row for each category that is known and one for the rest: they add up to the total."""
     known = {name: size for name in Bytes.CATEGORIES if (size := getattr(need, name)) is not None}
     rows = {"allocator waste" if name == "allocator" else name: size for name, size in known.items() if size}
     if rest := need.total - sum(known.values()):
         rows["not divided further"] = rest
-    with_bytes = has_room(terminal, _WIDTH_FOR_BYTES)
     grid = Table.grid(Column(no_wrap=True), *map(figures, ("", "", "")), padding=(0, 2, 0, 0))
     for name, size in [*rows.items(), (_TOTAL, need.total)]:
         label = name if name == _TOTAL else name.capitalize()
-        exact = f"{size:,} B" if with_bytes else ""
         share = percent(size, need.total) if name != _TOTAL else "100 %"
-        grid.add_row(label, exact, format_size(size), share, style="bold" if name == _TOTAL else None)
+        grid.add_row(label, f"{size:,} B", format_size(size), share, style="bold" if name == _TOTAL else None)
     return grid
 
 
@@ -176,7 +173,7 @@ def margin(device: DeviceVerdict, need: Bytes, method: str) -> str:
     return f", {least}" + ("no upper end known" if spare is None else f"{format_size(-spare)} too much")
 
 
-def formula_terms(report: MemoryReport, is_narrow: bool) -> RenderableType:
+def formula_terms(report: MemoryReport) -> Table:
     """Return the formula with the model's numbers in it, one line a term."""
     formula, batch = report.formula, report.settings.batch_size
     factor = f"× {formula.copies} × 4 B"
@@ -186,8 +183,6 @@ def formula_terms(report: MemoryReport, is_narrow: bool) -> RenderableType:
         ("activations", f"{batch:,} × {formula.activation_elements_per_sample:,} {factor}", activations),
         ("formula", "", formula.total_bytes),
     ]
-    if is_narrow:
-        return Group(*(Text(f"{name} {term} = {count:,} B ({format_size(count)})") for name, term, count in terms))
     columns = (Column(no_wrap=True), figures(""), Column(no_wrap=True), figures(""), Column(no_wrap=True))
     grid = Table.grid(*columns, padding=(0, 2, 0, 0))
     for name, term, count in terms:

@@ -21,15 +21,12 @@ from kerasmem.rendering.layout import (
     percent,
     signed_size,
     table,
-    wide,
     words,
 )
 from kerasmem.rendering.peak_text import MODES
 from kerasmem.units import format_size
 
 _LARGEST_CHUNKS = 5
-_WIDTH_FOR_DIFFERENCE = 74
-_WIDTH_FOR_PARTS = 100
 _CATEGORIES = {"allocator": "waste in chunks", "unnamed": "not known"}
 _SHARES = {"optimizer": "optimizer, and what it works in"}
 
@@ -89,10 +86,8 @@ def _facts(profile: StepProfile) -> Iterator[tuple[str, str]]:
 
 def _beside(terminal: int | None, estimate: MemoryReport | None, first: str, *more: Column | None) -> Rows:
     """Return an empty table of measured sizes, with those of an estimate beside them."""
-    difference = wide(terminal, _WIDTH_FOR_DIFFERENCE, figures("Difference"))
-    own = (words(first), None, figures("Measured"), None)
-    both = (words(first), figures("Estimate"), figures("Measured"), difference)
-    return table(terminal, *(own if estimate is None else both), *more)
+    predicted, difference = (None, None) if estimate is None else (figures("Estimate"), figures("Difference"))
+    return table(terminal, words(first), predicted, figures("Measured"), difference, *more)
 
 
 def _cells(predicted: int | None, measured: int) -> tuple[int | None, int, Text]:
@@ -117,7 +112,7 @@ def _categories(profile: StepProfile, estimate: MemoryReport | None, terminal: i
 def _layers(
     profile: StepProfile, estimate: MemoryReport | None, sort: str, top: int | None, terminal: int | None
 ) -> Table:
-    rows = _beside(terminal, estimate, "Layer (class)", wide(terminal, _WIDTH_FOR_PARTS, words("Mostly")))
+    rows = _beside(terminal, estimate, "Layer (class)", words("Mostly"))
     predicted = _predicted(estimate)
 
     def size(row: ProfiledLayer) -> int:

@@ -11,11 +11,9 @@ from rich.text import Text
 from kerasmem.estimation.report import lower_end
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import VERDICT_STYLES, figures, model_heading, note_lines, table, verdict_text, wide
+from kerasmem.rendering.layout import VERDICT_STYLES, figures, model_heading, note_lines, table, verdict_text
 from kerasmem.rendering.peak_text import how, settings_line
 from kerasmem.units import format_size
-
-_WIDTH_FOR_ENDS = 72
 
 
 def search_table(result: SearchResult, terminal: int | None = None) -> RenderableType:
@@ -32,8 +30,8 @@ def search_table(result: SearchResult, terminal: int | None = None) -> Renderabl
 
 def _evaluations(result: SearchResult, terminal: int | None) -> Table:
     first = Column("batch size", justify="right", overflow="fold")
-    ends = (wide(terminal, _WIDTH_FOR_ENDS, figures(name)) for name in ("At least", "At most"))
-    rows = table(terminal, first, figures("Needs"), *ends, Column("Verdict", no_wrap=True))
+    sizes = map(figures, ("Needs", "At least", "At most"))
+    rows = table(terminal, first, *sizes, Column("Verdict", no_wrap=True))
     for each in result.evaluations:
         least = lower_end(result.report.settings.method, each.total, each.low)
         style = "bold" if each.size == result.largest else None

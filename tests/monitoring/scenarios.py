@@ -5,7 +5,6 @@ Each function gets a fresh folder as working directory and returns plain data fo
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import gc
 import io
@@ -111,53 +110,6 @@ def peaks():
         "same_from_file": read_timeline("log.csv").samples == logger.timeline.samples,
         "largest": logger.timeline.largest()._asdict(),
     }
-
-
-@scenario
-def skipped_batches():
-    model = wide_model()
-    sequence = Batches([4, 1024, 4, 4, 4, 4, 4, 4, 4, 4])
-    model.fit(sequence, epochs=1, verbose=0, shuffle=False)
-    logger = MemoryLogger(update_freq=3)
-    history = model.fit(sequence, epochs=2, verbose=0, shuffle=False, callbacks=[logger])
-    return {
-        "rows": rows(logger),
-        "run_peak": logger.run_peak,
-        "big": 1024 * WIDTH * 4,
-        "history": history.history,
-        "batches": logger.overhead.batches,
-    }
-
-
-@scenario
-def between_batches():
-    """Memory that another callback takes and gives back between the batches."""
-
-    class Glutton(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == 2:
-                tf.zeros([2**22]).numpy()
-
-        def on_epoch_end(self, epoch, logs=None):
-            tf.zeros([2**23]).numpy()
-
-    logger = MemoryLogger()
-    history = small_model().fit(*data(), batch_size=8, verbose=0, epochs=1, callbacks=[Glutton(), logger])
-    return {"rows": rows(logger), "run_peak": logger.run_peak, "history": history.history}
-
-
-@scenario
-def without_resets():
-    model = wide_model()
-    sequence = Batches([4, 640, 8, 2048, 16])
-    kept = tf.zeros([2**10])
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    before = tf.zeros([2**10, 2**10]).numpy().nbytes  # passing; smaller than what the largest batch takes
-    logger = MemoryLogger(reset_peaks=False)
-    model.fit(sequence, epochs=1, verbose=0, shuffle=False, callbacks=[logger])
-    after = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    del kept
-    return {"rows": rows(logger), "run_peak": logger.run_peak, "allocator": after, "before": before}
 
 
 @scenario
@@ -337,95 +289,6 @@ def copies():
     }
 
 
-@scenario
-def reading_fails():
-    """The allocator can no longer be read from the fourth batch on."""
-    logger = MemoryLogger("log.jsonl")
-
-    class Break(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 3 and not rows(logger)[-1]["epoch"]:
-                device = logger._recorder._reader._devices[0]
-                device.allocator = dataclasses.replace(device.allocator, read=lambda: 1 / 0)
-
-    history = small_model().fit(*data(), batch_size=8, epochs=2, verbose=0, callbacks=[logger, Break()])
-    return {
-        "rows": rows(logger),
-        "notes": logger.notes,
-        "history": history.history,
-        "notes_in_file": read_timeline("log.jsonl").notes,
-    }
-
-
-@scenario
-def logger_breaks():
-    """A fault in the logger itself: one warning, and training goes on."""
-    logger = MemoryLogger("log.csv", sampling=0)
-
-    class Break(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            logger._recorder._pending = None
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        history = fit(small_model(), logger, Break(), epochs=2)
-    rows_in_file = len(read_timeline("log.csv"))
-    return {
-        "warnings": [str(warning.message) for warning in our(caught)],
-        "epochs": len(history.history["loss"]),
-        "rows_in_file": rows_in_file,
-    }
-
-
-@scenario
-def disk_full():
-    logger = MemoryLogger("log.csv", sampling=0)
-
-    class Fill(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 2 and logger._recorder._file is not None:
-                full = os.open("/dev/full", os.O_WRONLY)
-                os.dup2(full, logger._recorder._file._file)
-                os.close(full)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        history = fit(small_model(), logger, Fill(), epochs=2)
-    return {
-        "warnings": [str(warning.message) for warning in our(caught)],
-        "epochs": len(history.history["loss"]),
-        "file": len(read_timeline("log.csv")),
-        "timeline": len(logger.timeline),
-        "notes": logger.notes,
-    }
-
-
-@scenario
-def cannot_be_written():
-    Path("file").write_text("x")
-    Path("other.csv").write_text("a,b\n1,2\n")
-    for name in ("full.csv", "full.jsonl"):
-        os.symlink("/dev/full", name)
-    trained = []
-
-    class Trained(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            trained.append(batch)
-
-    messages = []
-    for logger in (
-        MemoryLogger("file/log.csv"),
-        MemoryLogger("other.csv", append=True),
-        MemoryLogger("full.csv"),
-        MemoryLogger("full.jsonl"),
-    ):
-        try:
-            fit(small_model(), logger, Trained())
-        except Exception as error:
-            messages.append([type(error).__name__, str(error)])
-    return {"messages": messages, "trained": trained, "other": Path("other.csv").read_text()}
-
-
 class PretendAllocator:
     """An allocator whose every stretch peaks 10 bytes higher than the one before."""
 
@@ -491,28 +354,6 @@ def absent_driver():
     finally:
         device_reader.tracked_devices, device_reader.Nvml.open = original, opener
     return found
-
-
-@scenario
-def other_backend():
-    """Keras on another backend, as far as the logger is told."""
-    from kerasmem.devices import tracked_devices as tracked
-
-    original = tracked._keras_backend
-    tracked._keras_backend = lambda: "jax"
-    try:
-        logger = MemoryLogger("log.csv", verbose=1)
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            history = fit(small_model(), logger)
-    finally:
-        tracked._keras_backend = original
-    return {
-        "rows": rows(logger),
-        "notes": logger.notes,
-        "keys": sorted(history.history),
-        "file": len(read_timeline("log.csv")),
-        "printed": out.getvalue(),
-    }
 
 
 @scenario
@@ -596,29 +437,6 @@ class At(keras.callbacks.Callback):
 
 def brief(logger):
     return [[sample.run, sample.phase, sample.epoch, sample.batch] for sample in logger.timeline]
-
-
-def spike():
-    tf.zeros([2**24]).numpy()  # 64 MiB, passing
-
-
-@scenario
-def two_loggers():
-    model = small_model()
-    alone = MemoryLogger()
-    fit(model, alone, At(1, spike, end=False))
-    first, second = MemoryLogger(), MemoryLogger()
-    history = fit(model, first, second, At(1, spike, end=False))
-    within, outer = MemoryLogger(), MemoryLogger()
-    evaluate = lambda: model.evaluate(*data(8), verbose=0, callbacks=[within])  # noqa: E731
-    outer_history = fit(model, At(1, spike, end=False), outer, At(1, evaluate))
-    return {
-        "alone": alone.run_peak,
-        "run_peaks": [first.run_peak, second.run_peak, outer.run_peak],
-        "process_peaks": [logger.process_peak for logger in (alone, first, second, within, outer)],
-        "epochs": [history.history["memory_peak_bytes"], outer_history.history["memory_peak_bytes"]],
-        "peaks": [[sample.peak_bytes for sample in logger.timeline] for logger in (first, second)],
-    }
 
 
 @scenario
@@ -705,17 +523,6 @@ def one_file_for_two():
     _, found["warnings"] = _caught(lambda: [logger.on_train_batch_end(0) for logger in (one, two)])
     found["by_hand"] = len(read_timeline("hand.csv"))
     return found
-
-
-@scenario
-def numpy_numbers():
-    logger = MemoryLogger("log.jsonl", update_freq=np.int64(2))
-    fit(small_model(), logger)
-    try:
-        refused = MemoryLogger("a\0.csv")
-    except Exception as error:
-        refused = [type(error).__name__, str(error)]
-    return {"rows": brief(logger), "refused": refused}
 
 
 @scenario

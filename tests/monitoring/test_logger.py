@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 
 import pytest
 
@@ -46,50 +45,6 @@ def test_in_use_is_what_stays_after_the_batch(scenario):
     rows = batches(scenario("peaks")["rows"])
     assert all(row["in_use_bytes"] < MIB for row in rows)
     assert all(row["in_use_bytes"] <= row["peak_bytes"] for row in rows)
-
-
-def test_skipped_batches_are_in_the_next_rows_between_peak(scenario):
-    found = scenario("skipped_batches")
-    rows = batches(found["rows"], epoch=0)
-    assert numbers(rows, "batch") == [[0], [3], [6], [9]]
-    assert all(row["peak_bytes"] < MIB for row in rows)
-    assert [row["between_peak_bytes"] > found["big"] for row in rows] == [False, True, False, False]
-    assert found["run_peak"] > found["big"]
-    assert all(peak > found["big"] for peak in found["history"]["memory_peak_bytes"])
-    assert numbers(batches(found["rows"], "epoch"), "steps", "peak_bytes") == [
-        [10, int(peak)] for peak in found["history"]["memory_peak_bytes"]
-    ]
-    assert found["batches"] == 20
-
-
-def test_memory_between_batches_is_neither_batchs_and_not_lost(scenario):
-    found = scenario("between_batches")
-    rows = batches(found["rows"])
-    assert [row["peak_bytes"] > MIB for row in rows] == [False] * 5
-    assert [row["between_peak_bytes"] > 16 * MIB for row in rows] == [False, False, True, False, False]
-    assert found["run_peak"] > 32 * MIB, "taken after the last batch"
-    assert found["history"]["memory_peak_bytes"][0] > 32 * MIB
-    assert batches(found["rows"], "epoch")[0]["peak_bytes"] > 32 * MIB
-
-
-def test_without_resets_only_rising_peaks_are_known(scenario):
-    found = scenario("without_resets")
-    peaks = [row["peak_bytes"] for row in batches(found["rows"])]
-    assert [peak is not None for peak in peaks] == [False, True, False, True, False]
-    assert peaks[1] > found["before"] == 4 * MIB
-    assert found["run_peak"] == found["allocator"] == peaks[3], "TensorFlow's own peak is left alone"
-
-
-def test_two_loggers_at_once_have_the_same_true_peaks(scenario):
-    found = scenario("two_loggers")
-    spike = 64 * MIB
-    assert spike < found["alone"] < spike + MIB
-    assert all(spike < peak < spike + MIB for peak in found["run_peaks"]), found["run_peaks"]
-    assert all(spike < peak for peak in found["process_peaks"]) and len(set(found["process_peaks"])) == 1
-    assert [peaks[0] > spike for peaks in found["epochs"]] == [True, True]
-    assert [[peak > spike for peak in peaks] for peaks in found["peaks"]] == [
-        [False, True, False, False, False, True]
-    ] * 2
 
 
 # ------------------------------------------------------- Keras's dialect
@@ -226,13 +181,6 @@ def test_loggers_do_not_overwrite_each_others_file(scenario):
     assert found["shared"] == sorted(expected)
 
 
-def test_numpys_numbers_are_numbers_and_an_impossible_name_is_refused_at_once(scenario):
-    found = scenario("numpy_numbers")
-    assert found["rows"] == [[0, "train", 0, batch] for batch in (0, 2, 4)] + [[0, "epoch", 0, None]]
-    kind, text = found["refused"]
-    assert kind == "UsageError" and text.startswith("filename: 'a\\x00.csv'")
-
-
 def test_copies_made_before_the_first_run_add_to_one_file(scenario):
     found = scenario("one_file_for_two")
     assert found["copies"] == [[run, batch] for run in range(3) for batch in (0, 1, None)]
@@ -292,40 +240,6 @@ def test_copies_have_the_settings_and_add_to_the_file(scenario):
 # ------------------------------------------------------- things that fail
 
 
-def test_a_reading_that_fails_becomes_unknown_and_training_goes_on(scenario):
-    found = scenario("reading_fails")
-    known = [row["peak_bytes"] is not None for row in batches(found["rows"])]
-    assert known == [True] * 4 + [False] * 6
-    assert all(row["rss_bytes"] for row in found["rows"])
-    first, second = found["history"]["memory_peak_bytes"]
-    assert first > 0 and math.isnan(second), "the same keys every epoch"
-    assert any("could no longer be read: division by zero" in note for note in found["notes"])
-    assert found["notes_in_file"] == found["notes"]
-
-
-def test_a_fault_of_the_loggers_own_is_one_warning(scenario):
-    found = scenario("logger_breaks")
-    assert len(found["warnings"]) == 1 and "AttributeError" in found["warnings"][0]
-    assert found["epochs"] == 2 and found["rows_in_file"] == 1
-
-
-def test_a_full_disk_is_one_warning(scenario):
-    found = scenario("disk_full")
-    assert len(found["warnings"]) == 1 and "No space left on device" in found["warnings"][0]
-    assert found["epochs"] == 2 and found["file"] == 3 and found["timeline"] == 12
-    assert "No space left" in found["notes"][-1]
-
-
-def test_a_file_that_cannot_be_written_stops_before_training(scenario):
-    found = scenario("cannot_be_written")
-    assert found["trained"] == []
-    kinds, texts = zip(*found["messages"], strict=True)
-    assert kinds == ("UsageError",) * 4
-    assert "'file/log.csv' cannot be written" in texts[0]
-    assert "no kerasmem log" in texts[1] and found["other"] == "a,b\n1,2\n"
-    assert "No space left on device" in texts[2] and "No space left on device" in texts[3]
-
-
 def test_growth_that_came_too_late_is_said_once_at_the_users_line(scenario):
     found = scenario("growth_too_late")
     assert found["warnings"] == [["MemoryLogger: Too late. Call it first.", "scenarios.py"]]
@@ -356,15 +270,6 @@ def test_an_absent_driver_is_silent_unless_it_was_insisted_on(scenario):
     found = scenario("absent_driver")
     note = "driver: no NVIDIA driver here: its library libnvidia-ml.so.1 is not found"
     assert found == {"auto": [0, [note]], "True": [1, [note]], "False": [0, []]}
-
-
-def test_on_another_backend_the_host_is_logged_and_the_rest_has_a_reason(scenario):
-    found = scenario("other_backend")
-    assert found["file"] == len(found["rows"]) == 6
-    assert all(row["device"] is None and row["peak_bytes"] is None and row["rss_bytes"] for row in found["rows"])
-    assert found["keys"] == ["loss", "memory_rss_bytes", "memory_swap_bytes", "memory_tree_bytes"]
-    assert "jax" in found["notes"][0] and len(found["notes"]) == 1
-    assert found["printed"].startswith("memory, epoch 1 (host): host ")
 
 
 # --------------------------------------------------------------- outputs

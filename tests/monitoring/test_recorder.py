@@ -99,29 +99,6 @@ def test_a_peak_between_batches_is_the_epochs(ledger):
     assert rec.timeline.max(phase="epoch") == 70_000
 
 
-def test_a_validation_batch_is_named_where_the_peak_was(ledger):
-    rec = recorder()
-    rec.begin_run()
-    rec.begin_epoch(0)
-    rec.begin_batch("test", 3)
-    ledger.spike(500)
-    rec.end_batch("test", "validation", 3)
-    assert "in validation batch 3" in rec.end_epoch()[1]
-
-
-def test_peaks_of_an_epoch_do_not_come_from_the_one_before(ledger):
-    rec = recorder()
-    rec.begin_run()
-    logs = []
-    for epoch, size in enumerate([800, 20]):
-        rec.begin_epoch(epoch)
-        rec.begin_batch("train", 0)
-        ledger.spike(size)
-        rec.end_batch("train", "train", 0)
-        logs.append(rec.end_epoch()[0]["memory_peak_bytes"])
-    assert logs == [800.0, 20.0]
-
-
 def test_memory_between_epochs_is_the_runs_and_no_epochs(ledger):
     rec = recorder()
     rec.begin_run()
@@ -376,18 +353,6 @@ def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     assert len(rec.timeline) == 1 and not rec.broken
 
 
-def test_memory_holds_the_newest_samples(ledger, monkeypatch):
-    monkeypatch.setattr("kerasmem.monitoring.recorder._MOST_SAMPLES", 8)
-    rec = recorder()
-    rec.begin_run()
-    for batch in range(100):
-        rec.begin_batch("train", batch)
-        rec.end_batch("train", "train", batch)
-    timeline = rec.timeline
-    assert [s.batch for s in timeline] == list(range(timeline.dropped, 100))
-    assert 8 <= len(timeline) < 10
-
-
 def test_a_forked_process_opens_devices_of_its_own(ledger):
     rec = recorder()
     rec.begin_run()
@@ -406,15 +371,6 @@ class Taker:
         if "bad" in batches:
             raise ValueError("a fault")
         self.taken.append(batches)
-
-
-def test_a_pile_is_taken_in_at_once_and_once():
-    taker = Taker()
-    queue = BatchQueue(taker.take)
-    queue.batches.extend("abc")
-    queue.flush_quietly()
-    queue.flush()
-    assert taker.taken == [["a", "b", "c"]]
 
 
 def test_a_fault_in_the_background_is_raised_where_it_is_heard():
