@@ -105,7 +105,10 @@ class RemoteHandle(Handle):
                 for number in range(bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, start + size))
             }
             claims.append(Claim(self._fetcher, [by_start[number] for number in sorted(mine)]))
-        self._fetcher.prefetch(requests)
+        try:
+            self._fetcher.prefetch(requests)
+        except PermanentError as error:  # it was closed meanwhile
+            raise DataError(f"{shown(self.path)}: {error}") from None
         return claims
 
     def read(self, view: memoryview, offset: int) -> None:
