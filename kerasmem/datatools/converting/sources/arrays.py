@@ -65,7 +65,7 @@ class ArraySource(RowSource):
             listed = ", ".join(f"{shown(member.name)} has {member.shape[0]:,}" for member in self._members)
             raise DataError(f"{self.label}: its arrays differ in their number of rows (axis 0): {listed}")
         self.rows = self._members[0].shape[0]
-        self.fields = tuple(field for member in self._members for field in member.fields)
+        self.fields = tuple(member.field for member in self._members)
 
     def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows of all arrays."""
@@ -77,10 +77,9 @@ class ArraySource(RowSource):
                 for member, file in zip(members, files, strict=True):
                     member.seek(file, start)
                 for first in range(start, self.rows, rows):
-                    columns: Rows = {}
-                    for member, file in zip(members, files, strict=True):
-                        columns |= member.split(member.read(file, self.label, first, min(rows, self.rows - first)))
-                    yield columns
+                    count = min(rows, self.rows - first)
+                    opened_members = zip(members, files, strict=True)
+                    yield {member.name: member.read(file, self.label, first, count) for member, file in opened_members}
         except _DAMAGED as error:
             raise DataError(f"{self.label}: cannot be read: {one_line(str(error))}; copy or write it again") from error
 
@@ -96,26 +95,8 @@ class _Member:
     ) -> None:
         self.name, self.shape, self.dtype, self.offset, self.entry = name, shape, dtype, offset, entry
         self.fortran = fortran and len(shape) > 1
-        self.fields = self._fields()
+        self.field = Field(name, dtype.str, shape[1:])
         self._whole: np.ndarray | None = None
-
-    def _fields(self) -> list[Field]:
-        columns = [(self.name, self.dtype)]
-        if self.dtype.names is not None:
-            columns = [(check_name(name, shown(self.name)), self.dtype[name]) for name in self.dtype.names]
-        fields = []
-        for name, dtype in columns:
-            base, extra = dtype.subdtype or (dtype, ())
-            if base.names is not None:
-                raise DataError(f"the field {shown(name)} of {shown(self.name)} is a table in a table; write it flat")
-            fields.append(Field(name, base.str, self.shape[1:] + extra))
-        return fields
-
-    def split(self, values: np.ndarray) -> Rows:
-        """Return the columns of a structured array, or the array under its own name."""
-        if self.dtype.names is None:
-            return {self.name: values}
-        return {field.name: values[name] for field, name in zip(self.fields, self.dtype.names, strict=True)}
 
     def seek(self, file: Any, row: int) -> None:
         """Seek to a row, unless the array is in Fortran order."""

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, ClassVar, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
@@ -41,7 +41,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 class Column:
     """Content of a column, as far as it was read."""
 
-    kind: str  # int, float, bool, text, prose (too many texts), mixed (as many, most of them numbers), null
+    kind: str  # int, float, bool, text, prose (too many texts), null
     dtype: str = ""
     width: int | None = None  # of lists; -1 if not known yet
     gaps: int = 0
@@ -64,7 +64,6 @@ class TableSource(RowSource):
         MissingExtraError: If pyarrow is not installed.
     """
 
-    format: ClassVar[str]
     types: dict[str, Any]
 
     def __init__(self, path: str, options: ReadOptions) -> None:
@@ -74,7 +73,7 @@ class TableSource(RowSource):
         try:
             import pyarrow.compute
         except ImportError:
-            raise MissingExtraError(f"reading {self.format} files", "convert") from None
+            raise MissingExtraError("reading CSV and Parquet files", "convert") from None
         self.arrow = pyarrow
         with _arrow_errors(self.label):
             self._open()
@@ -170,9 +169,8 @@ class TableSource(RowSource):
         if column.kind == "text":
             column.texts.update(text for text in compute.unique(values).to_pylist() if text is not None)
             if len(column.texts) > _MOST_TEXTS or any(len(text) > _TEXT_BYTES for text in column.texts):
-                others = [text for text in column.texts if not _is_number(text)]
-                column.kind = "mixed" if 0 < len(others) < len(column.texts) // 2 else "prose"
-                column.texts = set(others[:1])  # an example
+                column.kind = "prose"
+                column.texts = {min(column.texts, key=lambda text: (_is_number(text), text))}  # an example, no number
 
     def _values(self, batch: Any, wanted: Field) -> np.ndarray:
         values = batch.column(batch.schema.get_field_index(self._names[wanted.name]))
@@ -189,7 +187,6 @@ class TableSource(RowSource):
 class CsvSource(TableSource):
     """A CSV file; its types are settled by reading it once."""
 
-    format = "CSV"
     starts = (0,)
 
     def settle(self, columns: dict[str, Column]) -> None:
@@ -296,8 +293,6 @@ class CsvSource(TableSource):
 class ParquetSource(TableSource):
     """A Parquet file."""
 
-    format = "Parquet"
-
     def _open(self) -> None:
         with self._file() as file:
             if file.metadata.num_columns > _MOST_COLUMNS:
@@ -403,11 +398,12 @@ def _agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
 
 def _check(column: Column, where: str, as_text: bool) -> None:
     """Refuse columns that cannot be numbers."""
-    if column.kind == "mixed" and not as_text:
-        other = shown(min(column.texts), 40)
-        raise DataError(f"{where} mixes types: most of it is numbers, and {other} is not. {_MIXED}")
-    if column.kind in ("prose", "mixed"):
-        raise DataError(f"{where} holds more than {_MOST_TEXTS:,} different texts, or very long ones; leave it out")
+    if column.kind == "prose":
+        example = shown(min(column.texts), 40)
+        raise DataError(
+            f"{where} holds more than {_MOST_TEXTS:,} different texts, or very long ones, such as {example}. Fix them "
+            "if the others are numbers, or leave the column out with drop."
+        )
     if column.kind in ("text", "bool") and column.gaps:
         raise DataError(f"{where} has {column.gaps:,} gaps among its values; fill them, or leave it out with drop")
     if column.kind == "int" and column.gaps:
