@@ -12,7 +12,7 @@ import kerasmem
 from kerasmem.errors import UsageError
 from kerasmem.estimation.many import EstimateTable
 from kerasmem.processes.executors import open_executor
-from kerasmem.processes.forking import running_servers
+from kerasmem.processes.forking import _servers
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -80,13 +80,13 @@ def test_what_fails_is_a_row_with_its_reason(files):
 
 def test_one_loaded_process_serves_all_candidates(files):
     kerasmem.estimate_many([dense], method="formula")
-    before, told = running_servers(), []
+    before, told = list(_servers), []
 
     def tell(row, done, count):
         told.append((row.model, done, count))
 
     kerasmem.estimate_many([dense], grid={"units": [1, 2, 3]}, method="formula", progress=tell)
-    assert running_servers() == before
+    assert _servers == before
     assert told == [("dense", done, 3) for done in (1, 2, 3)]
 
 
@@ -107,9 +107,13 @@ def test_executors_give_the_same_table_in_the_same_order(files):
         ([dense], {"grid": {"batch_size": [0]}}, "batch_size"), ([dense], {"grid": {"method": ["magic"]}}, "magic"),
         ([dense], {"grid": {"dense.units": [4]}}, "no setting"), ([dense], {"timeout": 0}, "timeout"),
         ([dense], {"host_memory_limit": "2GB"}, "host_memory_limit"), ([dense], {"executor": 7}, "executor"),
-        ([dense()], {}, r"for kerasmem\.estimate"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_before_anything_is_estimated(models, options, said):
     with pytest.raises(UsageError, match=said):
         kerasmem.estimate_many(models, **options)
+
+
+def test_a_model_that_is_there_is_refused():
+    with pytest.raises(UsageError, match=r"for kerasmem\.estimate"):
+        kerasmem.estimate_many([dense()])
