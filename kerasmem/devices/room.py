@@ -64,14 +64,8 @@ def _cpu_limit() -> int | None:
     return int(text) * MIB if text.isdecimal() and cpu_uses_bfc() else None
 
 
-def bytes_in_use() -> int | None:
-    """Return the bytes in use of the first GPU's or the CPU's allocator, or None if unknown."""
-    allocator = _first_allocator()
-    return None if allocator is None else allocator.read().in_use_bytes
-
-
 def in_use_reader() -> Callable[[], int]:
-    """Return a fast function for `bytes_in_use`, with 0 for unknown."""
+    """Return a function for the bytes in use of the first GPU's or the CPU's allocator, 0 if unknown."""
     allocator = _first_allocator()
     return (lambda: 0) if allocator is None else (lambda: allocator.read().in_use_bytes)
 
