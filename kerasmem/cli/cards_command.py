@@ -31,7 +31,7 @@ def command(model: str | None, method: Method, max_batch: bool, **options: Any) 
     check_options("cards", model, options)
     if options["device"] is not None:
         raise UsageError("--device: cards asks about all of them; kerasmem estimate takes a device")
-    from kerasmem.rendering.cards_table import cards_table
+    from kerasmem.rendering.search_tables import cards_table
 
     with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", method):
         from kerasmem.estimation.card_ranking import rank_cards

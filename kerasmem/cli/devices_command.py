@@ -29,6 +29,6 @@ def command(sources: bool, as_json: bool) -> None:
         catalogue = [{**card.to_dict(), "available_bytes": available} for card, available in cards]
         show_json({"format_version": 1, "machine": machine.to_dict(), "catalogue": catalogue})
         return
-    from kerasmem.rendering.devices_table import devices_table
+    from kerasmem.rendering.machine_tables import devices_table
 
     show_text(lambda terminal: devices_table(cards, machine, terminal, sources=sources))

@@ -23,7 +23,7 @@ def command(timeout: float, as_json: bool) -> int:
       kerasmem doctor --json
     """
     from kerasmem.devices.doctor import examine
-    from kerasmem.rendering.doctor_table import doctor_table
+    from kerasmem.rendering.machine_tables import doctor_table
 
     with spinner("asking TensorFlow"):
         found = examine(timeout=timeout)

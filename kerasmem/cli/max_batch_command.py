@@ -34,7 +34,7 @@ def command(model: str | None, **options: Any) -> int:
     3 not even the smallest fits · 4 too close to call
     """
     check_options("max-batch", model, options, needs_device=True)
-    from kerasmem.rendering.search_table import search_table
+    from kerasmem.rendering.search_tables import search_table
 
     with quiet_tensorflow(), spinner("searching for the largest batch", options["method"]):
         from kerasmem.estimation.sizing import max_batch_size

@@ -16,7 +16,7 @@ from kerasmem.estimation.arguments import EstimateArguments
 from kerasmem.estimation.facade import EstimateSession
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.layout import plain_text
-from kerasmem.rendering.search_table import search_table
+from kerasmem.rendering.search_tables import search_table
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

@@ -12,7 +12,7 @@ import kerasmem
 from kerasmem.estimation.comparing import compare
 from kerasmem.rendering.comparison_table import comparison_table
 from kerasmem.rendering.layout import signed_size
-from kerasmem.rendering.search_table import search_table
+from kerasmem.rendering.search_tables import search_table
 
 
 def build(units=64):

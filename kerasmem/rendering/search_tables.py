@@ -1,4 +1,4 @@
-"""A SearchResult as text: the answer, what lies around it, and every size that was asked."""
+"""Searches as text: the largest batch, and the card to take."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from kerasmem.estimation.card_ranking import CardRanking
 from kerasmem.estimation.report import lower_end
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import VERDICT_STYLES, figures, model_heading, note_lines, table, verdict_text
-from kerasmem.rendering.peak_text import how, settings_line
+from kerasmem.rendering.peak_text import asked_line, how, settings_line
 from kerasmem.units import format_size
 
 
@@ -83,3 +84,28 @@ def _answer(result: SearchResult) -> Iterator[Text]:
         has_gap = result.largest is not None and result.fails_from - result.largest > 1
         between = "; sizes in between are uncertain" if has_gap else ""
         yield Text(f"{result.fails_from:,} and more will not fit{between}.")
+
+
+def cards_table(ranking: CardRanking, terminal: int | None = None, *, largest: bool = False) -> RenderableType:
+    """Return the answer, and a row for each card.
+
+    Args:
+        ranking: of the cards.
+        terminal: columns of one, None for plain text.
+        largest: whether the largest batch was looked for.
+    """
+    report, best = ranking.report, ranking.best
+    fitting = sum(each.verdict == "fits" for each in ranking.cards)
+    if best is None:
+        answer = Text("✘ fits none of the known cards", style=VERDICT_STYLES["does not fit"])
+    else:
+        answer = Text(f"✔ fits {fitting} of {len(ranking.cards)} known cards", style=VERDICT_STYLES["fits"])
+        answer.append(f", with the least memory: {best.name}", style="not bold default")
+    names = (Column(name, no_wrap=True) for name in ("Card", "--device"))
+    batches = figures("Largest batch") if largest else None
+    verdict = Column("Verdict", no_wrap=True)
+    rows = table(terminal, *names, figures("For TensorFlow"), figures("At most"), verdict, batches)
+    for each in ranking.cards:
+        batch = "–" if each.largest_batch is None else f"{each.largest_batch:,}"
+        rows.add(each.name, each.key, each.available_bytes, each.high, verdict_text(each.verdict), batch)
+    return Group(answer, Text(asked_line(report), style="dim"), "", rows)
