@@ -22,8 +22,8 @@ from kerasmem.monitoring.timeline import Timeline
 from kerasmem.monitoring.tracking import ActionTotals, Span, Tracker
 from kerasmem.profiling.results import StepProfile
 from kerasmem.rendering.layout import plain_text, terminal_console
+from kerasmem.rendering.run_tables import track_table
 from kerasmem.rendering.summary_table import DEFAULT_WIDTH, summary_table
-from kerasmem.rendering.track_table import track_table
 
 _FRAME_HEIGHT = 720  # of a page in a notebook, in CSS pixels; it scrolls inside
 _actions: dict[tuple[str, ...], ActionTotals] = {}  # what the table has yet to show

@@ -104,7 +104,7 @@ def _estimate_many(
         models, options = [options["factory"]], {**options, "factory": None}
     from kerasmem.estimation.many import estimate_many
     from kerasmem.rendering.data import rows_to_csv
-    from kerasmem.rendering.many_table import many_table
+    from kerasmem.rendering.search_tables import many_table
 
     arguments = call_arguments({**options, "custom_objects": ()})
     with progress_bar() as show:

@@ -50,7 +50,7 @@ def command(files: tuple[str, ...], output: str | None, ranks: bool, title: str,
         reports = [{"source": each.source, **each.report.to_dict()} for each in contents.reports]
         show_json({**trainings_to_dict(contents.trainings), "reports": reports})
     elif output is None:
-        from kerasmem.rendering.runs_table import reports_table, runs_table
+        from kerasmem.rendering.run_tables import reports_table, runs_table
 
         if contents.trainings:
             show_text(lambda terminal: runs_table(contents.trainings, terminal))

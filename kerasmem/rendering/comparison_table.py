@@ -16,6 +16,7 @@ from kerasmem.rendering.layout import (
     change_text,
     figures,
     note_lines,
+    signed_share,
     signed_size,
     table,
     verdict_text,
@@ -94,10 +95,7 @@ def _sides(row: Difference) -> tuple[str, str]:
 
 
 def _percent(row: Difference) -> str:
-    if row.class_name or not row.change or not row.before:
-        return ""
-    share = row.change / row.before
-    return f" ({'+' if share > 0 else '−'}{abs(share):.1%})".replace("%", " %")
+    return "" if row.class_name else signed_share(row.change, row.before)
 
 
 def _limit(limit: LimitVerdict) -> Text:

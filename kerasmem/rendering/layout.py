@@ -146,16 +146,18 @@ def known_size(count: int | None) -> str:
     return "–" if count is None else format_size(count)
 
 
-def growth(count: int | None) -> str:
-    """Return a difference in bytes for a cell with its sign, a dash where not known."""
-    return "–" if count is None else ("+" if count > 0 else "") + format_size(count)
-
-
 def signed_size(count: int | None) -> str:
-    """Return a change in bytes with its sign: "+1.50 MiB", "−3.00 KiB", "0 B"; None gives "?"."""
+    """Return a change in bytes with its sign: "+1.50 MiB", "−3.00 KiB", "0 B"; a dash where not known."""
     if not count:
-        return format_size(count)
+        return known_size(count)
     return ("+" if count > 0 else "−") + format_size(abs(count))
+
+
+def signed_share(change: int | None, whole: int | None) -> str:
+    """Return a change as a share with its sign: " (+12.5 %)"; nothing where there is none."""
+    if not change or not whole:
+        return ""
+    return f" ({'+' if change > 0 else '−'}{percent(abs(change), whole)})"
 
 
 def change_text(change: int | None, text: str) -> Text:

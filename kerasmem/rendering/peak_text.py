@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kerasmem.estimation.formula import place
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Settings, lower_end
+from kerasmem.profiling.results import ProfileSettings, StepProfile
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import fact_list, figures, percent, verdict_text
 from kerasmem.units import format_size
@@ -35,26 +36,23 @@ _SPREAD = {
 }
 
 
-def settings_line(settings: Settings, *, with_batch: bool = True) -> str:
+def settings_line(settings: Settings | ProfileSettings, *, with_batch: bool = True) -> str:
     """Return batch, mode, dtype policy and optimizer of a report."""
+    replicas = getattr(settings, "replicas", 1)
     words = [
         *([f"batch {settings.batch_size:,}"] if with_batch else []),
         MODES.get(settings.mode, "inference"),
         printable(settings.dtype_policy, 30),
         *([printable(settings.optimizer, 30)] if settings.optimizer else []),
-        *([_one_of(settings)] if settings.replicas > 1 else []),
+        *([f"one of {replicas} devices (data parallel)"] if replicas > 1 else []),
     ]
     return " · ".join(words)
 
 
-def asked_line(report: MemoryReport) -> str:
+def asked_line(report: MemoryReport | StepProfile) -> str:
     """Return what was asked in one line: the model, the settings and the method."""
     settings = report.settings
     return f"{printable(report.model.name, 60)} · {settings_line(settings)} · method {printable(settings.method, 30)}"
-
-
-def _one_of(settings: Settings) -> str:
-    return f"one of {settings.replicas} devices (data parallel)"
 
 
 def how(report: MemoryReport) -> str:

@@ -23,7 +23,7 @@ from kerasmem.rendering.layout import (
     table,
     words,
 )
-from kerasmem.rendering.peak_text import MODES
+from kerasmem.rendering.peak_text import settings_line
 from kerasmem.units import format_size
 
 _LARGEST_CHUNKS = 5
@@ -57,16 +57,8 @@ def profile_table(
 
 
 def _heading(profile: StepProfile) -> Text:
-    settings = profile.settings
-    settings_words = [
-        *([] if settings.batch_size is None else [f"batch {settings.batch_size:,}"]),
-        MODES.get(settings.mode, "inference"),
-        printable(settings.dtype_policy, 30),
-        *([printable(settings.optimizer, 30)] if settings.optimizer else []),
-        {"graph": "graph mode", "xla": "XLA"}.get(settings.execution, "run eagerly"),
-        "one real step",
-    ]
-    return model_heading(profile.model, " · ".join(settings_words))
+    execution = {"graph": "graph mode", "xla": "XLA"}.get(profile.settings.execution, "run eagerly")
+    return model_heading(profile.model, f"{settings_line(profile.settings)} · {execution} · one real step")
 
 
 def _facts(profile: StepProfile) -> Iterator[tuple[str, str]]:

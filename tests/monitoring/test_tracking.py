@@ -15,7 +15,7 @@ import kerasmem
 from kerasmem import display
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.tracking import ActionTotals, Span, Use
-from kerasmem.rendering.track_table import track_table
+from kerasmem.rendering.run_tables import track_table
 
 MIB = 2**20
 REST = 0.7  # seconds, longer than the thread rests between readings, also where the machine is busy

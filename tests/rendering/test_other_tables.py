@@ -46,4 +46,4 @@ def test_nothing_is_cut(results, name, show, width):
 
 
 def test_signs():
-    assert [signed_size(each) for each in (1536, -1536, 0, None)] == ["+1.50 KiB", "−1.50 KiB", "0 B", "?"]
+    assert [signed_size(each) for each in (1536, -1536, 0, None)] == ["+1.50 KiB", "−1.50 KiB", "0 B", "–"]

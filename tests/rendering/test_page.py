@@ -260,7 +260,7 @@ def test_estimate_and_measurement_are_laid_side_by_side():
     estimate = report(low=9 * MIB, high=11 * MIB)
     page = page_of(reports=[("e.json", estimate), ("m.json", report("measure", 16, total=20 * MIB))])
     assert "layer by layer" in page and "they differ in batch size" in page
-    assert "9.00 MiB to 11.0 MiB: ✘ missed" in page and "-10.0 MiB (-50.0%)" in page
+    assert "9.00 MiB to 11.0 MiB: ✘ missed" in page and "−10.0 MiB (−50.0 %)" in page
 
 
 def test_an_estimate_without_a_known_lower_end_claims_the_upper_one():

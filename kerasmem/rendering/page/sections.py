@@ -9,9 +9,10 @@ from kerasmem.monitoring.log_summary import LogSummary, RunSummary
 from kerasmem.monitoring.phases import PhasePeaks, largest_known
 from kerasmem.rendering.contents import PageContents, SavedReport
 from kerasmem.rendering.escape import html_attribute, html_text
-from kerasmem.rendering.layout import VERDICT_MARKS, growth, known_size
+from kerasmem.rendering.layout import VERDICT_MARKS, known_size, signed_share, signed_size
 from kerasmem.rendering.page.charts import Bar, Limit, bars, over_time, stacked
-from kerasmem.rendering.runs_table import RUN_COLUMNS, kept_runs, run_name, run_rows
+from kerasmem.rendering.peak_text import asked_line
+from kerasmem.rendering.run_tables import RUN_COLUMNS, kept_runs, run_name, run_rows
 from kerasmem.units import format_count, format_size
 
 _MOST = 8
@@ -182,20 +183,12 @@ def _composition(contents: PageContents) -> Iterator[str]:
     for report in reports:
         if report in pairs or (not report.is_measured and contents.measured_for(report) is not None):
             continue  # its layers stand beside its partner's, below
-        yield f"<h3>{html_text(report.source)}</h3><p>{html_text(_settings(report))}</p>"
+        yield f"<h3>{html_text(report.source)}</h3><p>{html_text(asked_line(report.report))}</p>"
         if not report.layers:
             yield "<p>This method does not divide the peak by layer.</p>"
             continue
         kind = "What each layer holds at the peak" if report.is_at_peak else "Each layer’s share of the total"
         yield from _layers(f"{kind}, the largest of {len(report.report.layers)} layers", {report.source: report})
-
-
-def _settings(report: SavedReport) -> str:
-    settings = report.report.settings
-    execution = settings.execution if settings.execution not in ("none", settings.method) else None
-    batch = None if settings.batch_size is None else f"batch {settings.batch_size:,}"
-    parts = (report.report.model.name, batch, settings.mode, settings.optimizer, settings.method, execution)
-    return ", ".join(part for part in parts if part)
 
 
 def _layers(caption: str, columns: dict[str, SavedReport]) -> Iterator[str]:
@@ -329,8 +322,7 @@ def _folded(title: str, content: str) -> str:
 
 def _difference(one: int, other: int) -> str:
     """Return one less the other, and that as a share of the other."""
-    share = f" ({(one - other) / other:+.1%})" if other else ""
-    return growth(one - other) + share
+    return signed_size(one - other) + signed_share(one - other, other)
 
 
 def _rest(count: int, what: str) -> str:
