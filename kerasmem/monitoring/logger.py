@@ -113,6 +113,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self._kind: Kind = "train"  # of the run under way
         self._test_phase = "evaluate"
         self._thread: threading.Thread | None = None  # in which Keras began the run
+        self._thread_number: int | None = None  # of that thread
         self._guests: set[int] = set()  # threads whose method is not logged
         self._is_taken_up = False  # a Keras method has, and has not begun yet
         self._has_displaced = False  # the latest run began while another was under way
@@ -299,11 +300,12 @@ class MemoryLogger(keras.callbacks.Callback):
         # Hooks called by hand leave `params` as the last Keras method had them.
         self._totals = {kind: (self.params or {}).get("steps") if self._is_taken_up else None}
         self._thread = threading.current_thread() if self._is_taken_up else None
+        self._thread_number = None if self._thread is None else self._thread.ident
         self._is_taken_up = False
 
     def _end_run(self) -> None:
         self._print_line()
-        self._thread = None
+        self._thread = self._thread_number = None
         self._recorder.end_run()
 
     def _is_in_run(self, kind: Kind) -> bool:
@@ -347,10 +349,10 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def _is_guest(self) -> bool:
         """Return whether a hook comes from another thread than that of the run under way, or of one before."""
-        if self._guests and threading.get_ident() in self._guests:
-            return True
-        thread = self._thread
-        return thread is not None and thread is not threading.current_thread() and thread.is_alive()
+        here = threading.get_ident()
+        if here == self._thread_number:  # nearly always, and a batch's hook is to be quick
+            return False
+        return here in self._guests or (self._thread is not None and self._thread.is_alive())
 
     def _refuse(self, reason: str) -> None:
         self._recorder.note(f"run: {reason}; give it a MemoryLogger of its own", say=True)
@@ -362,4 +364,8 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds the settings; results, the model, open files and the driver stay with the original."""
-        return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_line", "growth")), "_guests": set()}
+        return {
+            **self.__dict__,
+            **dict.fromkeys(("_model", "_thread", "_thread_number", "_line", "growth")),
+            "_guests": set(),
+        }
