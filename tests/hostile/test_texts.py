@@ -98,7 +98,7 @@ def test_texts_of_all_datasets_share_one_limit(attack, tmp_path):
     path.write_bytes(data)
     done = attack(path, script=READ, seconds=40, memory=1 << 29)
     assert done.code == 0, done.text
-    named = [count for count in json.loads(done.out)[2].values() if count]
+    named = [count for count in json.loads(done.out)[1].values() if count]
     assert len(named) <= 1, named
 
 
