@@ -16,7 +16,6 @@ from kerasmem.processes.children import Limits, exit_name, exit_reason
 from kerasmem.processes.forking import ForkedCall
 from kerasmem.units import MIB, parse_size
 
-FORMAT_VERSION = 1
 DONE, OUT_OF_MEMORY, TIMED_OUT, DIED = "done", "out of memory", "timed out", "died"
 
 
@@ -58,12 +57,6 @@ class IsolatedRun:
         if self.status != DONE:
             raise KerasmemError(f"no result: {self.status}" + ("" if self.reason is None else f" ({self.reason})"))
         return self.value
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all but the value as JSON-ready data, sizes in bytes."""
-        data = {name: value for name, value in vars(self).items() if name not in ("value", "diagnosis")}
-        diagnosis = None if self.diagnosis is None else self.diagnosis.to_dict()
-        return {"format_version": FORMAT_VERSION, **data, "diagnosis": diagnosis}
 
 
 def run_isolated(

@@ -21,6 +21,7 @@ os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # with it a failed step ends the proc
 
 import keras
 import numpy as np
+from forked import end_of, start
 
 import kerasmem
 
@@ -30,19 +31,6 @@ class Half(keras.losses.Loss):
 
     def call(self, y_true, y_pred):
         return keras.ops.mean(keras.ops.square(y_true - y_pred), -1) / 2
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, x, y, size):
-        super().__init__()
-        self.x, self.y, self.size = x, y, size
-
-    def __len__(self):
-        return -(-len(self.x) // self.size)
-
-    def __getitem__(self, index):
-        part = slice(index * self.size, (index + 1) * self.size)
-        return self.x[part], self.y[part]
 
 
 def wide(optimizer, compiled):
@@ -65,13 +53,6 @@ def small(optimizer, compiled):
 def data_of(kind, x, y, size, folder):
     if kind == "arrays":
         return {"x": x, "y": y, "batch_size": size}
-    if kind == "dataset":
-        return {"x": Batches(x, y, size)}
-    if kind == "pipeline":
-        import tensorflow as tf
-
-        rows = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=3)
-        return {"x": rows.batch(size)}
     import h5py
 
     path = os.path.join(folder, "rows.h5")
@@ -137,32 +118,10 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=4096, s
         json.dump(result, file)
 
 
-def start(folder, settings):
-    """Begin a run in a process of its own; return its number."""
-    child = os.fork()
-    if not child:
-        try:
-            run(folder, **settings)
-            sys.stdout.flush()
-            os._exit(0)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-    return child
-
-
-def end_of(child):
-    """Return how a run ended: 0, or the signal."""
-    status = os.waitpid(child, 0)[1]
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
 def run_all(folder, settings):
     """Return how the runs ended. Those that run out of memory go on beside the others: they mostly wait."""
-    waiting = {place: start(folder, each) for place, each in enumerate(settings) if each.get("limit")}
-    ended = [0 if place in waiting else end_of(start(folder, each)) for place, each in enumerate(settings)]
+    waiting = {place: start(run, folder, **each) for place, each in enumerate(settings) if each.get("limit")}
+    ended = [0 if place in waiting else end_of(start(run, folder, **each)) for place, each in enumerate(settings)]
     for place, child in waiting.items():
         ended[place] = end_of(child)
     return ended

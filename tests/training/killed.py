@@ -22,6 +22,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 import keras
 import numpy as np
 import tensorflow as tf
+from forked import end_of, start
 
 from kerasmem import H5ChunkSequence, ResumeTraining
 from kerasmem.training import checkpoint
@@ -106,22 +107,6 @@ def saver_left(folder, name):
     return sorted(path.name for path in folder.glob(f"{name}.resume*"))
 
 
-def in_process(*arguments, **settings):
-    """Return how a run in a process of its own ended: 0, or the signal."""
-    child = os.fork()
-    if not child:
-        try:
-            run(*arguments, **settings)
-            os._exit(0)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
 def result(folder, name):
     steps = [line.split() for line in (folder / f"{name}.steps").read_text().splitlines()]
     last = {int(number): (int(batch), loss) for number, batch, loss in steps}
@@ -138,8 +123,8 @@ def main(file, folder, settings):
     kills = given.pop("kills")
     settings = {"sequence": {}, "fit": {}, "compiled": None, "save_freq": 3, "dataset": False, "valid": False, **given}
     folder = Path(folder)
-    ended = [in_process(file, folder, "whole", None, **settings)]
-    ended += [in_process(file, folder, "killed", kill, **settings) for kill in [*kills, None]]
+    runs = [("whole", None), *(("killed", kill) for kill in [*kills, None])]
+    ended = [end_of(start(run, file, folder, *each, **settings)) for each in runs]
     print(json.dumps({"ended": ended, "whole": result(folder, "whole"), "killed": result(folder, "killed")}))
 
 

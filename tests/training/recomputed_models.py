@@ -100,15 +100,6 @@ def tied():
     return model, {"one": tokens[0], "two": tokens[1]}, _targets(6), ["inside"]
 
 
-def frozen():
-    """Layers that are not trained, before and between those that are."""
-    parts = [L.Conv2D(4, 3, name="c0"), L.BatchNormalization(name="n0"), L.ReLU(name="r0")]
-    parts += [L.Conv2D(4, 3, activation="relu", name="c1"), L.BatchNormalization(name="n1")]
-    model = keras.Sequential([keras.Input((8, 8, 2)), *parts, L.Flatten(name="f"), L.Dense(1, name="out")])
-    model.get_layer("c0").trainable = model.get_layer("n0").trainable = model.get_layer("n1").trainable = False
-    return model, _numbers(4, 8, 8, 2), _targets(4), ["r0", "n1"]
-
-
 def global_seed():
     """Noise in several segments that is drawn from one state, which none of the layers owns."""
     inputs = keras.Input((8,))
@@ -156,7 +147,7 @@ def transfer():
     return model, _numbers(4, 8, 8, 2), _targets(4), ["backbone/n0", "backbone/n1", "backbone", "pool"]
 
 
-MODELS = {each.__name__: each for each in (skips, losses, masks, shared, tied, frozen, global_seed, nested, transfer)}
+MODELS = {each.__name__: each for each in (skips, losses, masks, shared, tied, global_seed, nested, transfer)}
 
 
 def make(name):

@@ -16,6 +16,7 @@ from keras import ops
 import kerasmem
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.errors import ModelError, UsageError
+from kerasmem.estimation.live import live_outcome
 from kerasmem.training.model_state import read_state
 from kerasmem.training.steps.engine import LocalEngine, RanOut
 
@@ -208,6 +209,12 @@ def test_a_step_of_its_own_is_not_divided_unless_asked(make, step, limited):
     assert_same((divided[0], {}), (other[0], {}), rtol=1e-5)
 
 
+def test_a_step_of_its_own_is_estimated():
+    model, data = vae()
+    model.fit(*data, verbose=0)
+    assert live_outcome(model, data, 1024).total > live_outcome(model, data, 16).total
+
+
 EXACT = {
     "mean": lambda self, x, y, p, w: ops.mean(ops.square(y - p)),
     "sum": lambda self, x, y, p, w: ops.sum(ops.square(y - p)),
@@ -279,11 +286,6 @@ def test_a_learning_rate_set_by_a_function_at_any_batch_counts_in_another_proces
         return trained(make, train, callbacks=[callback], **options)
 
     assert_same(run(plain), run(kerasmem.fit, isolated=True), rtol=1e-5)
-
-
-def test_keras_says_what_an_exchange_of_weights_needs():
-    with pytest.raises(ValueError, match="must be used when"):
-        trained(lambda: compiled(Plain), callbacks=[keras.callbacks.SwapEMAWeights()], validation_data=(X, Y))
 
 
 SPREAD = """

@@ -111,7 +111,7 @@ def test_a_process_that_takes_the_steps_may_be_killed(outcomes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["arrays", "dataset", "h5", "pipeline"])
+@pytest.mark.parametrize("data", ["arrays", "h5"])
 def test_killed_at_random_points(tmp_path, data):
     places = np.random.default_rng(5).integers(1, 30, 5 if data != "arrays" else 20)
     whole = {"name": "whole", **SMALL, "data": data, "fit": saving("w")}

@@ -113,8 +113,6 @@ def test_out_of_memory_is_a_value():
     assert 0 < run.peak_bytes <= 64 * 10**6
     with pytest.raises(KerasmemError, match="out of memory"):
         run.get()
-    data = run.to_dict()
-    assert data["status"] == "out of memory" and data["diagnosis"]["out_of_memory"] and "value" not in data
     assert run_isolated(train, 10, device_memory_limit="64MB", output=False).status == "done"  # nothing is left of it
 
 
@@ -197,12 +195,9 @@ def test_what_cannot_be_sent_is_said():
     [{"device_memory_limit": "lots"}, {"device_memory_limit": -1}, {"host_memory_limit": True}, {"timeout": 0}],
     ids=str,
 )
-def test_wrong_limits(options):
+def test_wrong_limits(monkeypatch, options):
     with pytest.raises(UsageError, match=next(iter(options))):
         run_isolated(len, (), **options)
-
-
-def test_other_backends_have_no_limit(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     with pytest.raises(UsageError, match="TensorFlow backend"):
         run_isolated(len, (), device_memory_limit="1GB")
@@ -281,8 +276,3 @@ def test_all_ends_with_the_process_that_asked(tmp_path, how):
     _, said = process.communicate(timeout=30)
     assert gone(pid)
     assert how == signal.SIGKILL or b"KeyboardInterrupt" in said
-
-
-def test_importing_it_loads_no_tensorflow(program):
-    code = "import sys, kerasmem; kerasmem.run_isolated; print('tensorflow' in sys.modules, 'keras' in sys.modules)"
-    assert program("-c", code).out.strip() == "False False"

@@ -11,7 +11,6 @@ import pytest
 from recomputed_models import make
 
 import kerasmem
-from kerasmem.models.recomputed import RecomputedFunctional
 from kerasmem.training.segments.planning import Kept, Step, plan_segments
 from kerasmem.training.segments.tracing import trace_chain
 
@@ -51,16 +50,6 @@ def test_training_is_the_same_to_the_bit(name):
         weights.append(model.get_weights())
     for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_layers_and_weights_stay_those_of_the_model():
-    plain = stack()
-    model = kerasmem.recompute(plain, segments=4)
-    assert len(model.cuts) == 3 and model.weights == plain.weights
-    assert [each.name for each in model.layers] == [each.name for each in plain.layers]
-    clone = keras.models.clone_model(model)
-    assert isinstance(clone, RecomputedFunctional) and clone.cuts == model.cuts
-    assert kerasmem.recompute(plain, cuts=model.cuts).recomputed == model.recomputed
 
 
 def test_it_loads_where_kerasmem_is_not_installed(tmp_path):

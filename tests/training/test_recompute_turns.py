@@ -118,14 +118,6 @@ def vocabulary():
     return keras.Sequential([keras.Input((64, 32)), *stack, L.Dense(2000)])
 
 
-def gated(width=64):
-    """Tensors that wait for their gradient, of which a part is there, while others have theirs."""
-    inputs = x = keras.Input((32, width))
-    for _ in range(6):
-        x = L.Add()([x, L.Multiply()([L.Dense(width, "tanh")(x), L.Dense(width, "sigmoid")(x)])])
-    return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling1D()(x)))
-
-
 def grouped(width=192):
     """XLA compiles its grouped convolutions on a CPU, which work in much of their own."""
     inputs = x = keras.Input((12, 12, width))
@@ -135,7 +127,7 @@ def grouped(width=192):
 
 
 @pytest.mark.parametrize("kernels", [ONEDNN, EIGEN])
-@pytest.mark.parametrize("build", [residual, vocabulary, gated, grouped])
+@pytest.mark.parametrize("build", [residual, vocabulary, grouped])
 def test_the_plan_says_what_the_step_takes(build, kernels):
     model = build()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)

@@ -117,15 +117,6 @@ def test_the_order_of_arrays_is_that_of_tensorflows_seed_alone():
     assert list(ArraySource(x, y, None, 6, True, None).order(0)) != list(first.order(0))
 
 
-def test_a_finished_run_leaves_pythons_generator_where_it_left_it(tmp_path):
-    source = DatasetSource(Batches(), True, None)
-    random.seed(5)
-    position = {"random": random.getstate()}
-    drawn = random.random()
-    source.finish(position)
-    assert random.random() == drawn
-
-
 def test_a_point_before_an_epochs_first_batch_has_the_state_that_drew_its_order():
     source = DatasetSource(Batches(), True, None)
     random.seed(5)

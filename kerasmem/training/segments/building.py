@@ -16,7 +16,7 @@ from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import kernels_on
 from kerasmem.devices.room import kernels_here
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
 from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.call_graph import graph_by_call
@@ -36,7 +36,6 @@ from kerasmem.training.segments.planning import (
 from kerasmem.training.segments.tracing import shaped_chain, trace_chain
 from kerasmem.units import format_size
 
-DEFAULT_BATCH_SIZE = 32
 _TRIES = 4
 
 

@@ -313,7 +313,7 @@ class MicroStep:
         trainable = model.trainable_variables
         slices = []
         if trainable:
-            slices = self._add(tape.gradient(scaled, [_native(variable) for variable in trainable]), trainable)
+            slices = self._add(tape.gradient(scaled, [variable.value for variable in trainable]), trainable)
         return model.compute_metrics(x, y, predicted, sample_weight=weight), slices
 
     def _compute_loss(
@@ -363,7 +363,7 @@ class MicroStep:
                     for kind, variable in zip(self._kinds, trainable, strict=True)
                 ]
             made = [each for each in self._accumulators if each is not None]
-            self.held_bytes += _bytes_of(made)
+            self.held_bytes += sum(each.shape.num_elements() * each.dtype.size for each in made)
         slices = []
         for accumulator, gradient, kind in zip(self._accumulators, gradients, self._kinds, strict=True):
             if kind == "slices":
@@ -400,16 +400,8 @@ def _moved_to_host(tensor: Any) -> Any:
     return tensor.numpy() if tensor.dtype.as_numpy_dtype in _NUMPY_TYPES else tensor
 
 
-def _bytes_of(variables: list[Any]) -> int:
-    return sum(each.shape.num_elements() * each.dtype.size for each in variables)
-
-
 def _joined(parts: Sequence[Any]) -> Any:
     return lend(parts) if isinstance(parts[0], np.ndarray) else tf.concat(parts, 0)
-
-
-def _native(variable: Any) -> Any:
-    return getattr(variable, "value", variable)
 
 
 class Divisors:
