@@ -57,19 +57,3 @@ def test_the_reason_of_a_step_that_failed_is_what_its_operation_said():
     with pytest.raises(Exception, match="Graph execution error") as caught:
         model.train_on_batch(np.array([[1, 2, 30]]), np.zeros((1, 12)))
     assert keras_reason(caught.value) == "indices[0,2] = 30 is not in [0, 10)"
-
-
-def test_a_warning_of_fit_on_jax_names_the_line_of_the_script(monkeypatch):
-    from kerasmem.training import fitting
-
-    class Fitted:
-        recoveries = None
-
-    class Model:
-        def fit(self, **arguments):
-            return Fitted()
-
-    monkeypatch.setattr(fitting, "runs_on_jax", lambda: True)
-    with pytest.warns(RuntimeWarning, match="does not retry") as caught:
-        fitting.fit(Model(), [[1.0]], [[1.0]])
-    assert [each.filename for each in caught] == [__file__]
