@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from io import BufferedIOBase
 from typing import Any, BinaryIO
 
 from kerasmem.errors import KerasmemError
@@ -121,6 +122,6 @@ def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
     os._exit(0)
 
 
-def _send(channel: BinaryIO, message: Any) -> None:
+def _send(channel: BufferedIOBase, message: Any) -> None:
     pickle.dump(message, channel, protocol=5)
     channel.flush()
