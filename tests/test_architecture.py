@@ -151,26 +151,6 @@ def test_private_parts_of_others_stay_in_compat():
     assert not {path: names for path, names in named.items() if names}
 
 
-@pytest.mark.parametrize(
-    ("path", "source"),
-    [
-        ("models/a.py", "from kerasmem.estimation import choice"),
-        ("models/a.py", "from kerasmem.hdf5.scan import _walk"),
-        ("models/a.py", "from . import b"),
-        ("models/a.py", "import click"),
-        ("models/a.py", "import tensorflow"),
-        ("rendering/a.py", "from kerasmem.estimation.facade import estimate"),
-    ],
-)
-def test_a_forbidden_import_is_reported(path, source):
-    assert list(faults_of_imports(Path(path), source))
-
-
-def test_a_cycle_is_reported():
-    one, two = Path("models/one.py"), Path("models/two.py")
-    assert import_cycle({one: "def f():\n    from kerasmem.models.two import g", two: "import kerasmem.models.one"})
-
-
 def test_no_module_is_named_like_a_public_function():
     functions = {name for name in kerasmem.__all__ if name.islower()} - {"data"}
     assert not functions & {path.stem for path in SOURCES}
@@ -205,7 +185,3 @@ def test_help_loads_no_tensorflow(program):
         f"every_help(sys.modules['kerasmem.cli'].cli, [])\nprint({HEAVY})"
     )
     assert program("-c", script).out.splitlines()[-1] == "[]"
-
-
-def test_the_test_of_cheap_imports_can_fail(program):
-    assert "tensorflow" in program("-c", f"import kerasmem, sys; kerasmem.MemoryLogger; print({HEAVY})").out

@@ -77,10 +77,6 @@ def test_commands_print_what_is_shown(cli, command, output, request, tmp_path, m
         assert line == "…" or line in printed, f"{line!r} is not printed by {command!r}:\n{text}"
 
 
-def test_the_manual_has_commands():
-    assert len(KERASMEM) >= 2
-
-
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks("python", text)])
 def test_python_blocks_run(program, page, tmp_path):
     """Those of a page one after another."""

@@ -62,11 +62,6 @@ def test_every_file_of_the_package_is_installed():
     assert not left_out, "setup.cfg's package_data does not name them"
 
 
-def test_the_files_that_run_first_are_there(request):
-    conftest = next(each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "LONGEST"))
-    assert [name for name in conftest.LONGEST if not (ROOT / "tests" / name).exists()] == []
-
-
 def test_the_workflows_can_be_read():
     yaml = pytest.importorskip("yaml")
     paths = [*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml"]

@@ -8,11 +8,14 @@ import zlib
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.codecs import fletcher32
 from kerasmem.hdf5.direct.sources import Hdf5Source
+from kerasmem.units import MIB
 
 DTYPES = ["<f4", ">f4", "<f8", "<f2", "|u1", "|i1", ">u2", "<i4", ">i8", "|b1"]
 SHAPES = [(), (1,), (5,), (600,), (3, 4), (7, 2, 3), (40, 40)]
@@ -46,82 +49,50 @@ def codecs():
     }
 
 
-def cases(count=400):
-    """Return datasets of many kinds, the same every time."""
-    random = np.random.default_rng(11)
-    names = list(codecs())
-    for number in range(count):
-        rows = int(random.integers(1, 120))
-        shape = SHAPES[int(random.integers(len(SHAPES)))]
-        storage = names[number % len(names)]
-        chunks = None
-        if storage != "none" or random.random() < 0.6:
-            inner = tuple(int(random.integers(1, e + 1)) if random.random() < 0.4 else e for e in shape)
-            chunks = (int(random.integers(1, rows + 1)), *inner)
-        yield number, rows, shape, DTYPES[int(random.integers(len(DTYPES)))], storage, chunks, random
+@st.composite
+def datasets(draw):
+    """Rows of any shape and type, and how to store them."""
+    rows, shape, dtype = draw(st.integers(1, 120)), draw(st.sampled_from(SHAPES)), draw(st.sampled_from(DTYPES))
+    storage = draw(st.sampled_from(sorted(codecs())))
+    options = dict(codecs()[storage])
+    if storage != "none" or draw(st.booleans()):
+        options["chunks"] = (draw(st.integers(1, rows)), *(draw(st.integers(1, size)) for size in shape))
+        options["maxshape"] = draw(st.sampled_from([None, (None, *shape)]))
+    values = np.random.default_rng(rows).random((rows, *shape))
+    return (values > 0.5 if dtype == "|b1" else values * 100).astype(dtype), options
 
 
-def values(random, rows, shape, dtype):
-    high = 2 if dtype == "|b1" else 100
-    made = random.integers(0, high, (rows, *shape))
-    return (made + random.random(made.shape) if dtype[1] == "f" else made).astype(dtype)
+def some_rows(rows):
+    pairs = st.tuples(st.integers(0, rows - 1), st.integers(1, rows)).filter(lambda pair: pair[0] < pair[1])
+    runs = pairs.map(lambda pair: list(range(*pair)))
+    return st.none() | runs | st.sets(st.integers(0, rows - 1), min_size=1).map(sorted)
 
 
-def selections(random, rows):
-    yield None
-    low = int(random.integers(0, rows))
-    yield (low, int(random.integers(low + 1, rows + 1)))
-    yield np.sort(random.choice(rows, int(random.integers(1, rows + 1)), replace=False))
-
-
-def test_every_kind_of_dataset_is_read_as_h5py_reads_it(tmp_path):
-    filters, seen = codecs(), set()
-    for number, rows, shape, dtype, storage, chunks, random in cases():
-        path = tmp_path / f"{number}.h5"
-        x = values(random, rows, shape, dtype)
-        latest = {"libver": "latest"} if number % 3 == 0 else {}
-        with h5py.File(path, "w", userblock_size=512 * (number % 2), **latest) as file:
-            growing = (None, *shape) if chunks and number % 5 == 0 else None
-            file.create_dataset("x", data=x, chunks=chunks, maxshape=growing, **filters[storage])
-            file["n"] = np.arange(rows)
-        with h5py.File(path) as file:
-            stored = file["x"][:]
-        for rows_used in selections(random, rows):
-            scale = [None, 0.37, (1 / 3, -2.0)][int(random.integers(3))]
-            out = ["float32", "float64", "stored"][int(random.integers(3))]
-            if out == "stored":
-                scale = None
-            stream = H5ChunkSequence(
-                path,
-                "x",
-                "n",
-                rows=rows_used,
-                scale=scale,
-                dtype=out,
-                batch_size=int(random.integers(1, 40)),
-                shuffle=bool(random.integers(2)),
-                seed=number,
-                memory_budget=["64MB", 400_000 + 60 * x.nbytes][number % 2],
-            )
-            factor, offset = scale if isinstance(scale, tuple) else (scale, 0.0)
-            delivered = []
-            for features, n in stream:
-                wanted = stored[n]
-                if factor is not None:
-                    wanted = wanted.astype("f8") * factor + offset
-                wanted = wanted.astype(features.dtype)
-                assert np.array_equal(features, wanted), (number, shape, dtype, storage, chunks, rows_used, scale)
-                delivered += n.tolist()
-            chosen = np.arange(rows)
-            if rows_used is not None:
-                chosen = chosen[slice(*rows_used) if isinstance(rows_used, tuple) else rows_used]
-            assert sorted(delivered) == chosen.tolist()
-            source = stream.opened().reader.files._files[0].source("x")
-            seen.add((storage, type(source).__name__))
-            stream.close()
-        path.unlink()
-    through_hdf5 = {storage for storage, kind in seen if kind == "Hdf5Source"}
-    assert not through_hdf5, seen
+@settings(max_examples=300)
+@given(datasets(), st.data())
+def test_every_kind_of_dataset_is_read_as_it_was_written(tmp_path_factory, dataset, data):
+    x, options = dataset
+    path = tmp_path_factory.getbasetemp() / "any kind.h5"
+    user_block, version = data.draw(st.sampled_from([0, 512])), data.draw(st.sampled_from(["earliest", "latest"]))
+    with h5py.File(path, "w", userblock_size=user_block, libver=version) as file:
+        file.create_dataset("x", data=x, **options)
+        file["n"] = np.arange(len(x))
+    out = data.draw(st.sampled_from(["float32", "float64", "stored"]))
+    scale = None if out == "stored" else data.draw(st.sampled_from([None, (0.37, 0.0), (1 / 3, -2.0)]))
+    chosen = data.draw(some_rows(len(x)))
+    more = {
+        "rows": chosen, "scale": scale, "dtype": out, "batch_size": data.draw(st.integers(1, 40)),
+        "shuffle": data.draw(st.booleans()),
+        "memory_budget": data.draw(st.sampled_from([64 * MIB, 400_000 + 120 * x.size])),
+    }  # fmt: skip
+    wanted = x if scale is None else x.astype("f8") * scale[0] + scale[1]
+    with H5ChunkSequence(path, "x", "n", **more) as stream:
+        delivered = []
+        for features, n in stream:
+            assert np.array_equal(features, wanted[n].astype(features.dtype))
+            delivered += n.tolist()
+        assert sorted(delivered) == (list(range(len(x))) if chosen is None else chosen)
+        assert not isinstance(stream.opened().reader.files._files[0].source("x"), Hdf5Source)
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip", "shuffle": True}])

@@ -214,19 +214,6 @@ class TestFaults:
             assert traffic.retries > 5
             assert remote.read_bytes <= 1.05 * len(web.files["gzip.h5"])  # what was cut goes on where it broke off
 
-    @pytest.mark.optional
-    def test_s3_slow_down_and_cut_bodies_pass(self, s3, folder, impatient):
-        s3.put("bucket", "faulty.h5", (folder / "gzip.h5").read_bytes())
-        chance = random.Random(3)
-        wanted = epochs(folder / "gzip.h5")
-
-        def fault(method, name, first, last):
-            draw = chance.random()
-            return ("status", 503) if draw < 0.2 else ("cut", (last - first) // 2) if draw < 0.3 else None
-
-        s3.fault = fault
-        equal(epochs("s3://bucket/faulty.h5", remote={"storage_options": s3.options}), wanted)
-
     @pytest.mark.parametrize(
         ("fault", "message"),
         [

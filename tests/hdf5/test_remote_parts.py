@@ -30,13 +30,9 @@ from kerasmem.units import MIB
 
 
 class TestUrls:
-    @pytest.mark.parametrize("text", ["s3://b/k.h5", "gs://b/k", "https://h/a.h5", "memory://x"])
-    def test_urls(self, text):
-        assert is_url(text)
-
-    @pytest.mark.parametrize("text", ["/data/a.h5", "a.h5", "C:/a.h5", "a:b", "://x"])
-    def test_others(self, text):
-        assert not is_url(text)
+    def test_urls(self):
+        assert all(map(is_url, ["s3://b/k.h5", "gs://b/k", "https://h/a.h5", "memory://x"]))
+        assert not any(map(is_url, ["/data/a.h5", "a.h5", "C:/a.h5", "a:b", "://x"]))
 
     @pytest.mark.parametrize(
         "url",
@@ -180,13 +176,6 @@ class TestRanges:
         assert join_extents([[(0, 3200), (3301, 10)]]) == [(0, 3200, 0), (3301, 3311, 0)]
         assert len(join_extents([[(0, 100 * MIB), (100 * MIB + (64 << 10) + 1, 1)]], most=1 << 40)) == 2
 
-    def test_long_ranges_are_cut_and_nothing_comes_twice(self):
-        needs = [[(0, 25)], [(5, 40)], [(10, 3)], [(60, 5), (60, 5)]]
-        ranges = join_extents(needs, most=10)
-        assert max(stop - start for start, stop, _ in ranges) <= 10
-        held = sorted(at for start, stop, _ in ranges for at in range(start, stop))
-        assert held == [*range(45), *range(60, 65)]
-
     def test_the_order_is_that_of_need(self):
         assert [who for _, _, who in join_extents([[(900, 10)], [(0, 10)], [(500, 10)]])] == [0, 1, 2]
 
@@ -198,6 +187,7 @@ class TestRanges:
     def test_extents_are_all_covered_once(self, needs, gap, most):
         ranges = sorted(join_extents(needs, gap=gap, most=most))
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(ranges))
+        assert all(stop - start <= most for start, stop, _ in ranges)
         covered = {at for start, stop, _ in ranges for at in range(start, stop)}
         needed = {at for need in needs for start, size in need for at in range(start, start + size)}
         assert needed <= covered

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from pathlib import Path
+import tempfile
 
 import keras
 import tensorflow as tf
 
 import kerasmem
 from kerasmem.devices.kernels import cpu_kernels
+from kerasmem.devices.recording import ALLOCATE, of_device, read_recording, start_recording
 
 layers = keras.layers
 STEPS = 10
@@ -151,28 +152,12 @@ def main(name: str, size: str, more: str = "") -> None:
 
 def largest_requests(step, data):
     """What the allocator was asked for in one step, by the profiler's record of it."""
-    import glob
-    import tempfile
-
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
     with tempfile.TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder, options)
+        start_recording(folder)
         step(*data)
         tf.profiler.experimental.stop()
-        (path,) = glob.glob(folder + "/**/*.xplane.pb", recursive=True)
-        space = xplane_pb2.XSpace.FromString(Path(path).read_bytes())
-    found = []
-    for plane in space.planes:
-        stats = {number: each.name for number, each in plane.stat_metadata.items()}
-        for line in plane.lines:
-            for event in line.events:
-                if plane.event_metadata[event.metadata_id].name == "MemoryAllocation":
-                    values = {stats[each.metadata_id]: each for each in event.stats}
-                    stat = values["requested_bytes"]
-                    found.append(stat.int64_value or stat.uint64_value)
-    return sorted(found, reverse=True)
+        events = of_device(read_recording(folder, "none")[0], "CPU:0")
+    return sorted((event.requested for event in events if event.kind == ALLOCATE), reverse=True)
 
 
 if __name__ == "__main__":
