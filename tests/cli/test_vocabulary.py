@@ -110,12 +110,13 @@ def test_examples_parse():
 
 
 def test_the_command_line_and_python_have_the_same_names():
-    shared = set(inspect.signature(kerasmem.estimate).parameters)
     for name, function in FUNCTIONS.items():
         parameters = inspect.signature(function).parameters
+        passed_on_to = kerasmem.data.convert if name == "data repack" else kerasmem.estimate
+        shared = set(inspect.signature(passed_on_to).parameters)
         takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         python = set(parameters) | (shared if takes_more else set())
-        if name == "data convert":
+        if name in ("data convert", "data repack"):
             from kerasmem.datatools.converting.settings import ReadOptions
 
             python |= set(ReadOptions.__annotations__)
