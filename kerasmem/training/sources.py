@@ -154,6 +154,15 @@ class StreamSource(Source):
         self._expected: int | None = None
         self.arguments = {"x": x}
 
+    def peek(self) -> Any:
+        """Return a batch of zeros if the pipeline has specs, since starting it would change its next order."""
+        x = self.arguments["x"]
+        specs = getattr(x, "element_spec", None)
+        leaves = keras.tree.flatten(specs)
+        if not leaves or any(not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None for leaf in leaves):
+            return next(iter(x))
+        return keras.tree.map_structure(lambda leaf: tf.zeros([size or 1 for size in leaf.shape], leaf.dtype), specs)
+
     def describe(self) -> dict[str, Any]:
         """Return the steps of an epoch."""
         return {"steps": self._steps}
