@@ -14,7 +14,6 @@ from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, read_lists, worst
 from kerasmem.cli.terminal import is_terminal, progress_bar, quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
-from kerasmem.processes.executors import open_executor
 
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
@@ -61,6 +60,8 @@ def command(
     input · 3 does not fit · 4 too close to call
     """
     if limits is not None:
+        from kerasmem.processes.executors import open_executor
+
         with open_executor(workers, dask) as executor:
             return _estimate_many(_expanded(models), _read_grid(grid), executor, limits, options)
     model = models[0] if models else None
