@@ -219,4 +219,4 @@ def _last_lines(report: MemoryReport) -> Iterator[Text]:
     if missing := missing_line(report):
         yield Text(missing)
     notes = f", {len(report.notes)} notes" if report.notes else ""
-    yield Text(f"-v shows the interval, bytes by category, the formula, other methods{notes}", style="dim")
+    yield Text(f"-v shows the interval, bytes by category, the formula{notes}", style="dim")
