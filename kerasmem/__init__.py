@@ -33,7 +33,7 @@ _PUBLIC = {
     "find_executable_batch_size": "kerasmem.training.batch_size",
     "advise": "kerasmem.recovery.facade",
     "run_isolated": "kerasmem.training.isolation",
-    "recompute": "kerasmem.training.segments.building",
+    "recompute": "kerasmem.training.recompute.building",
     "require_fit": "kerasmem.training.requiring",
     "clear_session": "kerasmem.models.freeing",
     "enable_memory_growth": "kerasmem.devices.growth",
@@ -70,9 +70,9 @@ if TYPE_CHECKING:
     from kerasmem.training.batch_size import find_executable_batch_size as find_executable_batch_size
     from kerasmem.training.fitting import fit as fit
     from kerasmem.training.isolation import run_isolated as run_isolated
+    from kerasmem.training.recompute.building import recompute as recompute
     from kerasmem.training.requiring import require_fit as require_fit
     from kerasmem.training.resume import ResumeTraining as ResumeTraining
-    from kerasmem.training.segments.building import recompute as recompute
 
 
 def __getattr__(name: str) -> Any:

@@ -78,7 +78,8 @@ KERAS_AT_THE_TOP = {
     "training/fitting.py", "training/model_state.py", "training/resume.py", "training/sources.py",
     "training/trainer.py", "training/steps/batches.py", "training/steps/checks.py", "training/steps/engine.py",
     "training/steps/remote.py", "training/steps/sizing.py",
-    "models/recomputed.py", "models/segment_gradient.py", "models/segment_scope.py", "models/call_gradients.py",
+    "training/recompute/call_gradients.py", "training/recompute/gradient.py", "training/recompute/model.py",
+    "training/recompute/scope.py",
 }  # fmt: skip
 
 

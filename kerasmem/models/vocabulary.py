@@ -26,7 +26,7 @@ _CLASS_MODULES = (
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
 LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # what they have is found without being named
-_OWN_MODULE, _OWN_CLASS = "kerasmem.models.recomputed", "RecomputedFunctional"
+_OWN_MODULE, _OWN_CLASS = "kerasmem.training.recompute.model", "RecomputedFunctional"
 OWN_NAME = f"kerasmem>{_OWN_CLASS}"
 # Whether a recomputed model's configuration tells its cuts. In a file it is the plain model's.
 CUTS_TOLD: ContextVar[bool] = ContextVar("cuts_told", default=False)

@@ -23,7 +23,7 @@ from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
 from kerasmem.recovery.changes import OPTIMIZERS
 from kerasmem.recovery.transforms import head_start, with_lora, with_micro_batches
-from kerasmem.training.segments.building import recompute
+from kerasmem.training.recompute.building import recompute
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,9 @@ def test_a_model_file_opens_and_the_formula_works_without_any_private_part(tmp_p
 
 def test_a_file_with_recomputed_segments_says_what_is_missing(tmp_path, monkeypatch):
     config = {"class_name": "RecomputedFunctional", "config": {}, "registered_name": "kerasmem>RecomputedFunctional"}
-    (tmp_path / "m.json").write_text(json.dumps({**config, "module": "kerasmem.models.recomputed"}))
+    (tmp_path / "m.json").write_text(json.dumps({**config, "module": "kerasmem.training.recompute.model"}))
     monkeypatch.setattr(Borrowed, "get", missing)
-    monkeypatch.delitem(sys.modules, "kerasmem.models.recomputed", raising=False)
+    monkeypatch.delitem(sys.modules, "kerasmem.training.recompute.model", raising=False)
     with pytest.raises(NotAvailableError, match=r"kerasmem\.recompute does not work"):
         estimate(tmp_path / "m.json", method="formula")
 

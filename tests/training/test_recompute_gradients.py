@@ -9,7 +9,7 @@ import tensorflow as tf
 from recomputed_models import MODELS, make
 
 import kerasmem
-from kerasmem.models.recomputed import RecomputedFunctional
+from kerasmem.training.recompute.model import RecomputedFunctional
 
 
 @pytest.fixture

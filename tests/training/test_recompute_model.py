@@ -15,8 +15,8 @@ from recomputed_models import make
 
 import kerasmem
 from kerasmem.errors import UsageError
-from kerasmem.models.recomputed import RecomputedFunctional
 from kerasmem.models.vocabulary import configuration
+from kerasmem.training.recompute.model import RecomputedFunctional
 
 
 def mlp(depth=6, units=8):
@@ -255,7 +255,7 @@ class TestRefusals:
 
 @pytest.mark.parametrize("layer", ["LSTM", "GRU", "SimpleRNN"])
 def test_what_a_loop_keeps_grows_with_its_turns(layer):
-    from kerasmem.training.segments.tracing import trace_chain
+    from kerasmem.training.recompute.tracing import trace_chain
 
     def kept(turns):
         cell = getattr(keras.layers, layer)(16)

@@ -11,8 +11,8 @@ import pytest
 from recomputed_models import make
 
 import kerasmem
-from kerasmem.training.segments.planning import Kept, Step, plan_segments
-from kerasmem.training.segments.tracing import trace_chain
+from kerasmem.training.recompute.planning import Kept, Step, plan_segments
+from kerasmem.training.recompute.tracing import trace_chain
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

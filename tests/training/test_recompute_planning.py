@@ -8,7 +8,7 @@ import random
 import pytest
 
 from kerasmem.errors import InputError, UsageError
-from kerasmem.training.segments.planning import Kept, RecomputePlan, Step, Table, cheapest, lowest_peak, plan_segments
+from kerasmem.training.recompute.planning import Kept, RecomputePlan, Step, Table, cheapest, lowest_peak, plan_segments
 
 
 def chain(count, seed):

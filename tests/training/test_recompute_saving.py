@@ -8,7 +8,7 @@ import keras
 import pytest
 
 import kerasmem
-from kerasmem.training.segments import building
+from kerasmem.training.recompute import building
 
 
 def small_vgg():

@@ -10,7 +10,7 @@ import tensorflow as tf
 import kerasmem
 from kerasmem.devices.kernels import EIGEN, ONEDNN, assumed
 from kerasmem.errors import UsageError
-from kerasmem.training.segments.tracing import in_order
+from kerasmem.training.recompute.tracing import in_order
 
 L = keras.layers
 

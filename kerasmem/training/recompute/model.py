@@ -1,6 +1,6 @@
 """The Keras model that recomputes its inside in segments: its saving and its call.
 
-It is the Functional model with the same layers, and a list of cuts (see `segment_cuts`). If a cut lies inside a
+It is the Functional model with the same layers, and a list of cuts (see `cuts`). If a cut lies inside a
 nested model, that is called as a recomputed model too.
 
 In Keras's files it is a plain Functional model, alone and inside another one: the class goes by that name, and its
@@ -19,14 +19,14 @@ import keras
 from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import check_recomputable, functional_class, graph_of
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.segment_cuts import CUTTABLE, Segment, all_but_last, chain_of, split
-from kerasmem.models.segment_scope import MakeCall, SegmentFunction, call_at_once
 from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
+from kerasmem.training.recompute.cuts import CUTTABLE, Segment, all_but_last, chain_of, split
+from kerasmem.training.recompute.scope import MakeCall, SegmentFunction, call_at_once
 
 if runs_on_jax():
-    from kerasmem.models.segment_checkpoint import gradients_wanted, run_segment
+    from kerasmem.training.recompute.checkpoint import gradients_wanted, run_segment
 else:
-    from kerasmem.models.segment_gradient import gradients_wanted, run_segment
+    from kerasmem.training.recompute.gradient import gradients_wanted, run_segment
 
 _MARK = "_kerasmem_segments"
 check_recomputable()

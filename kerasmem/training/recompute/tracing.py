@@ -26,7 +26,8 @@ from kerasmem.models.batch import target_spec
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.weightless import with_stand_ins
-from kerasmem.training.segments.planning import Kept, Step
+from kerasmem.training.recompute.cuts import chain_of
+from kerasmem.training.recompute.planning import Kept, Step
 
 # Their gradient is computed from what they put out, and not from what they take.
 _GRADIENT_FROM_OUTPUT = frozenset(
@@ -75,8 +76,6 @@ def inputs_and_calls(
     Raises:
         UsageError: an input has open dimensions that `input_shape` does not give.
     """
-    from kerasmem.models.segment_cuts import chain_of
-
     _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
     batch = [((each.shape[0] or batch_size, *each.shape[1:]), each.dtype) for each in inputs]
     return batch, [pair for each in chain_of(model) for pair in each.inner]
@@ -112,9 +111,9 @@ class _Traced:
 def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
     import tensorflow as tf
 
-    from kerasmem.models.call_gradients import CallGradients, differentiable
-    from kerasmem.models.recomputed import walked
-    from kerasmem.models.segment_scope import SegmentScope
+    from kerasmem.training.recompute.call_gradients import CallGradients, differentiable
+    from kerasmem.training.recompute.model import walked
+    from kerasmem.training.recompute.scope import SegmentScope
 
     begins: list[int] = []
     turns: list[int] = []
@@ -499,8 +498,8 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
         UsageError: an input has open dimensions that `input_shape` does not give.
         ModelError: the model cannot be called.
     """
-    from kerasmem.models.recomputed import walked
-    from kerasmem.models.segment_scope import call_at_once
+    from kerasmem.training.recompute.model import walked
+    from kerasmem.training.recompute.scope import call_at_once
 
     keras = import_keras()
     inputs, calls = inputs_and_calls(model, batch_size, input_shape)

@@ -38,8 +38,14 @@ from kerasmem.compat.keras_state import (
     mask_of,
     set_mask,
 )
-from kerasmem.models.call_gradients import CallGradients, differentiable, gradient_values, is_differentiable, runs_after
-from kerasmem.models.segment_scope import SegmentFunction, SegmentScope, variables_now
+from kerasmem.training.recompute.call_gradients import (
+    CallGradients,
+    differentiable,
+    gradient_values,
+    is_differentiable,
+    runs_after,
+)
+from kerasmem.training.recompute.scope import SegmentFunction, SegmentScope, variables_now
 
 
 def gradients_wanted() -> bool:

@@ -19,11 +19,12 @@ from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
 from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.backend import import_keras, runs_on_jax
-from kerasmem.models.call_graph import graph_by_call
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
-from kerasmem.training.segments.planning import (
+from kerasmem.training.recompute.call_graph import graph_by_call
+from kerasmem.training.recompute.cuts import chain_of, cut_places, is_cuttable, split
+from kerasmem.training.recompute.planning import (
     AUTO,
     Cut,
     RecomputePlan,
@@ -33,7 +34,7 @@ from kerasmem.training.segments.planning import (
     plan_segments,
     uncut,
 )
-from kerasmem.training.segments.tracing import shaped_chain, trace_chain
+from kerasmem.training.recompute.tracing import shaped_chain, trace_chain
 from kerasmem.units import format_size
 
 _TRIES = 4
@@ -66,7 +67,7 @@ def recompute(
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
 
     Returns:
-        A Functional model of class `kerasmem.models.recomputed.RecomputedFunctional`; its `plan` has the predictions.
+        A Functional model; its `plan` has the predictions, its `cuts` the names of the segments' last layers.
         Nested models are cut too if they are called once. If nothing is saved, one warning says so, and with
         segments="auto" the model is left as it is. Keras saves it as the plain model, alone or inside another one, and
         it opens without kerasmem; `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
@@ -117,8 +118,6 @@ def _saves(plan: RecomputePlan) -> bool:
 
 def _ends(source: Any, steps: Sequence[Step], cuts: Sequence[str]) -> list[Cut]:
     """Return the ends of the segments between given cuts."""
-    from kerasmem.models.segment_cuts import chain_of, cut_places, split
-
     split(source, cuts)  # names the cut that is wrong
     places = cut_places(chain_of(source))
     ends = {places[each] for each in cuts}
@@ -165,7 +164,7 @@ def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
 
 def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
     """Return the model cut as a plan says, compiled as the model is."""
-    from kerasmem.models.recomputed import RecomputedFunctional
+    from kerasmem.training.recompute.model import RecomputedFunctional
 
     source = _functional(model)
     made = RecomputedFunctional(
@@ -239,7 +238,6 @@ def _functional(model: Any) -> Any:
         UsageError: it has none.
     """
     keras = import_keras()
-    from kerasmem.models.segment_cuts import is_cuttable
 
     if not isinstance(model, keras.Model):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"

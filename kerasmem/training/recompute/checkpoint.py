@@ -12,7 +12,7 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, loss_owner, replace_losses
 from kerasmem.compat.keras_state import in_symbolic_scope, mask_of, set_mask
-from kerasmem.models.segment_scope import SegmentFunction, SegmentScope, variables_now
+from kerasmem.training.recompute.scope import SegmentFunction, SegmentScope, variables_now
 
 
 def gradients_wanted() -> bool:

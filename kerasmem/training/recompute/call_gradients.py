@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from kerasmem.compat.graphs import in_xla, let_wait
 from kerasmem.compat.keras_state import STATELESS_SCOPE, attribute
-from kerasmem.models.segment_scope import call_at_once
+from kerasmem.training.recompute.scope import call_at_once
 
 
 class _Made(NamedTuple):
