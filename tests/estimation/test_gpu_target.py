@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
 import re
@@ -315,18 +316,43 @@ def test_what_is_missing_or_no_plan_is_named(monkeypatch):
         GpuPlan.from_dict({"card": "t4", "memory_bytes": 1, "variants": [{"limited": True}], "arguments": {}})
 
 
-def test_ptxas_is_named_where_it_is_missing(monkeypatch, tmp_path):
-    import importlib.machinery
+def make_cuda(folder):
+    for path in ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc"):
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_text("")
+    return folder
 
-    specification = importlib.machinery.ModuleSpec("nvidia.cuda_nvcc", None, is_package=True)
-    specification.submodule_search_locations.append(str(tmp_path))
-    monkeypatch.setattr(worker.importlib.util, "find_spec", lambda name: specification)
+
+@pytest.fixture
+def no_cuda(monkeypatch, tmp_path):
+    monkeypatch.setattr(worker.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(worker.shutil, "which", lambda name: None)
+    monkeypatch.setattr(worker, "SYSTEM_CUDA", tmp_path / "none")
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", "")
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_ptxas_is_named_where_it_is_missing():
     with pytest.raises(MissingExtraError, match=r"ptxas .*kerasmem\[gpu-targets\]"):
         worker.cuda_folder()
-    for path in ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc"):
-        (tmp_path / path).parent.mkdir(parents=True)
-        (tmp_path / path).write_text("")
-    assert worker.cuda_folder() == str(tmp_path)
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_ptxas_is_found_where_cuda_is_installed(monkeypatch, tmp_path):
+    monkeypatch.setattr(worker, "SYSTEM_CUDA", make_cuda(tmp_path / "system"))
+    assert worker.cuda_folder() == str(tmp_path / "system")
+    nvcc = make_cuda(tmp_path / "compiler") / "bin" / "nvcc"
+    monkeypatch.setattr(worker.shutil, "which", lambda name: str(nvcc))
+    assert worker.cuda_folder() == str(tmp_path / "compiler")
+    monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "home")))
+    assert worker.cuda_folder() == str(tmp_path / "home")
+    for package, name in (("nvidia.cu13", "jax"), ("nvidia.cuda_nvcc", "extra")):
+        specification = importlib.machinery.ModuleSpec(package, None, is_package=True)
+        specification.submodule_search_locations.append(str(make_cuda(tmp_path / name)))
+        known = {package: specification}
+        monkeypatch.setattr(worker.importlib.util, "find_spec", known.get)
+        assert worker.cuda_folder() == str(tmp_path / name)
 
 
 # The whole, with JAX

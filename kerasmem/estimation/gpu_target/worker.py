@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from kerasmem.processes.task import ChildFailure, serve
 
 FEATURE, EXTRA = "compiling for a GPU that is not there", "gpu-targets"
 WAY_OUT = "gpu-target compiles through JAX, on which it does not run; use method='xla' or 'graph'"
+SYSTEM_CUDA = Path("/usr/local/cuda")
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 # XLA begins to recompute where more than this per cent of the memory would be needed. So many are never needed.
@@ -91,21 +94,34 @@ def missing_parts() -> bool:
 
 
 def cuda_folder() -> str:
-    """Return the folder with NVIDIA's assembler (ptxas) and its library of functions, from their Python package.
+    """Return the folder with NVIDIA's assembler (ptxas) and its library of functions.
+
+    The package that the extra installs comes first, as CUDA 13's assembler no longer takes cards before Turing. Then
+    the package that `jax[cuda13]` installs, and CUDA as the system has it.
 
     Raises:
-        MissingExtraError: the package is not installed.
+        MissingExtraError: there is none.
     """
-    try:
-        specification = importlib.util.find_spec("nvidia.cuda_nvcc")
-    except ModuleNotFoundError:
-        specification = None
-    for folder in (specification.submodule_search_locations or ()) if specification is not None else ():
-        if (Path(folder) / "bin" / "ptxas").exists() and (Path(folder) / "nvvm" / "libdevice").is_dir():
-            return folder
+    for folder in _cuda_folders():
+        if (folder / "bin" / "ptxas").exists() and (folder / "nvvm" / "libdevice").is_dir():
+            return str(folder)
     raise MissingExtraError(
         "NVIDIA's assembler ptxas (nvidia-cuda-nvcc-cu12), with which XLA compiles for a GPU,", EXTRA
     )
+
+
+def _cuda_folders() -> Iterator[Path]:
+    for package in ("nvidia.cuda_nvcc", "nvidia.cu13"):
+        try:
+            specification = importlib.util.find_spec(package)
+        except ModuleNotFoundError:  # nothing of NVIDIA's at all
+            continue
+        if specification is not None:
+            yield from map(Path, specification.submodule_search_locations or ())
+    yield from (Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name))
+    if compiler := shutil.which("nvcc"):
+        yield Path(compiler).resolve().parent.parent
+    yield SYSTEM_CUDA
 
 
 def _device(target: str) -> Any:
