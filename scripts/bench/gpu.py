@@ -1,0 +1,397 @@
+#!/usr/bin/env python3
+"""Compare what kerasmem says of a GPU with the GPU itself, in minutes: Keras on JAX, without TensorFlow.
+
+    python scripts/bench/gpu.py --output FILE [--seconds 330] [--rehearse]
+
+FILE gets one object a case as soon as there is an answer; cases that it has an answer of are not run again. Each case
+has a process and a time limit of its own:
+
+- plan: XLA's plan of a step for the card, made without the card, as method "gpu-target" has it;
+- card: XLA's plan of the same step on the card, what autotuning took, the peak of steps, the driver's figure;
+- product: `kerasmem.estimate` and `kerasmem.measure`;
+- context, logger, oom, stream: what CUDA's context and libraries take; `MemoryLogger`; what `explain_oom` says of a
+  run past the limit; images a second of a file, of a training step, and of both together.
+
+`--rehearse` runs a few small cases, on a CPU where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, environment, run_python
+
+Case = dict[str, Any]
+ZOO = Path(__file__).with_name("zoo.py")
+# networks that take XLA longest come first
+NETWORKS = {
+    "keras.applications:DenseNet121": (16, 48),
+    "keras.applications:EfficientNetB0": (32, 96),
+    "keras.applications:InceptionV3": (16, 48),
+    "keras.applications:ConvNeXtTiny": (16, 48),
+    "keras.applications:ResNet50": (32, 96),
+    "keras.applications:MobileNetV2": (32, 128),
+    "keras.applications:VGG16": (16, 64),
+    "decoder": (32, 256),
+    "vision_transformer": (128, 1024),
+    "transformer": (128, 1024),
+    "mixer": (128, 1024),
+    "unet": (64, 512),
+    "wavenet": (64, 512),
+    "lstm": (128, 1024),
+    "wide_mlp": (1024, 8192),
+}
+UNTUNED = ("keras.applications:ResNet50", "keras.applications:VGG16", "decoder", "unet")
+POLICIES = ("float32", "mixed_bfloat16")
+CASE_SECONDS, LEAST_SECONDS = 150.0, 20.0
+# By default, JAX takes three quarters of a GPU at once. Cases that run side by side take what they need.
+GROWING = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
+AT_ONCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+IMAGE, ROWS, BATCH = (224, 224, 3), 4096, 128
+
+
+# Cases, each in a process of its own
+
+
+def card(case: Case) -> Case:
+    """Compile a step as Keras's trainer does and run it on zeros."""
+    import jax
+    import jax.numpy as jnp
+    import keras
+
+    from kerasmem.estimation.compiled import on_jax
+    from kerasmem.models.inputs import model_inputs
+    from kerasmem.models.request import open_request
+    from kerasmem.models.symbolic_step import symbolic_step
+
+    request = request_of(case)
+    with open_request(request) as opened:
+        structure, inputs = model_inputs(opened.model, {})
+        step = symbolic_step(opened.model, opened.training, structure, inputs, request.batch_size, request.mode)
+    lowered, _ = on_jax.lower(step, jax.devices()[0])
+    begin = time.monotonic()
+    compiled = lowered.compile()
+    answer: Case = {"compile_seconds": time.monotonic() - begin, "plan": on_jax.planned_bytes(compiled)}
+    answer["after_compiling"] = allocator()
+    shapes = (step.state(), step.data)
+    state, data = keras.tree.map_structure(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
+    form, seconds = jax.tree.structure(state), []
+    for _ in range(4):
+        begin = time.monotonic()
+        _, state = compiled(state, data)
+        state = jax.block_until_ready(jax.tree.unflatten(form, jax.tree.leaves(state)))
+        seconds.append(time.monotonic() - begin)
+    return {**answer, "step_seconds": statistics.median(seconds), "after_steps": allocator(), "driver": driver()}
+
+
+def product(case: Case) -> Case:
+    """Estimate and measure through kerasmem's own functions, which run a child of their own."""
+    import kerasmem
+
+    settings = {"batch_size": case["batch"], "dtype_policy": case["policy"], "optimizer": "adam"}
+    estimate = kerasmem.estimate(source_of(case), **settings)
+    measured = kerasmem.measure(source_of(case), steps=3, **settings)
+    reports = {"estimate": estimate, "measured": measured}
+    return {name: {**each.to_dict()["bytes"], "notes": each.notes} for name, each in reports.items()}
+
+
+def context(case: Case) -> Case:
+    """Read what the driver and JAX's allocator say, first of the context and then of each library."""
+    import jax
+    import jax.numpy as jnp
+
+    readings = {"before": driver()}
+
+    def read(name: str, value: Any) -> None:
+        jax.block_until_ready(value)
+        readings[name] = {**driver(), "allocator": allocator()}
+
+    read("context", jnp.zeros(1))
+    matrix, image = jnp.ones((2048, 2048)), jnp.ones((64, 64, 64, 64))
+    read("arrays", (matrix, image))
+    read("cuBLAS", jax.jit(jnp.dot)(matrix, matrix))
+    read("cuDNN", jax.jit(lambda x, kernel: jax.lax.conv(x, kernel, (1, 1), "SAME"))(image, image[:, :, :3, :3]))
+    return readings
+
+
+def logger(case: Case) -> Case:
+    """Train with `MemoryLogger`, which reads JAX's allocator and the driver."""
+    import numpy as np
+
+    from kerasmem import MemoryLogger
+
+    model, batch = compiled_unet(), case["batch"]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.jsonl"
+        callback = MemoryLogger(str(log), epoch_logs="bytes")
+        x, y = np.zeros((8 * batch, 64, 64, 3), "float32"), np.zeros(8 * batch, "int32")
+        history = model.fit(x, y, batch_size=batch, epochs=2, verbose=0, callbacks=[callback]).history
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return {
+        "rows": rows, "epochs": history, "notes": callback.notes, "run_peaks": callback.run_peaks,
+        "allocator": allocator(), "driver": driver(),
+    }  # fmt: skip
+
+
+def oom(case: Case) -> Case:
+    """Train past the limit of JAX's allocator and have the error explained."""
+    import traceback
+
+    import numpy as np
+
+    import kerasmem
+
+    model, batch = compiled_unet(), case["batch"]
+    text, diagnosis = None, None
+    try:
+        model.fit(np.zeros((batch, 64, 64, 3), "float32"), np.zeros(batch, "int32"), batch_size=batch, verbose=0)
+    except Exception as error:
+        text = traceback.format_exc()[-6000:]
+        diagnosis = {"exception": kerasmem.explain_oom(error).to_dict(), "text": kerasmem.explain_oom(text).to_dict()}
+    return {"text": text, "diagnosis": diagnosis, "allocator": allocator()}
+
+
+def stream(case: Case) -> Case:
+    """Measure images a second of `H5ChunkSequence` alone, of `fit` on one batch that is held, and of both."""
+    import h5py
+    import keras
+    import numpy as np
+
+    from kerasmem import H5ChunkSequence
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    layers, (rows, batch) = keras.layers, case["rows"]
+    network = [keras.applications.ResNet50(weights=None, classes=10, classifier_activation=None)]
+    if case["model"] == "small":
+        network = [layers.Conv2D(32, 8, 4, activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    model = keras.Sequential([keras.Input(IMAGE, dtype=case["dtype"]), layers.Rescaling(1 / 255), *network])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
+
+    def rate(work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        return round(rows / (time.perf_counter() - begin), 1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "images.h5"
+        with h5py.File(path, "w") as file:
+            images = np.random.default_rng(0).integers(0, 256, (rows, *IMAGE), "u1")
+            file.create_dataset("x", data=images, chunks=(16, *IMAGE))
+            file["y"] = np.arange(rows) % 10
+        dtype = "stored" if case["dtype"] == "uint8" else case["dtype"]
+        with H5ChunkSequence(path, batch_size=batch, memory_budget="512MB", dtype=dtype, seed=1) as sequence:
+            held = sequence[0]
+            works: dict[str, Callable[[], object]] = {
+                "stream": lambda: sum(1 for _ in sequence),
+                "step": lambda: model.fit((held for _ in range(rows)), steps_per_epoch=len(sequence), verbose=0),
+                "both": lambda: model.fit(sequence, verbose=0),
+            }
+            for work in works.values():
+                work()
+            rates = {name: [rate(work) for _ in range(2)] for name, work in works.items()}
+    return {"images_per_second": rates, "allocator": allocator()}
+
+
+KINDS = {each.__name__: each for each in (card, product, context, logger, oom, stream)}
+
+
+def source_of(case: Case) -> str:
+    return case["model"] if ":" in case["model"] else f"{ZOO}:{case['model']}"
+
+
+def name_of(case: Case) -> str:
+    return " ".join(str(case[key]) for key in ("kind", "model", "batch", "policy", "tag") if case.get(key))
+
+
+def request_of(case: Case) -> Any:
+    from kerasmem.models.request import ModelRequest
+
+    return ModelRequest(
+        source_of(case), dtype_policy=case["policy"], optimizer="adam", batch_size=case["batch"], mode="train"
+    )
+
+
+def compiled_unet() -> Any:
+    import keras
+    from zoo import unet
+
+    model = unet()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
+    return model
+
+
+def allocator() -> dict[str, int]:
+    """Return JAX's statistics of the first device; none on a CPU."""
+    import jax
+
+    return jax.devices()[0].memory_stats() or {}
+
+
+def driver() -> dict[str, int | None]:
+    """Return the bytes of this process and of all processes, as the driver counts them."""
+    from kerasmem.devices.nvml import Nvml
+
+    nvml, _ = Nvml.open()
+    if nvml is None or not nvml.devices:
+        return {}
+    device = nvml.devices[0]
+    memory, _ = nvml.memory(device)
+    return {
+        "process": dict(nvml.processes(device)).get(os.getpid()),
+        "all": None if memory is None else memory.used_bytes,
+    }
+
+
+# The process that starts them
+
+
+def plan(case: Case, seconds: float) -> Case:
+    """Have XLA plan a step for a card of the catalogue."""
+    from kerasmem.devices.catalogue import find_card
+    from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
+
+    found = gpu_target_plan(request_of(case), find_card(case["card"]), timeout=seconds)
+    outcome = gpu_target_outcome(found)
+    variants = [{**vars(each), "total": each.total} for each in found.variants]
+    return {
+        "total": outcome.total, "low": outcome.low, "high": outcome.high, "variants": variants,
+        "largest_convolution": max((size for size, _ in found.convolutions), default=None), "notes": outcome.notes,
+    }  # fmt: skip
+
+
+def in_child(case: Case, seconds: float, cache: str) -> Case:
+    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **GROWING}
+    if case["kind"] == "card":  # where autotuning took more than the steps, they run again, out of the cache
+        environ |= {
+            "JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        }  # fmt: skip
+    ended = run_python(__file__, "--case", json.dumps(case), environ={**environ, **case["environ"]}, timeout=seconds)
+    if ended.code != 0:
+        raise RuntimeError(ended.error[-1500:])
+    answer: Case = ended.answer
+    return answer
+
+
+def hides_steps(answer: Case) -> bool:
+    peaks = [answer[when].get("peak_bytes_in_use") for when in ("after_compiling", "after_steps")]
+    return peaks[0] is not None and peaks[0] == peaks[1]
+
+
+class Bench:
+    """Runs cases until the time is over and writes what they answer."""
+
+    def __init__(self, output: Path, only: str, seconds: float, cache: str) -> None:
+        self.output, self.only, self.cache = output, only, cache
+        self.end = time.monotonic() + seconds
+        self.lock = threading.Lock()
+        self.cases: dict[str, Case] = json.loads(output.read_text())["cases"] if output.exists() else {}
+        self.head = environment("keras", "jax", "jaxlib", "h5py", "numpy")
+
+    def note(self, name: str, row: Case) -> None:
+        with self.lock:
+            self.cases[name] = row
+            partial = self.output.with_suffix(".partial")
+            partial.write_text(json.dumps({"environment": self.head, "cases": self.cases}, indent=1) + "\n")
+            partial.replace(self.output)
+
+    def run(self, case: Case) -> None:
+        name = name_of(case)
+        if self.cases.get(name, {}).get("status") == "done":
+            return
+        begin = time.monotonic()
+        left = min(self.end - begin, CASE_SECONDS)
+        row = {**case, "status": "not reached"}
+        if left >= LEAST_SECONDS:
+            try:
+                row |= plan(case, left) if case["kind"] == "plan" else in_child(case, left, self.cache)
+                if case["kind"] == "card" and hides_steps(row):
+                    row["again"] = in_child(case, max(self.end - time.monotonic(), 1.0), self.cache)
+                row["status"] = "done"
+            except Exception as error:
+                row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            row["seconds"] = round(time.monotonic() - begin, 1)
+        self.note(name, row)
+        print(f"{row.get('seconds', '')} {name}: {row['status']}", file=sys.stderr, flush=True)
+
+    def run_all(self, cases: list[Case], workers: int) -> ThreadPoolExecutor:
+        pool = ThreadPoolExecutor(workers)
+        for case in cases:
+            if self.only in name_of(case):
+                pool.submit(self.run, case)
+        return pool
+
+
+def all_cases(key: str, rehearse: bool) -> tuple[list[Case], list[Case], list[Case]]:
+    """Return the cases that need the machine to themselves, the plans, and those that share the card."""
+
+    def case(kind: str, model: str = "", batch: int = 0, policy: str = "", environ: Any = None, **more: Any) -> Case:
+        own = {"kind": kind, "model": model, "batch": batch, "policy": policy, "environ": environ or {}}
+        return {**own, **more}
+
+    networks = {"mnist_cnn": (16, 32)} if rehearse else NETWORKS
+    rows = (16, 8) if rehearse else (ROWS, BATCH)
+    order = [(0, POLICIES[0]), (0, POLICIES[1]), (1, POLICIES[0]), (1, POLICIES[1])][: 1 if rehearse else 4]
+    steps = [(name, batches[place], policy) for place, policy in order for name, batches in networks.items()]
+    alone = [
+        case("stream", "small", dtype="uint8", tag="uint8", rows=rows),
+        *(() if rehearse else [case("stream", "ResNet50", dtype="uint8", tag="uint8", rows=rows)]),
+        case("stream", "small", dtype="float32", tag="float32", rows=rows),
+        case("context"),
+        case("context", environ=AT_ONCE, tag="at once"),
+        case("logger", batch=8 if rehearse else 256),
+    ]
+    untuned = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+    few = list(networks)[:1] if rehearse else UNTUNED
+    others = [
+        case("oom", batch=8 if rehearse else 8192, environ={**AT_ONCE, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.03"}),
+        *(case("product", name, networks[name][0], POLICIES[0]) for name in few),
+        *(case("card", name, networks[name][0], POLICIES[0], untuned, tag="untuned") for name in few),
+    ]
+    cards, first = [case("card", *each) for each in steps], len(networks)
+    return alone, [case("plan", *each, card=key) for each in steps], [*cards[:first], *others, *cards[first:]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="file of the results")
+    parser.add_argument("--seconds", type=float, default=330.0, help="time for all cases")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--rehearse", action="store_true", help="few and small cases")
+    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        answer = KINDS[options.case["kind"]](options.case)
+        print(json.dumps({**answer, "has_tensorflow": "tensorflow" in sys.modules}))
+        return
+    if options.output is None:
+        parser.error("--output is required")
+    from kerasmem.devices.live import list_devices
+
+    devices = list_devices()
+    with tempfile.TemporaryDirectory() as cache:
+        bench = Bench(options.output, options.only, options.seconds, cache)
+        bench.head["devices"] = [each.to_dict() for each in devices]
+        name = devices[0].name if devices else None
+        alone, plans, cards = all_cases(name or "h100-sxm", options.rehearse)
+        workers = max(1, (os.cpu_count() or 1) * 3 // 8)
+        bench.run_all([each for each in alone if each["kind"] == "stream"], 1).shutdown()
+        planning = bench.run_all(plans, workers)
+        bench.run_all([each for each in alone if each["kind"] != "stream"], 1).shutdown()
+        bench.run_all(cards, workers).shutdown()
+        planning.shutdown()
+
+
+if __name__ == "__main__":
+    main()
