@@ -56,16 +56,27 @@ class Borrowed:
         Raises:
             NotAvailableError: If the package has no such part.
         """
+        owner, name = self.owner()
+        return getattr(owner, name)
+
+    def owner(self) -> tuple[Any, str]:
+        """Return the class or module that has it, and its name in there.
+
+        Raises:
+            NotAvailableError: If the package has no such part.
+        """
         try:
-            found: Any = importlib.import_module(self.module)
-            for part in self.name.split("."):
-                found = getattr(found, part)
+            owner: Any = importlib.import_module(self.module)
+            *classes, name = self.name.split(".")
+            for part in classes:
+                owner = getattr(owner, part)
+            getattr(owner, name)
         except (ImportError, AttributeError) as error:
             raise NotAvailableError(
                 f"{self.feature} does not work with {_package(self.module)}: it has no {self.module}.{self.name}; "
                 "everything else works. `kerasmem doctor` lists such parts"
             ) from error
-        return found
+        return owner, name
 
     def missing(self) -> str | None:
         """Describe a missing or changed part in one line, or return None."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.patching import patched
 from kerasmem.compat.xla import CPU
 
 _TF = "tensorflow.python"
@@ -62,23 +60,16 @@ def gpu_kernels(operation: str) -> tuple[GpuKernel, ...]:
     )
 
 
-@contextlib.contextmanager
-def stacks_left_out() -> Iterator[None]:
-    """Have all operations that this thread makes noted as made here, by one stack: no one asks those of a graph for
-    shapes alone, and looking through the stack takes a tenth of the time that they take.
+def stacks_left_out() -> contextlib.AbstractContextManager[None]:
+    """Record one stack for all operations that this thread makes.
+
+    Nobody reads the stacks of a graph that serves an estimate, and extracting them takes a tenth of the time.
     """
     try:
-        extract = STACK.get()
+        here = STACK.get()()
     except NotAvailableError:
-        yield
-        return
-    owner, here = threading.get_ident(), extract()
-
-    def extract_stack(*args: Any, **kwargs: Any) -> Any:
-        return here if threading.get_ident() == owner else extract(*args, **kwargs)
-
-    with mock.patch.object(importlib.import_module(STACK.module), STACK.name, extract_stack):
-        yield
+        return contextlib.nullcontext()
+    return patched(*STACK.owner(), lambda extract_stack, *args, **kwargs: here)
 
 
 def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability: tuple[int, int] | None = None) -> Any:

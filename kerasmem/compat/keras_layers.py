@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.patching import patched
 
 FLATTEN = Borrowed(
     "keras:Layer._flatten_layers(include_self)",
     feature="layers kept in dictionaries and nested lists of a layer",
 )
 OPEN_NAME_SCOPE = Borrowed("keras:Layer._open_name_scope", feature="memory by layer in estimates and profiles")
+CALL_LAYER = Borrowed("keras:Layer.__call__", feature="estimates")
+CALL_OPERATION = Borrowed("keras:Operation.__call__", feature="estimates")
 SYMBOLIC_BUILD = Borrowed(
     "keras:Model._symbolic_build(data_batch)", feature="estimates that trace the model, kerasmem.fit"
 )
@@ -26,15 +27,14 @@ SEES_GPU = Borrowed(f"{_RNN}:_is_gpu_available", feature=_CUDNN)
 
 @contextlib.contextmanager
 def gpu_assumed() -> Iterator[None]:
-    """Let Keras's recurrent layers take cuDNN's kernels in this thread, inside, as if a GPU were here.
+    """Let Keras's recurrent layers take cuDNN's kernels in this thread, as if it had a GPU.
 
-    They do so where their settings allow it, and where Keras asks as it did; else nothing changes.
+    They do so if their settings allow it. Nothing changes if Keras asks for a GPU in another way.
     """
     if SEES_GPU.missing() is not None:
         yield
         return
-    sees, owner = SEES_GPU.get(), threading.get_ident()
-    with mock.patch(f"{SEES_GPU.module}.{SEES_GPU.name}", lambda: threading.get_ident() == owner or sees()):
+    with patched(*SEES_GPU.owner(), lambda sees_gpu: True):
         yield
 
 
@@ -82,9 +82,10 @@ def _layers_in_attributes(layer: Any) -> list[Any]:
     return list(found.values())
 
 
-@contextlib.contextmanager
-def name_scopes_replaced(scope_of: Callable[[Any, Callable[[Any], Any]], Any]) -> Iterator[None]:
-    """Open other name scopes around the calls of layers in this thread, inside.
+def name_scopes_replaced(
+    scope_of: Callable[[Any, Callable[[Any], Any]], Any],
+) -> contextlib.AbstractContextManager[None]:
+    """Open other name scopes around the calls of layers in this thread.
 
     Args:
         scope_of: from a layer, and the function that returns the scope Keras opens for one, to the scope to open.
@@ -92,30 +93,37 @@ def name_scopes_replaced(scope_of: Callable[[Any, Callable[[Any], Any]], Any]) -
     Raises:
         NotAvailableError: If Keras opens them in another way.
     """
-    import keras
-
-    open_scope, owner = OPEN_NAME_SCOPE.get(), threading.get_ident()
-
-    def open_other(self: Any) -> Any:
-        return scope_of(self, open_scope) if threading.get_ident() == owner else open_scope(self)
-
-    with mock.patch.object(keras.Layer, "_open_name_scope", open_other):
-        yield
+    return patched(*OPEN_NAME_SCOPE.owner(), lambda open_scope, layer: scope_of(layer, open_scope))
 
 
-@contextlib.contextmanager
-def without_name_scopes() -> Iterator[None]:
-    """Have layers open no name scope in this thread, inside.
+def without_name_scopes() -> contextlib.AbstractContextManager[None]:
+    """Have layers open no name scope in this thread.
 
     TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras. If Keras
     opens them in another way, it goes on doing so.
     """
     try:
-        OPEN_NAME_SCOPE.get()
+        return name_scopes_replaced(lambda layer, open_scope: contextlib.nullcontext())
     except NotAvailableError:
-        yield
-        return
-    with name_scopes_replaced(lambda layer, open_scope: contextlib.nullcontext()):
+        return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def calls_noted(function: Callable[..., Any]) -> Iterator[None]:
+    """Have a function make the calls of layers and operations in this thread.
+
+    Args:
+        function: called with Keras's own function, the layer or operation, and the call's arguments. The call of a
+            layer is noted once, before Keras casts its arguments.
+    """
+    import keras
+
+    def call_operation(call: Callable[..., Any], operation: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(operation, keras.Layer):
+            return call(operation, *args, **kwargs)
+        return function(call, operation, *args, **kwargs)
+
+    with patched(*CALL_LAYER.owner(), function), patched(*CALL_OPERATION.owner(), call_operation):
         yield
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.patching import patched
 
 _FEATURE = "training in micro-batches"
 _MODULE = "keras.src.losses.loss"
@@ -15,24 +15,21 @@ REDUCE = Borrowed(f"{_MODULE}:reduce_weighted_values(values, sample_weight, mask
 APPLY_MASK = Borrowed(f"{_MODULE}:apply_mask(sample_weight, mask, dtype, reduction)", feature=_FEATURE)
 
 
-@contextlib.contextmanager
-def reduction_replaced(function: Callable[..., Any]) -> Iterator[None]:
-    """Have Keras's losses reduce their values by another function.
+def reduction_replaced(function: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Have Keras's losses reduce their values by another function in this thread.
 
     Args:
         function: called with Keras's own function, the values, and by name `sample_weight`, `mask`, `reduction` and
             `dtype`.
     """
-    original = REDUCE.get()
 
     def reduce_weighted_values(
-        values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
-        dtype: Any = None,
+        original: Callable[..., Any], values: Any, sample_weight: Any = None, mask: Any = None,
+        reduction: Any = "sum_over_batch_size", dtype: Any = None,
     ) -> Any:  # fmt: skip
         return function(original, values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
 
-    with mock.patch(f"{_MODULE}.reduce_weighted_values", reduce_weighted_values):
-        yield
+    return patched(*REDUCE.owner(), reduce_weighted_values)
 
 
 def masked_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.patching import patched
 
 Pairs = list[tuple[Any, Any]]  # of a gradient and its variable
+_Own = Callable[..., Any]
 
 _BY_ONE_NUMBER = ("Maximum", "Minimum", "Mul", "RealDiv")
 _AVERAGES = "_model_variables_moving_average"
@@ -31,15 +32,9 @@ SCALER = Borrowed(_SCALER, feature=_IN_TURN)
 SUM = Borrowed(f"{_KERAS}._all_reduce_sum_gradients(grads_and_vars)", feature=_FEATURE)
 
 
-@contextlib.contextmanager
-def gradients_summed_by(function: Callable[[Pairs], Pairs]) -> Iterator[None]:
-    """Have optimizers sum their gradients by a function in this thread, while the context lasts."""
-
-    def summed(optimizer: Any, grads_and_vars: Any) -> Pairs:
-        return function(list(grads_and_vars))
-
-    with mock.patch.object(OPTIMIZER.get(), "_all_reduce_sum_gradients", _in_this_thread(summed, SUM.get())):
-        yield
+def gradients_summed_by(function: Callable[[Pairs], Pairs]) -> contextlib.AbstractContextManager[None]:
+    """Have optimizers sum their gradients by a function in this thread."""
+    return patched(*SUM.owner(), lambda own, optimizer, grads_and_vars: function(list(grads_and_vars)))
 
 
 @contextlib.contextmanager
@@ -50,15 +45,18 @@ def updated_in_turn() -> Iterator[None]:
     together. The arithmetic stays the same, that of a scaled loss's and of clipped gradients too. If Keras does not
     have what this takes, nothing changes.
     """
+    turns = _InTurn()
+    replacements: dict[Borrowed, _Own] = {
+        UPDATE: turns.update, DECAY: turns.decay, AVERAGE: turns.average, INCREMENT: turns.increment,
+        RESET: turns.reset, FINITE: turns.check,
+    }  # fmt: skip
     try:
-        turns = _InTurn()
+        patches = [patched(*borrowed.owner(), function) for borrowed, function in replacements.items()]
     except NotAvailableError:
-        yield
-        return
+        patches = []
     with contextlib.ExitStack() as stack:
-        for borrowed, function in turns.functions.items():
-            cls, name = (SCALER if borrowed is FINITE else OPTIMIZER).get(), borrowed.name.split(".")[1]
-            stack.enter_context(mock.patch.object(cls, name, _in_this_thread(function, borrowed.get())))
+        for patch in patches:
+            stack.enter_context(patch)
         yield
 
 
@@ -68,16 +66,6 @@ def set_to_zero(variable: Any) -> Any:
 
     zeros = tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=True)
     return variable.assign(zeros, read_value=False)
-
-
-def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `function` in this thread and `elsewhere` in others."""
-    owner = threading.get_ident()
-
-    def chosen(*arguments: Any) -> Any:
-        return (function if threading.get_ident() == owner else elsewhere)(*arguments)
-
-    return chosen
 
 
 def _remade(gradient: Any) -> Any:
@@ -116,59 +104,46 @@ def _made_again(gradient: Any) -> Any:
 
 
 class _InTurn:
-    """Replacements of Keras's functions.
-
-    Attributes:
-        functions: replacements by the borrowed function.
-
-    Raises:
-        NotAvailableError: If Keras does not have what this takes.
-    """
+    """Replacements of Keras's functions. Each takes the function that it replaces first."""
 
     def __init__(self) -> None:
         self._turns = _Turns()
-        self.functions: dict[Borrowed, Callable[..., Any]] = {
-            UPDATE: self._update, DECAY: self._decay, AVERAGE: self._average, INCREMENT: self._increment,
-            RESET: self._reset, FINITE: self._check,
-        }  # fmt: skip
-        self._own = {function: borrowed.get() for borrowed, function in self.functions.items()}
 
-    def _update(self, optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
-        update = self._own[self._update]
+    def update(self, own: _Own, optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
         for gradient, variable in grads_and_vars:
             with self._turns.next():
-                update(optimizer, distribution, [(_remade(gradient), variable)], learning_rate)
+                own(optimizer, distribution, [(_remade(gradient), variable)], learning_rate)
 
-    def _decay(self, optimizer: Any, variables: Any) -> None:
-        for each in variables:
+    def decay(self, own: _Own, optimizer: Any, variables: Any) -> None:
+        for variable in variables:
             with self._turns.next():
-                self._own[self._decay](optimizer, [each])
+                own(optimizer, [variable])
 
-    def _average(self, optimizer: Any, variables: Any) -> None:
-        for variable, one in zip(variables, getattr(optimizer, _AVERAGES, []), strict=False):
-            with mock.patch.dict(vars(optimizer), {_AVERAGES: [one]}), self._turns.next():
-                self._own[self._average](optimizer, [variable])
+    def average(self, own: _Own, optimizer: Any, variables: Any) -> None:
+        for variable, average in zip(variables, getattr(optimizer, _AVERAGES, []), strict=False):
+            with mock.patch.dict(vars(optimizer), {_AVERAGES: [average]}), self._turns.next():
+                own(optimizer, [variable])
 
-    def _increment(self, optimizer: Any, grads: Any, acc_grads: Any) -> None:
-        for gradient, each in zip(grads, acc_grads, strict=True):
+    def increment(self, own: _Own, optimizer: Any, grads: Any, acc_grads: Any) -> None:
+        for gradient, accumulator in zip(grads, acc_grads, strict=True):
             with self._turns.next():
-                self._own[self._increment](optimizer, [_remade(gradient)], [each])
+                own(optimizer, [_remade(gradient)], [accumulator])
 
-    def _reset(self, optimizer: Any) -> None:
-        for each in optimizer._accumulated_gradients:
-            if each is not None:
+    def reset(self, own: _Own, optimizer: Any) -> None:
+        for accumulator in optimizer._accumulated_gradients:
+            if accumulator is not None:
                 with self._turns.next():
-                    set_to_zero(each.value)
+                    set_to_zero(accumulator.value)
 
-    def _check(self, optimizer: Any, grads: Any) -> Any:
+    def check(self, own: _Own, optimizer: Any, grads: Any) -> Any:
         import tensorflow as tf
 
-        found: list[Any] = []
-        for each in grads:
-            if each is not None:
-                with tf.control_dependencies(found[-1:]):
-                    found.append(self._own[self._check](optimizer, [each]))
-        return tf.reduce_all(tf.stack(found))
+        checks: list[Any] = []
+        for gradient in grads:
+            if gradient is not None:
+                with tf.control_dependencies(checks[-1:]):
+                    checks.append(own(optimizer, [gradient]))
+        return tf.reduce_all(tf.stack(checks))
 
 
 class _Turns:

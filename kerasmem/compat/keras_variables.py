@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unittest import mock
 
-from kerasmem.compat.borrowing import Borrowed
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.keras_state import attributes_set
+from kerasmem.compat.patching import patched
 
 _TRACING = "estimates that trace the model (graph, xla, gpu-target, probe), kerasmem.recompute"
-_VAR_KEY = Borrowed("keras:Optimizer._var_key(variable)", feature=_TRACING)
+INIT = Borrowed("keras:Variable.__init__(initializer, shape, dtype)", feature="estimates")
+ADD_FROM_REFERENCE = Borrowed("keras:Optimizer.add_variable_from_reference(reference_variable)", feature="estimates")
+VAR_KEY = Borrowed("keras:Optimizer._var_key(variable)", feature=_TRACING)
 _UNINITIALIZED = Borrowed("tensorflow.python.ops.resource_variable_ops:UninitializedVariable", feature=_TRACING)
 INITIALIZE = Borrowed("keras:Variable._deferred_initialize", feature="real steps of a model")
 _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
@@ -44,23 +45,13 @@ def handle_only(variable: Any) -> Any:
         )
 
 
-@contextlib.contextmanager
-def optimizers_know_stand_ins() -> Iterator[None]:
+def optimizers_know_stand_ins() -> contextlib.AbstractContextManager[None]:
     """Let optimizers in this thread take a stand-in for the variable that it stands for."""
-    import keras
-
-    if not hasattr(keras.Optimizer, "_var_key"):
-        yield
-        return
-    var_key, owner = keras.Optimizer._var_key, threading.get_ident()
-
-    def key_without_value(self: Any, variable: Any) -> Any:
-        if threading.get_ident() != owner:
-            return var_key(self, variable)
-        return _STANDS_FOR.get(id(variable), id(variable))
-
-    with mock.patch.object(keras.Optimizer, "_var_key", key_without_value):
-        yield
+    try:
+        owner = VAR_KEY.owner()
+    except NotAvailableError:
+        return contextlib.nullcontext()
+    return patched(*owner, lambda var_key, optimizer, variable: _STANDS_FOR.get(id(variable), id(variable)))
 
 
 @contextlib.contextmanager

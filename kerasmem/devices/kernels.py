@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import platform
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,6 @@ TITLES = {
 SHORT_TITLES = {ONEDNN: "oneDNN, CPU", EIGEN: "Eigen, CPU"}
 
 _X86 = ("x86_64", "AMD64")
-_assumed: list[str] = []  # kinds of kernels, the innermost scope's last
 _CHOOSES_ONEDNN = ("avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16")
 # What oneDNN computes only where the CPU can (tensorflow/core/util/util.cc); elsewhere TensorFlow's own kernels do.
 _NEEDED_FOR = {
@@ -43,6 +43,16 @@ _NEEDED_FOR = {
 _COPIED_WHERE = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
 AVX512_BYTES, AVX2_BYTES = 64, 32  # of a vector register
 _GUESSED_CACHE = 512 << 10  # what oneDNN takes for a core's second cache where the processor does not tell
+
+
+class _Assumed(threading.local):
+    """Kinds of kernels that this thread assumes, the innermost scope's last."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+
+_assumed = _Assumed()
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,8 @@ def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
 def cpu_kernels() -> CpuKernels:
     """Return the kernels of a step in this process, from TensorFlow."""
     flags = cpu_flags()
-    if _assumed:
-        is_on = _assumed[-1] == ONEDNN
+    if _assumed.kinds:
+        is_on = _assumed.kinds[-1] == ONEDNN
     else:
         try:
             is_on = onednn_is_on()
@@ -120,12 +130,12 @@ def onednn_is_left_off() -> bool:
 
 @contextlib.contextmanager
 def assumed(kind: str) -> Iterator[None]:
-    """Let `cpu_kernels` say inside that kernels of a kind run, whichever do."""
-    _assumed.append(kind)
+    """Have `cpu_kernels` report kernels of a kind to this thread, whichever run."""
+    _assumed.kinds.append(kind)
     try:
         yield
     finally:
-        _assumed.pop()
+        _assumed.kinds.pop()
 
 
 # A convolution over volumes works on as many samples at a time as Eigen takes the processor's last cache to hold. It

@@ -8,15 +8,13 @@ those that Keras's policies give. Nothing is computed and no weight is read.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from unittest import mock
 
 from kerasmem.compat.keras_functional import is_functional
-from kerasmem.compat.keras_layers import flatten_layers, without_name_scopes
+from kerasmem.compat.keras_layers import calls_noted, flatten_layers, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
 from kerasmem.files import package_data
@@ -110,27 +108,10 @@ class _Recorder:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        keras = import_keras()
-        owner = threading.get_ident()  # a model that another thread trains is none of ours
-
-        def noted(call: Any, but: tuple[type, ...] = ()) -> Any:
-            def noted_call(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() != owner or isinstance(layer, but):
-                    return call(layer, *args, **kwargs)
-                return self._call(call, layer, args, kwargs)
-
-            return noted_call
-
-        layer, operation = keras.Layer, keras.Operation
-        with (
-            mock.patch.object(layer, "__call__", noted(layer.__call__)),
-            # A layer's call was noted before Keras casts its arguments.
-            mock.patch.object(operation, "__call__", noted(operation.__call__, but=(layer,))),
-            without_name_scopes(),
-        ):
+        with calls_noted(self._call), without_name_scopes():
             yield
 
-    def _call(self, call: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, call: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         given = _tensors((args, kwargs))
         # Calls on Keras's own symbolic tensors put a model together (a Sequential that builds itself late).
         if self._inside_leaf or any(isinstance(each, import_keras().KerasTensor) for each in given):

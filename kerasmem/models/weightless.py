@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unittest import mock
 
 from kerasmem.compat.keras_state import variables_stay_uninitialized
-from kerasmem.compat.keras_variables import has_value, optimizers_know_stand_ins, stand_ins_for
+from kerasmem.compat.keras_variables import (
+    ADD_FROM_REFERENCE,
+    INIT,
+    has_value,
+    optimizers_know_stand_ins,
+    stand_ins_for,
+)
+from kerasmem.compat.patching import patched
 from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
 
-# Every variable that was made without a value and is still in use.
-_SHAPED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_Give = Callable[[Any], None]
-_giving: list[_Give] = []  # what gives a variable that is made now a stand-in: a step is being traced
+
+class _InThread(threading.local):
+    """A thread's own models.
+
+    Attributes:
+        shaped: every variable that was made without a value and is still in use, by its id.
+        giving: gives a new variable a stand-in while a step is being traced, the innermost last.
+    """
+
+    def __init__(self) -> None:
+        self.shaped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.giving: list[Callable[[Any], None]] = []
+
+
+_in_thread = _InThread()
 
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Leave the user's random numbers as if no model had been built here: Keras draws seeds from Python's."""
-    state = random.getstate()
-    try:
+    """Draw this thread's numbers of `random` from a copy of its generator: Keras draws seeds there."""
+    generator = random.Random()
+    generator.setstate(random.getstate())
+    with contextlib.ExitStack() as stack:
+        for name in random.__all__:
+            if (draw := getattr(generator, name, None)) is not None:
+                stack.enter_context(patched(random, name, functools.partial(_without_first, draw)))
         yield
-    finally:
-        random.setstate(state)
+
+
+def _without_first(function: Callable[..., Any], replaced: object, /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -41,42 +65,35 @@ def weightless() -> Iterator[None]:
     as it is.
     """
     keras = import_keras()
-    owner = threading.get_ident()
-    name = "add_variable_from_reference"
-    add_from_reference = getattr(keras.Optimizer, name)
-    # What the backend's optimizer overrides, which reads the value to place the new variable beside it.
-    add_by_shape = [vars(each)[name] for each in keras.Optimizer.__mro__ if name in vars(each)][-1]
+    optimizer, name = ADD_FROM_REFERENCE.owner()
+    # The backend's optimizer overrides this one, and reads the value to place the new variable beside it.
+    add_by_shape = [vars(cls)[name] for cls in optimizer.__mro__ if name in vars(cls)][-1]
 
-    def add_shaped(self: Any, reference_variable: Any, *args: Any, **options: Any) -> Any:
-        add = add_by_shape if threading.get_ident() == owner else add_from_reference
-        return add(self, reference_variable, *args, **options)
-
-    create = keras.Variable.__init__
-
-    def create_traced(self: Any, initializer: Any, **options: Any) -> None:
+    def create_traced(create: Callable[..., None], variable: Any, initializer: Any, **options: Any) -> None:
         with keras.StatelessScope(initialize_variables=False):
-            create(self, initializer, **options)
-        _giving[-1](self)
+            create(variable, initializer, **options)
+        _in_thread.giving[-1](variable)
 
-    def create_deferred(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, **options: Any) -> None:
-        deferred = threading.get_ident() == owner
-        if deferred and not callable(initializer) and not isinstance(initializer, str):
+    def create_deferred(
+        create: Callable[..., None], variable: Any, initializer: Any, shape: Any = None, dtype: Any = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        if not callable(initializer) and not isinstance(initializer, str):
             value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
             shape, dtype = tuple(value.shape), keras.backend.standardize_dtype(value.dtype)
 
             def initializer(shape: Any, dtype: Any = None) -> Any:
                 return keras.ops.convert_to_tensor(value, dtype=dtype)
 
-        make = create_traced if deferred and _giving else create
-        make(self, initializer, shape=shape, dtype=dtype, **options)
-        if deferred:
-            _SHAPED[id(self)] = self
+        make = functools.partial(create_traced, create) if _in_thread.giving else create
+        make(variable, initializer, shape=shape, dtype=dtype, **options)
+        _in_thread.shaped[id(variable)] = variable
 
     with (
         variables_stay_uninitialized(),
         keras.StatelessScope(initialize_variables=False),
-        mock.patch.object(keras.Variable, "__init__", create_deferred),
-        mock.patch.object(keras.Optimizer, name, add_shaped),
+        patched(*INIT.owner(), create_deferred),
+        patched(optimizer, name, functools.partial(_without_first, add_by_shape)),
         optimizers_know_stand_ins(),
     ):
         yield
@@ -92,16 +109,16 @@ def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
         make: from a Keras variable to the `tf.Variable` that stands for it.
     """
     with stand_ins_for(shaped_variables(), make) as give:
-        _giving.append(give)
+        _in_thread.giving.append(give)
         try:
             yield
         finally:
-            _giving.pop()
+            _in_thread.giving.pop()
 
 
 def shaped_variables() -> list[Any]:
-    """Return the variables in use that were made without a value, those included that have one by now."""
-    return list(_SHAPED.values())
+    """Return the variables in use that this thread made without a value, even if they have one by now."""
+    return list(_in_thread.shaped.values())
 
 
 def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:

@@ -1,0 +1,100 @@
+"""Patches of other packages' functions that hold in one thread, while a context lasts.
+
+The first thread that patches an attribute puts a dispatcher there, and the last one puts the original back. The
+dispatcher looks at the calling thread's own stack of replacements, so threads cannot undo each other's patches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_dispatchers: dict[tuple[int, str], _Dispatcher] = {}
+_lock = threading.Lock()  # held while dispatchers come and go, never while a patch is in use
+
+
+@contextlib.contextmanager
+def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Replace a function of a class or module in this thread.
+
+    Args:
+        owner: The class or module.
+        name: The function's name in it.
+        replacement: Called with the function that it replaces, followed by the call's arguments.
+
+    Examples:
+        >>> import json
+        >>> with patched(json, "dumps", lambda dumps, value: f"<{dumps(value)}>"):
+        ...     json.dumps(1)
+        '<1>'
+    """
+    with _lock:
+        dispatcher = _dispatchers.get((id(owner), name)) or _Dispatcher(owner, name)
+        dispatcher.enter()
+    stack = dispatcher.in_thread.stack
+    stack.append(functools.partial(replacement, stack[-1] if stack else dispatcher.original))
+    try:
+        yield
+    finally:
+        stack.pop()
+        with _lock:
+            dispatcher.leave()
+
+
+class _InThread(threading.local):
+    """A thread's replacements of one function, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Callable[..., Any]] = []
+
+
+class _Dispatcher:
+    """Stands in for one function, while any thread patches it."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.in_thread = _InThread()
+        self._owner, self._name, self._users = owner, name, 0
+        self._is_inherited = name not in vars(owner)
+        self.original = original = getattr(owner, name)
+        in_thread = self.in_thread
+
+        @functools.wraps(original)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            stack = in_thread.stack
+            return (stack[-1] if stack else original)(*args, **kwargs)
+
+        self._dispatch = dispatch
+
+    def enter(self) -> None:
+        """Count a user. The first one installs the dispatcher."""
+        if self._users == 0:
+            _dispatchers[id(self._owner), self._name] = self
+            setattr(self._owner, self._name, self._dispatch)
+        self._users += 1
+
+    def leave(self) -> None:
+        """Discount a user. The last one restores the original, unless someone has patched over the dispatcher."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        del _dispatchers[id(self._owner), self._name]
+        if vars(self._owner).get(self._name) is not self._dispatch:
+            return
+        if self._is_inherited:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self.original)
+
+
+def _unlock() -> None:
+    """Replace the lock in a forked child: the thread that held it may be gone."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
