@@ -13,8 +13,6 @@ from typing import Any
 import h5py
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.indexes import refuse_endless_index, refuse_endless_sources
-from kerasmem.hdf5.direct.raw import RawError, RawFile, raw_file
 from kerasmem.hdf5.layout import shown
 
 _LINKS = 16  # soft links followed for one name
@@ -32,9 +30,7 @@ def encoded(name: str) -> str | bytes:
 def walk_objects(group: h5py.Group, most: int) -> tuple[dict[str, Any], bool]:
     """Return the groups and datasets of a file or a group by name, so many at most, and whether these are all.
 
-    Raises:
-        RawError: If one has a list of sources that HDF5 would go through without end. Other errors of damaged files
-            are in `DAMAGED`.
+    The errors of damaged files are in `DAMAGED`.
     """
     places: dict[int, bytes] = {}
     itself = h5py.h5o.get_info(group.id).addr
@@ -45,11 +41,8 @@ def walk_objects(group: h5py.Group, most: int) -> tuple[dict[str, Any], bool]:
         return True if len(places) >= most else None
 
     complete = group.id.links.visit(note, info=True) is None
-    found, raw = {}, raw_file(group if isinstance(group, h5py.File) else group.file)
-    for place, path in places.items():
-        refuse_endless_sources(raw, place)
-        found[path.decode("utf-8", "surrogateescape")] = group[path]  # may be no UTF-8
-    return found, complete
+    objects = {path.decode("utf-8", "surrogateescape"): group[path] for path in places.values()}  # may be no UTF-8
+    return objects, complete
 
 
 def shape_of(dataset: h5py.Dataset) -> tuple[int, ...] | None:
@@ -102,7 +95,6 @@ def _check_path(file: h5py.File, name: str) -> None:
     """Walk a path part by part, soft links included, without ever having HDF5 open another file."""
     pending = _parts(name.encode("utf-8", "surrogateescape"))
     group: Any = file
-    raw = raw_file(file)
     followed = 0
     while pending and isinstance(group, h5py.Group):
         part = pending.pop(0)
@@ -111,10 +103,7 @@ def _check_path(file: h5py.File, name: str) -> None:
             kind = info.type
             target = group.id.links.get_val(part) if kind != h5py.h5l.TYPE_HARD else b""
             if kind == h5py.h5l.TYPE_HARD:
-                _refuse_endless(file, raw, info.u, name)
                 group = group[part]
-        except DataError:
-            raise
         except DAMAGED:
             return  # missing: the caller says so
         if kind == h5py.h5l.TYPE_HARD:
@@ -129,17 +118,6 @@ def _check_path(file: h5py.File, name: str) -> None:
         pending = _parts(target) + pending
         if target.startswith(b"/"):
             group = file
-
-
-def _refuse_endless(file: h5py.File, raw: RawFile, address: int, name: str) -> None:
-    """Refuse an object that HDF5 may not be asked for: it would go through it without end."""
-    try:
-        refuse_endless_sources(raw, address)
-        refuse_endless_index(raw, address)
-    except RawError as error:
-        raise DataError(
-            f"{shown(file.filename)}: dataset {shown(name)} cannot be read: {error}; copy or write the file again"
-        ) from error
 
 
 def _parts(path: bytes) -> list[bytes]:

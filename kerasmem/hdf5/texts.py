@@ -1,4 +1,9 @@
-"""Attributes and texts of a file: how much there is, is known before it is read, and texts are not left to HDF5."""
+"""Read attributes and names of a file within bounds of memory.
+
+HDF5 keeps a text of variable length elsewhere in the file, and any number of elements may refer to the same one: a file
+of 4 MB can expand to 16 GB. So an attribute with many such texts is read only from a trusted file, and a dataset of
+them a few at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +13,78 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.hdf5.direct.codecs import DecodeError
+from kerasmem.errors import DataError
 from kerasmem.hdf5.direct.handle import Handle
-from kerasmem.hdf5.direct.opening import read_elements
-from kerasmem.hdf5.direct.raw import MOST_TEXT, RawError, RawFile
+from kerasmem.hdf5.direct.opening import check_chunks
 from kerasmem.hdf5.links import DAMAGED
 
+MOST_TEXT = 64 << 20
+"""Largest size of an attribute, and of all names in a dataset, in bytes."""
+TEXTS_AT_ONCE = 32
+"""Number of texts of variable length that are read together from a file without trust."""
 
-def read_attribute(item: h5py.Group | h5py.Dataset, name: str, raw: RawFile, most: int = MOST_TEXT) -> Any:
-    """Return an attribute's value, texts as str; None if it is missing or not supported.
+
+def read_attribute(
+    item: h5py.Group | h5py.Dataset, name: str, *, trust_file: bool = False, most: int = MOST_TEXT
+) -> Any:
+    """Return an attribute's value; None if it is missing, unsupported or too large.
 
     Args:
         item: the group or dataset.
-        name: of the attribute.
-        raw: the bytes of its file.
-        most: bytes that the value may take.
+        name: the attribute.
+        trust_file: whether any number of texts of variable length is read.
+        most: largest size in bytes.
     """
     try:
         if name not in item.attrs:
             return None
         attribute = item.attrs.get_id(name)
-        dtype, shape = attribute.dtype, attribute.shape
-        text = h5py.check_string_dtype(dtype)
-        if shape is None or (text is None and dtype.hasobject):
+        shape, text = attribute.shape, h5py.check_string_dtype(attribute.dtype)
+        if shape is None or (text is None and attribute.dtype.hasobject):
             return None
-        if text is None or text.length is not None:
-            return item.attrs[name] if attribute.get_storage_size() <= most else None
-        count = prod(shape)
-        elements = raw.attribute(h5py.h5o.get_info(item.id).addr, name)
-        if elements is None or len(elements) < count * raw.element_size:
+        if text is not None and text.length is None and prod(shape) > TEXTS_AT_ONCE and not trust_file:
             return None
-        texts = [one.decode("utf-8", "replace") for one in raw.texts(elements[: count * raw.element_size], most)]
+        return item.attrs[name] if attribute.get_storage_size() <= most else None
     except DAMAGED:
         return None
-    return np.array(texts, object).reshape(shape) if shape else texts[0]
 
 
-def read_names(dataset: h5py.Dataset, handle: Handle, raw: RawFile, most: int) -> list[str] | None:
+def read_names(dataset: h5py.Dataset, handle: Handle, most: int) -> list[str] | None:
     """Return texts or numbers, one a row, as texts; None for other or larger datasets.
 
     Args:
-        dataset: it lies in its own file, with its sources.
-        handle: this file, to be read past HDF5.
-        raw: its bytes.
-        most: entries.
+        dataset: a dataset that lies in its own file.
+        handle: the same file, to check compressed chunks.
+        most: largest number of rows.
 
     Raises:
-        RawError: If the texts take more than is read, or are damaged.
+        DataError: If the texts are too large.
+        DecodeError: If a chunk is damaged.
     """
-    text = h5py.check_string_dtype(dataset.dtype)
-    shape = dataset.shape
+    shape, text = dataset.shape, h5py.check_string_dtype(dataset.dtype)
     if shape is None or len(shape) != 1 or not 0 < shape[0] <= most:
         return None
-    dtype = dataset.dtype
-    if text is not None:
-        dtype = np.dtype((np.void, raw.element_size)) if text.length is None else np.dtype(f"S{text.length}")
-    elif dtype.kind not in "iufb":
+    if text is None and dataset.dtype.kind not in "iufb":
         return None
-    try:
-        values = read_elements(dataset.file, dataset, handle, dtype, MOST_TEXT)
-    except DecodeError as error:
-        raise RawError(str(error)) from error
-    if values is None:
+    if max(shape + (dataset.chunks or ())) * dataset.id.get_type().get_size() > MOST_TEXT:
         return None
-    if text is None:
-        return [str(value) for value in values.tolist()]
-    if text.length is not None:
-        raw.spend(values.nbytes)
-    found = raw.texts(values.tobytes()) if text.length is None else values.tolist()
-    return [one.decode("utf-8", "replace") for one in found]
+    check_chunks(dataset, handle)
+    step = TEXTS_AT_ONCE if text is not None and text.length is None else shape[0]
+    names: list[str] = []
+    size = 0
+    for start in range(0, shape[0], step):
+        values = dataset[start : start + step].tolist()
+        names += [text_of(value) if text is not None else str(value) for value in values]
+        size += sum(len(value) for value in values) if text is not None else 0
+        if size > MOST_TEXT:
+            raise DataError(f"the texts of {dataset.name} take more than {MOST_TEXT:,} bytes")
+    return names
+
+
+def text_of(value: Any) -> str:
+    """Return an attribute's value as text; "" if it is not a text."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(-1)[0]
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogateescape")
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""

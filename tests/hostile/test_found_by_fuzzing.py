@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 
-import h5py
 import numpy as np
 import pytest
 
@@ -149,80 +148,3 @@ def test_a_record_without_values(tmp_path):
         writer.write(tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString())
     with pytest.raises(DataError, match="the feature 'x' is empty in the first record"):
         kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")
-
-
-def far_away(path):
-    """Write one chunk of 2**31: the index has a place for each before it."""
-    with h5py.File(path, "w", libver="latest") as file:
-        file.create_dataset("x", (2**31,), "u1", chunks=(1,), maxshape=(None,))[2**31 - 1 :] = 1
-
-
-def branching(path, *, lying=False):
-    """Write a tree of chunks in which each of ten levels leads 64 times to the next."""
-    size, key, levels = 4096, 24, 10
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=np.arange(8), chunks=(4,), maxshape=(None,))
-        file["room"] = np.zeros(size * levels, "u1")
-        room = file["room"].id.get_offset()
-    data = bytearray(path.read_bytes())
-    leaf = data.index(b"TREE\1\0")
-    for level in range(1, levels + 1):
-        at = room + size * (level - 1)
-        child = leaf if level == 1 else at - size
-        said, count = (1, 64 if level < levels else 1) if lying else (level, 64)
-        node = b"TREE\1" + struct.pack("<BHqq", said, count, -1, -1)
-        data[at : at + size] = (node + (bytes(key) + struct.pack("<Q", child)) * count).ljust(size, b"\0")
-    pointer = data.index(struct.pack("<Q", leaf))
-    data[pointer : pointer + 8] = struct.pack("<Q", at)
-    path.write_bytes(data)
-
-
-def lying(path):
-    """Write such a tree whose nodes all say that they are the last but one."""
-    branching(path, lying=True)
-
-
-def round_and_round(path):
-    """Write a virtual dataset whose list of sources lies in a heap with free space of no bytes."""
-    with h5py.File(path, "w") as file:
-        file["a"] = np.ones(5, "u1")
-        layout = h5py.VirtualLayout((4,), "u1")
-        layout[:] = h5py.VirtualSource(".", "a", (5,))[:4]
-        file.create_virtual_dataset("x", layout)
-    data = bytearray(path.read_bytes())
-    heap = data.index(b"GCOL")
-    at = heap + 16
-    while data[at : at + 2] != b"\0\0":
-        at += 16 + -(-int.from_bytes(data[at + 8 : at + 16], "little") // 8) * 8
-    data[at + 8 : at + 16] = bytes(8)
-    path.write_bytes(data)
-
-
-LOOK = """
-import sys
-from kerasmem.datatools.inspecting.listing import list_contents
-from kerasmem.errors import DataError
-from kerasmem.streaming.file_order import read_windows
-for path in sys.argv[1:]:
-    for look in (
-        lambda: [print(path, entry.name, entry.problem) for entry in list_contents(path).entries],
-        lambda: next(read_windows([path], ["x"])),
-    ):
-        try:
-            look()
-        except DataError as error:
-            print(error)
-"""
-
-
-def test_indexes_and_lists_without_end(attack, tmp_path):
-    """HDF5 goes through all places, down each branch, and by the sizes in a heap."""
-    makers = (far_away, branching, lying, round_and_round)
-    wanted = ("2,147,483,648 places", "leads to one place twice", "its chunk index is damaged;", "a heap")
-    paths = [tmp_path / f"{make.__name__}.h5" for make in makers]
-    for make, path in zip(makers, paths, strict=True):
-        make(path)
-    done = attack(*paths, script=LOOK, seconds=40)
-    for path, said in zip(paths, wanted, strict=True):
-        lines = [line for line in done.out.splitlines() if path.name in line and said in line]
-        assert len(lines) >= 2, done.text

@@ -113,6 +113,7 @@ def convert(
     run = RunOptions(
         verify, force, progress or tell_nobody, executor, parse_size(part_size, field="part_size"),
         attributes_from=paths[0] if len(paths) == 1 and h5py.is_hdf5(paths[0]) else None,
+        trust_file=options.trust_file,
     )  # fmt: skip
     in_parts = is_index(output, executor)
     target = read_index(output, settings) if in_parts else read_output(output)

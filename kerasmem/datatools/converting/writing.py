@@ -26,12 +26,10 @@ from kerasmem.datatools.inspecting.listing import CHECKSUM, CLASS_NAMES, checksu
 from kerasmem.datatools.progress import Progress
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.hdf5.direct.codecs import ZSTD
-from kerasmem.hdf5.direct.raw import raw_file
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.links import DAMAGED, encoded
-from kerasmem.hdf5.texts import read_attribute
+from kerasmem.hdf5.texts import TEXTS_AT_ONCE, read_attribute
 
-_MOST_IN_ATTRIBUTE = 2000  # class names: an attribute has 64 KiB
 _MOST_BYTES = 60_000  # of an attribute; HDF5 keeps no larger ones beside a dataset
 
 
@@ -146,32 +144,41 @@ def _create_dataset(file: h5py.File, target: Target, compression: Compression) -
 
 def _name_classes(file: h5py.File, name: str, class_names: Sequence[str]) -> None:
     names = [text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0") for text in class_names]
-    if len(names) <= _MOST_IN_ATTRIBUTE:
+    if len(names) <= TEXTS_AT_ONCE:
         file[name].attrs.create(CLASS_NAMES, names, dtype=h5py.string_dtype())
     else:
         file.create_dataset(f"{name}_{CLASS_NAMES}", data=names, dtype=h5py.string_dtype())
 
 
-def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]]) -> None:
+def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]], *, trust_file: bool) -> list[str]:
     """Copy attributes that are numbers or texts; those that point to other objects would point nowhere.
 
     Args:
         source: the file that was read.
         output: the file that was written.
         names: datasets there and here.
+        trust_file: whether any number of texts of variable length is read.
+
+    Returns:
+        Notes on attributes that were left out.
     """
+    left_out = []
     with h5py.File(source, "r") as one, h5py.File(output, "r+") as other:
-        raw = raw_file(one)
         for name, written in [("/", "/"), *names]:
             try:
                 item = one[encoded(name)]
                 for key in item.attrs:
-                    value = read_attribute(item, key, raw, _MOST_BYTES)
+                    value = read_attribute(item, key, trust_file=trust_file, most=_MOST_BYTES)
                     plain = isinstance(value, str) or getattr(value, "dtype", np.dtype("V")).kind in "iufbSUO"
                     if plain and key not in other[written].attrs:
                         other[written].attrs[key] = value
+                    elif value is None and h5py.check_string_dtype(item.attrs.get_id(key).dtype) is not None:
+                        left_out.append(
+                            f"left out: attribute {shown(key)} of {shown(name)}, which has many or long texts"
+                        )
             except DAMAGED:
                 continue
+    return left_out
 
 
 _DRAW, _BUCKETS, _PLACES = 1, 2, 3  # which of the random streams
@@ -328,6 +335,7 @@ class RunOptions:
         executor: writes the parts of an index; None for this process.
         part_bytes: bytes of rows of such a part.
         attributes_from: the HDF5 file whose attributes are copied.
+        trust_file: whether that file is trusted.
     """
 
     verify: bool
@@ -336,6 +344,7 @@ class RunOptions:
     executor: Executor | None
     part_bytes: int
     attributes_from: str | None = None
+    trust_file: bool = False
 
 
 def write_files(
@@ -369,7 +378,8 @@ def write_files(
         if run.attributes_from is not None:
             pairs = [(field.columns[0], field.name) for field in plan.datasets if len(field.columns) == 1]
             for path in paths:
-                copy_attributes(run.attributes_from, path, pairs)
+                notes = copy_attributes(run.attributes_from, path, pairs, trust_file=run.trust_file)
+            source.notes += notes
         if run.verify:
             _verify(paths, plan, sums, run.progress)
         stored = [_stored_bytes(paths[each.file], each.field.name) for each in plan.targets]

@@ -13,14 +13,13 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
+from kerasmem.hdf5.direct.codecs import DecodeError
 from kerasmem.hdf5.direct.handle import FileHandle
-from kerasmem.hdf5.direct.indexes import refuse_endless_index
-from kerasmem.hdf5.direct.raw import raw_file
 from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.links import DAMAGED, encoded, shape_of, walk_objects
 from kerasmem.hdf5.scan import close_file, find_dataset, look_at, open_file
 from kerasmem.hdf5.settings import Access
-from kerasmem.hdf5.texts import read_attribute, read_names
+from kerasmem.hdf5.texts import MOST_TEXT, read_attribute, read_names, text_of
 from kerasmem.streaming.file_order import read_windows
 
 MOST_LISTED = 5000  # objects looked at: a hostile file may hold millions
@@ -134,22 +133,13 @@ def checksums(path: str, names: Sequence[str]) -> dict[str, int]:
     return values
 
 
-def text_of(value: Any) -> str:
-    """Return an attribute's value as text; "" where it is none."""
-    if isinstance(value, np.ndarray) and value.size == 1:
-        value = value.reshape(-1)[0]
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value if isinstance(value, str) else ""
-
-
 class _Listing:
     """Lists a file that is open."""
 
     def __init__(self, file: h5py.File, path: str, access: Access) -> None:
         self._file, self._path, self._access = file, path, access
         self._handle = FileHandle(path, os.path.getsize(path))
-        self._raw = raw_file(file)
+        self._characters = 0  # of all class names
 
     def list(self) -> tuple[tuple[Entry, ...], bool]:
         """Return the datasets by name, and whether the list is complete."""
@@ -167,19 +157,14 @@ class _Listing:
         return tuple(sorted(entries, key=lambda entry: entry.name)), complete
 
     def _attribute(self, item: Any, name: str) -> Any:
-        return read_attribute(item, name, self._raw)
-
-    def _stored(self, item: h5py.Dataset) -> int:
-        """Return the stored bytes of a dataset, by its index."""
-        refuse_endless_index(self._raw, h5py.h5o.get_info(item.id).addr)
-        return int(item.id.get_storage_size())
+        return read_attribute(item, name, trust_file=self._access.trust_file)
 
     def _entry(self, item: h5py.Dataset, name: str) -> Entry:
         shape: tuple[int, ...] | None = None
         dtype, layout, problem, stored = "", None, "", 0
         try:
             shape = shape_of(item)
-            stored = self._stored(item)
+            stored = int(item.id.get_storage_size())
             dtype = item.dtype.str if item.dtype.names is None and item.dtype.kind != "O" else str(item.dtype)
         except DAMAGED as error:
             problem = one_line(str(error))
@@ -198,6 +183,12 @@ class _Listing:
         return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, crc32)
 
     def _class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
+        """Return class names, unless those of the whole file take too much memory."""
+        names = self._read_class_names(item, name)
+        self._characters += sum(map(len, names or ()))
+        return names if self._characters <= MOST_TEXT else None
+
+    def _read_class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
         """Return class names from an attribute, `NAME_class_names`, or AnnData's categories."""
         value = self._attribute(item, CLASS_NAMES)
         if isinstance(value, np.ndarray) and value.ndim == 1 and 0 < value.size <= _MOST_NAMES:
@@ -208,9 +199,9 @@ class _Listing:
         for other in candidates if value is None else ():
             try:
                 if isinstance(self._file.get(encoded(other), getlink=True), h5py.HardLink):
-                    names = read_names(find_dataset(self._file, other), self._handle, self._raw, _MOST_NAMES)
+                    names = read_names(find_dataset(self._file, other), self._handle, _MOST_NAMES)
                     return None if names is None else tuple(names)
-            except (*DAMAGED, DataError):
+            except (*DAMAGED, DataError, DecodeError):
                 return None
         return None
 
@@ -221,7 +212,7 @@ class _Listing:
             if not isinstance(extents, np.ndarray) or extents.dtype.kind not in "iu" or extents.shape != (2,):
                 raise ValueError("its shape is missing")
             shape = tuple(int(extent) for extent in extents)
-            stored = sum(map(self._stored, parts))
+            stored = sum(int(part.id.get_storage_size()) for part in parts)
             values = int(parts[0].shape[0])
             dtype = parts[0].dtype.str
         except DAMAGED as error:

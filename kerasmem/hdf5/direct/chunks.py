@@ -114,12 +114,6 @@ class ChunkIndex:
         plain = np.array_equal(self._rows[at], cells) and not self._masks[at].any() and (self._sizes[at] == size).all()
         return self._offsets[at] if plain else None
 
-    def has_edges(self, size: int) -> bool:
-        """Return whether a chunk of so many stored bytes may reach beyond the dataset's edge."""
-        extents = (self._stored_rows, *self._shape[1:])
-        ragged = any(extent % chunk for extent, chunk in zip(extents, self._chunks, strict=True))
-        return ragged and bool((self._sizes == size).any())
-
     def _stored(self, at: int, inner: tuple[slice, ...], edge: bool) -> Chunk:
         edge = edge or any(part.stop - part.start < chunk for part, chunk in zip(inner, self._chunks[1:], strict=False))
         return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]), edge)

@@ -18,15 +18,14 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex, read_index, walk_chunks
 from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline, register_filters
-from kerasmem.hdf5.direct.delivery import PIECE_BYTES, Delivery, RowRun, Scratch
+from kerasmem.hdf5.direct.delivery import PIECE_BYTES, RowRun, Scratch
 from kerasmem.hdf5.direct.handle import Handle
-from kerasmem.hdf5.direct.raw import RawError, raw_file
 from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
 from kerasmem.hdf5.index import Table
 from kerasmem.hdf5.layout import DatasetLayout, shown
+from kerasmem.hdf5.links import DAMAGED
 from kerasmem.hdf5.settings import Access
 
 # Bits that fill their bytes; what h5py makes of others is a number of other bits.
@@ -95,43 +94,31 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: 
     return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, None, kind.plain_edges)
 
 
-def read_elements(
-    file: h5py.File, dataset: h5py.Dataset, handle: Handle, dtype: np.dtype[Any], most: int
-) -> np.ndarray | None:
-    """Return the stored bytes of a dataset of one axis; None if only HDF5 can read it or it is larger.
+def check_chunks(dataset: h5py.Dataset, handle: Handle) -> None:
+    """Decode the compressed chunks of a dataset of one axis, which HDF5 would do without checking their sizes.
 
     Args:
-        file: the file, open in h5py.
-        dataset: it lies in this file.
+        dataset: a dataset that lies in its own file.
         handle: the same file, to be read past HDF5.
-        dtype: as many bytes as an element has in the file.
-        most: bytes that are read.
 
     Raises:
-        DecodeError: If the data is damaged.
+        DecodeError: If a chunk is damaged.
+        DataError: If only HDF5 knows a filter.
     """
-    (rows,) = shape = tuple(map(int, dataset.shape))
-    chunk = prod(map(int, dataset.chunks or (0,)))
-    if dataset.external or not _lies_in(file, dataset) or max(rows, chunk) * dtype.itemsize > most:
-        return None
+    file = dataset.file
+    source = None
+    if dataset.id.get_create_plist().get_nfilters():
+        dtype = np.dtype((np.void, _element_size(dataset)))
+        source = _Opening(file, handle, Access(), _raise_decode_error).stored(dataset, dataset.shape, dtype)
+    if not isinstance(source, ChunkedSource):
+        _refuse_unchecked(file, dataset, dataset.name)
+        return
+    source.fill = np.zeros((), source.dtype)
+    source.read(RowRun(0, source.shape[0], None, slice(0, source.shape[0])), [], Scratch())
 
-    def refuse(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
-        raise DecodeError(reason) from error
 
-    if dataset.id.get_create_plist().get_layout() == h5py.h5d.COMPACT:
-        stored = raw_file(file).compact(h5py.h5o.get_info(dataset.id).addr)
-        if len(stored) < rows * dtype.itemsize:
-            raise DecodeError("it has fewer bytes than its shape needs")
-        return np.frombuffer(stored, dtype, rows)
-    source = _Opening(file, handle, Access(), refuse).stored(dataset, shape, dtype)
-    if source is None:
-        return None
-    if isinstance(source, ChunkedSource):
-        source.fill = np.zeros((), dtype)
-    values = np.zeros(rows, dtype)
-    delivery = Delivery(Column("", (), dtype.str, dtype.str))
-    source.read(RowRun(0, rows, None, slice(0, rows)), [(delivery, values)], Scratch())
-    return values
+def _raise_decode_error(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
+    raise DecodeError(reason) from error
 
 
 def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
@@ -172,15 +159,33 @@ class _Opening:
         base = _base(self.file, chunked=True)
         index = read_index(dataset, shape[: len(chunks)], self.handle.length, base)
         fill = _fill_value(dataset, dtype) if self.access.trust_file else None
-        plain = bool(pipeline.filters) and index.has_edges(pipeline.chunk_bytes) and self._plain_edges(dataset)
-        return ChunkedSource(shape, dtype, self.refuse, self.handle, index, chunk, pipeline, fill, plain)
+        source = ChunkedSource(shape, dtype, self.refuse, self.handle, index, chunk, pipeline, fill)
+        source.plain_edges = bool(pipeline.filters) and _has_plain_edges(dataset, source)
+        return source
 
-    def _plain_edges(self, dataset: h5py.Dataset) -> bool:
-        """Return whether HDF5 was told to leave the filters out for chunks at the edge."""
-        try:
-            return raw_file(self.file).edges_are_unfiltered(h5py.h5o.get_info(dataset.id).addr)
-        except RawError as error:
-            raise DecodeError(str(error)) from error
+
+def _has_plain_edges(dataset: h5py.Dataset, source: ChunkedSource) -> bool:
+    """Return whether chunks that reach beyond the dataset's edge are stored without its filters.
+
+    H5Pset_chunk_opts has HDF5 do that, and h5py cannot ask for it. Such chunks all have the size of a decoded one. That
+    a filter kept this size is rare. Then HDF5 decides, on a chunk that it can read safely.
+    """
+    first = (source.shape[0] - 1) // source.chunk[0]
+    chunks = source.index.row_of_chunks(first)
+    edges = [chunk for chunk in chunks if chunk.edge and chunk.offset is not None]
+    if not edges or any(chunk.size != source.pipeline.chunk_bytes for chunk in edges):
+        return False
+    try:
+        decoded = source.decode(edges[0], Scratch())
+    except DecodeError:
+        return True
+    part = (slice(first * source.chunk[0], source.shape[0]), *edges[0].inner)
+    try:
+        read = dataset[part]
+    except DAMAGED:  # a filter that HDF5 lacks: no compressor writes plain data that it can decode
+        return False
+    inside = decoded[tuple(slice(0, each.stop - each.start) for each in part)]
+    return bool(read.dtype.kind in "iufbV" and read.tobytes() != inside.tobytes())
 
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:
@@ -192,7 +197,7 @@ def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None
             f"{here} is compressed, and stored in a way that only HDF5 can read, unchecked: a damaged chunk would end "
             "this process, or bring its memory into the data. Write the data as plain numbers, or pass trust_file=True"
         )
-    itemsize = dataset.id.get_type().get_size()
+    itemsize = _element_size(dataset)
     if dataset.chunks is not None:
         wanted = prod(map(int, dataset.chunks)) * itemsize
 
@@ -203,6 +208,14 @@ def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None
         walk_chunks(dataset, check)
     elif creation.get_layout() == h5py.h5d.COMPACT and dataset.id.get_storage_size() < prod(dataset.shape) * itemsize:
         raise DecodeError("it has fewer bytes than its shape needs")
+
+
+def _element_size(dataset: h5py.Dataset) -> int:
+    """Return the bytes that an element takes in the file."""
+    stored = dataset.id.get_type()
+    if isinstance(stored, h5py.h5t.TypeStringID) and stored.is_variable_str():
+        return 8 + int(dataset.file.id.get_create_plist().get_sizes()[0])  # length, address of a heap, number in it
+    return int(stored.get_size())
 
 
 def _stored_as_read(dataset: h5py.Dataset) -> bool:

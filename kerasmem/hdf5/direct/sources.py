@@ -255,13 +255,14 @@ class ChunkedSource(DirectSource):
             self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch)
             return
         else:
-            rows = self._decode(chunk, scratch)[skipped : skipped + run.stop - run.start]
+            rows = self.decode(chunk, scratch)[skipped : skipped + run.stop - run.start]
             index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
             rows = rows[index]
         for delivery, target in outputs:
             delivery.put(rows, run.picked, target, run.places, scratch, chunk.inner)
 
-    def _decode(self, chunk: Chunk, scratch: Scratch) -> np.ndarray:
+    def decode(self, chunk: Chunk, scratch: Scratch) -> np.ndarray:
+        """Return a stored chunk without its filters, in `scratch` or elsewhere."""
         self._check_size(chunk)
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
