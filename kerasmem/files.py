@@ -21,6 +21,7 @@ import os
 import pkgutil
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -35,6 +36,7 @@ except ImportError:  # Windows
 _MOST_LINKS = 40
 _LARGEST_OBJECT = 64 * 2**20
 _LOGS = (b'{"kind"', b'{"kind ')  # the beginning of a log, each of whose lines is an object
+_PART, _ABANDONED = ".part", 3600  # end of a temporary name; seconds without a write
 _MAGIC = "/proc/"  # links there lead to what is open, such as /dev/stdout, and have no readable target
 _NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 _seeking = threading.Lock()
@@ -140,7 +142,7 @@ def write_named(name: str, path: str, data: bytes) -> None:
         with open(found, "wb") as file:
             file.write(data)
         return
-    with replacing(found, temporary=f"{found}.{os.getpid()}.part") as file:
+    with replacing(found) as file:
         file.write(data)
 
 
@@ -210,23 +212,24 @@ def refuse_shared(name: str, path: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(
-    path: str, *, temporary: str | None = None, durable: bool = False, before: str | None = None
-) -> Iterator[BinaryIO]:
+def replacing(path: str, *, durable: bool = False, before: str | None = None) -> Iterator[BinaryIO]:
     """Yield a new file that takes the place of another when it is whole; when the block fails, nothing has changed.
+
+    Until then the file has a name of its own in the same folder, so that any number of processes can do so at a time.
 
     Args:
         path: the file to be replaced; a link there is replaced itself.
-        temporary: the name that it has until then, in the same folder; None for `PATH.part`.
-        durable: whether it reaches the disk before that.
+        durable: whether it reaches the disk before that. Files that killed writers have left are removed, too.
         before: the name that the file which was there gets; None to remove it.
 
     Raises:
         OSError: it cannot be written.
     """
-    temporary = f"{path}.part" if temporary is None else temporary
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
+    folder, name = os.path.split(path)
+    start = f".{name[:50]}."
+    temporary = os.path.join(folder, f"{start}{os.urandom(8).hex()}{_PART}")
+    if durable:
+        _remove_abandoned(folder or ".", start)
     number = open_plain(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         with os.fdopen(number, "w+b") as file:
@@ -241,6 +244,16 @@ def replacing(
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _remove_abandoned(folder: str, start: str) -> None:
+    """Remove temporary files with a given start of their name that nobody has written to for an hour."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(start) and entry.name.endswith(_PART):
+                with contextlib.suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED:
+                        os.unlink(entry.path)
 
 
 def read_json(text: str | bytes) -> Any:

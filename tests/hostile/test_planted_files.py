@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 
 import numpy as np
 import pytest
@@ -125,16 +126,13 @@ class TestCacheOfRemoteFiles:
         os.symlink("scratch", tmp_path / "cache")
         assert read_remote({"cache": str(tmp_path / "cache")}).cache == str(tmp_path / "scratch")
 
-    @pytest.mark.parametrize("name", ["lock", "size.part", "key"])
+    @pytest.mark.parametrize("name", ["lock", "key"])
     def test_links_are_not_followed(self, tmp_path, victim, name):
         cache = DiskCache(str(tmp_path / "cache"), 2**24)
         os.mkdir(cache.folder, 0o700)
         os.symlink(victim if name != "key" else tmp_path, os.path.join(cache.folder, name))
-        if name == "size.part":
+        with pytest.warns(UserWarning, match="cannot be written to"):
             cache.write("key", 0, memoryview(b"data"))
-        else:
-            with pytest.warns(UserWarning, match="cannot be written to"):
-                cache.write("key", 0, memoryview(b"data"))
         assert {entry.name for entry in tmp_path.iterdir()} == {"cache", "victim"}
 
     def test_an_entry_belongs_to_one_version_and_place(self, tmp_path):
@@ -152,8 +150,7 @@ class TestCacheOfRemoteFiles:
 class TestRuns:
     def test_a_file_that_is_replaced_was_made_for_it(self, tmp_path, victim):
         path = tmp_path / "state"
-        for planted in ("state", "state.part"):
-            os.symlink(victim, tmp_path / planted)
+        os.symlink(victim, tmp_path / "state")
         with files.replacing(str(path)) as file:
             file.write(b"new")
         assert path.read_bytes() == b"new" and not path.is_symlink()
@@ -161,6 +158,23 @@ class TestRuns:
             file.write(b"half")
             raise KeyError
         assert path.read_bytes() == b"new" and sorted(os.listdir(tmp_path)) == ["state", "victim"]
+
+    def test_two_writers_replace_a_file_as_a_whole(self, tmp_path):
+        path = str(tmp_path / "state")
+        with files.replacing(path) as slow, files.replacing(path) as fast:
+            slow.write(b"slow")
+            fast.write(b"fast, and longer")
+        with open(path, "rb") as file:
+            assert file.read() == b"slow"
+        assert os.listdir(tmp_path) == ["state"]
+
+    def test_files_of_killed_writers_are_removed_after_an_hour(self, tmp_path):
+        for name, age in ((".state.01.part", 4000), (".state.02.part", 0), (".other.03.part", 4000)):
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (time.time() - age,) * 2)
+        with files.replacing(str(tmp_path / "state"), durable=True):
+            pass
+        assert sorted(os.listdir(tmp_path)) == [".other.03.part", ".state.02.part", "state"]
 
     def test_what_an_earlier_run_left_is_opened_as_it_lies(self, tmp_path, victim):
         os.symlink(victim, tmp_path / "link")

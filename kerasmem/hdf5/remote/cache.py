@@ -73,7 +73,6 @@ class DiskCache:
             return
         folder = os.path.join(self.folder, key)
         name = f"{start:x}-{len(data):x}-{_checksum(key, start, data):08x}"
-        temporary = os.path.join(folder, f".{os.getpid()}-{threading.get_ident()}-{name}")
         try:
             self._make()
             lock = files.open_plain(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT)
@@ -81,7 +80,7 @@ class DiskCache:
                 files.lock(lock_file, wait=True)  # of all processes one at a time makes room
                 self._make_room(len(data))
             files.own_folder("cache", folder)
-            with files.replacing(os.path.join(folder, name), temporary=temporary) as file:
+            with files.replacing(os.path.join(folder, name)) as file:
                 file.write(data)
         except FileNotFoundError:
             self._is_made = False

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import io
 import itertools
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -276,8 +277,9 @@ async def _put(path: str, url: str, file_systems: FileSystems) -> None:
     if getattr(system, "asynchronous", False):  # object stores, which show an object when it is whole
         await call_file_system(system, "put_file", path, target)
         return
-    await call_file_system(system, "put_file", path, f"{target}.part")
-    await call_file_system(system, "mv", f"{target}.part", target)
+    temporary = f"{target}.{os.urandom(8).hex()}.part"
+    await call_file_system(system, "put_file", path, temporary)
+    await call_file_system(system, "mv", temporary, target)
 
 
 async def _glob(url: str, file_systems: FileSystems) -> list[str]:
