@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,11 @@ def estimates() -> str:
         )
         for method, goal in goals.items()
     ]  # fmt: skip
-    jax = results("jax_estimates")["summary"]
+    jax = results("jax_estimates")["cases"].values()
+    wrong = [100 * abs(case["estimate"]["total"] / case["measured"]["total"] - 1) for case in jax]
     on_jax = (
-        "xla, Keras on JAX (resident memory)", jax["rows"], f"{jax['median_absolute_error_percent']} %",
-        f"{jax['worst_percent']} % (worst)", "", "≤ 2 %",
+        "xla, Keras on JAX (resident memory)", len(wrong), f"{statistics.median(wrong):.2f} %",
+        f"{max(wrong):.2f} % (worst)", "", "≤ 2 %",
     )  # fmt: skip
     return table(
         "method|>rows|>median error|>95th percentile|>median, held-out models|goal",

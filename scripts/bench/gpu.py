@@ -2,6 +2,7 @@
 """Compare what kerasmem says of a GPU with the GPU itself, in minutes: Keras on JAX, without TensorFlow.
 
     python scripts/bench/gpu.py --output FILE [--seconds 330] [--rehearse]
+    python scripts/bench/gpu.py --output scripts/bench/results/jax_estimates.json --cpu --seconds 3600
 
 FILE gets one object a case as soon as there is an answer; cases that it has an answer of are not run again. Each case
 has a process and a time limit of its own:
@@ -12,7 +13,9 @@ has a process and a time limit of its own:
 - context, logger, oom, stream: what CUDA's context and libraries take; `MemoryLogger`; what `explain_oom` says of a
   run past the limit; images a second of a file, of a training step, and of both together.
 
-`--rehearse` runs a few small cases, on a CPU where there is no GPU.
+`--rehearse` runs a few small cases, on a CPU where there is no GPU. `--cpu` compares `estimate` with `measure` on the
+CPU. JAX counts nothing there, so a process that really trains reports how much resident memory rose during a step,
+above the live arrays before it: kernel scratch of 64 KiB and more is in it, machine code loaded in the first step not.
 """
 
 from __future__ import annotations
@@ -53,12 +56,34 @@ NETWORKS = {
     "wide_mlp": (1024, 8192),
 }
 UNTUNED = ("keras.applications:ResNet50", "keras.applications:VGG16", "decoder", "unet")
-POLICIES = ("float32", "mixed_bfloat16")
-CASE_SECONDS, LEAST_SECONDS = 150.0, 20.0
+STREAMED = ("small", "ResNet50")
+ON_CPU = (
+    ("mnist_cnn", 128, "adam", "float32", "train"),
+    ("wide_mlp", 128, "sgd", "float32", "train"),
+    ("deep_mlp", 1024, "adamw", "float32", "train"),
+    ("unet", 16, "adam", "float32", "train"),
+    ("unet", 16, "adam", "mixed_bfloat16", "train"),
+    ("transformer", 32, "adamw", "float32", "train"),
+    ("text_classifier", 64, "rmsprop", "float32", "train"),
+    ("bidirectional", 64, "adam", "float32", "train"),
+    ("conv3d", 16, "sgd", "float32", "train"),
+    ("keras.applications:MobileNetV2", 16, "adam", "float32", "train"),
+    ("keras.applications:MobileNetV2", 32, "adam", "float32", "inference"),
+    ("wavenet", 16, "adam", "float32", "train"),
+    ("decoder", 8, "adamw", "float32", "train"),
+    ("vision_transformer", 32, "lion", "float32", "train"),
+    ("mixer", 64, "sgd", "mixed_bfloat16", "train"),
+    ("autoencoder", 32, "adam", "float32", "evaluate"),
+    ("keras.applications:ResNet50", 8, "adam", "float32", "train"),
+    ("siamese", 32, "adam", "float32", "train"),
+    ("keras.applications:VGG16", 4, "sgd", "float32", "inference"),
+)
+LANES = {"plan": "plan", "context": "alone", "logger": "alone", "stream": "stream"}  # of the others: "card"
+CASE_SECONDS, LEAST_SECONDS, STREAM_SECONDS = 150.0, 20.0, 80.0
 # By default, JAX takes three quarters of a GPU at once. Cases that run side by side take what they need.
 GROWING = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
 AT_ONCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
-IMAGE, ROWS, BATCH = (224, 224, 3), 4096, 128
+IMAGE = (224, 224, 3)
 
 
 # Cases, each in a process of its own
@@ -99,9 +124,12 @@ def product(case: Case) -> Case:
     """Estimate and measure through kerasmem's own functions, which run a child of their own."""
     import kerasmem
 
-    settings = {"batch_size": case["batch"], "dtype_policy": case["policy"], "optimizer": "adam"}
+    settings = {
+        "batch_size": case["batch"], "dtype_policy": case["policy"], "optimizer": case["optimizer"],
+        "mode": case["mode"],
+    }  # fmt: skip
     estimate = kerasmem.estimate(source_of(case), **settings)
-    measured = kerasmem.measure(source_of(case), steps=3, **settings)
+    measured = kerasmem.measure(source_of(case), steps=5, **settings)
     reports = {"estimate": estimate, "measured": measured}
     return {name: {**each.to_dict()["bytes"], "notes": each.notes} for name, each in reports.items()}
 
@@ -128,10 +156,11 @@ def context(case: Case) -> Case:
 def logger(case: Case) -> Case:
     """Train with `MemoryLogger`, which reads JAX's allocator and the driver."""
     import numpy as np
+    import zoo
 
     from kerasmem import MemoryLogger
 
-    model, batch = compiled_unet(), case["batch"]
+    model, batch = trainable(zoo.unet()), case["batch"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         callback = MemoryLogger(str(log), epoch_logs="bytes")
@@ -149,10 +178,11 @@ def oom(case: Case) -> Case:
     import traceback
 
     import numpy as np
+    import zoo
 
     import kerasmem
 
-    model, batch = compiled_unet(), case["batch"]
+    model, batch = trainable(zoo.unet()), case["batch"]
     text, diagnosis = None, None
     try:
         model.fit(np.zeros((batch, 64, 64, 3), "float32"), np.zeros(batch, "int32"), batch_size=batch, verbose=0)
@@ -170,13 +200,13 @@ def stream(case: Case) -> Case:
 
     from kerasmem import H5ChunkSequence
 
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    layers, (rows, batch) = keras.layers, case["rows"]
-    network = [keras.applications.ResNet50(weights=None, classes=10, classifier_activation=None)]
-    if case["model"] == "small":
-        network = [layers.Conv2D(32, 8, 4, activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10)]
-    model = keras.Sequential([keras.Input(IMAGE, dtype=case["dtype"]), layers.Rescaling(1 / 255), *network])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
+    keras.config.set_dtype_policy(case["policy"])
+    layers, batch = keras.layers, case["batch"]
+    network = [layers.Conv2D(32, 8, 4, activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    if case["model"] == "ResNet50":
+        network = [keras.applications.ResNet50(weights=None, classes=10, classifier_activation=None)]
+    model = trainable(keras.Sequential([keras.Input(IMAGE, dtype="uint8"), layers.Rescaling(1 / 255), *network]))
+    rows = 32 * batch
 
     def rate(work: Callable[[], object]) -> float:
         begin = time.perf_counter()
@@ -189,12 +219,11 @@ def stream(case: Case) -> Case:
             images = np.random.default_rng(0).integers(0, 256, (rows, *IMAGE), "u1")
             file.create_dataset("x", data=images, chunks=(16, *IMAGE))
             file["y"] = np.arange(rows) % 10
-        dtype = "stored" if case["dtype"] == "uint8" else case["dtype"]
-        with H5ChunkSequence(path, batch_size=batch, memory_budget="512MB", dtype=dtype, seed=1) as sequence:
+        with H5ChunkSequence(path, batch_size=batch, memory_budget="512MB", dtype="stored") as sequence:
             held = sequence[0]
             works: dict[str, Callable[[], object]] = {
                 "stream": lambda: sum(1 for _ in sequence),
-                "step": lambda: model.fit((held for _ in range(rows)), steps_per_epoch=len(sequence), verbose=0),
+                "step": lambda: model.fit((held for _ in range(len(sequence))), verbose=0),
                 "both": lambda: model.fit(sequence, verbose=0),
             }
             for work in works.values():
@@ -217,17 +246,14 @@ def name_of(case: Case) -> str:
 def request_of(case: Case) -> Any:
     from kerasmem.models.request import ModelRequest
 
-    return ModelRequest(
-        source_of(case), dtype_policy=case["policy"], optimizer="adam", batch_size=case["batch"], mode="train"
-    )
+    return ModelRequest(source_of(case), dtype_policy=case["policy"], optimizer="adam", batch_size=case["batch"])
 
 
-def compiled_unet() -> Any:
+def trainable(model: Any) -> Any:
     import keras
-    from zoo import unet
 
-    model = unet()
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=True)
     return model
 
 
@@ -292,19 +318,10 @@ def hides_steps(answer: Case) -> bool:
 class Bench:
     """Runs cases until the time is over and writes what they answer."""
 
-    def __init__(self, output: Path, only: str, seconds: float, cache: str) -> None:
-        self.output, self.only, self.cache = output, only, cache
-        self.end = time.monotonic() + seconds
-        self.lock = threading.Lock()
+    def __init__(self, output: Path, cache: str, head: Case) -> None:
+        self.output, self.cache, self.head = output, cache, head
+        self.lock, self.end = threading.Lock(), 0.0
         self.cases: dict[str, Case] = json.loads(output.read_text())["cases"] if output.exists() else {}
-        self.head = environment("keras", "jax", "jaxlib", "h5py", "numpy")
-
-    def note(self, name: str, row: Case) -> None:
-        with self.lock:
-            self.cases[name] = row
-            partial = self.output.with_suffix(".partial")
-            partial.write_text(json.dumps({"environment": self.head, "cases": self.cases}, indent=1) + "\n")
-            partial.replace(self.output)
 
     def run(self, case: Case) -> None:
         name = name_of(case)
@@ -321,46 +338,58 @@ class Bench:
                 row["status"] = "done"
             except Exception as error:
                 row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-            row["seconds"] = round(time.monotonic() - begin, 1)
-        self.note(name, row)
-        print(f"{row.get('seconds', '')} {name}: {row['status']}", file=sys.stderr, flush=True)
+        row["seconds"] = round(time.monotonic() - begin, 1)
+        with self.lock:
+            self.cases[name] = row
+            partial = self.output.with_suffix(".partial")
+            partial.write_text(json.dumps({"environment": self.head, "cases": self.cases}, indent=1) + "\n")
+            partial.replace(self.output)
+        print(f"{row['seconds']} {name}: {row['status']}", file=sys.stderr, flush=True)
 
     def run_all(self, cases: list[Case], workers: int) -> ThreadPoolExecutor:
         pool = ThreadPoolExecutor(workers)
         for case in cases:
-            if self.only in name_of(case):
-                pool.submit(self.run, case)
+            pool.submit(self.run, case)
         return pool
 
 
-def all_cases(key: str, rehearse: bool) -> tuple[list[Case], list[Case], list[Case]]:
-    """Return the cases that need the machine to themselves, the plans, and those that share the card."""
+def make(kind: str, model: str = "", batch: int = 0, policy: str = "float32", **more: Any) -> Case:
+    training = {"optimizer": "adam", "mode": "train"}
+    return {"kind": kind, "model": model, "batch": batch, "policy": policy, **training, "environ": {}, **more}
 
-    def case(kind: str, model: str = "", batch: int = 0, policy: str = "", environ: Any = None, **more: Any) -> Case:
-        own = {"kind": kind, "model": model, "batch": batch, "policy": policy, "environ": environ or {}}
-        return {**own, **more}
 
+def cpu_cases() -> list[Case]:
+    return [
+        make("product", model, batch, policy, optimizer=optimizer, mode=mode, environ={"JAX_PLATFORMS": "cpu"})
+        for model, batch, optimizer, policy, mode in ON_CPU
+    ]
+
+
+def all_cases(card_name: str, rehearse: bool) -> list[Case]:
+    """Return the cases, those that say most first."""
     networks = {"mnist_cnn": (16, 32)} if rehearse else NETWORKS
-    rows = (16, 8) if rehearse else (ROWS, BATCH)
-    order = [(0, POLICIES[0]), (0, POLICIES[1]), (1, POLICIES[0]), (1, POLICIES[1])][: 1 if rehearse else 4]
-    steps = [(name, batches[place], policy) for place, policy in order for name, batches in networks.items()]
-    alone = [
-        case("stream", "small", dtype="uint8", tag="uint8", rows=rows),
-        *(() if rehearse else [case("stream", "ResNet50", dtype="uint8", tag="uint8", rows=rows)]),
-        case("stream", "small", dtype="float32", tag="float32", rows=rows),
-        case("context"),
-        case("context", environ=AT_ONCE, tag="at once"),
-        case("logger", batch=8 if rehearse else 256),
-    ]
-    untuned = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
     few = list(networks)[:1] if rehearse else UNTUNED
-    others = [
-        case("oom", batch=8 if rehearse else 8192, environ={**AT_ONCE, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.03"}),
-        *(case("product", name, networks[name][0], POLICIES[0]) for name in few),
-        *(case("card", name, networks[name][0], POLICIES[0], untuned, tag="untuned") for name in few),
+    steps = [
+        (name, batches[place], policy)
+        for place in (0, 1)
+        for policy in ("float32", "mixed_bfloat16")
+        for name, batches in networks.items()
     ]
-    cards, first = [case("card", *each) for each in steps], len(networks)
-    return alone, [case("plan", *each, card=key) for each in steps], [*cards[:first], *others, *cards[first:]]
+    past = {**AT_ONCE, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.03"}
+    untuned = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+    cards, first = [make("card", *each) for each in steps], len(networks)
+    return [
+        *(make("plan", *each, card=card_name) for each in steps),
+        make("context"),
+        make("context", environ=AT_ONCE, tag="at once"),
+        make("logger", batch=8 if rehearse else 256),
+        *cards[:first],
+        make("oom", batch=8 if rehearse else 8192, environ=past),
+        *(make("product", name, networks[name][0]) for name in few),
+        *(make("card", name, networks[name][0], environ=untuned, tag="untuned") for name in few),
+        *cards[first:],
+        *(make("stream", name, 8 if rehearse else 128, "mixed_bfloat16") for name in STREAMED[: len(few)]),
+    ]
 
 
 def main() -> None:
@@ -369,6 +398,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=330.0, help="time for all cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--rehearse", action="store_true", help="few and small cases")
+    parser.add_argument("--cpu", action="store_true", help="the estimates of steps on the CPU, in place of all that")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -379,18 +409,23 @@ def main() -> None:
         parser.error("--output is required")
     from kerasmem.devices.live import list_devices
 
-    devices = list_devices()
+    begin, devices = time.monotonic(), list_devices()
+    name = devices[0].name if devices else None
+    lanes: dict[str, list[Case]] = {"plan": [], "alone": [], "card": [], "stream": []}
+    for case in cpu_cases() if options.cpu else all_cases(name or "h100-sxm", options.rehearse):
+        if options.only in name_of(case):
+            lanes[LANES.get(case["kind"], "card")].append(case)
+    workers = max(1, (os.cpu_count() or 1) * 3 // 8)
+    head = environment("keras", "jax", "jaxlib", "h5py", "numpy")
     with tempfile.TemporaryDirectory() as cache:
-        bench = Bench(options.output, options.only, options.seconds, cache)
-        bench.head["devices"] = [each.to_dict() for each in devices]
-        name = devices[0].name if devices else None
-        alone, plans, cards = all_cases(name or "h100-sxm", options.rehearse)
-        workers = max(1, (os.cpu_count() or 1) * 3 // 8)
-        bench.run_all([each for each in alone if each["kind"] == "stream"], 1).shutdown()
-        planning = bench.run_all(plans, workers)
-        bench.run_all([each for each in alone if each["kind"] != "stream"], 1).shutdown()
-        bench.run_all(cards, workers).shutdown()
+        bench = Bench(options.output, cache, {**head, "devices": [each.to_dict() for each in devices]})
+        bench.end = begin + options.seconds - min(STREAM_SECONDS, options.seconds / 4)
+        planning = bench.run_all(lanes["plan"], workers)
+        bench.run_all(lanes["alone"], 1).shutdown()
+        bench.run_all(lanes["card"], workers).shutdown()
         planning.shutdown()
+        bench.end = begin + options.seconds
+        bench.run_all(lanes["stream"], 1).shutdown()
 
 
 if __name__ == "__main__":
