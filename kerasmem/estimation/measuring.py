@@ -13,7 +13,7 @@ from kerasmem.errors import KerasmemError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.choice import check_backend
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, Answer, ask_worker, measured_notes, run_steps
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, MeasuredSteps, ask_worker, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
 from kerasmem.models.backend import require_tensorflow
@@ -85,7 +85,7 @@ def planned_request(
         yield planned, request
 
 
-def measured_report(planned: MemoryReport, answer: Answer) -> MemoryReport:
+def measured_report(planned: MemoryReport, answer: MeasuredSteps) -> MemoryReport:
     """Return the report of an estimate with measured bytes in place of estimated ones."""
     run = answer.runs[0]
     low, high = min(run.peaks), max(run.peaks)

@@ -100,9 +100,17 @@ def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         return Call().compute_output_spec(*args, **kwargs)
 
 
+_OF_ERROR = re.compile(r"\w+(Error|Exception|Warning): ")
+
+
 def keras_reason(error: BaseException) -> str:
     """Extract the line with the reason from an error of Keras."""
     text = str(error)
+    if text.startswith("in user code:"):  # AutoGraph's: a traceback, and the error below its last frame
+        below = text.rpartition("  File ")[2].splitlines()
+        lines = [line.strip() for line in below[1:] if line.strip()]
+        reason = next(filter(_OF_ERROR.match, lines), lines[-1] if lines else text)
+        return reason.removeprefix(f"{type(error).__name__}: ")[:300]
     emphasised = re.findall(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL)
     text = (
         emphasised[-1]

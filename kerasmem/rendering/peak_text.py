@@ -24,14 +24,14 @@ _HOW = {
     "graph": "TensorFlow's executor and allocator simulated on the traced step",
     "xla": "XLA's plan for this machine, through the allocator's rules",
     "gpu-target": "XLA's plan for the card, through the allocator's rules",
-    "probe": "run at small batches, and extrapolated",
+    "probe": "a line through the peaks of small batches",
     "measure": "measured",
 }
 _SPREAD = {
     "graph": "the simulated steps, what identical ones differ by, and what their chunks may waste",
     "xla": "the plan, and the smallest limit under which the first step runs",
     "gpu-target": "the variants of the plan, and what lies outside it",
-    "probe": "the replayed steps, and what identical ones differ by",
+    "probe": "the spread of the measured peaks, extended to this batch",
     "measure": "the least and the most that a step took",
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from kerasmem.cli import main
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.probe.running import Answer, Run
+from kerasmem.estimation.probe.running import MeasuredSteps, Run
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -38,7 +38,7 @@ def test_a_table_of_what_the_process_found(cli, monkeypatch):
     def run_steps(request, runs, **options):
         asked.update(options, request=request, runs=runs)
         run = Run(32, 9000, 100_000, 450_000, (200_000, 420_000, 210_000, 190_000), 0.25)
-        return Answer("GPU:0", "xla", 76_840, 76_844, ("a note",), (run,))
+        return MeasuredSteps("GPU:0", "xla", 76_840, 76_844, ("a note",), (run,))
 
     monkeypatch.setattr("kerasmem.estimation.measuring.run_steps", run_steps)
     arguments = (

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,23 +14,24 @@ from recordings import check_complete
 from kerasmem.devices.recording import ALLOCATE, read_recording
 from kerasmem.errors import InputError
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.probe.fitting import FIRST, STEP, split_recording
-from kerasmem.estimation.probe.running import run_steps
-from kerasmem.models.request import ModelRequest
 
-MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
+ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests" / "support"
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A process that trained three steps, recorded from its start."""
+    """A process that trained three steps, recorded from its start: the steps' peaks, the events and the marks."""
     folder = tmp_path_factory.mktemp("profile")
-    answer = run_steps(ModelRequest(f"{MODELS}:convnet"), [(16, 3)], folder=folder, timeout=300)
-    return answer, folder, *read_recording(folder, "kerasmem-")
+    done = subprocess.run(
+        [sys.executable, SUPPORT / "recorded.py", f"{SUPPORT}/small_models.py:convnet", "16", folder],
+        capture_output=True, text=True, check=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1]), *read_recording(folder, "kerasmem-")
 
 
 def test_the_simulation_hands_out_the_chunks_that_tensorflow_did(recorded):
-    _, _, events, _ = recorded
+    _, events, _ = recorded
     pool, handles, wrong = BFCAllocator(descending=True), {}, 0
     for event in events:
         if event.kind == ALLOCATE:
@@ -45,7 +50,7 @@ def test_the_simulation_hands_out_the_chunks_that_tensorflow_did(recorded):
 
 
 def test_the_recording_is_complete_and_in_order(recorded):
-    _, _, events, _ = recorded
+    _, events, _ = recorded
     assert check_complete(events) == 0
     assert [event.time for event in events] == sorted(event.time for event in events)
     assert {event.allocator for event in events} == {"bfc_cpu_allocator_for_gpu"}
@@ -53,19 +58,16 @@ def test_the_recording_is_complete_and_in_order(recorded):
 
 
 def test_marks_divide_it_into_the_steps_whose_peaks_were_measured(recorded):
-    answer, _, events, marks = recorded
-    assert [mark.name for mark in marks] == ["kerasmem-batch", "kerasmem-first", *["kerasmem-step"] * 3]
-    steps = [part for part in split_recording(events, marks) if part.kind == STEP]
-    assert [max(event.in_use for event in part.events) for part in steps] == list(answer.runs[0].peaks)
-
-
-def test_events_say_what_they_are_for(recorded):
-    _, _, events, marks = recorded
-    first = next(part for part in split_recording(events, marks) if part.kind == FIRST)
-    shapes = {event.shape for event in first.events if "eyes" in event.op and event.region == "output"}
+    peaks, events, marks = recorded
+    begins = [mark.time for mark in marks]
+    steps = [
+        [event for event in events if begin <= event.time < end]
+        for begin, end in zip(begins, [*begins[1:], events[-1].time + 1], strict=True)
+    ]
+    assert [max(event.in_use for event in step) for step in steps] == peaks
+    shapes = {event.shape for event in steps[0] if "eyes" in event.op and event.region == "output"}
     assert any(shape.startswith("[16,22,22,16]") for shape in shapes)
-    # Memory of this recording is of the size that the shapes say.
-    sizes = {event.requested for event in first.events if event.shape == "[16,22,22,16]"}
+    sizes = {event.requested for event in steps[0] if event.shape == "[16,22,22,16]"}
     assert 16 * 22 * 22 * 16 * 4 in sizes
 
 

@@ -57,3 +57,13 @@ def test_the_reason_of_a_step_that_failed_is_what_its_operation_said():
     with pytest.raises(Exception, match="Graph execution error") as caught:
         model.train_on_batch(np.array([[1, 2, 30]]), np.zeros((1, 12)))
     assert keras_reason(caught.value) == "indices[0,2] = 30 is not in [0, 10)"
+
+
+def test_the_reason_of_an_error_in_user_code_is_the_error_itself():
+    text = (
+        'in user code:\n\n    File "step.py", line 3, in train_step  *\n        self.apply(x)\n'
+        '    File "step.py", line 9, in apply  *\n        raise ValueError("sizes differ")\n\n'
+        "    ValueError: sizes differ:\n  4 and 5\n"
+    )
+    assert keras_reason(ValueError(text)) == "sizes differ:"
+    assert keras_reason(RuntimeError(text)) == "ValueError: sizes differ:"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark, of_device, read_recording, start_recording
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.allocator import BFCAllocator
+from kerasmem.estimation.probe.on_tensorflow import TensorFlowSession
 from kerasmem.estimation.probe.running import measured_notes
-from kerasmem.estimation.probe.worker import FIRST_MARK, MARKS, STEP_MARK, Session
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.op_names import Attribution, outside_scopes
@@ -36,7 +36,8 @@ from kerasmem.profiling.results import ProfiledLayer, ProfileSettings, StepProfi
 
 Contents = dict[int, tuple[tuple[int, str], ...]]
 
-END_MARK = MARKS + "end"
+MARKS = "kerasmem-"  # in the recording
+STEP_MARK, END_MARK = MARKS + "step", MARKS + "end"
 WARM_UP_STEPS = 2  # beside the first, which sets things up
 SECONDS = 120.0  # after which no further step is begun
 
@@ -61,30 +62,35 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     return session.profile(data["planned"], found, of_device(events, session.device), marks).to_dict()
 
 
-class _ProfiledSession(Session):
-    """Steps that are recorded one by one, with what lies where before and after each."""
+class _ProfiledSession(TensorFlowSession):
+    """Steps that are recorded one by one, with the addresses of known tensors before and after each."""
 
     def __init__(self, request: ModelRequest) -> None:
-        super().__init__(request, is_traced=True)
+        super().__init__(request)
         self.noted = NotedScopes()
-        self.held: list[tuple[list[KnownTensor], list[KnownTensor]]] = []
+        self.is_warm = False
+        self.known: list[tuple[list[KnownTensor], list[KnownTensor]]] = []
 
-    def step(self, function: Callable[[Any], Any], tensors: Any, mark: str) -> int:
+    def step(self) -> int:
         """Run one step and return its peak in use, in bytes."""
-        if mark == FIRST_MARK:
-            with scopes_noted() as self.noted:
-                return super().step(function, tensors, mark)
-        before = self._known_tensors(tensors)
-        peak = super().step(function, tensors, mark)
-        with self.mark(END_MARK):
-            pass
-        self.held.append((before, self._known_tensors(tensors)))
-        return peak
-
-    def _known_tensors(self, tensors: Any) -> list[KnownTensor]:
         import tensorflow as tf
 
-        batch = known_tensors(tf.nest.flatten(tensors), "inputs", "the batch")
+        if not self.is_warm:
+            self.is_warm = True
+            with scopes_noted() as self.noted:
+                return super().step()
+        before = self._known_tensors()
+        with tf.profiler.experimental.Trace(STEP_MARK):
+            peak = super().step()
+        with tf.profiler.experimental.Trace(END_MARK):
+            pass
+        self.known.append((before, self._known_tensors()))
+        return peak
+
+    def _known_tensors(self) -> list[KnownTensor]:
+        import tensorflow as tf
+
+        batch = known_tensors(tf.nest.flatten(self.tensors), "inputs", "the batch")
         return [*tensors_of_python(), *batch, *tensors_of_model(self.model, self.noted.owners())]
 
     def profile(
@@ -104,7 +110,7 @@ class _ProfiledSession(Session):
         skipped = min(WARM_UP_STEPS, len(peaks) - 1)
         number = skipped + usual(peaks[skipped:])
         first, last = (bisect.bisect_left(events, each[number], key=attrgetter("time")) for each in (begins, ends))
-        before, after = self.held[number]
+        before, after = self.known[number]
         contents, scopes, notes, at = self._contents()
         names = [optimizer.name for optimizer in optimizers_of(self.model)] if self.request.mode == "train" else []
         attribution = Attribution(scopes, [row.name for row in template.layers], tuple(names))

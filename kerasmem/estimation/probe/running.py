@@ -6,28 +6,27 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.search import Trial
-from kerasmem.models.backend import TENSORFLOW, keras_backend, runs_on_jax
+from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import ChildFailure, run_child
 from kerasmem.records import Record
 
 WORKER = "kerasmem.estimation.probe.worker"
-JAX_WORKER = "kerasmem.estimation.probe.jax_worker"
 DEFAULT_TIMEOUT = 600.0
-_SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; what it takes beyond would only swap
+_SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; beyond that the host would swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # On JAX blocks from 64 KiB on are pages of their own, which glibc gives back when they are freed: what is resident is
 # in use. A program from JAX's cache on disk would not be the one that is measured.
 _ON_JAX = {**_QUIET, "MALLOC_MMAP_THRESHOLD_": "65536", "JAX_ENABLE_COMPILATION_CACHE": "false"}
 _OF_A_GPU, _ON_A_CPU = "TensorFlow's allocator", "the GPUs' allocator, on the CPU"
-# So some kernels end where memory runs out.
+# Some kernels end the process with these if memory runs out.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV))
 
 
@@ -58,17 +57,17 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Answer(Record, what="answer"):
-    """What the worker found.
+class MeasuredSteps(Record, what="measured steps"):
+    """The worker's answer.
 
     Attributes:
         device: "CPU:0" or "GPU:0".
         execution: "graph" or "xla".
         weights: bytes of the model's variables.
-        optimizer: bytes of the optimizer's, or None where there is none.
-        notes: what was assumed.
-        runs: in the order in which they were asked for.
-        way: through what memory was read, where that is not TensorFlow's allocator.
+        optimizer: bytes of the optimizer's variables, or None without an optimizer.
+        notes: assumptions about the training.
+        runs: in the order of the request.
+        way: how memory was read, if not through TensorFlow's allocator.
     """
 
     device: str
@@ -84,36 +83,33 @@ def run_steps(
     request: ModelRequest,
     runs: Sequence[tuple[int, int]],
     *,
-    folder: str | os.PathLike[str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-    seconds: float | None = None,
     memory_limit: int | None = None,
-) -> Answer:
-    """Run real steps in a process of its own.
+    seconds: float | None = None,
+) -> MeasuredSteps:
+    """Train some steps at each batch size in one subprocess and return their peaks.
 
     Args:
-        request: the model and how it is trained; its batch size is not looked at.
-        runs: (batch size, steps) pairs, run one after the other.
-        folder: where to record the allocator's events, or None.
+        request: the model and how it is trained.
+        runs: (batch size, steps after the first one) pairs, run one after another.
         timeout: seconds for the whole process.
-        seconds: after which a run with two steps begins no more.
-        memory_limit: bytes of host memory that the process may take; None: nearly all that is free.
+        memory_limit: bytes of host memory for the process. Defaults to nearly all that is free.
+        seconds: no further step begins after that many seconds at a batch size, once two are done.
 
     Raises:
-        UsageError: the timeout is not positive.
-        ModelError: a step failed, or ran out of memory.
-        KerasmemError: the process gave no answer: it was too slow or was ended by the system.
+        UsageError: If the timeout is not positive.
+        ModelError: If a step failed, or ran out of memory.
+        KerasmemError: If the process was too slow or was ended by the system.
     """
-    more = {"folder": None if folder is None else os.fspath(folder), "seconds": seconds}
-    worker = WORKER if keras_backend() == TENSORFLOW else JAX_WORKER
-    return Answer.from_dict(ask_worker(worker, request, runs, more, timeout=timeout, memory_limit=memory_limit))
+    answer = ask_worker(WORKER, request, runs, {"seconds": seconds}, timeout=timeout, memory_limit=memory_limit)
+    return MeasuredSteps.from_dict(answer)
 
 
 def ask_worker(
     worker: str,
     request: ModelRequest,
     runs: Sequence[tuple[int, int]],
-    more: dict[str, Any],
+    more: Mapping[str, Any],
     *,
     timeout: float = DEFAULT_TIMEOUT,
     memory_limit: int | None = None,
@@ -124,32 +120,37 @@ def ask_worker(
         worker: its module.
         request: the model and how it is trained.
         runs: (batch size, steps) pairs.
-        more: what else it is given.
+        more: further fields of the worker's request.
         timeout: seconds for the whole process.
-        memory_limit: bytes of host memory that the process may take; None: nearly all that is free.
+        memory_limit: bytes of host memory for the process. Defaults to nearly all that is free.
 
     Raises:
-        UsageError: the timeout is not positive.
-        ModelError: a step failed, or ran out of memory.
-        KerasmemError: the process gave no answer.
+        UsageError: If the timeout is not positive.
+        ModelError: If a step failed, or ran out of memory.
+        KerasmemError: If the process gave no answer.
     """
     if not timeout > 0:
         raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
-    available = host_memory().available_bytes
-    if memory_limit is None and available is not None:
-        memory_limit = int(available * _SHARE_OF_HOST)
-    data = {
-        "request": request.to_dict(), "runs": [{"batch_size": size, "steps": steps} for size, steps in runs], **more,
-    }  # fmt: skip
+    described = [{"batch_size": size, "steps": steps} for size, steps in runs]
+    data = {"request": request.to_dict(), "runs": described, **more}
     try:
-        env = _ON_JAX if worker == JAX_WORKER and runs_on_jax() else _QUIET
-        return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=env)
+        return _run(worker, data, timeout, memory_limit, _ON_JAX if runs_on_jax() else _QUIET)
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, _ in runs)
         raise KerasmemError(
             f"the process that runs real steps of {request.source or request.factory} at batch size {sizes} gave no "
             f"answer: {failure.reason}; {_way_out(failure)}"
         ) from failure
+
+
+def _run(
+    worker: str, data: Mapping[str, Any], timeout: float, memory_limit: int | None, env: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run a worker that must leave the host some memory: its tensors may be the host's, whatever the device's limit."""
+    available = host_memory().available_bytes
+    if memory_limit is None and available is not None:
+        memory_limit = int(available * _SHARE_OF_HOST)
+    return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=env)
 
 
 def _way_out(failure: ChildFailure) -> str:
@@ -183,7 +184,7 @@ def try_batch(
         timeout: seconds for the process.
 
     Raises:
-        KerasmemError: the model failed otherwise, or the process was too slow.
+        KerasmemError: If the model failed otherwise, or the process was too slow or took too much host memory.
     """
     begin = time.monotonic()
     counts = {request.mode: steps, **({"evaluate": 1} if request.mode == "train" else {})}
@@ -198,10 +199,10 @@ def try_batch(
     growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "false")
     peak = None
     try:
-        answer = run_child(WORKER, data, timeout=timeout, env={**_QUIET, "TF_FORCE_GPU_ALLOW_GROWTH": growth})
+        answer = _run(WORKER, data, timeout, None, {**_QUIET, "TF_FORCE_GPU_ALLOW_GROWTH": growth})
         reason = answer.get("ran_out")
         if reason is None:
-            peak = max(each for run in answer["runs"] for each in (run["first"], *run["peaks"]))
+            peak = max(size for run in answer["runs"] for size in (run["first"], *run["peaks"]))
     except ChildFailure as failure:
         if failure.signal not in _CRASHES:
             raise KerasmemError(
