@@ -24,11 +24,10 @@ FUNCTION_DEF = Borrowed(f"{_CONTEXT}:Context.get_function_def(name)", feature="f
 # XLA plans as ever and makes code in a hurry, which takes up to half of the time otherwise. XLA reads its flags once in
 # a process, with the first compilation.
 UNOPTIMISED = "--xla_backend_optimization_level=0"
-HLO = Borrowed("tensorflow.compiler.xla.service.hlo_pb2:HloProto", feature=_FEATURE)
 
 
-def compile_function(function: Any, arguments: list[Any]) -> Any:
-    """Compile a concrete function for this machine's CPU and return XLA's `HloProto` of it.
+def compile_function(function: Any, arguments: list[Any]) -> bytes:
+    """Compile a concrete function for this machine's CPU and return XLA's serialised `HloProto` of it.
 
     Args:
         function: of TensorFlow, traced.
@@ -37,11 +36,11 @@ def compile_function(function: Any, arguments: list[Any]) -> Any:
     generate = COMPILE_FUNCTION.get()(function, arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it announces that `device_name` will go; `platform_name` has no CPU yet
-        return HLO.get().FromString(generate(stage=_STAGE, device_name=CPU))
+        return bytes(generate(stage=_STAGE, device_name=CPU))
 
 
-def compile_named(name: str, arguments: list[Any]) -> Any:
-    """Compile a function that TensorFlow's runtime knows by this name, and return XLA's `HloProto` of it.
+def compile_named(name: str, arguments: list[Any]) -> bytes:
+    """Compile a function that TensorFlow's runtime knows by this name, and return XLA's serialised `HloProto` of it.
 
     Args:
         name: of the function.
@@ -49,11 +48,11 @@ def compile_named(name: str, arguments: list[Any]) -> Any:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        serialised = COMPILE_NAMED.get()(
+        serialised: bytes = COMPILE_NAMED.get()(
             CONTEXT.get()(), device_name=CPU, platform_name=None, function_name=name, flat_args=arguments,
             captured_inputs=[], stage=_STAGE,
         )  # fmt: skip
-    return HLO.get().FromString(serialised)
+    return serialised
 
 
 def body_of(name: str) -> Any:

@@ -184,7 +184,7 @@ def _graph(step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> 
 
 def _xla(step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:
     if runs_on_jax():
-        from kerasmem.estimation.compiled.here import jax_outcome
+        from kerasmem.estimation.compiled.on_jax import jax_outcome
 
         return jax_outcome(step)
     from kerasmem.estimation.xla import check_room
@@ -214,7 +214,7 @@ def _gpu_target(step: Step, target: DeviceTarget | None, jit_compile: bool | str
     card = find_card(target.name)
     with step.arguments.request(step.shapes.batch_size, jit_compile=True) as request:
         note_stage(f"compiling for {card.name}")
-        return gpu_target_outcome(gpu_target_plan(request, card), step.rows, step.weights())
+        return gpu_target_outcome(gpu_target_plan(request, card), card, step.rows, step.weights())
 
 
 def _probe(step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:

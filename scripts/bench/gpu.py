@@ -107,7 +107,9 @@ def card(case: Case) -> Case:
     lowered, _ = on_jax.lower(step, jax.devices()[0])
     begin = time.monotonic()
     compiled = lowered.compile()
-    answer: Case = {"compile_seconds": time.monotonic() - begin, "plan": on_jax.planned_bytes(compiled)}
+    memory = compiled.memory_analysis()
+    planned = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
+    answer: Case = {"compile_seconds": time.monotonic() - begin, "plan": planned}
     answer["after_compiling"] = allocator()
     shapes = (step.state(), step.data)
     state, data = keras.tree.map_structure(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
@@ -287,12 +289,14 @@ def plan(case: Case, seconds: float) -> Case:
     from kerasmem.devices.catalogue import find_card
     from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
 
-    found = gpu_target_plan(request_of(case), find_card(case["card"]), timeout=seconds)
-    outcome = gpu_target_outcome(found)
-    variants = [{**vars(each), "total": each.total} for each in found.variants]
+    card = find_card(case["card"])
+    compiled = gpu_target_plan(request_of(case), card, timeout=seconds)
+    outcome = gpu_target_outcome(compiled, card)
+    plans = (*compiled.plans, *compiled.unlimited)
     return {
-        "total": outcome.total, "low": outcome.low, "high": outcome.high, "variants": variants,
-        "largest_convolution": max((size for size, _ in found.convolutions), default=None), "notes": outcome.notes,
+        "total": outcome.total, "low": outcome.low, "high": outcome.high, "notes": outcome.notes,
+        "variants": [{"temporary": each.temporary, "total": each.total} for each in plans],
+        "largest_convolution": max((size for size, _ in compiled.likely.convolutions), default=None),
     }  # fmt: skip
 
 

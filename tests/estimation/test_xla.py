@@ -9,11 +9,12 @@ import measuring
 import pytest
 
 from kerasmem.errors import KerasmemError
+from kerasmem.estimation.compiled.plan import XlaPlan
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.graph.build import variables_of
 from kerasmem.estimation.graph.memory import HANDLE_BYTES
 from kerasmem.estimation.graph.program import Variable
-from kerasmem.estimation.xla import Plan, XlaRefused, compile_plan, simulate
+from kerasmem.estimation.xla import XlaRefused, compile_plan, simulate
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
@@ -78,7 +79,7 @@ def variable(kind):
 
 
 def test_the_peak_is_that_of_a_step_after_the_first():
-    plan = Plan((512,), 4096, (), None)
+    plan = XlaPlan(argument=0, results=(512,), temporary=4096)
     heap = simulate(plan, [variable("weights"), *[variable("optimizer")] * 2], (2048,))
     held = 3 * (1024 + HANDLE_BYTES) + 2048
     assert heap.allocator.requested_in_use == held

@@ -1,24 +1,80 @@
-"""The training step on Keras's JAX backend, compiled: a function of shapes, of a model without weights."""
+"""The xla method where Keras runs on JAX: the step that `fit` compiles, compiled on shapes and never run."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import threading
-from concurrent.futures import Future, wait
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import KerasmemError, first_line
-from kerasmem.estimation.compiled.hlo import assigned_bytes, live_buffers, operation_names, origin, peak_of
-from kerasmem.estimation.compiled.planned import instant_of
+from kerasmem.errors import KerasmemError, ModelError, first_line
+from kerasmem.estimation.allocator import GRAIN, smallest_limit
+from kerasmem.estimation.compiled.assignment import read_plan
+from kerasmem.estimation.compiled.naming import JaxNames
+from kerasmem.estimation.compiled.plan import CompiledStep, XlaPlan
+from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
+from kerasmem.estimation.tracing import Step
 from kerasmem.models.backend import import_keras
-from kerasmem.models.symbolic_step import SymbolicStep
+from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.processes.task import ChildFailure
 
-_POLL_SECONDS = 0.05
+
+def jax_outcome(step: Step) -> Outcome:
+    """Compile the step of a model without weights for JAX's first device, and return XLA's plan for it.
+
+    The state is given up to the step (donated), as Keras's own trainer does, so that new weights take the place of the
+    old ones.
+
+    Args:
+        step: inside `open_step`.
+
+    Raises:
+        ModelError: If the step cannot be prepared, traced or compiled.
+    """
+    import jax
+
+    opened, shapes = step.opened, step.shapes
+    prepared = symbolic_step(
+        opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, step.arguments.mode
+    )
+    device = jax.devices()[0]
+    try:
+        lowered, compiled = lower(prepared, device)
+        # How much LLVM optimises does not change XLA's plan of memory, and takes half of the time and more.
+        hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
+        with _no_compilation_cache(), tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+            plan = compile_plan(lowered, hurried, "this machine", folder)
+    except ChildFailure as failure:
+        raise ModelError(f"model {opened.model.name!r}: {failure.reason}") from failure
+    if step.arguments.mode == "evaluate":  # Keras on JAX makes the slots for it too, which its step does not take
+        slots = tuple(map(variable_bytes, opened.model.optimizer.variables))
+        compiled = replace(compiled, arguments={**compiled.arguments, "optimizer": slots})
+    requests, spread = compiled.requests(plan), SPREAD["xla"]
+    # JAX has one region (it takes three quarters of a GPU at once unless told otherwise) with each buffer rounded up.
+    # The upper end is for regions that grow, and what their chunks waste.
+    total, limit = sum(-(-size // GRAIN) * GRAIN for _, size in requests), smallest_limit(requests)
+    names = JaxNames(compiled.layers, compiled.optimizer, frozenset(step.rows))
+    shares = plan.divided(total, compiled.held(step.weights()), names)
+    return Outcome(
+        method="xla",
+        execution="xla",
+        total=total,
+        low=int(total * (1 - spread)),
+        high=int(max(compiled.allocated(plan).peak, limit) * (1 + spread)),
+        pool=Pool(plan.total, total, None, None, limit),
+        categories=shares.categories,
+        layers=shares.layers,
+        instant=plan.instant(names),
+        unmodelled=tuple(_unmodelled(compiled, device)),
+        notes=(_note(plan, device), *compiled.notes),
+    )
 
 
-def lower(step: SymbolicStep, device: Any) -> tuple[Any, dict[str, Any]]:
+def lower(step: SymbolicStep, device: Any) -> tuple[Any, CompiledStep]:
     """Lower a step for one device.
 
     Keras's trainer donates the state to a step that returns a new one; so does this.
@@ -28,18 +84,18 @@ def lower(step: SymbolicStep, device: Any) -> tuple[Any, dict[str, Any]]:
         device: JAX's, or a description of one.
 
     Returns:
-        The lowered step, and of its plan "arguments" (sizes in bytes by group) and "notes".
+        The lowered step, and its description without plans.
 
     Raises:
         ChildFailure: If JAX cannot trace the step.
     """
     import jax
 
-    place = jax.sharding.SingleDeviceSharding(device)
+    sharding = jax.sharding.SingleDeviceSharding(device)
 
     def shaped(tensor: Any) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)
-        return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=place)
+        return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=sharding)
 
     state, data = import_keras().tree.map_structure(shaped, (step.state(), step.data))
     options = {} if step.keeps_state else {"donate_argnums": 0}
@@ -47,99 +103,75 @@ def lower(step: SymbolicStep, device: Any) -> tuple[Any, dict[str, Any]]:
         lowered = jax.jit(step.function, **options).lower(state, data)
     except KerasmemError:
         raise
-    except Exception as error:
+    except Exception as error:  # the model's own code runs while it is traced, and may raise anything
         raise ChildFailure(f"the step cannot be traced on JAX: {type(error).__name__}: {first_line(error)}") from error
     groups = zip((*step.variables, "inputs"), (*state, data), strict=True)
-    arguments = {name: [_bytes(leaf) for leaf in jax.tree.leaves(group)] for name, group in groups}
-    return lowered, {"arguments": arguments, "notes": list(step.notes)}
+    arguments = {name: tuple(map(_bytes, jax.tree.leaves(group))) for name, group in groups}
+    return lowered, CompiledStep(
+        arguments=arguments, plans=(), layers=tuple(step.layers), optimizer=step.optimizer, notes=step.notes
+    )
 
 
 def _bytes(spec: Any) -> int:
     return int(spec.dtype.itemsize * math.prod(spec.shape))
 
 
-def dump_to(folder: str) -> dict[str, Any]:
-    """Return the compiler's options with which it writes its texts into a folder."""
-    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-
-
-def compile_lowered(lowered: Any, options: dict[str, Any], where: str) -> Any:
-    """Compile a lowered step.
-
-    Raises:
-        ChildFailure: XLA refuses.
-    """
-    try:
-        return lowered.compile(compiler_options=options)
-    except Exception as error:
-        raise ChildFailure(f"XLA does not compile the step for {where}: {first_line(error)}") from error
-
-
-def compile_until_assigned(
-    lowered: Any, options: dict[str, Any], where: str, folder: str
-) -> tuple[str, dict[str, int]]:
-    """Compile a lowered step until XLA has planned its memory; return the optimised module's text and the plan's bytes.
-
-    What follows is machine code, which takes most of the time and changes nothing of the plan. No call stops XLA before
-    it, so that goes on in a thread that ends with the process. Where XLA's dumps do not read as expected, it is waited
-    for.
+def compile_plan(lowered: Any, options: dict[str, Any], where: str, folder: str) -> XlaPlan:
+    """Compile a lowered step and return XLA's plan.
 
     Args:
         lowered: the step.
         options: of the compiler.
-        where: for what, in words.
-        folder: for XLA's dumps, empty; XLA goes on writing to it.
+        where: the device, for messages.
+        folder: an empty one for XLA's dumps.
 
     Raises:
-        ChildFailure: XLA refuses.
+        ChildFailure: If XLA refuses.
     """
-    compiled: Future[Any] = Future()
+    import jax
 
-    def compile_all() -> None:
-        try:
-            compiled.set_result(compile_lowered(lowered, {**dump_to(folder), **options}, where))
-        except BaseException as error:
-            compiled.set_exception(error)
-
-    threading.Thread(target=compile_all, daemon=True).start()
-    while not compiled.done():
-        if texts := _texts_of_assignment(Path(folder)):
-            module, assignment, usage = texts
-            if (found := assigned_bytes(assignment, usage)) is not None:
-                return module, found
-            break
-        wait([compiled], _POLL_SECONDS)
-    whole = compiled.result()
-    return whole.as_text(), planned_bytes(whole)
+    try:
+        lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, **options})
+    except jax.errors.JaxRuntimeError as error:
+        raise ChildFailure(f"XLA does not compile the step for {where}: {first_line(error)}") from error
+    plan = dumped_plan(folder)
+    if plan is None:
+        raise ChildFailure(f"this version of XLA does not write its plan for {where}")
+    return plan
 
 
-def _texts_of_assignment(folder: Path) -> list[str] | None:
-    """Return the dumps of an optimised module and of its memory, once XLA has written the last of them."""
-    endings = ("", "-buffer-assignment", "-memory-usage-report")
-    found = [sorted(folder.glob(f"*_after_optimizations{ending}.txt")) for ending in endings]
-    following = sorted(folder.glob("*.debug_options"))
-    return [each[0].read_text() for each in found] if all((*found, following)) else None
+def dumped_plan(folder: str) -> XlaPlan | None:
+    """Return the plan in XLA's dumps, once XLA has written it and begun the file that follows it."""
+    plans, following = (list(Path(folder).glob(name)) for name in ("*_after_optimizations.hlo.pb", "*.debug_options"))
+    return read_plan(plans[0].read_bytes()) if plans and following else None
 
 
-def planned_bytes(compiled: Any) -> dict[str, int]:
-    """Return the bytes of the step's arguments, of what it returns, of what both share, and of all in between."""
-    memory = compiled.memory_analysis()
-    return {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
+@contextlib.contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """Compile even if the step was compiled before: a program from JAX's cache on disk comes without its plan."""
+    import jax
+
+    name = "jax_enable_compilation_cache"
+    before = getattr(jax.config, name)
+    jax.config.update(name, False)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
-def at_peak(module: str, folder: str, step: SymbolicStep) -> dict[str, Any]:
-    """Return what lives at the peak and when that is; nothing where XLA's dumps do not read as expected.
+def _note(plan: XlaPlan, device: Any) -> str:
+    where = "this machine's CPU" if device.platform == "cpu" else f"{device.device_kind} ({device.platform})"
+    return (
+        f"Keras on JAX: XLA's plan for {where} has {plan.argument:,} B of arguments (weights, optimizer, the batch), "
+        f"{plan.temporary:,} B in between and {sum(plan.results):,} B of results beside the donated state"
+    )
 
-    Args:
-        module: the compiled step's text.
-        folder: where XLA wrote its dumps.
-        step: the step.
-    """
-    dumps = sorted(Path(folder).glob("*live-range.txt"), key=lambda path: path.stat().st_size)
-    instruction, live = peak_of(dumps[-1].read_text()) if dumps else (None, ())
-    names = operation_names(module)
-    operation = names.get(instruction or "")
-    instant = None
-    if operation is not None:
-        instant = vars(instant_of(operation, *origin(operation, step.layers, step.optimizer)))
-    return {"live": [vars(each) for each in live_buffers(live, names, step.layers, step.optimizer)], "instant": instant}
+
+def _unmodelled(compiled: CompiledStep, device: Any) -> Iterator[Unmodelled]:
+    if device.platform != "cpu":
+        why = "Keras puts the next batch on a card while a step runs"
+        yield Unmodelled("prefetched batch", why, sum(compiled.arguments.get("inputs", ())))
+        yield Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs")
+    else:
+        yield Unmodelled("scratch of kernels", "what matrix products and convolutions take from the C library")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib import resources
 from string import Template
 from tempfile import TemporaryDirectory
@@ -16,7 +15,8 @@ from tempfile import TemporaryDirectory
 from kerasmem.devices.cards import Card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
-from kerasmem.estimation.compiled import planned
+from kerasmem.estimation.compiled.naming import JaxNames
+from kerasmem.estimation.compiled.plan import CompiledStep, Weights, XlaPlan
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
 from kerasmem.estimation.report import Outcome, Pool, Unmodelled
 from kerasmem.models.request import ModelRequest
@@ -24,6 +24,18 @@ from kerasmem.processes.task import run_child, started_ahead
 from kerasmem.units import GIB
 
 WORKER = "kerasmem.estimation.gpu_target.worker"
+DEFAULT_TIMEOUT = 600.0
+DEFAULT_MEMORY_LIMIT = 8 * GIB
+# A process that compiles must reach no GPU, no other backend, and no settings meant for the program that the user
+# trains with.
+ENVIRONMENT = {
+    "KERAS_BACKEND": "jax",
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+}
 # XLA writes matrix products with Triton from Ampere on; before, there is nothing to choose.
 _TRITON_CAPABILITY = (8, 0)
 # What XLA lets cuDNN have for one convolution unless TF_CUDNN_WORKSPACE_LIMIT_IN_MB says otherwise: 4096 MiB, by
@@ -31,55 +43,18 @@ _TRITON_CAPABILITY = (8, 0)
 WORKSPACE_LIMIT = 4 * GIB
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant(planned.PlannedBytes):
-    """One compilation of the step.
-
-    Attributes:
-        limited: XLA planned for the card's memory; where not, for as much as it wants.
-        triton: XLA might use Triton for matrix products, as it does unless told otherwise.
-        recomputed: XLA computes values a second time to save memory.
-    """
-
-    limited: bool
-    triton: bool
-    recomputed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuPlan(planned.CompiledPlan, what="GPU plan"):
-    """What XLA plans for a step on a card.
-
-    Attributes:
-        card: the card's key in the catalogue.
-        memory_bytes: the memory that XLA was told of.
-        variants: the compilations; the first is the one that XLA makes by itself on that card, and `live` is its.
-        convolutions: for each convolution that cuDNN runs the bytes of its inputs and outputs, and its operation.
-    """
-
-    card: str
-    memory_bytes: int
-    variants: tuple[Variant, ...]
-    convolutions: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def likely(self) -> Variant:
-        """The plan that XLA makes by itself for this card."""
-        return self.variants[0]
-
-
 def compiler_ahead(card: Card) -> AbstractContextManager[None]:
     """Load the libraries of the compiler's subprocess in the background."""
-    return nullcontext() if missing_parts() or hardware_of(card) is None else started_ahead(WORKER, planned.ENVIRONMENT)
+    return nullcontext() if missing_parts() or hardware_of(card) is None else started_ahead(WORKER, ENVIRONMENT)
 
 
 def gpu_target_plan(
     request: ModelRequest,
     card: Card,
     *,
-    timeout: float = planned.DEFAULT_TIMEOUT,
-    memory_limit: int | None = planned.DEFAULT_MEMORY_LIMIT,
-) -> GpuPlan:
+    timeout: float = DEFAULT_TIMEOUT,
+    memory_limit: int | None = DEFAULT_MEMORY_LIMIT,
+) -> CompiledStep:
     """Plan the step of a model for a card with XLA, without a GPU.
 
     The step is compiled with Triton for matrix products and without, as on the card the faster of the two is taken
@@ -106,8 +81,8 @@ def gpu_target_plan(
     }
     with TemporaryDirectory(prefix="kerasmem-") as folder:
         data["folder"] = folder
-        answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=planned.ENVIRONMENT)
-    return GpuPlan.from_dict({"card": card.key, "memory_bytes": card.memory_bytes, **answer})
+        answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=ENVIRONMENT)
+    return CompiledStep.from_dict(answer)
 
 
 def target_text(card: Card) -> str:
@@ -141,32 +116,36 @@ def target_text(card: Card) -> str:
     )
 
 
-def gpu_target_outcome(plan: GpuPlan, rows: Collection[str] = (), weights: planned.Weights | None = None) -> Outcome:
-    """Return the outcome of XLA's plan for a card, its buffers replayed through the allocator.
+def gpu_target_outcome(
+    compiled: CompiledStep, card: Card, rows: Collection[str] = (), weights: Weights | None = None
+) -> Outcome:
+    """Return the outcome of XLA's plans for a card, their buffers replayed through the allocator.
 
-    The total is the plan that XLA makes by itself. The interval spans all variants, from what none of the allocator's
+    The total is the plan that XLA makes by itself. The interval spans all plans, from what none of the allocator's
     waste is added to (where it holds all of the card's memory from the start, that is next to nothing) to what cuDNN
     may take besides.
 
     Args:
-        plan: XLA's.
+        compiled: the step, compiled for the card.
+        card: a card of the catalogue.
         rows: names of the layers in the report; what belongs to another one counts as the row that has it inside.
         weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
     """
-    likely, names = plan.likely, frozenset(rows)
-    allocator = plan.allocated(likely)
-    total = allocator.peak
-    limit = max(smallest_limit(plan.requests(each)) for each in plan.variants)
+    plan, plans = compiled.likely, (*compiled.plans, *compiled.unlimited)
+    allocator, names = compiled.allocated(plan), JaxNames(compiled.layers, compiled.optimizer, frozenset(rows))
+    limit = max(smallest_limit(compiled.requests(each)) for each in plans)
     workspace = workspace_bytes(plan)
-    shares = plan.divided(likely, total, names, weights or {})
+    shares = plan.divided(allocator.peak, compiled.held(weights or {}), names)
     return Outcome(
-        "gpu-target", "xla", total,
-        low=min(each.total for each in plan.variants),
-        high=max(max(plan.allocated(each).peak for each in plan.variants) + workspace, limit),
-        pool=Pool(likely.total, total, allocator.reserved, None, limit),
+        method="gpu-target",
+        execution="xla",
+        total=allocator.peak,
+        low=min(each.total for each in plans),
+        high=max(max(compiled.allocated(each).peak for each in plans) + workspace, limit),
+        pool=Pool(plan.total, allocator.peak, allocator.reserved, None, limit),
         categories=shares.categories,
         layers=shares.layers,
-        instant=planned.with_row(plan.instant, names),
+        instant=plan.instant(names),
         unmodelled=(
             Unmodelled(
                 "CUDA context and libraries",
@@ -175,15 +154,16 @@ def gpu_target_outcome(plan: GpuPlan, rows: Collection[str] = (), weights: plann
             ),
             Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs"),
             Unmodelled(
-                "prefetched batches", "each batch that the data pipeline puts on the card ahead of time",
-                sum(plan.arguments.get("inputs", ())),
+                "prefetched batches",
+                "each batch that the data pipeline puts on the card ahead of time",
+                sum(compiled.arguments.get("inputs", ())),
             ),
         ),
-        notes=_notes(plan, workspace),
-    )  # fmt: skip
+        notes=_notes(compiled, card, workspace),
+    )
 
 
-def workspace_bytes(plan: GpuPlan) -> int:
+def workspace_bytes(plan: XlaPlan) -> int:
     """Return the most that cuDNN may take for its convolutions beside the plan.
 
     Without the card XLA cannot ask cuDNN which of its algorithms it will run, and counts 0 bytes for each. Many need
@@ -194,13 +174,13 @@ def workspace_bytes(plan: GpuPlan) -> int:
     return min(max((size for size, _ in plan.convolutions), default=0), WORKSPACE_LIMIT)
 
 
-def _notes(plan: GpuPlan, workspace: int) -> tuple[str, ...]:
-    notes = [f"XLA's plan for {plan.card}, made without the card; not compared with a measurement on it"]
-    if plan.likely.recomputed:
-        free = next((each for each in plan.variants if not each.limited and each.triton == plan.likely.triton), None)
-        wanted = "" if free is None else f"; without that limit it would take {free.total:,} B"
-        notes.append(f"XLA recomputes values to keep within {plan.memory_bytes:,} B{wanted}")
-    notes += plan.notes
+def _notes(compiled: CompiledStep, card: Card, workspace: int) -> tuple[str, ...]:
+    plan = compiled.likely
+    notes = [f"XLA's plan for {card.key}, made without the card; not compared with a measurement on it"]
+    if plan.is_recomputed:
+        wanted = f"; without that limit it would take {compiled.unlimited[0].total:,} B" if compiled.unlimited else ""
+        notes.append(f"XLA recomputes values to keep within {card.memory_bytes:,} B{wanted}")
+    notes += compiled.notes
     if plan.convolutions:
         notes.append(
             f"cuDNN's workspace for {len(plan.convolutions)} convolutions: up to {workspace:,} B more (the algorithm "
