@@ -41,8 +41,6 @@ _NEEDED_FOR = {
 }
 # There its products and convolutions copy blocks of their operands, whose sizes it chooses by heuristics of its own.
 _COPIED_WHERE = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
-AVX512_BYTES, AVX2_BYTES = 64, 32  # of a vector register
-_GUESSED_CACHE = 512 << 10  # what oneDNN takes for a core's second cache where the processor does not tell
 
 
 class _Assumed(threading.local):
@@ -65,8 +63,6 @@ class CpuKernels:
         inter_op_threads: how many operations run at once.
         intra_op_threads: among how many threads an operation is divided.
         copied: the dtypes in which oneDNN's products and convolutions copy blocks of their operands here.
-        private_cache: bytes of the cache that one core has for itself.
-        vector: bytes of the CPU's widest vector register.
     """
 
     kind: str
@@ -74,8 +70,6 @@ class CpuKernels:
     inter_op_threads: int = 2
     intra_op_threads: int = 2
     copied: tuple[str, ...] = ()
-    private_cache: int = _GUESSED_CACHE
-    vector: int = AVX512_BYTES
 
     @property
     def title(self) -> str:
@@ -91,11 +85,13 @@ class CardKernels:
         capability: the card's compute capability.
         available_bytes: the memory available to TensorFlow's allocator.
         beside: the kernels of the CPU that starts them, taken to be this machine's.
+        workspace: the most bytes that cuDNN's algorithm for a convolution may work in. Defaults to 0.
     """
 
     capability: tuple[int, int]
     available_bytes: int
     beside: CpuKernels
+    workspace: int = 0
 
 
 def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
@@ -119,8 +115,7 @@ def cpu_kernels() -> CpuKernels:
     if not is_on:
         return CpuKernels(EIGEN, (), inter_op, intra_op)
     copied = tuple(dtype for dtype, features in _COPIED_WHERE.items() if not flags.isdisjoint(features))
-    vector = AVX512_BYTES if "avx512f" in flags else AVX2_BYTES
-    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied, private_cache_bytes(), vector)
+    return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied)
 
 
 def onednn_is_left_off() -> bool:
@@ -162,22 +157,6 @@ def eigen_cache_bytes() -> int:
     nodes = {each.node_name: each for device in told.step_stats.dev_stats for each in device.node_stats}
     samples = int(nodes["asked"].memory_stats.temp_memory_size) // (8 * _PLACES)
     return samples * 8 * (_PLACES + _PLACES * _FILTERS + _FILTERS) // _GRAIN * _GRAIN
-
-
-def private_cache_bytes() -> int:
-    """Return the bytes of a core's second cache, or oneDNN's guess if unknown."""
-    cpu = Path("/sys/devices/system/cpu/cpu0")
-    try:
-        size = (cpu / "cache/index2/size").read_text().strip()
-        sharing, threads = (_count(cpu / name) for name in ("cache/index2/shared_cpu_map", "topology/thread_siblings"))
-        return (int(size.rstrip("K")) << 10) * threads // max(sharing, threads)
-    except (OSError, ValueError):
-        return _GUESSED_CACHE
-
-
-def _count(path: Path) -> int:
-    """Return how many CPUs are set in a mask."""
-    return int(path.read_text().replace(",", ""), 16).bit_count()
 
 
 def cpu_flags() -> frozenset[str]:

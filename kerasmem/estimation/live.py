@@ -58,13 +58,12 @@ def sized_step(prepared: PreparedStep, kernels: CpuKernels | CardKernels) -> Siz
         KerasmemError: the step cannot be traced, or holds what is not modelled.
     """
     from kerasmem.estimation.graph.build import build_program
-    from kerasmem.estimation.graph.rules import rules_of
 
     note_stage("tracing the step")
     with gpu_assumed() if isinstance(kernels, CardKernels) else contextlib.nullcontext():
         traced = trace_step(prepared)
     note_stage("optimising the graph")
-    program, notes = build_program(traced, rules_of(kernels))
+    program, notes = build_program(traced, kernels)
     return SizedStep(program, traced.variables, traced.scopes, traced.optimizers, (*prepared.notes, *notes))
 
 
@@ -82,11 +81,10 @@ def simulated_outcome(
     Raises:
         NotModelled: the step holds something without a rule.
     """
-    from kerasmem.estimation.graph.rules import rules_of
     from kerasmem.estimation.graph.steps import graph_outcome
 
     attribution = Attribution(step.scopes, rows, step.optimizers)
-    found = graph_outcome(step.program, _layer_of(step.variables, owners), attribution, rules_of(kernels))
+    found = graph_outcome(step.program, _layer_of(step.variables, owners), attribution, kernels)
     return replace(found, notes=(*step.notes, *found.notes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 
@@ -10,13 +11,12 @@ import pytest
 from kerasmem.compat.graphs import GpuKernel
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import CUDA, EIGEN, CardKernels, CpuKernels, kernels_on
-from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last, rnn_reserve
+from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, rnn_reserve
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.memory import Heap, Memory
 from kerasmem.estimation.graph.placement import Place, host_bytes, on_card, place
 from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
-from kerasmem.estimation.graph.rules import rules_of
-from kerasmem.estimation.graph.scratch import Chosen, Cores
+from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.files import package_data
 from kerasmem.models.op_names import Attribution
@@ -33,10 +33,8 @@ def tensor(*shape, dtype="float32", on_host=False):
 
 def needs(kind, inputs, output, card=T4, workspace=0, **attributes):
     """The bytes that an operation works in."""
-    own = rules_of(card)
-    cores = Cores(card=Chosen(channels_last(card.capability), workspace))
     node = Node("node", kind, tuple((0, 0) for _ in inputs), (), (output,), attributes)
-    return [each.bytes for each in own.scratch[kind](node, tuple(inputs), cores)]
+    return [each.bytes for each in TABLES[CUDA].scratch[kind](node, tuple(inputs), replace(card, workspace=workspace))]
 
 
 IMAGE, FIRST, FILTERS = tensor(2, 8, 8, 3), tensor(2, 3, 8, 8), tensor(3, 3, 3, 16)
@@ -147,8 +145,6 @@ def test_the_table_names_functions_that_there_are():
 def test_a_card_s_kernels_are_chosen_by_the_device():
     card = kernels_on(resolve_device("t4"))
     assert (card.capability, card.available_bytes) == ((7, 5), resolve_device("t4").available_bytes)
-    rules = rules_of(card)
-    assert rules.cores.card == Chosen(("float16",)) and rules.upper.cores.card.workspace == WORKSPACE_LIMIT
     assert isinstance(kernels_on(resolve_device("16GB")), CpuKernels) and isinstance(kernels_on(None), CpuKernels)
 
 
@@ -209,9 +205,9 @@ def test_tensors_are_copied_once_to_where_they_are_wanted():
     assert [(each.name, each.outputs[0].on_host) for each in copies] == [("batch", False), ("second", True)]
     assert placed.nodes[1].inputs == placed.nodes[2].inputs == ((4, 0),)
     assert host_bytes(placed) == 256 + 256 + 32
-    heap, rules = Heap(), rules_of(T4)
-    memory = Memory(placed, rules, heap)
-    memory.run(Executor(placed, rules, lambda each: 1e-6).order())
+    heap = Heap()
+    memory = Memory(placed, T4, heap)
+    memory.run(Executor(placed, T4, 1, lambda each: 1e-6).order())
     # On the card: the batch's copy, which both take, and one new result beside it. What is on the host is not there.
     assert heap.peak.in_use == 512
 
@@ -236,11 +232,21 @@ def test_the_upper_end_is_no_more_than_the_card_has():
     )
 
     def upper(available):
-        rules = rules_of(CardKernels((7, 5), available, BESIDE))
-        return graph_outcome(program, {}, Attribution({}, (), ()), rules)
+        return graph_outcome(program, {}, Attribution({}, (), ()), CardKernels((7, 5), available, BESIDE))
 
     roomy, tight = upper(1 << 40), upper(48 << 20)
     assert roomy.total == tight.total >= 2 * image.bytes
     matrix = 64 * 64 * 64 * 9 * 8 * 4
     assert roomy.high >= 2 * image.bytes + matrix > 80 << 20 > tight.high >= 48 << 20
     assert [each.bytes for each in roomy.unmodelled if each.what.startswith("workspace")] == [roomy.high - roomy.total]
+
+
+def test_steps_on_a_card_vary_in_cudnns_workspace_alone():
+    """One thread starts all operations, so threads that race on a CPU change nothing."""
+    filled = [node(f"c{number}", "Fill", (), tensor(1 << 18)) for number in range(4)]
+    taken = [node(f"e{number}", "Transpose", ((number, 0),), tensor(1 << 18)) for number in range(4)]
+    program = Program((*filled, *taken), (), (), tuple((4 + number, 0) for number in range(4)))
+    found = graph_outcome(program, {}, Attribution({}, (), ()), T4)
+    assert found.low == found.total
+    assert "in 1 processes, 1 at once" in found.notes[0]
+    assert graph_outcome(program, {}, Attribution({}, (), ()), BESIDE).low < found.total

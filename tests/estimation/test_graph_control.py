@@ -9,12 +9,11 @@ import measuring
 import numpy as np
 import pytest
 
-from kerasmem.devices.kernels import cpu_kernels
+from kerasmem.devices.kernels import EIGEN, CpuKernels, cpu_kernels
 from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
-from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
@@ -155,7 +154,7 @@ def test_iterations_run_ahead_as_far_as_the_loop_lets_them(at_once, ahead):
         return sketch.add("body", "Conv2D", [x])
 
     straight, _ = unroll(sketch.program(sketch.loop("loop", 6, body, "x", **at_once)))
-    executor = Executor(straight, KernelRules(), lambda node: 1.0 if node.name == "body" else 1e-6)
+    executor = Executor(straight, CpuKernels(EIGEN), 2, lambda node: 1.0 if node.name == "body" else 1e-6)
     under_way, most = 0, 0
     for number, is_end in executor.order():
         under_way += (straight.nodes[number].name == "on_counter" and not is_end) - (
@@ -172,7 +171,7 @@ def test_the_next_iteration_waits_for_the_counter_alone():
     out = sketch.loop("loop", 6, lambda x: sketch.add("body", "Conv2D", [x]), "x")
     sketch.nodes[sketch.number["loop/less"]][3] = ["loop/merge_x", "loop/merge_i"]
     straight, _ = unroll(sketch.program(out))
-    order = Executor(straight, KernelRules(), lambda node: 1.0 if node.name == "body" else 1e-6).order()
+    order = Executor(straight, CpuKernels(EIGEN), 2, lambda node: 1.0 if node.name == "body" else 1e-6).order()
     names = [straight.nodes[number].name for number, _ in order]
     assert "body" not in names[: names.index("loop/less")]
     last = len(names) - 1 - names[::-1].index("loop/less")
@@ -188,7 +187,7 @@ def test_an_iteration_is_done_when_the_loops_inside_it_are():
         return sketch.inner_loop("Conv2D", x)[0]
 
     straight, _ = unroll(sketch.program(sketch.loop("outer", 3, body, "x", parallel_iterations=1)))
-    order = Executor(straight, KernelRules(), lambda node: 1.0 if node.name == "inner_body" else 1e-6).order()
+    order = Executor(straight, CpuKernels(EIGEN), 2, lambda node: 1.0 if node.name == "inner_body" else 1e-6).order()
     seen = [straight.nodes[number].name for number, is_end in order if not is_end]
     assert [name for name in seen if name in ("on_counter", "inner_body")] == [
         "on_counter", "inner_body", "inner_body",
@@ -250,7 +249,7 @@ def program_of(model, batch_size, mode="train"):
     with open_model(model, shapes_only=True) as opened:
         structure, inputs = model_inputs(opened.model, {})
         traced = trace_step(prepare_step(opened.model, opened.training, structure, inputs, batch_size, mode))
-        return build_program(traced, rules_of(cpu_kernels()))
+        return build_program(traced, cpu_kernels())
 
 
 def products(program):

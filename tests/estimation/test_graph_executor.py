@@ -13,7 +13,7 @@ from kerasmem.estimation.graph.build import _with_absorbed, build_program
 from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, KEPT_IN_ORDER, SETTLED, Executor, consumers_in_order
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
-from kerasmem.estimation.graph.rules import KernelRules, rules_of
+from kerasmem.estimation.graph.rules import TABLES, threads_of
 from kerasmem.estimation.graph.scratch import Need
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.models.inputs import model_inputs
@@ -22,8 +22,7 @@ from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
 
 layers = keras.layers
-ONE = KernelRules(workers=1)
-TWO = KernelRules(workers=2)
+ONE, TWO = CpuKernels(EIGEN, (), 1), CpuKernels(EIGEN, (), 2)
 COST = 10 * EXPENSIVE_SECONDS
 
 
@@ -53,10 +52,10 @@ def weight(size, kind="weights"):
     return Variable("w", size, kind, "filled", (size // 4,), "float32")
 
 
-def starts(made, rules=ONE, costs=None, past=SETTLED):
+def starts(made, kernels=ONE, costs=None, past=SETTLED):
     """The names of nodes in the order in which they start, when only what takes long is expensive any more."""
     costs = costs or {}
-    order = Executor(made, rules, lambda node: costs.get(node.name, 0.0), past).order()
+    order = Executor(made, kernels, threads_of(kernels), lambda node: costs.get(node.name, 0.0), past).order()
     assert sorted(order) == sorted([(n, end) for n in range(len(made.nodes)) for end in (False, True)])
     return [made.nodes[number].name for number, end in order if not end]
 
@@ -64,10 +63,10 @@ def starts(made, rules=ONE, costs=None, past=SETTLED):
 class Run:
     """One step or several of a program in a heap, and what was in use at each moment."""
 
-    def __init__(self, made, rules=ONE):
+    def __init__(self, made, kernels=ONE):
         self.made, self.heap = made, Heap()
-        self.executor = Executor(made, rules, lambda node: 0.0)
-        self.memory = Memory(made, rules, self.heap)
+        self.executor = Executor(made, kernels, 1, lambda node: 0.0)
+        self.memory = Memory(made, kernels, self.heap)
         self.before = self.heap.allocator.in_use
 
     def step(self):
@@ -175,10 +174,10 @@ def test_a_view_holds_the_buffer():
     assert sorted((added["b"], added["c"])) == [0, 1024]  # the second is the only holder
 
 
-def test_scratch_lives_as_long_as_its_operation():
-    rules = KernelRules(scratch={"Conv2D": lambda node, inputs, cores: (Need(4096),)}, workers=1)
+def test_scratch_lives_as_long_as_its_operation(monkeypatch):
+    monkeypatch.setitem(TABLES[EIGEN].scratch, "Conv2D", lambda node, inputs, kernels: (Need(4096),))
     made = program(("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Transpose", ["a"], 1024))
-    run = Run(made, rules)
+    run = Run(made)
     assert run.step() == {"x": 0, "a": 1024 + 4096, "b": 1024}
     assert run.heap.peak.requested - run.before < 1024 + 4096 + 1024
 
@@ -289,13 +288,13 @@ def recurrent():
 @pytest.mark.parametrize("build", [convnet, recurrent])
 @pytest.mark.parametrize(("workers", "kind"), [(1, ONEDNN), (2, ONEDNN), (2, EIGEN)])
 def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
-    rules = rules_of(CpuKernels(kind, ("float32",), workers))
+    kernels = CpuKernels(kind, ("float32",), workers)
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, {})
-        made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), rules)
+        made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), kernels)
     heap = Heap()
-    executor = Executor(made, rules, lambda node: COST)
-    memory = Memory(made, rules, heap)
+    executor = Executor(made, kernels, workers, lambda node: COST)
+    memory = Memory(made, kernels, heap)
     draw = iter(range(10**9))
     after = []
     for _ in range(8):
@@ -311,7 +310,7 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
 
 # Consumers
 
-OWN, OTHERS = rules_of(CpuKernels(EIGEN)), rules_of(CpuKernels(ONEDNN, ("float32",)))
+OWN, OTHERS = CpuKernels(EIGEN), CpuKernels(ONEDNN, ("float32",))
 
 
 def written(*nodes):
@@ -321,9 +320,9 @@ def written(*nodes):
     )
 
 
-def consumers(made, of, rules, process=0):
+def consumers(made, of, kernels, process=0):
     names = [node.name for node in made.nodes]
-    return [names[each] for each in consumers_in_order(made, rules, random.Random(process))[names.index(of)]]
+    return [names[each] for each in consumers_in_order(made, kernels, random.Random(process))[names.index(of)]]
 
 
 GRADIENTS = (

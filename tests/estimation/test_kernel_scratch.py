@@ -14,7 +14,7 @@ from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import KINDS, rules_of
+from kerasmem.estimation.graph.rules import KINDS, needs
 from kerasmem.models.sizes import element_bytes
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -28,14 +28,12 @@ def tensor(shape, dtype):
     return Tensor(tuple(shape), dtype, math.prod(shape) * element_bytes(dtype))
 
 
-def expected(found, rules):
+def expected(found, kernels):
     """The requests of an operation by the rules: its output, and what it needs while it runs."""
-    attributes = {name: found[name] for name in ("axes", "equation", "dilations")}
+    attributes = {name: found[name] for name in ("axes", "equation")}
     node = Node("one", found["type"], (), (), (tensor(found["output"], found["dtype"]),), attributes)
     inputs = tuple(tensor(*each) for each in found["inputs"])
-    scratch = rules.of(node).scratch.get(node.type)
-    needs = () if scratch is None else scratch(node, inputs, rules.cores)
-    return [node.outputs[0].bytes, *(need.bytes for need in needs if need.bytes)]
+    return [node.outputs[0].bytes, *(need.bytes for need in needs(node, inputs, kernels) if need.bytes)]
 
 
 @pytest.mark.parametrize(
@@ -51,14 +49,13 @@ def test_requests_of_single_operations(program, kind, seed, threads):
         **{name: tuple(is_) if isinstance(is_, list) else is_ for name, is_ in told["kernels"].items()}
     )
     assert (kernels.kind, kernels.intra_op_threads) == (kind, threads)
-    rules = rules_of(kernels)
     kinds = Counter(each["type"] for each in told["operations"])
     assert min(kinds.values()) >= 3
     wrong = []
     for each in told["operations"]:
         if each["type"] == "MaxPoolGrad" and each["dtype"] in kernels.dtypes:
             continue  # alone it has no note of where each maximum was, which oneDNN's pooling hands it in a step
-        by_rule, asked = expected(each, rules), each["requests"]
+        by_rule, asked = expected(each, kernels), each["requests"]
         if each["dtype"] in kernels.copied and each["type"] in ("MatMul", "BatchMatMulV2", "Conv2D"):
             assert set(by_rule) <= set(each["requests"])  # and copies, which have no rule
             continue
@@ -88,7 +85,7 @@ def test_onednn_has_the_kernels_that_tensorflow_registers(type_name):
 
 @pytest.mark.parametrize(("dtype", "copies"), [("float32", 0), ("bfloat16", 0), ("float16", 2)])
 def test_a_gradient_that_onednn_lacks_in_a_dtype_takes_what_tensorflows_own_takes(dtype, copies):
-    rules = rules_of(CpuKernels(ONEDNN, ("float32", "bfloat16", "float16")))
+    kernels = CpuKernels(ONEDNN, ("float32", "bfloat16", "float16"))
     images = tensor((8, 32, 32, 16), dtype)
     node = Node("one", "FusedBatchNormGradV3", (), (), (images,), {})
-    assert sum(need.bytes for need in rules.needs(node, (images, images))) == copies * images.bytes
+    assert sum(need.bytes for need in needs(node, (images, images), kernels)) == copies * images.bytes

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 import tensorflow as tf
 
-from kerasmem.devices.kernels import AVX512_BYTES, cpu_kernels
+from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.devices.recording import ALLOCATE, of_device, read_recording, start_recording
 from kerasmem.estimation.graph.build import node_of
 
@@ -34,16 +34,6 @@ def convolution(draw, dtype):
     yield raw.Conv2D, {"input": x, "filter": w}, more
     yield raw.Conv2DBackpropInput, {"input_sizes": x.shape, "filter": w, "out_backprop": y}, more
     yield raw.Conv2DBackpropFilter, {"input": x, "filter_sizes": w.shape, "out_backprop": y}, more
-
-
-def image(draw):
-    """Yield a convolution of one image, in any of the ways that oneDNN divides it among threads."""
-    kernel, width = draw.choice((1, 2, 3, 5, 7)), draw.choice((1, 1, 2))
-    stride = 1 if width > 1 else draw.choice((1, 2))
-    size, channels, filters = draw.randint(2 * kernel, 100), draw.choice((1, 3, 17, 64)), draw.choice((1, 16, 33, 256))
-    given = {"input": tf.zeros((1, size, size + 3, channels)), "filter": tf.zeros((kernel, kernel, channels, filters))}
-    more = {"strides": [1, stride, stride, 1], "dilations": [1, width, width, 1]}
-    yield raw.Conv2D, given, {**more, "padding": draw.choice(("SAME", "VALID"))}
 
 
 def depthwise(draw, dtype):
@@ -154,9 +144,6 @@ def cases(seed):
         for dtype in ("float32", "float32", "bfloat16", "float16")[times % 4 : times % 4 + 1]:
             for made in KINDS:
                 yield from made(draw, dtype)
-    if cpu_kernels().vector < AVX512_BYTES:
-        for _ in range(5 * TIMES):
-            yield from image(draw)
 
 
 def main():
@@ -180,7 +167,6 @@ def main():
             {
                 "name": name, "type": made.type, "dtype": made.outputs[0].dtype.name,
                 "axes": node_of(made).attributes.get("axes"), "equation": more.get("equation"),
-                "dilations": more.get("dilations"),
                 "inputs": [(list(each.shape), each.dtype.name) for each in map(tf.convert_to_tensor, tensors.values())],
                 "output": list(result[0].shape if isinstance(result, tuple) else result.shape),
             }

@@ -9,14 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem.compat.graphs import constant_value
+from kerasmem.devices.kernels import CardKernels
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.placement import on_card, place
 from kerasmem.estimation.graph.program import ABSORBED, Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewritten
-from kerasmem.estimation.graph.rules import KINDS, KernelRules
-from kerasmem.estimation.graph.scratch import AXES, REPLICAS, reduction
+from kerasmem.estimation.graph.rules import KINDS, table_of
+from kerasmem.estimation.graph.scratch import AXES, REPLICAS, Kernels, reduction
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
@@ -44,21 +45,21 @@ _RESERVES = {
 }  # fmt: skip
 
 
-def build_program(traced: TracedStep, rules: KernelRules) -> tuple[Program, tuple[str, ...]]:
+def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[str, ...]]:
     """Optimise the traced step as TensorFlow's runtime does and return it as plain data, and notes.
 
     Args:
         traced: the step.
-        rules: of the kernels that it runs on.
+        kernels: that run it.
 
     Raises:
         NotModelled: Grappler refuses the graph, or what runs in it depends on the data.
     """
-    graph, definition, lowered = rewritten(traced, None if rules.card is None else rules.card.capability)
-    program, notes = unroll(_plain(graph, traced, [each.name for each in traced.function.graph.outputs], rules))
+    graph, definition, lowered = rewritten(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
+    program, notes = unroll(_plain(graph, traced, [each.name for each in traced.function.graph.outputs], kernels))
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_asked_of_tensorflow(by_name, definition.versions))
-    if rules.card is not None:
+    if isinstance(kernels, CardKernels):
         program = on_card(program, {each.name: place(each, by_name[each.name]) for each in graph.get_operations()})
     return program, (*lowered, *notes)
 
@@ -122,7 +123,7 @@ def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Seq
     return graph.get_operation_by_name(definition.name)
 
 
-def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRules) -> Program:
+def _plain(graph: Any, traced: TracedStep, results: list[str], kernels: Kernels) -> Program:
     operations = graph.get_operations()
     number = {operation.name: index for index, operation in enumerate(operations)}
     place = {id(each): index for index, each in enumerate(traced.variables)}
@@ -139,8 +140,8 @@ def _plain(graph: Any, traced: TracedStep, results: list[str], rules: KernelRule
         nodes.append(node_of(operation, inputs, controls, behind.get(index)))
     ends = _numbered(results, number)
     _fold_constants(nodes, {index for index, each in enumerate(operations) if each.op_def.is_stateful}, ends)
-    _add_hidden_outputs(nodes, rules)
-    nodes = _with_absorbed(nodes, rules)
+    _add_hidden_outputs(nodes, kernels)
+    nodes = _with_absorbed(nodes, kernels)
     _add_compiled_scratch(nodes)
     arguments = tuple(
         number[each.op.name] for each in traced.function.graph.inputs[: len(traced.flat)] if each.op.name in number
@@ -199,14 +200,14 @@ def node_of(
     return replace(node, outputs=_RESERVES[node.type](node)) if node.type in _RESERVES else node
 
 
-def _add_hidden_outputs(nodes: list[Node], rules: KernelRules) -> None:
+def _add_hidden_outputs(nodes: list[Node], kernels: Kernels) -> None:
     """Give pooling the second output that its gradient takes: a number for each maximum, where in the window it was."""
     for number, node in enumerate(nodes):
         if node.type not in ("MaxPoolGrad", "MaxPool3DGrad") or len(node.inputs) < 2:
             continue
         source = node.inputs[1][0]
         pool = nodes[source]
-        if rules.of(pool).hidden_outputs.get(pool.type) != node.type or pool.outputs[0].shape is None:
+        if table_of(pool, kernels).hidden_outputs.get(pool.type) != node.type or pool.outputs[0].shape is None:
             continue
         if len(pool.outputs) == 1:
             window = math.prod(pool.attributes.get("ksize", ()))
@@ -217,7 +218,7 @@ def _add_hidden_outputs(nodes: list[Node], rules: KernelRules) -> None:
         nodes[number] = replace(node, inputs=(*node.inputs, (source, 1)))
 
 
-def _with_absorbed(nodes: list[Node], rules: KernelRules) -> list[Node]:
+def _with_absorbed(nodes: list[Node], kernels: Kernels) -> list[Node]:
     """Return the nodes where the gradient of a filter has taken over that of the bias added to the same convolution.
 
     Nothing is left of the other; what it made is the filter gradient's second output.
@@ -225,7 +226,7 @@ def _with_absorbed(nodes: list[Node], rules: KernelRules) -> list[Node]:
     bias = {node.inputs[0]: number for number, node in enumerate(nodes) if node.type == "BiasAddGrad"}
     taken: dict[int, int] = {}  # a bias's gradient → the filter's that makes it
     for number, node in enumerate(nodes):
-        other = bias.get(node.inputs[2]) if node.type in rules.of(node).absorbing else None
+        other = bias.get(node.inputs[2]) if node.type in table_of(node, kernels).absorbing else None
         if other is not None and other not in taken:
             taken[other] = number
             made = (*node.outputs, *nodes[other].outputs)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from kerasmem.devices.kernels import CardKernels
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.scratch import Chosen, Cores, Inputs, Need, Scratch
+from kerasmem.estimation.graph.scratch import Inputs, Kernels, Need, Scratch
 from kerasmem.models.sizes import element_bytes
 
 # Where TF_CUDNN_WORKSPACE_LIMIT_IN_MB is not set (GetDnnWorkspaceLimitOrDefault in tensorflow/core/kernels).
@@ -152,7 +153,7 @@ def _paddings(
     return tuple((total // 2, total - total // 2) for total in wanted)
 
 
-def convolution(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """The filter in cuDNN's order, input and result with the channels first where they are not, an even padding.
 
     Of the gradients, that of the input is made in a buffer of its own, beside the one that was allocated for it; that
@@ -162,7 +163,7 @@ def convolution(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     if found is None or found.is_product:
         return ()
     needs = [found.filter_bytes]
-    is_turned = found.is_last and not _as_it_comes(node, cores)
+    is_turned = found.is_last and not _as_it_comes(node, kernels)
     has_channels, has_results = (count > 1 for count in found.channels)
     is_forward = "Backprop" not in node.type
     if is_forward and is_turned:
@@ -176,20 +177,20 @@ def convolution(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
         needs += [found.padded_bytes] * found.is_uneven
         needs += [found.result_bytes] * (is_turned and has_results)
         needs += [found.padded_bytes] * (is_turned and has_channels)
-    return _needs([*needs, _workspace(found, cores.card, is_forward)])
+    return _needs([*needs, _workspace(found, kernels, is_forward)])
 
 
-def _as_it_comes(node: Node, cores: Cores) -> bool:
-    return cores.card is not None and node.outputs[0].dtype in cores.card.channels_last
+def _as_it_comes(node: Node, kernels: Kernels) -> bool:
+    return isinstance(kernels, CardKernels) and node.outputs[0].dtype in channels_last(kernels.capability)
 
 
 def _needs(sizes: list[int]) -> tuple[Need, ...]:
     return tuple(Need(size) for size in sizes if size)
 
 
-def _workspace(found: _Convolution, card: Chosen | None, is_forward: bool) -> int:
+def _workspace(found: _Convolution, kernels: Kernels, is_forward: bool) -> int:
     """Return the most that an algorithm works in: of those that cuDNN documents, the one that has most to hold."""
-    if card is None or not card.workspace:
+    if not isinstance(kernels, CardKernels) or not kernels.workspace:
         return 0
     # Copies in the layout that tensor cores want.
     held = [found.input_bytes + found.filter_bytes + found.result_bytes]
@@ -198,7 +199,7 @@ def _workspace(found: _Convolution, card: Chosen | None, is_forward: bool) -> in
         held.append(places * math.prod(found.kernel) * found.channels[0] * found.element)
     if found.is_dense and set(found.steps) == {1} and len(found.sizes) == 2:
         held += [_transformed(found), _tiled(found)]
-    return min(max(held), card.workspace)
+    return min(max(held), kernels.workspace)
 
 
 def _planes(found: _Convolution, planes: int) -> tuple[int, int, int]:
@@ -226,7 +227,7 @@ def _tiled(found: _Convolution) -> int:
     return (given * tiles + filters + made * tiles) * 4
 
 
-def depthwise(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def depthwise(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """TensorFlow's own kernels need none; 16-bit numbers go to cuDNN's grouped convolutions (depthwise_conv_op.cc)."""
     found = _convolution(node, inputs)
     if found is None or node.outputs[0].dtype not in _HALVES:
@@ -234,10 +235,10 @@ def depthwise(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     first, last = found.channels
     if first != last or len(set(found.kernel)) != 1 or found.kernel[0] not in (1, 3, 5, 7):
         return ()
-    return convolution(node, inputs, cores)
+    return convolution(node, inputs, kernels)
 
 
-def batch_norm(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """With the channels last, training copies what comes and what goes into cuDNN's layout (fused_batch_norm_op.cc)."""
     layout = node.attributes.get("data_format", b"NHWC")
     if layout not in (b"NHWC", "NHWC") or not node.attributes.get("is_training", True) or not inputs:
@@ -246,7 +247,7 @@ def batch_norm(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     return (Need(inputs[0].bytes or 0),) * (3 if is_gradient else 2)
 
 
-def softmax(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def softmax(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """The rows' maxima and their sums, each in a buffer as large as the result (softmax_op_gpu.cu.cc)."""
     made: Tensor = node.outputs[0]
     size = made.bytes or 0
@@ -256,7 +257,7 @@ def softmax(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
 _HEAPED, _FEW = 1000, 100  # from more columns on, and for fewer of the largest, a heap is kept and nothing is sorted
 
 
-def top_k(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def top_k(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """A sort: the columns' numbers, the sorted columns unless all are wanted, and cub's second pair (topk_op_gpu.h)."""
     given, wanted = inputs[0], node.outputs[0].shape
     if given.shape is None or not wanted:
@@ -290,12 +291,12 @@ def rnn_reserve(node: Node) -> tuple[Tensor, ...]:
     )
 
 
-def rnn(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def rnn(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """The weights once more, as cuDNN told of the same layers."""
     return _needs([inputs[3].bytes or 0]) if len(inputs) > 3 else ()
 
 
-def in_place(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def in_place(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """NCCL adds up in the result itself (collective_nccl_reducer.cc)."""
     return ()
 

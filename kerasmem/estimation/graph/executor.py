@@ -21,9 +21,11 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 
+from kerasmem.devices.kernels import CardKernels
 from kerasmem.estimation.graph.control import CONTROL
 from kerasmem.estimation.graph.program import ABSORBED, Node, Program
-from kerasmem.estimation.graph.rules import INEXPENSIVE, KernelRules
+from kerasmem.estimation.graph.rules import INEXPENSIVE, table_of
+from kerasmem.estimation.graph.scratch import Kernels
 
 # Below this a kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
 EXPENSIVE_SECONDS = 3e-6
@@ -37,7 +39,8 @@ class Executor:
 
     Args:
         program: the step.
-        rules: of the kernels.
+        kernels: that run it.
+        threads: number of threads that run operations at once.
         seconds: how long an operation takes; decides the order between threads.
         past: how many steps the process has run. A kernel that does not call itself inexpensive is taken to be
             expensive until it has run some ninety times, which in a loop may be in one step.
@@ -47,25 +50,26 @@ class Executor:
     def __init__(
         self,
         program: Program,
-        rules: KernelRules,
+        kernels: Kernels,
+        threads: int,
         seconds: Callable[[Node], float],
         past: int = 0,
         process: random.Random | None = None,
     ) -> None:
         nodes = program.nodes
-        self._workers = rules.workers
+        self._workers = threads
         self._seconds = [seconds(node) for node in nodes]
         runs = Counter(program.origins)
         times = [runs[origin] for origin in program.origins] + [1] * (len(nodes) - len(program.origins))
         self._expensive = [
             node.type not in INEXPENSIVE
             and (took > EXPENSIVE_SECONDS or often * past < SETTLED)
-            and rules.of(node).launch is None
+            and not isinstance(kernels, CardKernels)
             for node, took, often in zip(nodes, self._seconds, times, strict=True)
         ]
         self._hands_on = [program.folded is not None and node.type in CONTROL for node in nodes]
         process = process or random.Random(0)
-        self._waiting = consumers_in_order(program, rules, process)
+        self._waiting = consumers_in_order(program, kernels, process)
         self._waits = [0] * len(nodes)
         for number in itertools.chain.from_iterable(self._waiting):
             self._waits[number] += 1
@@ -150,20 +154,20 @@ class _Workers:
         return next((queue.pop() for queue in self._queues if queue), None)  # its own is empty
 
 
-def consumers_in_order(program: Program, rules: KernelRules, draw: random.Random) -> list[list[int]]:
+def consumers_in_order(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
     """Return of each node those that wait for it, in the order in which a process hands on to them.
 
     A consumer stands there once for each tensor that it takes, those that only wait for the end behind the others.
 
     Args:
         program: the step.
-        rules: of the kernels.
+        kernels: that run it.
         draw: decides what differs from process to process.
     """
     if program.folded is None:
-        return _handed_on(program, rules, draw)
+        return _handed_on(program, kernels, draw)
     places: list[dict[int, int]] = [
-        {consumer: place for place, consumer in enumerate(each)} for each in _handed_on(program.folded, rules, draw)
+        {consumer: place for place, consumer in enumerate(each)} for each in _handed_on(program.folded, kernels, draw)
     ]
     origins = [*program.origins, *(-1 for _ in program.nodes[len(program.origins) :])]
     places.append({})  # of nodes that were no operation
@@ -178,8 +182,8 @@ def consumers_in_order(program: Program, rules: KernelRules, draw: random.Random
     return waiting
 
 
-def _handed_on(program: Program, rules: KernelRules, draw: random.Random) -> list[list[int]]:
-    rewritten = [node.type in rules.of(node).rewritten for node in program.nodes]
+def _handed_on(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
+    rewritten = [node.type in table_of(node, kernels).rewritten for node in program.nodes]
     order = list(range(len(rewritten)))
     if any(rewritten):
         last = len(rewritten)

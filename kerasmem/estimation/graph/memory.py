@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from kerasmem.estimation.allocator import FREE, BFCAllocator, Step
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
-from kerasmem.estimation.graph.rules import ALIASES, NOTHING, TAKEN_FROM_LIST, UPDATES, KernelRules
-from kerasmem.estimation.graph.scratch import Need
+from kerasmem.estimation.graph.rules import ALIASES, NOTHING, TAKEN_FROM_LIST, UPDATES, needs, reusable_inputs
+from kerasmem.estimation.graph.scratch import Kernels, Need
 
 HANDLE_BYTES = 200  # a variable's handle is a small tensor of its own
 
@@ -213,16 +213,16 @@ class Memory:
 
     Args:
         program: the step.
-        rules: of the kernels.
+        kernels: that run it.
         heap: where buffers come from; the variables are made in it at once.
-        recipes: what each node does, None where it was not asked yet; processes that run the same program by the same
-            rules may share it.
+        recipes: what each node does, None where it was not asked yet; processes that run the same program may
+            share it.
     """
 
     def __init__(
-        self, program: Program, rules: KernelRules, heap: Heap, recipes: list[_Recipe | None] | None = None
+        self, program: Program, kernels: Kernels, heap: Heap, recipes: list[_Recipe | None] | None = None
     ) -> None:
-        self._program, self._rules, self._heap = program, rules, heap
+        self._program, self._kernels, self._heap = program, kernels, heap
         taken = Counter(each for node in program.nodes for each in node.inputs)
         self._kept = Counter(program.results)
         self._held = taken + self._kept
@@ -311,7 +311,7 @@ class Memory:
                 continue
             if tensor.bytes is None:
                 raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
-            candidates: tuple[int, ...] | None = self._rules.candidates(node) if place == 0 else ()
+            candidates: tuple[int, ...] | None = reusable_inputs(node, self._kernels) if place == 0 else ()
             if place == 1 and node.type == "SparseSoftmaxCrossEntropyWithLogits":
                 candidates = (0,)
             yield first + place, tensor.bytes, tuple(inputs[each] for each in self._alike(node, tensor, candidates))
@@ -329,7 +329,7 @@ class Memory:
     def _needs(self, node: Node) -> tuple[Need, ...]:
         """Return the buffers that the node needs while it runs."""
         inputs = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
-        return self._rules.needs(node, inputs)
+        return needs(node, inputs, self._kernels)
 
     def _compute(self, number: int, recipe: _Recipe) -> None:
         buffers = self._made

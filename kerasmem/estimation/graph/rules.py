@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels, CpuKernels
-from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, channels_last
+from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels
+from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS
 from kerasmem.estimation.graph.program import ON_HOST, Node
-from kerasmem.estimation.graph.scratch import FUNCTIONS, ONEDNN_FUNCTIONS, Chosen, Cores, Inputs, Need, Scratch
+from kerasmem.estimation.graph.scratch import FUNCTIONS, Inputs, Kernels, Need, Scratch
 from kerasmem.files import package_data
 
 # Names of operations by what they do; `data/operations.json` is where one is added.
@@ -87,111 +87,84 @@ def rates_of(kind: str) -> Rates:
 
 
 @dataclass(frozen=True)
-class KernelRules:
-    """The kernels of one kind.
+class KernelTable:
+    """What one kind of kernels does with memory.
 
     Attributes:
-        title: what a reader calls them.
-        scratch: operation → the buffers that it needs while it runs.
-        workers: threads that execute operations at once.
-        cores: what an operation's work is divided by.
-        forwards: operation → inputs whose buffer its output may take over, where these kernels differ.
-        hidden_outputs: pooling → its gradient, to which it hands a second, hidden output.
-        rewritten: operations that become others before they run, which changes the order of their consumers.
-        absorbing: gradients of filters that take over that of the bias.
+        title: name for people.
+        scratch: operation → function that returns the buffers it needs while it runs.
+        forwards: operation → inputs whose buffer its output may reuse, if these kernels differ from `FORWARDS`.
+        hidden_outputs: pooling → its gradient, which takes a second, hidden output of it.
+        rewritten: operations that oneDNN replaces, which changes the order of their consumers.
+        absorbing: gradients of filters that also compute the bias's gradient.
+        lacks: dtype → operations without a kernel in that dtype.
         rates: how fast they are.
-        dtypes: what they compute in; None for all.
-        lacks: dtype → operations that they have in the others of these, not in it.
-        copied: of these, in which products and convolutions copy blocks of their operands, of unknown sizes.
-        others: the kernels that compute the other dtypes; beside a card, those on the CPU.
-        card: the card that they run on; None for a CPU.
-        launch: seconds to start an operation on a card; all take as long and none is expensive. None on a CPU.
-        upper: the same kernels where cuDNN takes as much to work in as it may; None on a CPU.
     """
 
-    title: str = ""
-    scratch: Mapping[str, Scratch] = field(default_factory=dict)
-    workers: int = 2
-    cores: Cores = field(default_factory=Cores)
-    forwards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    hidden_outputs: Mapping[str, str] = field(default_factory=dict)
-    rewritten: frozenset[str] = frozenset()
-    absorbing: frozenset[str] = frozenset()
-    rates: Rates = field(default_factory=lambda: rates_of(ONEDNN))
-    dtypes: tuple[str, ...] | None = None
-    lacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    copied: tuple[str, ...] = ()
-    others: KernelRules | None = None
-    card: CardKernels | None = None
-    launch: float | None = None
-    upper: KernelRules | None = None
-
-    def of(self, node: Node) -> KernelRules:
-        """Return the kernels that run an operation: by where it runs, or the dtype of its first output."""
-        if self.card is not None and self.others is not None:
-            return self.others if ON_HOST in node.attributes else self
-        if self.others is None or not node.outputs:
-            return self
-        dtype = node.outputs[0].dtype
-        is_here = dtype in (self.dtypes or ()) and node.type not in self.lacks.get(dtype, ())
-        return self if is_here else self.others
-
-    def candidates(self, node: Node) -> tuple[int, ...] | None:
-        """Return the inputs whose buffer an operation's output may take over: none, some, or all (None)."""
-        return self.of(node).forwards.get(node.type, FORWARDS.get(node.type, ()))
-
-    def needs(self, node: Node, inputs: Inputs) -> tuple[Need, ...]:
-        """Return the buffers that an operation needs while it runs, given what it takes."""
-        rules = self.of(node)
-        scratch, compiled = rules.scratch.get(node.type), node.attributes.get("scratch", 0)
-        if scratch is None:
-            return (Need(compiled),) if compiled else ()
-        return scratch(node, inputs, rules.cores)
+    title: str
+    scratch: Mapping[str, Scratch]
+    forwards: Mapping[str, tuple[int, ...]]
+    hidden_outputs: Mapping[str, str]
+    rewritten: frozenset[str]
+    absorbing: frozenset[str]
+    lacks: Mapping[str, Sequence[str]]
+    rates: Rates
 
 
-def rules_of(kernels: CpuKernels | CardKernels) -> KernelRules:
-    """Return the rules of the kernels that run on a machine, or on a card beside it."""
-    if isinstance(kernels, CardKernels):
-        return _on_card(kernels)
-    own = _rules(EIGEN, kernels)
-    if kernels.kind == EIGEN:
-        return own
-    return replace(_rules(ONEDNN, kernels), dtypes=kernels.dtypes, copied=kernels.copied, others=own)
-
-
-def _on_card(kernels: CardKernels) -> KernelRules:
-    beside = kernels.beside
-    # What operations on the CPU work in is the host's memory.
-    host = replace(_rules(beside.kind, beside), scratch={}, forwards={}, hidden_outputs={})
-    chosen = Chosen(channels_last(kernels.capability))
-    own = replace(
-        _rules(CUDA, beside),
-        cores=Cores(beside.intra_op_threads, card=chosen),
-        others=host,
-        card=kernels,
-        launch=KINDS[CUDA]["launch"],
-    )
-    most = Cores(beside.intra_op_threads, card=replace(chosen, workspace=WORKSPACE_LIMIT))
-    return replace(own, upper=replace(own, cores=most))
-
-
-def _rules(kind: str, kernels: CpuKernels) -> KernelRules:
+def _table(kind: str) -> KernelTable:
     row = KINDS[kind]
-    known = {CUDA: CUDA_FUNCTIONS, ONEDNN: ONEDNN_FUNCTIONS}.get(kind, FUNCTIONS)
-    scratch = {name: FUNCTIONS[which] for name, which in KINDS["both"]["scratch"].items()}
-    scratch |= {name: known[which] for name, which in row["scratch"].items()}
-    return KernelRules(
+    functions = CUDA_FUNCTIONS if kind == CUDA else FUNCTIONS
+    scratch = {name: FUNCTIONS[function] for name, function in KINDS["both"]["scratch"].items()}
+    scratch |= {name: functions[function] for name, function in row["scratch"].items()}
+    return KernelTable(
         TITLES[kind],
         scratch,
-        workers=kernels.inter_op_threads,
-        cores=Cores(kernels.intra_op_threads, private_cache=kernels.private_cache, vector=kernels.vector),
-        forwards={name: tuple(places) for name, places in row["forwards"].items()},
-        hidden_outputs=row["hidden_outputs"],
-        rewritten=frozenset(row.get("rewritten", ())),
-        absorbing=frozenset(row.get("absorbing", ())),
-        lacks=row.get("lacks", {}),
-        rates=rates_of(kind),
+        {name: tuple(inputs) for name, inputs in row["forwards"].items()},
+        row["hidden_outputs"],
+        frozenset(row.get("rewritten", ())),
+        frozenset(row.get("absorbing", ())),
+        row.get("lacks", {}),
+        rates_of(kind),
     )
+
+
+TABLES = {kind: _table(kind) for kind in (ONEDNN, EIGEN, CUDA)}
+# Of operations on the CPU beside a card: their buffers are in the host's memory.
+_HOST = replace(TABLES[EIGEN], scratch={}, forwards={}, hidden_outputs={})
+
+
+def table_of(node: Node, kernels: Kernels) -> KernelTable:
+    """Return the table of the kernel that runs an operation."""
+    if isinstance(kernels, CardKernels):
+        return _HOST if ON_HOST in node.attributes else TABLES[CUDA]
+    if kernels.kind == EIGEN or not node.outputs:
+        return TABLES[kernels.kind]
+    dtype = node.outputs[0].dtype
+    has_kernel = dtype in kernels.dtypes and node.type not in TABLES[ONEDNN].lacks.get(dtype, ())
+    return TABLES[ONEDNN if has_kernel else EIGEN]
+
+
+def threads_of(kernels: Kernels) -> int:
+    """Return how many threads start operations: a single one on a card, where every operation is inexpensive."""
+    return 1 if isinstance(kernels, CardKernels) else kernels.inter_op_threads
+
+
+def title_of(kernels: Kernels) -> str:
+    """Return the kernels' name for people."""
+    return TITLES[CUDA if isinstance(kernels, CardKernels) else kernels.kind]
+
+
+def reusable_inputs(node: Node, kernels: Kernels) -> tuple[int, ...] | None:
+    """Return the inputs whose buffer an operation's output may reuse: none, some, or all (None)."""
+    return table_of(node, kernels).forwards.get(node.type, FORWARDS.get(node.type, ()))
+
+
+def needs(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+    """Return the buffers that an operation needs while it runs."""
+    scratch, compiled = table_of(node, kernels).scratch.get(node.type), node.attributes.get("scratch", 0)
+    if scratch is not None:
+        return scratch(node, inputs, kernels)
+    return (Need(compiled),) if compiled else ()
 
 
 def is_known(type_name: str) -> bool:

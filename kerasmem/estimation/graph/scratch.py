@@ -9,11 +9,10 @@ comes from the C library, not from TensorFlow's allocator, and is not part of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
-from kerasmem.devices.kernels import AVX512_BYTES, eigen_cache_bytes
+from kerasmem.devices.kernels import CardKernels, CpuKernels, eigen_cache_bytes
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.models.sizes import element_bytes
 
@@ -30,48 +29,17 @@ class Need(NamedTuple):
     takes_over: int | None = None
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """What a card's kernels choose by.
-
-    Attributes:
-        channels_last: dtypes whose convolutions are computed with the channels last, where they come so
-            (ComputeInNhwcEnabled in conv_ops_gpu.cc).
-        workspace: the most that a convolution's algorithm may work in; 0 for the algorithms without.
-    """
-
-    channels_last: tuple[str, ...] = ()
-    workspace: int = 0
-
-
-@dataclass(frozen=True)
-class Cores:
-    """What a kernel shares its work by.
-
-    Attributes:
-        threads: those that share it.
-        cache: asked for the bytes of the last cache, by the few kernels that go by it.
-        private_cache: bytes of the cache that one core has for itself.
-        vector: bytes of the CPU's widest vector register.
-        card: what kernels on a card choose by; None on a CPU.
-    """
-
-    threads: int = 2
-    cache: Callable[[], int] = eigen_cache_bytes
-    private_cache: int = 0
-    vector: int = AVX512_BYTES
-    card: Chosen | None = None
-
-
 Inputs = tuple[Tensor, ...]
-Scratch = Callable[[Node, Inputs, Cores], tuple[Need, ...]]
+Kernels = CpuKernels | CardKernels
+Scratch = Callable[[Node, Inputs, Kernels], tuple[Need, ...]]
 
 _HALVES = ("float16", "bfloat16")
+_AVX512_BYTES = 64  # of a vector register
 AXES = "axes"  # the attribute with what a reduction reduces
 REPLICAS = "replicas"  # the attribute with how many take part in an exchange
 
 
-def reduction(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """A reduction over axes that do not lie together is done on a transposed copy (reduction_ops_common.h)."""
     shape, axes = inputs[0].shape, node.attributes.get(AXES)
     if shape is None or axes is None:
@@ -89,7 +57,7 @@ def reduction(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
 _DOTS, _BATCH, _FREE, _CONTRACTED, _REDUCED = range(5)
 
 
-def contraction(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """An Einsum transposes its operands, sums over axes that one alone has, multiplies matrices, and transposes what
     they made, each where it must (einsum_op_impl.h). Copies of the diagonal of an operand that has an axis twice are
     left out.
@@ -140,23 +108,23 @@ def _terms(node: Node, inputs: Inputs) -> list[str] | None:
     return [*spelled, result.replace("...", unnamed)]
 
 
-def mirrored(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def mirrored(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """The gradient of a mirrored border is added to a copy of what comes in (mirror_pad_op.cc)."""
     return (Need(inputs[0].bytes or 0),) if inputs else ()
 
 
-def labels(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def labels(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """A float for each sample (sparse_xent_op.cc)."""
     return (Need(4 * inputs[0].shape[0]),) if inputs and inputs[0].shape else ()
 
 
-def exchange(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def exchange(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """A ring of replicas sends its pieces on; a piece arrives beside the one that it is added to, all but one's own."""
     replicas = node.attributes.get(REPLICAS, 1)
     return (Need((inputs[0].bytes or 0) * (replicas - 1) // replicas),) if inputs else ()
 
 
-def product(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """Factors are copied to the dtype of the result; 16-bit ones, and the result, to float32 (matmul_op_impl.h)."""
     if not node.outputs:
         return ()
@@ -192,30 +160,30 @@ class Patches(NamedTuple):
         return self.work // threads >= _DIVIDED // self.element
 
 
-def filter_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def filter_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """Patches of as many samples as fit into a cache of 30 MiB (conv_grad_filter_ops.cc)."""
     patches = patches_of(node, inputs, 4)
     return () if patches is None else (Need(patches.within(_WORKING_SET)),)
 
 
-def input_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def input_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """As for the filter, unless one sample is enough work for all threads: then its patches (conv_grad_input_ops.h)."""
     patches = patches_of(node, inputs, 4)
     if patches is None:
         return ()
     is_alone = (inputs[2].shape or (1,))[0] == 1
-    if is_alone or patches.is_divided(cores.threads):
+    if is_alone or patches.is_divided(_threads(kernels)):
         return (Need(patches.bytes),)
     return (Need(patches.within(_WORKING_SET)),)
 
 
-def volume_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """Patches of as many samples as fit into the processor's cache, or none if those are many (conv_grad_ops_3d.cc)."""
     patches = patches_of(node, inputs, 5)
     if patches is None:
         return ()
     is_alone = "BackpropInput" in node.type and (inputs[2].shape or (1,))[0] == 1
-    size = patches.bytes if is_alone else patches.within(cores.cache())
+    size = patches.bytes if is_alone else patches.within(eigen_cache_bytes())
     given = (*inputs[1:], *node.outputs) if "BackpropInput" in node.type else (inputs[0], inputs[2], *node.outputs)
     return () if size // sum(each.bytes or 0 for each in given) > _MOST_OVERHEAD else (Need(size),)
 
@@ -232,7 +200,7 @@ def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
     return Patches(work, places * patch * element, element) if work else None
 
 
-def batch_norm(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """Copies with the channels last where they come first; of 16-bit numbers the gradient's products in float32."""
     size, dtype = (inputs[0].bytes or 0, inputs[0].dtype) if inputs else (0, "")
     is_first = node.attributes.get("data_format") in (b"NCHW", "NCHW")
@@ -241,30 +209,35 @@ def batch_norm(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
     return (*(Need(size),) * copies, *products)
 
 
-def pooling_gradient(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def pooling_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """Where each maximum was is found again: the pooled values, and a 64-bit number for each (maxpooling_op.cc)."""
     if len(inputs) < 2 or inputs[1].shape is None:
         return ()
     return Need(inputs[1].bytes or 0, takes_over=1), Need(8 * math.prod(inputs[1].shape))
 
 
-def depthwise(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def depthwise(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """Each thread copies what the filter sees, for all channels (depthwise_conv_op.cc, depthwise_conv_grad_op.cc)."""
     filters = inputs[1].shape if len(inputs) > 1 else None
     if filters is None or len(filters) != 4:
         return ()
-    return (Need(_padded(filters, inputs[1].dtype)),) * cores.threads
+    return (Need(_padded(filters, inputs[1].dtype)),) * _threads(kernels)
 
 
-def depthwise_filter(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
+def depthwise_filter(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """Every sample's gradient is kept before they are summed (depthwise_conv_grad_op.cc)."""
     if not inputs or inputs[0].shape is None:
         return ()
     return (Need(inputs[0].shape[0] * (node.outputs[0].bytes or 0)),)
 
 
+def _threads(kernels: Kernels) -> int:
+    """Return how many threads share an operation's work on the CPU."""
+    return (kernels.beside if isinstance(kernels, CardKernels) else kernels).intra_op_threads
+
+
 def _padded(filters: tuple[int, ...], dtype: str) -> int:
-    lanes = AVX512_BYTES // element_bytes(dtype)  # a narrower register pads less
+    lanes = _AVX512_BYTES // element_bytes(dtype)  # a narrower register pads less
     return math.prod(filters[:2]) * -(-math.prod(filters[2:]) // lanes) * lanes * element_bytes(dtype)
 
 
@@ -275,89 +248,3 @@ FUNCTIONS: dict[str, Scratch] = {
         pooling_gradient, batch_norm, depthwise, depthwise_filter,
     )
 }  # fmt: skip
-
-
-# The scratch of oneDNN's kernels: most of them need next to none. Where a batch is one image, TensorFlow hands the
-# filter over as it is (mkl_conv_ops.cc). On a CPU without AVX-512 oneDNN has no other kernel for that than a product
-# of matrices, which works on copies (cpu/gemm_convolution_utils.cpp of oneDNN 3.7).
-_FLOAT = 4
-_ALIGNED = 128  # bytes that each of its buffers gets more
-_EVEN = 0.9  # from this share of the threads' time on, work counts as well divided
-_ROWS = 4  # of these the rows of a piece are a multiple
-_LIMIT, _LIMIT_IN_TENSORS = 1 << 30, 15  # bytes, and times what the convolution works on for each thread
-
-
-def single_image(node: Node, inputs: Inputs, cores: Cores) -> tuple[Need, ...]:
-    """Each thread's patches, and its transposed copy of the image."""
-    made = node.outputs[0]
-    given, kernel, result = inputs[0].shape, inputs[1].shape, made.shape
-    is_first = node.attributes.get("data_format") in (b"NCHW", "NCHW")
-    if cores.vector >= AVX512_BYTES or made.dtype != "float32" or is_first:
-        return ()
-    if given is None or kernel is None or result is None or given[0] != 1:
-        return ()
-    sizes, places, window = given[1:3], result[1:3], kernel[:2]
-    if kernel[2] != given[3]:  # in groups
-        return ()
-    patch, threads = math.prod(kernel[:3]), 1
-    patches = 0 if sizes == places and window == (1, 1) else patch * math.prod(places)
-    is_dense = set(node.attributes.get("dilations") or (1,)) == {1}
-    if patches and is_dense and math.prod(kernel) < cores.private_cache // _FLOAT // 2:
-        piece = _piece(sizes[1], places, kernel, cores)
-        if piece is not None:
-            patches, threads = patch * piece, cores.threads
-    size = _FLOAT * threads * (patches + math.prod(given)) + _ALIGNED * (1 + bool(patches))
-    limit = _LIMIT_IN_TENSORS * cores.threads * sum(each.bytes or 0 for each in (*inputs[:2], made))
-    return () if size > min(_LIMIT, limit) else (Need(size),)
-
-
-def _piece(width: int, places: tuple[int, ...], kernel: Sequence[int], cores: Cores) -> int | None:
-    """Return how many places of the result a thread works on at a time; None where the threads share each product."""
-    rows, columns = places
-    patch, (channels, filters) = math.prod(kernel[:3]), kernel[2:]
-    numbers, lanes = cores.private_cache // _FLOAT, cores.vector // _FLOAT
-    # What a row and a column take, by which oneDNN chooses how many of them fit into its cache.
-    beside = channels * width + filters * columns
-    row = _FLOAT * (5 * (patch * columns + 2 * beside) + beside)
-    column = _FLOAT * (patch + 2 * (channels + filters))
-    high, wide = min(max(1, -(-numbers // row)), rows), columns
-    if high == 1:
-        wide = min(max(1, -(-numbers // column)), columns)
-    high = high if high == rows else max(1, high // _ROWS * _ROWS)
-    wide = wide if wide == columns else max(1, wide // lanes * lanes)
-    share = 0.0
-    if wide == columns:
-        for size in _smaller(high, _ROWS):
-            high, share = size, _share(-(-rows // size), rows, size, cores.threads)
-            if share >= _EVEN:
-                break
-    if share < _EVEN:
-        high = 1
-        for size in _smaller(wide, lanes):
-            wide, share = size, _share(rows * -(-columns // size), columns, size, cores.threads)
-            if share > _EVEN:
-                break
-        else:
-            wide = 1
-    products = -(-rows * columns // lanes) * -(-filters // lanes)
-    if share < products / _up(products, cores.threads) / 2:
-        return None
-    return high * (wide if high == 1 else columns)
-
-
-def _smaller(size: int, step: int) -> Iterator[int]:
-    while size > 0:
-        yield size
-        size = (size - step) // step * step
-
-
-def _share(pieces: int, whole: int, piece: int, threads: int) -> float:
-    """Return how well pieces are divided among threads, and how full they are."""
-    return (pieces / _up(pieces, threads) + whole / _up(whole, piece)) / 2
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-ONEDNN_FUNCTIONS: dict[str, Scratch] = {single_image.__name__: single_image}

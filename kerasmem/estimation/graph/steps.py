@@ -10,13 +10,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
+from kerasmem.estimation.graph.cuda import WORKSPACE_LIMIT
 from kerasmem.estimation.graph.executor import SETTLED, Executor
 from kerasmem.estimation.graph.memory import Buffer, Heap, Memory, Peak
 from kerasmem.estimation.graph.placement import host_bytes
 from kerasmem.estimation.graph.program import COPY, Node, Program
-from kerasmem.estimation.graph.rules import KINDS, KernelRules, is_known
+from kerasmem.estimation.graph.rules import KINDS, is_known, table_of, threads_of, title_of
+from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.processes.guarding import note_stage
@@ -34,27 +37,23 @@ MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewe
 TICK_SECONDS = 4e-3
 
 
-def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, rules: KernelRules) -> Outcome:
+def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, kernels: Kernels) -> Outcome:
     """Return the peak of a step in graph mode.
 
     Args:
         program: the step.
         layer_of: variable's number → layer.
         attribution: for the names of operations.
-        rules: of the kernels that it runs on.
+        kernels: that run it.
 
     Raises:
         NotModelled: the step holds something without a rule.
     """
-    times = _times(program, rules)
-    simulated = _simulate(program, rules, times)
-    is_on_cpu = rules.card is None
-    upper = rules.upper or rules
-    if program.has_loops:  # where a thread gets no time, what it has left undone piles up iteration by iteration
-        upper = replace(upper, workers=1)
-    most = max(each.in_use for _, peaks in _simulate(program, upper, times, is_settled=True) for each in peaks)
-    if rules.card is not None:  # where there is no room to work in, cuDNN's algorithms without are taken
-        most = min(most, rules.card.available_bytes)
+    times = _times(program, kernels)
+    simulated = _simulate(program, kernels, times)
+    is_on_cpu = isinstance(kernels, CpuKernels)
+    most = max(peak.in_use for peak in _largest(program, kernels, times))
+    spread = SPREAD["graph"] if is_on_cpu else 0.0
     by_size = sorted(((peak, heap) for heap, peaks in simulated for peak in peaks), key=lambda each: each[0].in_use)
     sizes = [peak.in_use for peak, _ in by_size]
     # Where the order of threads decides between some outcomes, a mean hangs less on the draw than the median does.
@@ -76,8 +75,8 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     at = program.nodes[usual.node].name
     return Outcome(
         "graph", "graph", total,
-        low=min(sizes[0], int(total * (1 - SPREAD["graph"]))),
-        high=max(most, limit, int(total * (1 + SPREAD["graph"])), sizes[-1] + wasted),
+        low=min(sizes[0], int(total * (1 - spread))),
+        high=max(most, limit, int(total * (1 + spread)), sizes[-1] + wasted),
         pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
         categories=shares.categories,
         layers=shares.layers,
@@ -86,18 +85,31 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
             Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
             for name, count in unknown.items()
         ) + (
-            _copied_blocks(program, rules)
-            if is_on_cpu
+            _copied_blocks(program, kernels)
+            if isinstance(kernels, CpuKernels)
             else _not_on_card(program, workspace=max(most - total, 0), host=host_bytes(program))
         ),
         notes=(
             f"{len(sizes)} simulated steps of {len(program.nodes):,} operations in {len(simulated)} processes, "
-            f"{rules.workers} at once, on {rules.title}",
+            f"{threads_of(kernels)} at once, on {title_of(kernels)}",
         ),
     )  # fmt: skip
 
 
-def _copied_blocks(program: Program, rules: KernelRules) -> tuple[Unmodelled, ...]:
+def _largest(program: Program, kernels: Kernels, times: dict[int, float]) -> list[Peak]:
+    """Return the peaks of steps that take more than the usual ones.
+
+    On a card cuDNN works in as much as it may, unless that much is not available. On a CPU a thread may get no time;
+    in a loop its work then piles up iteration by iteration.
+    """
+    if isinstance(kernels, CardKernels):
+        ((_, peaks),) = _simulate(program, replace(kernels, workspace=WORKSPACE_LIMIT), times)
+        return [peak._replace(in_use=min(peak.in_use, kernels.available_bytes)) for peak in peaks]
+    ran = replace(kernels, inter_op_threads=1) if program.has_loops else kernels
+    return [peak for _, peaks in _simulate(program, ran, times, is_settled=True) for peak in peaks]
+
+
+def _copied_blocks(program: Program, kernels: CpuKernels) -> tuple[Unmodelled, ...]:
     """Return, by dtype, that products and convolutions copy blocks of their operands in sizes that no rule gives."""
     products = (node for node in program.nodes if "MatMul" in node.type or node.type.endswith("Conv2D"))
     counts = Counter(node.outputs[0].dtype for node in products if node.outputs)
@@ -106,7 +118,7 @@ def _copied_blocks(program: Program, rules: KernelRules) -> tuple[Unmodelled, ..
             f"copies in {dtype} products and convolutions",
             f"on this CPU oneDNN copies blocks of their operands ({counts[dtype]} operations), some MB at a time",
         )
-        for dtype in rules.copied
+        for dtype in kernels.copied
         if counts[dtype]
     )
 
@@ -121,41 +133,41 @@ def _not_on_card(program: Program, **figures: int) -> tuple[Unmodelled, ...]:
     )
 
 
-def _times(program: Program, rules: KernelRules) -> dict[int, float]:
+def _times(program: Program, kernels: Kernels) -> dict[int, float]:
     """Return the usual seconds of each operation, by its id."""
     has_loops = program.has_loops
 
     def seconds_of(node: Node) -> float:
         inputs = [program.nodes[source].outputs[output] for source, output in node.inputs]
-        own = rules.of(node)
-        if own.launch is not None:
-            return own.launch
         started = SMALLEST_PRODUCT_SECONDS if has_loops and "MatMul" in node.type else 0.0
-        return seconds(node, inputs, own.rates) + started
+        return seconds(node, inputs, table_of(node, kernels).rates) + started
 
-    return {id(node): seconds_of(node) for node in program.nodes}
+    # On a card one thread starts one operation after another, however long they take.
+    is_on_card = isinstance(kernels, CardKernels)
+    return {id(node): 0.0 if is_on_card else seconds_of(node) for node in program.nodes}
 
 
 def _simulate(
-    program: Program, rules: KernelRules, times: dict[int, float], is_settled: bool = False
+    program: Program, kernels: Kernels, times: dict[int, float], is_settled: bool = False
 ) -> list[tuple[Heap, list[Peak]]]:
     """Return the heap of each simulated process and its steps' peaks; of one process where kernels are settled."""
     affordable = MOST_OPERATIONS // max(len(program.nodes), 1)  # steps
-    most = 1 if is_settled else PROCESSES
+    is_on_card = isinstance(kernels, CardKernels)
+    most = 1 if is_settled or is_on_card else PROCESSES
     processes = max(min(most, affordable // (WARM_UP_STEPS + FEWEST_STEPS)), 1)
     steps = max(min(STEPS, affordable // processes - WARM_UP_STEPS), FEWEST_STEPS)
-    without_tick = 0.0 if is_settled or rules.card else 1 - sum(times.values()) / TICK_SECONDS
+    without_tick = 0.0 if is_settled or is_on_card else 1 - sum(times.values()) / TICK_SECONDS
     # Processes in which one thread runs at a time: not all, as a tick may fall into any.
     in_turns = min(math.ceil(processes * max(without_tick, 0.0)), processes - 1)
     found = []
     recipes: list[Any] = [None] * len(program.nodes)
     for process in range(processes):
         draw = random.Random(process + PROCESSES * is_settled)
-        heap = Heap(BFCAllocator(descending=rules.card is None))
-        memory = Memory(program, rules, heap, recipes)
+        heap = Heap(BFCAllocator(descending=not is_on_card))
+        memory = Memory(program, kernels, heap, recipes)
         past = SETTLED if is_settled else WARM_UP_STEPS + STEPS * process  # each is looked at later in its life
-        running = replace(rules, workers=1) if process < in_turns else rules
-        executor = Executor(program, running, lambda node: times[id(node)], past, draw)
+        threads = 1 if process < in_turns else threads_of(kernels)
+        executor = Executor(program, kernels, threads, lambda node: times[id(node)], past, draw)
         peaks = []
 
         def varied(usual: float, draw: random.Random = draw) -> float:

@@ -13,11 +13,10 @@ from kerasmem.checks import whole
 from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
-from kerasmem.devices.kernels import kernels_on
+from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
 from kerasmem.devices.room import kernels_here
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
-from kerasmem.estimation.graph.rules import KernelRules, rules_of
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
@@ -94,7 +93,7 @@ def recompute(
         steps = shaped_chain(source, batch_size, input_shape)
     else:
         loss = model.loss if model.compiled else None
-        steps = trace_chain(source, batch_size, input_shape, loss, _rules(model, target))
+        steps = trace_chain(source, batch_size, input_shape, loss, _kernels(model, target))
     held = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is not None:
         made = build_recomputed(model, described(steps, _ends(source, steps, cuts), batch_size, held, limit))
@@ -127,12 +126,12 @@ def _ends(source: Any, steps: Sequence[Step], cuts: Sequence[str]) -> list[Cut]:
     return [*((each, True) for each in sorted(ends)), (len(steps), False)]
 
 
-def _rules(model: Any, target: DeviceTarget | None) -> KernelRules | None:
-    """Return the rules of the kernels of a step, or None if XLA compiles it."""
+def _kernels(model: Any, target: DeviceTarget | None) -> CpuKernels | CardKernels | None:
+    """Return the kernels of a step, or None if XLA compiles it."""
     if model.compiled and model.jit_compile:
         return None
     is_named = target is not None and target.compute_capability is not None
-    return rules_of(kernels_on(target) if is_named else kernels_here())
+    return kernels_on(target) if is_named else kernels_here()
 
 
 def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:

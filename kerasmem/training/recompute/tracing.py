@@ -20,7 +20,8 @@ from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.graph.build import node_of, with_compiled_scratch
 from kerasmem.estimation.graph.costs import seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
-from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING, KernelRules
+from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING, needs
+from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.batch import target_spec
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
@@ -37,7 +38,7 @@ _BYTES_A_SECOND = 1e10  # only ratios count
 
 
 def trace_chain(
-    model: Any, batch_size: int, input_shape: Any = None, loss: Any = None, rules: KernelRules | None = None
+    model: Any, batch_size: int, input_shape: Any = None, loss: Any = None, kernels: Kernels | None = None
 ) -> tuple[Step, ...]:
     """Return the chain of a Functional model's calls.
 
@@ -46,7 +47,7 @@ def trace_chain(
         batch_size: samples in a batch.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
         loss: that the model is compiled with; it counts if there is one output and the targets are the usual ones.
-        rules: of the kernels that run it, whose scratch counts; None: none counts, as if XLA compiles the step.
+        kernels: that run it, whose scratch counts; None: none counts, as if XLA compiles the step.
 
     Raises:
         UsageError: an input has open dimensions that `input_shape` does not give.
@@ -60,7 +61,7 @@ def trace_chain(
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be traced for training: {keras_reason(error)}") from error
-    steps = _Reader(traced, model, calls, rules).steps()
+    steps = _Reader(traced, model, calls, kernels).steps()
     # The loss is computed while all that the last call has made is there, the outputs too, which are gone after it.
     outputs = [traced.tensors[id(each)] for each in model.outputs]
     kept = sum(each.bytes for step in steps for each in step.kept if each.for_gradient and each.last_use == len(steps))
@@ -177,10 +178,8 @@ def _check_inputs(graph: Any, begins: Sequence[int], handed: Sequence[tuple[Any,
 class _Reader:
     """Reads steps off the graph."""
 
-    def __init__(
-        self, traced: _Traced, model: Any, calls: Sequence[tuple[str, Any]], rules: KernelRules | None
-    ) -> None:
-        self._rules, self._compiled = rules, dict[Any, int]()
+    def __init__(self, traced: _Traced, model: Any, calls: Sequence[tuple[str, Any]], kernels: Kernels | None) -> None:
+        self._kernels, self._compiled = kernels, dict[Any, int]()
         self._traced, self._begins, self._tensors = traced, traced.begins, traced.tensors
         self._operations = in_order(traced.graph.get_operations(), traced.begins[-1])
         self._place = {each.name: number for number, each in enumerate(self._operations)}
@@ -297,12 +296,11 @@ class _Reader:
 
     def _scratch(self, operation: Any) -> int:
         """Return the bytes that an operation's kernel works in."""
-        if self._rules is None:
+        if self._kernels is None:
             return 0
         node, inputs = _as_node(operation)
-        return sum(
-            each.bytes for each in self._rules.needs(with_compiled_scratch(node, inputs, self._compiled), inputs)
-        )
+        node = with_compiled_scratch(node, inputs, self._compiled)
+        return sum(need.bytes for need in needs(node, inputs, self._kernels))
 
 
 def _as_node(operation: Any) -> tuple[Node, tuple[Tensor, ...]]:
