@@ -10,8 +10,7 @@ from kerasmem.devices.catalogue import DeviceTarget, find_card
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.kernels import kernels_on
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.graph.sizes import KnownSizes
-from kerasmem.estimation.live import simulated_outcome, sized_step, standing_in, traced_outcome
+from kerasmem.estimation.live import standing_in, traced_outcome
 from kerasmem.estimation.report import Outcome
 from kerasmem.estimation.tracing import Step
 from kerasmem.models.backend import require_tensorflow, runs_on_jax
@@ -174,12 +173,8 @@ def check_backend(method: str, jit_compile: bool | str) -> None:
 
 
 def _graph(step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:
-    shapes, kernels, owners = step.shapes, kernels_on(target), step.shapes.inferred.owners
-    if step.arguments.replicas > 1:  # the exchange of gradients is noted while the step is traced
-        return traced_outcome(_prepared(step, shapes.batch_size, False), step.rows, owners, kernels)
-    sizes = step.opened.sizes.setdefault((step.arguments.mode, kernels), KnownSizes())
-    sized = sizes.at(shapes.batch_size, lambda size: sized_step(_prepared(step, size, False), kernels))
-    return simulated_outcome(sized, step.rows, owners, kernels)
+    prepared = _prepared(step, step.shapes.batch_size, False)
+    return traced_outcome(prepared, step.rows, step.shapes.inferred.owners, kernels_on(target))
 
 
 def _xla(step: Step, target: DeviceTarget | None, jit_compile: bool | str) -> Outcome:

@@ -12,7 +12,6 @@ from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed
 from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.devices.room import kernels_here
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.graph.sizes import SizedStep
 from kerasmem.estimation.report import Outcome
 from kerasmem.models.backend import import_keras
 from kerasmem.models.op_names import Attribution
@@ -36,60 +35,27 @@ def traced_outcome(
     Raises:
         KerasmemError: the step cannot be traced, compiled or simulated.
     """
-    if not prepared.jit_compile:
-        return simulated_outcome(sized_step(prepared, kernels), rows, owners, kernels)
-    from kerasmem.estimation.graph.build import variables_of
-    from kerasmem.estimation.xla import compile_plan, outcome
-
-    keep_alive: list[Any] = []
-    traced = trace_step(prepared, keep_alive)
-    note_stage("compiling with XLA for this machine")
-    batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
+    keep_alive: list[Any] | None = [] if prepared.jit_compile else None  # XLA's compiler reads the variables
+    is_on_card = isinstance(kernels, CardKernels) and not prepared.jit_compile
+    with gpu_assumed() if is_on_card else contextlib.nullcontext():
+        traced = trace_step(prepared, keep_alive)
     attribution = Attribution(traced.scopes, rows, traced.optimizers)
-    layer_of = _layer_of(traced.variables, owners)
-    found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
-    return replace(found, notes=(*prepared.notes, *found.notes))
+    layer_of = {number: owners[id(each)] for number, each in enumerate(traced.variables) if id(each) in owners}
+    if prepared.jit_compile:
+        batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
+        from kerasmem.estimation.graph.build import variables_of
+        from kerasmem.estimation.xla import compile_plan, outcome
 
-
-def sized_step(prepared: PreparedStep, kernels: CpuKernels | CardKernels) -> SizedStep:
-    """Trace a step in graph mode and optimise it as TensorFlow's runtime does.
-
-    Raises:
-        KerasmemError: the step cannot be traced, or holds what is not modelled.
-    """
+        note_stage("compiling with XLA for this machine")
+        found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
+        return replace(found, notes=(*prepared.notes, *found.notes))
     from kerasmem.estimation.graph.build import build_program
-
-    note_stage("tracing the step")
-    with gpu_assumed() if isinstance(kernels, CardKernels) else contextlib.nullcontext():
-        traced = trace_step(prepared)
-    note_stage("optimising the graph")
-    program, notes = build_program(traced, kernels)
-    return SizedStep(program, traced.variables, traced.scopes, traced.optimizers, (*prepared.notes, *notes))
-
-
-def simulated_outcome(
-    step: SizedStep, rows: Iterable[str], owners: Mapping[int, str], kernels: CpuKernels | CardKernels
-) -> Outcome:
-    """Return the peak of a step in graph mode.
-
-    Args:
-        step: from `sized_step`.
-        rows: names of the layers in the report.
-        owners: id of a variable → the row that counts it.
-        kernels: that run it.
-
-    Raises:
-        NotModelled: the step holds something without a rule.
-    """
     from kerasmem.estimation.graph.steps import graph_outcome
 
-    attribution = Attribution(step.scopes, rows, step.optimizers)
-    found = graph_outcome(step.program, _layer_of(step.variables, owners), attribution, kernels)
-    return replace(found, notes=(*step.notes, *found.notes))
-
-
-def _layer_of(variables: Iterable[Any], owners: Mapping[int, str]) -> dict[int, str]:
-    return {number: owners[id(each)] for number, each in enumerate(variables) if id(each) in owners}
+    note_stage("optimising the graph")
+    program, notes = build_program(traced, kernels)
+    found = graph_outcome(program, layer_of, attribution, kernels)
+    return replace(found, notes=(*prepared.notes, *notes, *found.notes))
 
 
 def standing_in(outcome: Outcome) -> Outcome:

@@ -13,7 +13,6 @@ from kerasmem.compat.keras_functional import is_functional
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.formula import formula, share_out
-from kerasmem.estimation.graph.sizes import KnownSizes
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.report import Formula, LayerMemory
 from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
@@ -35,13 +34,11 @@ class OpenedStep(OpenedModel):
     Attributes:
         only_formula: why no method can look at its step; None where they can.
         prepared: the step that was prepared last, for another batch size to begin from.
-        sizes: by mode and kernels, the step at the batch sizes at which it was traced for graph mode.
         inferred: by batch size, what a call of the model on shapes showed.
     """
 
     only_formula: str | None = None
     prepared: list[PreparedStep] = field(default_factory=list, compare=False)
-    sizes: dict[Any, KnownSizes] = field(default_factory=dict, compare=False)
     inferred: dict[int, Inferred] = field(default_factory=dict, compare=False)
 
     @property

@@ -64,3 +64,13 @@ def test_other_kernels_may_be_assumed(monkeypatch):
         assert cpu_kernels().kind == EIGEN
         monkeypatch.setattr(kernels.platform, "machine", lambda: "aarch64")
         assert not kernels.onednn_is_left_off()
+
+
+def test_threads_are_one_for_each_core_that_taskset_leaves():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        here = cpu_kernels()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert (here.inter_op_threads, here.intra_op_threads) == (1, 1)
