@@ -9,7 +9,7 @@ import pytest
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE
-from kerasmem.estimation.graph.build import _with_absorbed, build_program
+from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, KEPT_IN_ORDER, SETTLED, Executor, consumers_in_order
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
@@ -356,19 +356,3 @@ def test_many_consumers_come_in_no_order():
     )
     assert consumers(few, "x", OWN) == [f"c{number}" for number in range(KEPT_IN_ORDER)]
     assert len({tuple(consumers(many, "x", OWN, process)) for process in range(5)}) == 5
-
-
-def test_the_gradient_of_a_filter_takes_over_that_of_the_bias():
-    made = written(
-        *GRADIENTS[:3], ("bias", "BiasAddGrad", ["g"]), GRADIENTS[3], ("sum", "Neg", ["bias"]),
-        ("end", "NoOp", [], ["bias"]),
-    )  # fmt: skip
-    assert _with_absorbed(list(made.nodes), OWN) == list(made.nodes)
-    nodes = _with_absorbed(list(made.nodes), OTHERS)
-    by_name = {node.name: node for node in nodes}
-    assert (by_name["bias"].type, by_name["bias"].inputs) == ("NoOp", ())
-    assert len(by_name["filter"].outputs) == 2
-    assert by_name["sum"].inputs == ((2, 1),) and by_name["end"].controls == (2,)
-    merged = Program(tuple(nodes), (), (), ())
-    # It was added last, and the gradient of the input came into the place of the bias's.
-    assert consumers(merged, "g", OTHERS) == ["input", "filter", "filter", "filter"]

@@ -14,7 +14,7 @@ from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.placement import on_card, place
-from kerasmem.estimation.graph.program import ABSORBED, Node, Program, Tensor, Variable, tensor_of
+from kerasmem.estimation.graph.program import Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewritten
 from kerasmem.estimation.graph.rules import KINDS, table_of
 from kerasmem.estimation.graph.scratch import AXES, REPLICAS, Kernels, reduction
@@ -141,7 +141,6 @@ def _plain(graph: Any, traced: TracedStep, results: list[str], kernels: Kernels)
     ends = _numbered(results, number)
     _fold_constants(nodes, {index for index, each in enumerate(operations) if each.op_def.is_stateful}, ends)
     _add_hidden_outputs(nodes, kernels)
-    nodes = _with_absorbed(nodes, kernels)
     _add_compiled_scratch(nodes)
     arguments = tuple(
         number[each.op.name] for each in traced.function.graph.inputs[: len(traced.flat)] if each.op.name in number
@@ -216,31 +215,6 @@ def _add_hidden_outputs(nodes: list[Node], kernels: Kernels) -> None:
             hidden = Tensor(pool.outputs[0].shape, dtype, size)
             nodes[source] = replace(pool, outputs=(*pool.outputs, hidden))
         nodes[number] = replace(node, inputs=(*node.inputs, (source, 1)))
-
-
-def _with_absorbed(nodes: list[Node], kernels: Kernels) -> list[Node]:
-    """Return the nodes where the gradient of a filter has taken over that of the bias added to the same convolution.
-
-    Nothing is left of the other; what it made is the filter gradient's second output.
-    """
-    bias = {node.inputs[0]: number for number, node in enumerate(nodes) if node.type == "BiasAddGrad"}
-    taken: dict[int, int] = {}  # a bias's gradient → the filter's that makes it
-    for number, node in enumerate(nodes):
-        other = bias.get(node.inputs[2]) if node.type in table_of(node, kernels).absorbing else None
-        if other is not None and other not in taken:
-            taken[other] = number
-            made = (*node.outputs, *nodes[other].outputs)
-            nodes[number] = replace(node, outputs=made, attributes={**node.attributes, ABSORBED: other})
-    for number in taken:
-        nodes[number] = Node(nodes[number].name, "NoOp", (), (), (), {})
-    return [
-        replace(
-            node,
-            inputs=tuple((taken[source], 1) if source in taken else (source, output) for source, output in node.inputs),
-            controls=tuple(taken.get(source, source) for source in node.controls),
-        )
-        for node in nodes
-    ]
 
 
 def _add_compiled_scratch(nodes: list[Node]) -> None:

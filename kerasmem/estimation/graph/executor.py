@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from kerasmem.devices.kernels import CardKernels
 from kerasmem.estimation.graph.control import CONTROL
-from kerasmem.estimation.graph.program import ABSORBED, Node, Program
+from kerasmem.estimation.graph.program import Node, Program
 from kerasmem.estimation.graph.rules import INEXPENSIVE, table_of
 from kerasmem.estimation.graph.scratch import Kernels
 
@@ -187,7 +187,7 @@ def _handed_on(program: Program, kernels: Kernels, draw: random.Random) -> list[
     order = list(range(len(rewritten)))
     if any(rewritten):
         last = len(rewritten)
-        ranks = {node: last + place for place, node in enumerate(_in_depth(_merged(program, order), draw))}
+        ranks = {node: last + place for place, node in enumerate(_in_depth(_waiting_for(program), draw))}
         order = _added(program, [ranks[number] if rewritten[number] else number for number in order])
     taking: list[list[int]] = [[] for _ in order]
     after: list[list[int]] = [[] for _ in order]
@@ -203,28 +203,12 @@ def _handed_on(program: Program, kernels: Kernels, draw: random.Random) -> list[
     return [[*first, *then] for first, then in zip(taking, after, strict=True)]
 
 
-def _merged(program: Program, order: list[int]) -> list[list[int]]:
-    """Return of each node those that wait for it, when what others have taken over has left the graph.
-
-    Who takes something over is added behind the others. Where one leaves, the last comes into its place.
-    """
-    waiting: list[list[int]] = [[] for _ in order]
-    left = {
-        node.attributes[ABSORBED]: number for number, node in enumerate(program.nodes) if ABSORBED in node.attributes
-    }
-    for number in order:
+def _waiting_for(program: Program) -> list[list[int]]:
+    """Return the nodes that wait for each node, once for each tensor that they take."""
+    waiting: list[list[int]] = [[] for _ in program.nodes]
+    for number in range(len(waiting)):
         for source in _sources(program, number):
             waiting[source].append(number)
-        if number in left:
-            waiting[program.nodes[left[number]].inputs[2][0]].append(number)
-    for gone, number in left.items():
-        for source in set(_sources(program, number)):
-            each = waiting[source]
-            each.append(number)
-            for leaving in (gone, number):
-                if leaving in each[:-1]:
-                    each[each.index(leaving)] = each[-1]
-                    each.pop()
     return waiting
 
 

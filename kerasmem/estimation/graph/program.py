@@ -16,7 +16,6 @@ class NotModelled(KerasmemError):
 
 
 COPY = "_Recv"  # the operation that copies a tensor between a card's memory and the host's
-ABSORBED = "absorbed"  # the attribute with the number that an operation had whose work another has taken over
 ON_HOST = "on_host"  # the attribute of an operation that runs on the CPU beside a card
 
 

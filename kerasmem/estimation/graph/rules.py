@@ -96,7 +96,6 @@ class KernelTable:
         forwards: operation → inputs whose buffer its output may reuse, if these kernels differ from `FORWARDS`.
         hidden_outputs: pooling → its gradient, which takes a second, hidden output of it.
         rewritten: operations that oneDNN replaces, which changes the order of their consumers.
-        absorbing: gradients of filters that also compute the bias's gradient.
         lacks: dtype → operations without a kernel in that dtype.
         rates: how fast they are.
     """
@@ -106,7 +105,6 @@ class KernelTable:
     forwards: Mapping[str, tuple[int, ...]]
     hidden_outputs: Mapping[str, str]
     rewritten: frozenset[str]
-    absorbing: frozenset[str]
     lacks: Mapping[str, Sequence[str]]
     rates: Rates
 
@@ -122,7 +120,6 @@ def _table(kind: str) -> KernelTable:
         {name: tuple(inputs) for name, inputs in row["forwards"].items()},
         row["hidden_outputs"],
         frozenset(row.get("rewritten", ())),
-        frozenset(row.get("absorbing", ())),
         row.get("lacks", {}),
         rates_of(kind),
     )
