@@ -207,7 +207,7 @@ def test_tensors_are_copied_once_to_where_they_are_wanted():
     assert host_bytes(placed) == 256 + 256 + 32
     heap = Heap()
     memory = Memory(placed, T4, heap)
-    memory.run(Executor(placed, T4, 1, lambda each: 1e-6).order())
+    memory.run(Executor(placed, T4, [1e-6] * len(placed.nodes)).order())
     # On the card: the batch's copy, which both take, and one new result beside it. What is on the host is not there.
     assert heap.peak.in_use == 512
 

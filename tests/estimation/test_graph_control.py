@@ -97,6 +97,11 @@ def chain(program, end):
         end = node.inputs[0]
 
 
+def executor_of(program, slow):
+    """An executor of two threads for which the nodes of one name take long."""
+    return Executor(program, CpuKernels(EIGEN), [1.0 if node.name == slow else 1e-6 for node in program.nodes])
+
+
 def test_a_straight_program_is_left_as_it_is():
     sketch = Sketch()
     sketch.add("x", "Placeholder")
@@ -154,7 +159,7 @@ def test_iterations_run_ahead_as_far_as_the_loop_lets_them(at_once, ahead):
         return sketch.add("body", "Conv2D", [x])
 
     straight, _ = unroll(sketch.program(sketch.loop("loop", 6, body, "x", **at_once)))
-    executor = Executor(straight, CpuKernels(EIGEN), 2, lambda node: 1.0 if node.name == "body" else 1e-6)
+    executor = executor_of(straight, "body")
     under_way, most = 0, 0
     for number, is_end in executor.order():
         under_way += (straight.nodes[number].name == "on_counter" and not is_end) - (
@@ -171,7 +176,7 @@ def test_the_next_iteration_waits_for_the_counter_alone():
     out = sketch.loop("loop", 6, lambda x: sketch.add("body", "Conv2D", [x]), "x")
     sketch.nodes[sketch.number["loop/less"]][3] = ["loop/merge_x", "loop/merge_i"]
     straight, _ = unroll(sketch.program(out))
-    order = Executor(straight, CpuKernels(EIGEN), 2, lambda node: 1.0 if node.name == "body" else 1e-6).order()
+    order = executor_of(straight, "body").order()
     names = [straight.nodes[number].name for number, _ in order]
     assert "body" not in names[: names.index("loop/less")]
     last = len(names) - 1 - names[::-1].index("loop/less")
@@ -187,7 +192,7 @@ def test_an_iteration_is_done_when_the_loops_inside_it_are():
         return sketch.inner_loop("Conv2D", x)[0]
 
     straight, _ = unroll(sketch.program(sketch.loop("outer", 3, body, "x", parallel_iterations=1)))
-    order = Executor(straight, CpuKernels(EIGEN), 2, lambda node: 1.0 if node.name == "inner_body" else 1e-6).order()
+    order = executor_of(straight, "inner_body").order()
     seen = [straight.nodes[number].name for number, is_end in order if not is_end]
     assert [name for name in seen if name in ("on_counter", "inner_body")] == [
         "on_counter", "inner_body", "inner_body",

@@ -82,21 +82,12 @@ def test_either_kind_of_kernels(program, build, batch_size, asked):
 
 
 @pytest.mark.usefixtures("x86_kernels")
-@pytest.mark.parametrize(("batch_size", "is_short"), [(2, True), (64, True), (256, False)])
-def test_the_interval_of_a_short_step_has_what_it_takes_where_threads_take_turns(program, batch_size, is_short):
-    eigen = {**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": "0"}  # whose gradients each work in all of the cache
-    runs = [
-        program(measuring.__file__, "thumbnails", batch_size, "estimate", env={**eigen, "TF_NUM_INTEROP_THREADS": each})
-        for each in ("2", "1")
-    ]
-    assert not any(run.code for run in runs), runs
-    two, one = (json.loads(run.out.splitlines()[-1]) for run in runs)
-    said, alone = two["estimate"]["bytes"], one["peak"]
-    assert one["estimate"]["bytes"]["total"] == pytest.approx(alone, rel=0.02)
-    assert (said["low"] <= 1.02 * alone) == is_short
-    assert said["high"] > 1.8 * alone
-    least = min(said["low"], alone)  # threads of longer steps may take turns too, where other programs run
-    assert all(0.98 * least <= peak <= said["high"] for peak in two["peaks"]), (said, two["peaks"])
+def test_one_thread_takes_what_it_takes_in_training(program):
+    alone = {**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_NUM_INTEROP_THREADS": "1"}
+    done = program(measuring.__file__, "thumbnails", 64, "estimate", env=alone)
+    assert done.code == 0, done.err[-2000:]
+    measured = json.loads(done.out.splitlines()[-1])
+    assert measured["estimate"]["bytes"]["total"] == pytest.approx(measured["peak"], rel=0.02)
 
 
 def dense(optimizer="adam"):

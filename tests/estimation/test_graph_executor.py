@@ -10,10 +10,10 @@ import pytest
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE
 from kerasmem.estimation.graph.build import build_program
-from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, KEPT_IN_ORDER, SETTLED, Executor, consumers_in_order
+from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, KEPT_IN_ORDER, Executor, consumers_in_order
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
-from kerasmem.estimation.graph.rules import TABLES, threads_of
+from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.scratch import Need
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.models.inputs import model_inputs
@@ -52,10 +52,10 @@ def weight(size, kind="weights"):
     return Variable("w", size, kind, "filled", (size // 4,), "float32")
 
 
-def starts(made, kernels=ONE, costs=None, past=SETTLED):
-    """The names of nodes in the order in which they start, when only what takes long is expensive any more."""
+def starts(made, kernels=ONE, costs=None):
+    """The names of nodes in the order in which they start."""
     costs = costs or {}
-    order = Executor(made, kernels, threads_of(kernels), lambda node: costs.get(node.name, 0.0), past).order()
+    order = Executor(made, kernels, [costs.get(node.name, 0.0) for node in made.nodes]).order()
     assert sorted(order) == sorted([(n, end) for n in range(len(made.nodes)) for end in (False, True)])
     return [made.nodes[number].name for number, end in order if not end]
 
@@ -65,7 +65,7 @@ class Run:
 
     def __init__(self, made, kernels=ONE):
         self.made, self.heap = made, Heap()
-        self.executor = Executor(made, kernels, 1, lambda node: 0.0)
+        self.executor = Executor(made, kernels, [0.0] * len(made.nodes))
         self.memory = Memory(made, kernels, self.heap)
         self.before = self.heap.allocator.in_use
 
@@ -105,9 +105,6 @@ ORDERS = {
     "expensive ones after inexpensive ones": (
         [START, BRANCHES[0], ("i", "Identity", ["a"], 4), ("i2", "Identity", ["i"], 4)], {}, "a i i2 x",
     ),
-    "a cheap kernel inline whatever its type": (
-        [START, *BRANCHES[:2]], dict.fromkeys("xy", EXPENSIVE_SECONDS / 2), "a x y",
-    ),
     "what waits for nothing before all that takes long": (
         [("a", "Const", [], 4), BRANCHES[0], ("b", "Const", [], 4), ("y", "Conv2D", ["b"], 4)], {}, "a b y x",
     ),
@@ -120,8 +117,8 @@ def test_the_order_of_one_thread(nodes, costs, wanted):
     assert starts(program(*nodes), costs={**long, **costs}) == wanted.split()
 
 
-def test_in_the_first_steps_every_kernel_is_taken_to_be_expensive():
-    assert starts(program(START, *BRANCHES[:2], ("z", "Identity", ["a"], 4)), past=0) == ["a", "z", "y", "x"]
+def test_a_kernel_that_takes_no_time_is_expensive_outside_loops_unless_it_says_otherwise():
+    assert starts(program(START, *BRANCHES[:2], ("z", "Identity", ["a"], 4))) == ["a", "z", "y", "x"]
 
 
 def test_the_other_thread_steals_from_the_back():
@@ -293,7 +290,7 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
         structure, inputs = model_inputs(opened.model, {})
         made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), kernels)
     heap = Heap()
-    executor = Executor(made, kernels, workers, lambda node: COST)
+    executor = Executor(made, kernels, [COST] * len(made.nodes))
     memory = Memory(made, kernels, heap)
     draw = iter(range(10**9))
     after = []

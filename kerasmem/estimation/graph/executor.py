@@ -19,18 +19,16 @@ import heapq
 import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kerasmem.devices.kernels import CardKernels
+from kerasmem.devices.kernels import CpuKernels
 from kerasmem.estimation.graph.control import CONTROL
-from kerasmem.estimation.graph.program import Node, Program
-from kerasmem.estimation.graph.rules import INEXPENSIVE, table_of
+from kerasmem.estimation.graph.program import Program
+from kerasmem.estimation.graph.rules import INEXPENSIVE, table_of, threads_of
 from kerasmem.estimation.graph.scratch import Kernels
 
 # Below this a kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
 EXPENSIVE_SECONDS = 3e-6
-# TensorFlow's guess of a kernel's time begins at 100 million cycles and falls by a tenth each time that it runs.
-SETTLED = 90
 KEPT_IN_ORDER = 8  # consumers of one node; more lie in a set without an order
 
 
@@ -40,42 +38,32 @@ class Executor:
     Args:
         program: the step.
         kernels: that run it.
-        threads: number of threads that run operations at once.
-        seconds: how long an operation takes; decides the order between threads.
-        past: how many steps the process has run. A kernel that does not call itself inexpensive is taken to be
-            expensive until it has run some ninety times, which in a loop may be in one step.
-        process: decides what differs from process to process.
+        seconds: time that each node takes; decides the order between threads.
+        draw: decides what differs from process to process.
     """
 
     def __init__(
         self,
         program: Program,
         kernels: Kernels,
-        threads: int,
-        seconds: Callable[[Node], float],
-        past: int = 0,
-        process: random.Random | None = None,
+        seconds: Sequence[float],
+        draw: random.Random | None = None,
     ) -> None:
         nodes = program.nodes
-        self._workers = threads
-        self._seconds = [seconds(node) for node in nodes]
-        runs = Counter(program.origins)
-        times = [runs[origin] for origin in program.origins] + [1] * (len(nodes) - len(program.origins))
-        self._expensive = [
-            node.type not in INEXPENSIVE
-            and (took > EXPENSIVE_SECONDS or often * past < SETTLED)
-            and not isinstance(kernels, CardKernels)
-            for node, took, often in zip(nodes, self._seconds, times, strict=True)
-        ]
+        self._workers = threads_of(kernels)
+        self._seconds = seconds
+        self._expensive = [False] * len(nodes)
+        if isinstance(kernels, CpuKernels):
+            self._expensive = _expensive(program, seconds)
         self._hands_on = [program.folded is not None and node.type in CONTROL for node in nodes]
-        process = process or random.Random(0)
-        self._waiting = consumers_in_order(program, kernels, process)
+        draw = draw or random.Random(0)
+        self._waiting = consumers_in_order(program, kernels, draw)
         self._waits = [0] * len(nodes)
         for number in itertools.chain.from_iterable(self._waiting):
             self._waits[number] += 1
         self._first = [number for number, wait in enumerate(self._waits) if not wait]
         if len(self._first) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
-            process.shuffle(self._first)
+            draw.shuffle(self._first)
         self._starts = [(number, False) for number in range(len(nodes))]
         self._ends = [(number, True) for number in range(len(nodes))]
 
@@ -122,6 +110,21 @@ class Executor:
             if not left:
                 ready.append(each)
         return ready
+
+
+def _expensive(program: Program, seconds: Sequence[float]) -> list[bool]:
+    """Return whether TensorFlow takes each operation to be expensive.
+
+    It does so for the first ninety runs of a kernel, unless the kernel calls itself inexpensive. In a loop, those runs
+    are over soon, and the time that it takes decides.
+    """
+    runs = Counter(program.origins)
+    is_in_loop = [runs[origin] > 1 for origin in program.origins]
+    is_in_loop += [False] * (len(program.nodes) - len(is_in_loop))
+    return [
+        node.type not in INEXPENSIVE and (took > EXPENSIVE_SECONDS or not in_loop)
+        for node, took, in_loop in zip(program.nodes, seconds, is_in_loop, strict=True)
+    ]
 
 
 class _Workers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import math
 import random
 import statistics
 from collections import Counter
@@ -14,10 +13,10 @@ from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.cuda import WORKSPACE_LIMIT
-from kerasmem.estimation.graph.executor import SETTLED, Executor
+from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.memory import Buffer, Heap, Memory, Peak
 from kerasmem.estimation.graph.placement import host_bytes
-from kerasmem.estimation.graph.program import COPY, Node, Program
+from kerasmem.estimation.graph.program import COPY, Program
 from kerasmem.estimation.graph.rules import KINDS, is_known, table_of, threads_of, title_of
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
@@ -26,15 +25,12 @@ from kerasmem.processes.guarding import note_stage
 
 # Processes are simulated one after another, each with its own heap: what the first steps leave behind and, with some
 # kernels, the order of operations stay what they are for as long as a process lives.
-PROCESSES, WARM_UP_STEPS, STEPS, FEWEST_STEPS = 8, 2, 4, 2
+PROCESSES, WARM_UP_STEPS, STEPS = 8, 2, 4
 _BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
 # The smallest matrix product takes this long, with either kind of kernels (steps of a GRU over few features, traced).
 # In loops it decides whether a thread keeps it for itself.
 SMALLEST_PRODUCT_SECONDS = 7e-6
 MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
-# A thread that is woken may be put on the processor of the one that woke it (on virtual machines most are), where it
-# waits until Linux balances its processors: at a tick, 250 times a second. In a step without a tick threads take turns.
-TICK_SECONDS = 4e-3
 
 
 def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, kernels: Kernels) -> Outcome:
@@ -49,10 +45,9 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     Raises:
         NotModelled: the step holds something without a rule.
     """
-    times = _times(program, kernels)
-    simulated = _simulate(program, kernels, times)
+    simulated = _simulate(program, kernels)
     is_on_cpu = isinstance(kernels, CpuKernels)
-    most = max(peak.in_use for peak in _largest(program, kernels, times))
+    most = _most(program, kernels)
     spread = SPREAD["graph"] if is_on_cpu else 0.0
     by_size = sorted(((peak, heap) for heap, peaks in simulated for peak in peaks), key=lambda each: each[0].in_use)
     sizes = [peak.in_use for peak, _ in by_size]
@@ -96,17 +91,20 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     )  # fmt: skip
 
 
-def _largest(program: Program, kernels: Kernels, times: dict[int, float]) -> list[Peak]:
-    """Return the peaks of steps that take more than the usual ones.
+def _most(program: Program, kernels: Kernels) -> int:
+    """Return the peak of a step that takes more than the usual ones; 0 if none does.
 
     On a card cuDNN works in as much as it may, unless that much is not available. On a CPU a thread may get no time;
     in a loop its work then piles up iteration by iteration.
     """
     if isinstance(kernels, CardKernels):
-        ((_, peaks),) = _simulate(program, replace(kernels, workspace=WORKSPACE_LIMIT), times)
-        return [peak._replace(in_use=min(peak.in_use, kernels.available_bytes)) for peak in peaks]
-    ran = replace(kernels, inter_op_threads=1) if program.has_loops else kernels
-    return [peak for _, peaks in _simulate(program, ran, times, is_settled=True) for peak in peaks]
+        limit, kernels = kernels.available_bytes, replace(kernels, workspace=WORKSPACE_LIMIT)
+    elif program.has_loops:
+        limit, kernels = None, replace(kernels, inter_op_threads=1)
+    else:
+        return 0
+    most = max(peak.in_use for _, peaks in _simulate(program, kernels) for peak in peaks)
+    return most if limit is None else min(most, limit)
 
 
 def _copied_blocks(program: Program, kernels: CpuKernels) -> tuple[Unmodelled, ...]:
@@ -133,54 +131,38 @@ def _not_on_card(program: Program, **figures: int) -> tuple[Unmodelled, ...]:
     )
 
 
-def _times(program: Program, kernels: Kernels) -> dict[int, float]:
-    """Return the usual seconds of each operation, by its id."""
-    has_loops = program.has_loops
-
-    def seconds_of(node: Node) -> float:
+def _seconds(program: Program, kernels: Kernels) -> list[float]:
+    """Return the usual time of each operation; 0 on a card, where one thread starts all of them in order."""
+    if isinstance(kernels, CardKernels):
+        return [0.0] * len(program.nodes)
+    started = SMALLEST_PRODUCT_SECONDS if program.has_loops else 0.0
+    taken = []
+    for node in program.nodes:
         inputs = [program.nodes[source].outputs[output] for source, output in node.inputs]
-        started = SMALLEST_PRODUCT_SECONDS if has_loops and "MatMul" in node.type else 0.0
-        return seconds(node, inputs, table_of(node, kernels).rates) + started
-
-    # On a card one thread starts one operation after another, however long they take.
-    is_on_card = isinstance(kernels, CardKernels)
-    return {id(node): 0.0 if is_on_card else seconds_of(node) for node in program.nodes}
+        taken.append(seconds(node, inputs, table_of(node, kernels).rates) + started * ("MatMul" in node.type))
+    return taken
 
 
-def _simulate(
-    program: Program, kernels: Kernels, times: dict[int, float], is_settled: bool = False
-) -> list[tuple[Heap, list[Peak]]]:
-    """Return the heap of each simulated process and its steps' peaks; of one process where kernels are settled."""
-    affordable = MOST_OPERATIONS // max(len(program.nodes), 1)  # steps
-    is_on_card = isinstance(kernels, CardKernels)
-    most = 1 if is_settled or is_on_card else PROCESSES
-    processes = max(min(most, affordable // (WARM_UP_STEPS + FEWEST_STEPS)), 1)
-    steps = max(min(STEPS, affordable // processes - WARM_UP_STEPS), FEWEST_STEPS)
-    without_tick = 0.0 if is_settled or is_on_card else 1 - sum(times.values()) / TICK_SECONDS
-    # Processes in which one thread runs at a time: not all, as a tick may fall into any.
-    in_turns = min(math.ceil(processes * max(without_tick, 0.0)), processes - 1)
-    found = []
+def _simulate(program: Program, kernels: Kernels) -> list[tuple[Heap, list[Peak]]]:
+    """Return the heap of each simulated process and the peaks of its steps."""
+    affordable = MOST_OPERATIONS // max(len(program.nodes) * (WARM_UP_STEPS + STEPS), 1)
+    processes = 1 if isinstance(kernels, CardKernels) else max(min(PROCESSES, affordable), 1)
+    usual = _seconds(program, kernels)
     recipes: list[Any] = [None] * len(program.nodes)
+    simulated = []
     for process in range(processes):
-        draw = random.Random(process + PROCESSES * is_settled)
-        heap = Heap(BFCAllocator(descending=not is_on_card))
+        note_stage(f"simulating process {process + 1} of {processes}")
+        draw = random.Random(process)
+        heap = Heap(BFCAllocator(descending=isinstance(kernels, CpuKernels)))
         memory = Memory(program, kernels, heap, recipes)
-        past = SETTLED if is_settled else WARM_UP_STEPS + STEPS * process  # each is looked at later in its life
-        threads = 1 if process < in_turns else threads_of(kernels)
-        executor = Executor(program, kernels, threads, lambda node: times[id(node)], past, draw)
+        executor = Executor(program, kernels, usual, draw)
         peaks = []
-
-        def varied(usual: float, draw: random.Random = draw) -> float:
-            return usual * draw.lognormvariate(0, VARIATION)
-
-        for step in range(WARM_UP_STEPS + steps):
-            note_stage(f"simulating step {step + 1} of {WARM_UP_STEPS + steps}, process {process + 1} of {processes}")
+        for _ in range(WARM_UP_STEPS + STEPS):
             heap.reset_peak()
-            memory.run(executor.order(varied))
-            if step >= WARM_UP_STEPS:
-                peaks.append(heap.peak)
-        found.append((heap, peaks))
-    return found
+            memory.run(executor.order(lambda took, draw=draw: took * draw.lognormvariate(0, VARIATION)))
+            peaks.append(heap.peak)
+        simulated.append((heap, peaks[WARM_UP_STEPS:]))
+    return simulated
 
 
 def _live(heap: Heap, end: int) -> list[Buffer]:
