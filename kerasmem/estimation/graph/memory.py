@@ -107,6 +107,16 @@ class Heap:
         self.allocator.free(buffer.chunk)
         self.log.append((buffer, False))
 
+    def live_at(self, end: int) -> list[Buffer]:
+        """Return the buffers that are allocated after so many entries of the log."""
+        live: dict[Buffer, None] = {}
+        for buffer, is_allocation in self.log[:end]:
+            if is_allocation:
+                live[buffer] = None
+            else:
+                del live[buffer]
+        return list(live)
+
     def requests(self) -> list[Step]:
         """Return all that was asked of the allocator, for a replay under a limit."""
         steps: list[Step] = []

@@ -1,4 +1,9 @@
-"""The graph method: several steps of a training process simulated, and the peak of the usual one divided up."""
+"""The graph method: simulate training steps and divide the usual peak by category and layer.
+
+`build` turns the traced step into a `Program`. `executor` orders its operations as TensorFlow's threads do, `memory`
+allocates and frees their buffers by the tables in `rules`, in the simulated allocator. This module runs them for some
+steps of a few processes: processes that train the same model differ in their peaks.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,9 @@ import random
 import statistics
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from kerasmem.devices.kernels import CardKernels, CpuKernels
+from kerasmem.devices.kernels import CUDA, CardKernels, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.cuda import WORKSPACE_LIMIT
@@ -23,14 +28,18 @@ from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.processes.guarding import note_stage
 
-# Processes are simulated one after another, each with its own heap: what the first steps leave behind and, with some
-# kernels, the order of operations stay what they are for as long as a process lives.
 PROCESSES, WARM_UP_STEPS, STEPS = 8, 2, 4
-_BEYOND = KINDS["cuda"]["missing"]  # what a step on a card takes beyond the total, where such operations are
-# The smallest matrix product takes this long, with either kind of kernels (steps of a GRU over few features, traced).
-# In loops it decides whether a thread keeps it for itself.
+MOST_OPERATIONS = 300_000  # to simulate in all; of a longer step fewer processes are simulated
+# Seconds of the smallest matrix product in a loop, read off steps of a GRU over few features.
 SMALLEST_PRODUCT_SECONDS = 7e-6
-MOST_OPERATIONS = 300_000  # to simulate in all; longer steps are simulated fewer times
+_BEYOND_TOTAL = KINDS[CUDA]["missing"]
+
+
+class _Step(NamedTuple):
+    """A simulated step: its peak, and the heap of its process."""
+
+    peak: Peak
+    heap: Heap
 
 
 def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, kernels: Kernels) -> Outcome:
@@ -45,50 +54,45 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     Raises:
         NotModelled: the step holds something without a rule.
     """
-    simulated = _simulate(program, kernels)
+    steps = sorted(_simulate(program, kernels), key=lambda step: step.peak.in_use)
+    sizes = [step.peak.in_use for step in steps]
+    total = _mean_of_middle(sizes)
+    usual, largest = steps[bisect.bisect_right(sizes, total) - 1], steps[-1]
+    live = usual.heap.live_at(usual.peak.end)
+    shares = _divide(program, live, usual.peak, layer_of, attribution)
+    shares.fill(total)
     is_on_cpu = isinstance(kernels, CpuKernels)
+    limit = max(
+        smallest_limit(heap.requests(), descending=is_on_cpu, enough=heap.allocator.reserved)
+        for heap in {usual.heap, largest.heap}
+    )
     most = _most(program, kernels)
     spread = SPREAD["graph"] if is_on_cpu else 0.0
-    by_size = sorted(((peak, heap) for heap, peaks in simulated for peak in peaks), key=lambda each: each[0].in_use)
-    sizes = [peak.in_use for peak, _ in by_size]
-    # Where the order of threads decides between some outcomes, a mean hangs less on the draw than the median does.
-    total = int(statistics.mean(sizes[len(sizes) // 4 : len(sizes) - len(sizes) // 4]))
-    usual, heap = by_size[bisect.bisect_right(sizes, total) - 1]
-    live = _live(heap, usual.end)
-    shares = _divide(program, live, usual, layer_of, attribution)
-    shares.fill(total)
-    limit = max(
-        smallest_limit(each.requests(), descending=is_on_cpu, enough=each.allocator.reserved)
-        for each in {id(each): each for each in (heap, by_size[-1][1])}.values()
-    )
-    # A chunk may be nearly twice as large as what lies in it, within a limit; whether the largest one's is, depends on
-    # the past.
+    # The largest buffer's chunk may be nearly twice as large, depending on what the process did before.
     wasted = min(max((buffer.bytes for buffer in live), default=0), LARGEST_WASTE)
-    unknown = Counter(
-        node.type for node in program.nodes if not is_known(node.type) and "scratch" not in node.attributes
-    )
-    at = program.nodes[usual.node].name
+    processes = len({step.heap for step in steps})
     return Outcome(
-        "graph", "graph", total,
+        "graph",
+        "graph",
+        total,
         low=min(sizes[0], int(total * (1 - spread))),
         high=max(most, limit, int(total * (1 + spread)), sizes[-1] + wasted),
-        pool=Pool(usual.requested, total, heap.allocator.reserved, None, limit),
+        pool=Pool(usual.peak.requested, total, usual.heap.allocator.reserved, None, limit),
         categories=shares.categories,
         layers=shares.layers,
-        instant=attribution.instant(at),
-        unmodelled=tuple(
-            Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
-            for name, count in unknown.items()
-        ) + (
-            _copied_blocks(program, kernels)
-            if isinstance(kernels, CpuKernels)
-            else _not_on_card(program, workspace=max(most - total, 0), host=host_bytes(program))
-        ),
+        instant=attribution.instant(program.nodes[usual.peak.node].name),
+        unmodelled=(*_unknown_operations(program), *_beyond_total(program, kernels, max(most - total, 0))),
         notes=(
-            f"{len(sizes)} simulated steps of {len(program.nodes):,} operations in {len(simulated)} processes, "
+            f"{len(steps)} simulated steps of {len(program.nodes):,} operations in {processes} processes, "
             f"{threads_of(kernels)} at once, on {title_of(kernels)}",
         ),
-    )  # fmt: skip
+    )
+
+
+def _mean_of_middle(sizes: list[int]) -> int:
+    """Return the mean of the middle half of sorted sizes, which depends less on the draw than the median."""
+    quarter = len(sizes) // 4
+    return int(statistics.mean(sizes[quarter : len(sizes) - quarter]))
 
 
 def _most(program: Program, kernels: Kernels) -> int:
@@ -103,32 +107,39 @@ def _most(program: Program, kernels: Kernels) -> int:
         limit, kernels = None, replace(kernels, inter_op_threads=1)
     else:
         return 0
-    most = max(peak.in_use for _, peaks in _simulate(program, kernels) for peak in peaks)
+    most = max(step.peak.in_use for step in _simulate(program, kernels))
     return most if limit is None else min(most, limit)
 
 
-def _copied_blocks(program: Program, kernels: CpuKernels) -> tuple[Unmodelled, ...]:
-    """Return, by dtype, that products and convolutions copy blocks of their operands in sizes that no rule gives."""
+def _unknown_operations(program: Program) -> list[Unmodelled]:
+    """Return the operations without a rule, whose outputs alone are counted."""
+    unknown = (node for node in program.nodes if not is_known(node.type) and "scratch" not in node.attributes)
+    return [
+        Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
+        for name, count in Counter(node.type for node in unknown).items()
+    ]
+
+
+def _beyond_total(program: Program, kernels: Kernels, workspace: int) -> list[Unmodelled]:
+    """Return what a step takes beyond the total, with the bytes if known."""
+    if isinstance(kernels, CardKernels):
+        types = {node.type for node in program.nodes}
+        figures = {"workspace": workspace, "host": host_bytes(program)}
+        return [
+            Unmodelled(row["what"], row["why"], figures.get(row.get("figure")))
+            for row in _BEYOND_TOTAL
+            if any(row["where"] in name for name in types)
+        ]
     products = (node for node in program.nodes if "MatMul" in node.type or node.type.endswith("Conv2D"))
     counts = Counter(node.outputs[0].dtype for node in products if node.outputs)
-    return tuple(
+    return [
         Unmodelled(
             f"copies in {dtype} products and convolutions",
             f"on this CPU oneDNN copies blocks of their operands ({counts[dtype]} operations), some MB at a time",
         )
         for dtype in kernels.copied
         if counts[dtype]
-    )
-
-
-def _not_on_card(program: Program, **figures: int) -> tuple[Unmodelled, ...]:
-    """Return what a step on a card takes beyond the total, with the bytes that are known of it."""
-    kinds = {node.type for node in program.nodes}
-    return tuple(
-        Unmodelled(row["what"], row["why"], figures.get(row.get("figure")))
-        for row in _BEYOND
-        if any(row["where"] in kind for kind in kinds)
-    )
+    ]
 
 
 def _seconds(program: Program, kernels: Kernels) -> list[float]:
@@ -143,36 +154,25 @@ def _seconds(program: Program, kernels: Kernels) -> list[float]:
     return taken
 
 
-def _simulate(program: Program, kernels: Kernels) -> list[tuple[Heap, list[Peak]]]:
-    """Return the heap of each simulated process and the peaks of its steps."""
+def _simulate(program: Program, kernels: Kernels) -> list[_Step]:
+    """Return the simulated steps of all processes, without those that warm up."""
     affordable = MOST_OPERATIONS // max(len(program.nodes) * (WARM_UP_STEPS + STEPS), 1)
     processes = 1 if isinstance(kernels, CardKernels) else max(min(PROCESSES, affordable), 1)
     usual = _seconds(program, kernels)
     recipes: list[Any] = [None] * len(program.nodes)
-    simulated = []
+    steps = []
     for process in range(processes):
         note_stage(f"simulating process {process + 1} of {processes}")
         draw = random.Random(process)
         heap = Heap(BFCAllocator(descending=isinstance(kernels, CpuKernels)))
         memory = Memory(program, kernels, heap, recipes)
         executor = Executor(program, kernels, usual, draw)
-        peaks = []
-        for _ in range(WARM_UP_STEPS + STEPS):
+        for step in range(WARM_UP_STEPS + STEPS):
             heap.reset_peak()
             memory.run(executor.order(lambda took, draw=draw: took * draw.lognormvariate(0, VARIATION)))
-            peaks.append(heap.peak)
-        simulated.append((heap, peaks[WARM_UP_STEPS:]))
-    return simulated
-
-
-def _live(heap: Heap, end: int) -> list[Buffer]:
-    live: dict[Buffer, None] = {}
-    for buffer, is_allocation in heap.log[:end]:
-        if is_allocation:
-            live[buffer] = None
-        else:
-            del live[buffer]
-    return list(live)
+            if step >= WARM_UP_STEPS:
+                steps.append(_Step(heap.peak, heap))
+    return steps
 
 
 def _divide(
