@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kerasmem.diagnosis.failures import Failure
 from kerasmem.diagnosis.messages import tensor_bytes
-from kerasmem.diagnosis.operations import OperationName, parse_operation
+from kerasmem.diagnosis.operations import OperationName, is_in_scope, parse_operation
 from kerasmem.units import GIB
 
 _CLEARLY = 0.2  # of the card: what others must hold before they are named as the cause
@@ -42,13 +42,14 @@ def figures(failure: Failure) -> Figures:
 def requested_bytes(failure: Failure) -> int | None:
     """Return the bytes asked for: from the tensor's shape if that agrees with the text."""
     facts = failure.facts
-    told = facts.get("requested_bytes")
-    exact = tensor_bytes(facts.get("tensor_shape"), facts.get("dtype"))
+    text = facts.get("requested_bytes")  # "14.65GiB"
     if failure.family in ("xla", "jax", "theano"):  # the shape is one buffer's of many
-        return told
-    if exact is not None and (told is None or abs(exact - told) <= max(0.01 * told, 256)):
-        return exact
-    return told if told is not None else facts.get("rounded")
+        return text
+    # the allocator rounds up to 256 bytes
+    for exact in (tensor_bytes(facts.get("tensor_shape"), facts.get("dtype")), facts.get("rounded")):
+        if exact is not None and (text is None or abs(exact - text) <= max(0.01 * text, 256)):
+            return exact
+    return text
 
 
 def _device(failure: Failure) -> Figures:
@@ -147,3 +148,22 @@ def failed_operation(failure: Failure) -> tuple[str | None, OperationName]:
         if best[0] is None or (best[1].phase is None and named.phase):
             best = name, named
     return best
+
+
+def failed_subject(failure: Failure, operation: str | None, phase: str | None) -> str | None:
+    """Return the kind of tensor that failed, if its size does not depend on the batch.
+
+    Returns:
+        "weights" or "slots" that are being made, "arrays" that are copied to the device whole, "outputs" that `predict`
+        joins, or None for anything else.
+    """
+    facts, sizes = failure.facts, failure.facts.get("tensor_shape")
+    name = facts.get("eager") or operation or ""
+    if failure.family != "tensorflow" or phase or "/" in name:
+        return None
+    if facts.get("in_initializer") or is_in_scope(name, "initializers"):
+        return "slots" if facts.get("in_optimizer") else "weights"
+    if facts.get("in_predict") and name == "ConcatV2":
+        return "outputs"
+    rows, batch = sizes[0] if sizes else 0, facts.get("given_batch")
+    return "arrays" if is_in_scope(name, "arrays") or (batch and rows > batch) else None

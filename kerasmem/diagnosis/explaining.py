@@ -10,7 +10,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, BinaryIO
 
-from kerasmem.diagnosis.causes import failed_operation, figures
+from kerasmem.diagnosis.causes import failed_operation, failed_subject, figures
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.failures import Collector, Failure
 from kerasmem.diagnosis.log_lines import interesting_lines
@@ -19,6 +19,8 @@ from kerasmem.errors import InputError
 from kerasmem.models.freeing import kept_bytes
 
 _EVIDENCE = 400  # characters of the line that is kept
+_NEAR = 20  # lines between an error and its reason
+_LONGEST_PATH = 4096
 _CHAIN = 20  # exceptions behind one another
 _NAMES = ("MemoryError", "OutOfMemoryError")  # exceptions that say all by their name
 
@@ -54,12 +56,21 @@ def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str
         gc.collect()
         return with_kept_models(found, kept_bytes())
     if isinstance(text_or_exception, str):
+        if _is_path(text_or_exception):
+            return explain_file(text_or_exception)
         return explain_stream(io.BytesIO(text_or_exception.encode("utf-8", "replace")))
     if isinstance(text_or_exception, (bytes, bytearray, memoryview)):
         return explain_stream(io.BytesIO(bytes(text_or_exception)))
     if isinstance(text_or_exception, os.PathLike):
         return explain_file(text_or_exception)
     raise TypeError(f"explain_oom takes a text, an exception or a path, not {type(text_or_exception).__name__}")
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text names a file, or is one word that ends as logs do."""
+    if len(text) > _LONGEST_PATH or "\n" in text or "\0" in text:
+        return False
+    return os.path.isfile(text) or (text.endswith((".log", ".out", ".err", ".txt")) and not text.split()[1:])
 
 
 def explain_file(path: str | os.PathLike[str]) -> Diagnosis:
@@ -136,6 +147,8 @@ def _diagnose(collector: Collector) -> Diagnosis:
         weak = [each for each in weak if each.what != "driver"]
         if not weak:
             return _other("notice", "shrinking", refused[0].first, refused[0].evidence)
+    limits = [place for place, message, _ in collector.others if message.family == "limit"]
+    weak = [each for each in weak if each.what != "exhausted" or not any(abs(n - each.first) < _NEAR for n in limits)]
     if weak and not any(abs(place - weak[0].first) < 200 for place in stopped):
         return _failure(weak[0], 0)
     if collector.others:
@@ -153,11 +166,12 @@ def _other(family: str, what: str, place: int, text: str) -> Diagnosis:
 def _failure(failure: Failure, later: int) -> Diagnosis:
     found = figures(failure)
     operation, named = failed_operation(failure)
+    subject = failed_subject(failure, operation, named.phase)
     facts = failure.facts
     return Diagnosis(
         True,
         family=failure.family,
-        summary=sentence(failure, found, named.layer, named.phase),
+        summary=sentence(failure, found, named.layer, named.phase, subject),
         requested_bytes=found.requested,
         free_bytes=found.free,
         largest_free_bytes=found.largest,
@@ -172,7 +186,7 @@ def _failure(failure: Failure, later: int) -> Diagnosis:
         pass_=named.phase,
         cause=found.cause,
         warnings=(DAMAGED,) if (failure.family, failure.what) == ("xla", "program") else (),
-        suggestions=suggestions(failure, found, operation, named.phase),
+        suggestions=suggestions(failure, found, operation, named.phase, subject),
         lines=(failure.first, failure.last),
         evidence=failure.evidence.strip()[:_EVIDENCE],
         later_failures=later,

@@ -33,6 +33,24 @@ def _scope(kind: str) -> re.Pattern[str]:
     return re.compile(rf"{case}(?:{names}){end}(?:_\d+)?")
 
 
+def is_in_scope(name: str, kind: str) -> bool:
+    """Return whether a scope or operation is of a kind in `data/scopes.json`."""
+    return _scope(kind).fullmatch(name[:400]) is not None
+
+
+def model_number(operation: str) -> tuple[str, int] | None:
+    """Return the scope of a model without a name of its own, and its number in the process from 1.
+
+    Examples:
+        >>> model_number("gradient_tape/functional_3_1/dense_7_1/MatMul")
+        ('functional_3', 4)
+    """
+    for part in operation[:400].split("/"):
+        if match := _scope("unnamed models").fullmatch(part):
+            return part[: match.end("number")], int(match["number"]) + 1
+    return None
+
+
 def parse_operation(name: str, *, keras: int | None = None) -> OperationName:
     """Return the layer and the phase of the operation of this name.
 

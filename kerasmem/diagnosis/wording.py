@@ -12,6 +12,7 @@ from kerasmem.diagnosis.causes import Figures
 from kerasmem.diagnosis.diagnosis import Diagnosis, Suggestion
 from kerasmem.diagnosis.failures import Failure
 from kerasmem.diagnosis.messages import read_data
+from kerasmem.diagnosis.operations import model_number
 from kerasmem.units import format_size
 
 DAMAGED = (
@@ -19,6 +20,7 @@ DAMAGED = (
     "retried or saved, not even if the weights look right. Go on from a checkpoint, in a fresh process."
 )
 MOST = 3
+_PILED_UP = 4  # models without names, from which earlier ones are worth a word
 _WORTH = 10  # what a tenth of the request or more would give back is worth a word
 
 
@@ -28,17 +30,17 @@ def other_sentence(family: str, what: str) -> str:
     return str(said.get(what) or said.get(family) or "Nothing here says that memory ran out.")
 
 
-def sentence(failure: Failure, found: Figures, layer: str | None, phase: str | None) -> str:
+def sentence(failure: Failure, found: Figures, layer: str | None, phase: str | None, subject: str | None) -> str:
     """Summarise a failure in one sentence."""
     if failure.family == "host":
         return _host_sentence(failure, found)
     place = failure.facts.get("device") or "The device"
     place = {"GPU": "The GPU", "TPU": "The TPU", "MPS": "The GPU (MPS)", "host": "The host"}.get(place, place)
-    if failure.what == "copy":
+    if failure.what == "copy" and subject is None:
         return f"{place} ran out of memory: a tensor could not be copied to it."
     if failure.what == "library":
         return f"{place} ran out of memory: a CUDA library ({failure.facts.get('note')}) got none for itself."
-    moment = _moment(failure, layer, phase)
+    moment = read_data("texts")["moments"][subject] if subject else _moment(failure, layer, phase)
     tail = _figures(found)
     return f"{place} ran out of memory{moment and f' {moment}'}{tail and f': {tail}'}."
 
@@ -75,7 +77,9 @@ def _figures(found: Figures) -> str:
     return f"{asked}, {format_size(found.free)} was free" if asked and found.free is not None else asked
 
 
-def suggestions(failure: Failure, found: Figures, operation: str | None, phase: str | None) -> tuple[Suggestion, ...]:
+def suggestions(
+    failure: Failure, found: Figures, operation: str | None, phase: str | None, subject: str | None
+) -> tuple[Suggestion, ...]:
     """Choose suggestions for a failure.
 
     Args:
@@ -83,10 +87,15 @@ def suggestions(failure: Failure, found: Figures, operation: str | None, phase: 
         found: its figures and cause.
         operation: that failed.
         phase: of the step.
+        subject: as `failed_subject` returns it.
     """
-    batch = None
+    batch = batch_of(failure, operation, phase)
+    numbered = model_number(operation or "")
     if failure.family == "host" or failure.what == "host":
         chosen = _host(failure)
+    elif subject is not None:
+        chosen = ["processes"] if found.cause == "other process" else []
+        chosen += _SUGGESTED[subject]
     elif failure.family == "cuda" and failure.what == "library":
         chosen = ["room for libraries", "processes", "smaller batch"]
     elif failure.what == "copy":
@@ -94,12 +103,20 @@ def suggestions(failure: Failure, found: Figures, operation: str | None, phase: 
     elif failure.family == "pytorch":
         chosen = _pytorch(found)
     else:
-        batch = batch_of(failure, operation, phase)
-        chosen = _device(failure, found, batch, phase)
-    texts, values = read_data("texts")["suggestions"], _values(failure, found, batch)
+        chosen = ["earlier models"] if numbered is not None and numbered[1] >= _PILED_UP else []
+        chosen += _device(failure, found, batch, phase)
+    texts, values = read_data("texts")["suggestions"], _values(failure, found, batch, numbered)
     return tuple(
         Suggestion(**{name: text.format(**values) for name, text in texts[each].items()}) for each in chosen[:MOST]
     )
+
+
+_SUGGESTED = {
+    "weights": ["smaller layer", "free models"],
+    "slots": ["leaner optimizer", "smaller layer", "free models"],
+    "arrays": ["stream", "arrays on the host", "processes"],
+    "outputs": ["predict in a loop", "processes"],
+}
 
 
 def with_kept_models(diagnosis: Diagnosis, kept: int | None) -> Diagnosis:
@@ -113,19 +130,20 @@ def with_kept_models(diagnosis: Diagnosis, kept: int | None) -> Diagnosis:
         return diagnosis
     texts = read_data("texts")["suggestions"]["kept models"]
     first = Suggestion(**{name: text.format(kept=format_size(kept)) for name, text in texts.items()})
-    return replace(diagnosis, suggestions=(first, *diagnosis.suggestions)[:MOST])
+    others = (each for each in diagnosis.suggestions if each.what != first.what)
+    return replace(diagnosis, suggestions=(first, *others)[:MOST])
 
 
 def batch_of(failure: Failure, operation: str | None, phase: str | None) -> int | None:
-    """Return the batch size if the first dimension of the tensor is one, else None."""
-    sizes = failure.facts.get("tensor_shape")
+    """Return the batch size: of the call in the traceback, or the first dimension of a tensor that has one."""
+    sizes, given = failure.facts.get("tensor_shape"), failure.facts.get("given_batch")
     if failure.family != "tensorflow" or not sizes or len(sizes) < 2 or phase == "optimizer":
         return None
     last = (operation or "").rsplit("/", 1)[-1]
     is_of_weights = any(word in last for word in read_data("scopes")["operations on weights"])
     if phase is None or is_of_weights or not 1 <= sizes[0] <= 65536:
         return None
-    return int(sizes[0])
+    return int(given or sizes[0])
 
 
 def smaller_batch(batch: int, found: Figures) -> int:
@@ -176,7 +194,7 @@ def _pytorch(found: Figures) -> list[str]:
     return [*chosen, "smaller batch", "mixed precision", *([] if chosen else ["processes"])]
 
 
-def _values(failure: Failure, found: Figures, batch: int | None) -> dict[str, Any]:
+def _values(failure: Failure, found: Figures, batch: int | None, numbered: tuple[str, int] | None) -> dict[str, Any]:
     """Return the values of the braces in the texts."""
     facts, asked = failure.facts, found.requested
     smaller = 1 if batch is None else smaller_batch(batch, found)
@@ -196,6 +214,9 @@ def _values(failure: Failure, found: Figures, batch: int | None) -> dict[str, An
         "piece": _told(", the largest piece {}", found.largest),
         "policy": "mixed_bfloat16" if facts.get("device") == "TPU" else "mixed_float16",
         "smaller": smaller,
+        "number": numbered and numbered[1],
+        "scope": numbered and numbered[0],
+        "weights": "much" if asked is None else format_size(asked),
         "spare": _told("{} are reserved and not handed out", spare) or "enough is free",
         "tensor": f"; this tensor is then {format_size(asked * smaller // (batch or 1))}, not {format_size(asked)}"
         if asked

@@ -89,6 +89,21 @@ Peak buffers:
 \t\t==========================
 """
 
+WRAPPED = "ResourceExhaustedError: {{function_node __wrapped__%s_device_" + GPU0 + "}} %s [Op:%s]"
+IN_INITIALIZER = (
+    '  File "/env/lib/python3.11/site-packages/keras/src/initializers/constant_initializers.py", line 112, in __call__'
+)
+IN_OPTIMIZER = (
+    '  File "/env/lib/python3.11/site-packages/keras/src/optimizers/base_optimizer.py", line 300, in add_variable'
+)
+IN_PREDICT = '  File "/env/lib/python3.11/site-packages/keras/src/backend/tensorflow/trainer.py", line 566, in predict'
+FIT = '  File "/home/ada/train.py", line 31, in <module>\n    model.fit(x, y, epochs=3, batch_size=32)'
+
+
+def eager(op, shape):
+    return WRAPPED % (op, tensor(shape), op)
+
+
 # name, text, what has to be found: fields of the JSON; "layer" and so on default to "not checked"
 POSITIVE = [
     (
@@ -133,6 +148,19 @@ POSITIVE = [
     ),
     ("async, others", "gpu_async_0 cuMemAllocAsync failed to allocate 3221225472 bytes: CUDA error: out of memory\n Reported by CUDA: Free memory/Total memory: 1073741824/17179869184\nInUse:                  2147483648\n", {"cause": "other process"}),
     ("driver refused", TIME + "E tensorflow/stream_executor/cuda/cuda_driver.cc:802] failed to allocate 1.95G (2097152000 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory", {"family": "tensorflow", "requested_bytes": 2097152000}),
+    # of no batch
+    ("weights", eager("StatelessRandomUniformV2", (2000000, 2048)), {"first": "layer smaller", "without": ["max_batch_size", "mixed"]}),
+    ("weights, zeros", IN_INITIALIZER + "\n" + eager("Fill", (2000000, 2048)), {"first": "layer smaller", "without": ["max_batch_size", "mixed"]}),
+    ("weights, allocator", warned("14.65GiB", 15728640000, "StatelessRandomUniformV2"), {"requested_bytes": 15728640000, "first": "14.6 GiB"}),
+    ("slots", IN_OPTIMIZER + "\n" + IN_INITIALIZER + "\n" + eager("Fill", (200000, 2048)), {"first": "optimizer", "without": ["max_batch_size"]}),
+    ("arrays", eager("GatherV2", (60000, 224, 224, 3)), {"first": "Stream", "without": ["max_batch_size", "kerasmem.fit"]}),
+    ("arrays, copied", FIT + f"\nInternalError: Failed copying input tensor from {GPU0.replace('GPU', 'CPU')} to {GPU0} in order to run _EagerConst: Dst tensor is not initialized.", {"first": "Stream", "without": ["max_batch_size"]}),
+    ("arrays, by their rows", FIT + "\n" + tensor((50000, 96, 96, 3)), {"first": "Stream", "without": ["max_batch_size"]}),
+    ("embedding", tensor((512, 128, 768), node="net_1/embedding_1/GatherV2"), {"layer": "embedding", "first": "batches of"}),
+    ("outputs of predict", IN_PREDICT + "\n" + eager("ConcatV2", (200, 512, 512, 21)), {"first": "Predict in a loop", "without": ["max_batch_size"]}),
+    ("earlier models", tensor((32, 64, 224, 224), node="functional_7_1/conv2d_31_1/convolution"), {"first": "model number 8", "code": "clear_session"}),
+    ("the second model", tensor((32, 64, 224, 224), node="functional_1_1/conv2d_3_1/convolution"), {"first": "batches of 16"}),
+    ("rows of a batch of sequences", FIT + "\n" + tensor((960, 64, 64, 64), node="net_1/td_1/conv2d_1/convolution"), {"first": "batches of 16 in place of 32"}),
     # XLA and JAX
     ("xla bytes", "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5368709120 bytes.\n" + PEAK.format(op="gradient_tape/resnet_1/conv4_1/Conv2D"), {"family": "xla", "requested_bytes": 5 * G, "layer": "conv4", "pass": "backward", "warned": True}),
     ("xla today", warned("1.50GiB", 1610612736, name="GPU_0_bfc") + "\nOut of memory while trying to allocate 1.50GiB.\n\t [[{{node StatefulPartitionedCall}}]]", {"family": "xla", "requested_bytes": 1536 * M, "operation": None, "warned": True}),
@@ -171,6 +199,8 @@ POSITIVE = [
     ("cudnn", TIME + "E tensorflow/stream_executor/cuda/cuda_dnn.cc:329] Could not create cudnn handle: CUDNN_STATUS_ALLOC_FAILED", {"family": "cuda", "first": "TensorFlow take"}),
     ("cublas", "E tensorflow/stream_executor/cuda/cuda_blas.cc:226] failed to create cublas handle: CUBLAS_STATUS_ALLOC_FAILED", {"family": "cuda"}),
     ("cupy", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 4294967296 bytes (allocated so far: 900 bytes).", {"family": "cuda", "requested_bytes": 4 * G}),
+    ("cupy, wrapped", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating\n8,589,934,592 bytes (allocated so far: 12,884,901,888 bytes, limit set to: 17,179,869,184 bytes).", {"family": "cuda", "requested_bytes": 8 * G, "in_use_bytes": 12 * G, "limit_bytes": 16 * G}),
+    ("cupy, wrapped after the name", "cupy.cuda.memory.OutOfMemoryError:\nOut of memory allocating 8,589,934,592 bytes (allocated\nso far: 1,024 bytes).", {"family": "cuda", "requested_bytes": 8 * G}),
     ("cupy, commas", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 1,024 bytes).", {"family": "cuda", "requested_bytes": 8 * G}),
     ("mxnet", "mxnet.base.MXNetError: [10:11:12] src/storage/./pooled_storage_manager.h:161: cudaMalloc retry failed: out of memory", {"family": "cuda", "device": "GPU"}),
     ("cuda driver", "CUDA_ERROR_OUT_OF_MEMORY: out of memory", {"family": "cuda"}),
@@ -223,6 +253,9 @@ NEGATIVE = [
     ("library", TIME + "W tensorflow/stream_executor/platform/default/dso_loader.cc:64] Could not load dynamic library 'libcudnn.so.8'; dlerror: libcudnn.so.8: cannot open shared object file", "library"),
     ("dlopen", "W tensorflow/core/common_runtime/gpu/gpu_device.cc:1960] Cannot dlopen some GPU libraries.", "library"),
     ("grpc", "grpc._channel._InactiveRpcError: status = StatusCode.RESOURCE_EXHAUSTED details = \"Received message larger than max (9437184 vs. 4194304)\"", "limit"),
+    ("grpc, a rendezvous", 'grpc._channel._MultiThreadedRendezvous: <... terminated with:\n\tstatus = StatusCode.RESOURCE_EXHAUSTED\n\tdetails = "Bandwidth exhausted"', "limit"),
+    ("grpc, tf", "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node __wrapped__RpcCall}}\ngRPC: Received message larger than max (20971520 vs. 4194304) [Op:RpcCall]", "limit"),
+    ("quota of a TPU", '"message": "Limit: 0 in zone.",\n"status": "RESOURCE_EXHAUSTED"', "limit"),
     ("quota", "google.api_core.exceptions.ResourceExhausted: 429 Quota exceeded for quota metric 'Requests'", "limit"),
     ("fork", "BlockingIOError: [Errno 11] Resource temporarily unavailable", "limit"),
     ("threads", "RuntimeError: can't start new thread", "limit"),

@@ -16,6 +16,9 @@ def check(found, expected):
             assert value in found.suggestions[0].what + found.suggestions[0].why, found.suggestions[0]
         elif name == "code":
             assert any(value in each.code for each in found.suggestions), found.suggestions
+        elif name == "without":
+            code = " ".join(each.code for each in found.suggestions)
+            assert not any(word in code for word in value), code
         elif name == "warned":
             assert bool(found.warnings) is value
         else:

@@ -87,8 +87,8 @@ def test_groups():
 def test_paths_and_wrong_things(tmp_path):
     (tmp_path / "train.log").write_text(OOM)
     assert kerasmem.explain_oom(tmp_path / "train.log").lines == (1, 1)
-    assert kerasmem.explain_oom(str(tmp_path / "train.log")).out_of_memory is False  # a string is a text
-    for wrong in (tmp_path / "none.log", tmp_path, Path("a\0b")):
+    assert kerasmem.explain_oom(str(tmp_path / "train.log")).lines == (1, 1)
+    for wrong in (tmp_path / "none.log", tmp_path, Path("a\0b"), "mistyped.log"):
         with pytest.raises(InputError):
             kerasmem.explain_oom(wrong)
     with pytest.raises(TypeError, match="not int"):
