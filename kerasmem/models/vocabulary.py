@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -207,19 +209,27 @@ def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
 def import_user_module(name: str, option: str) -> ModuleType:
     """Import a module by dotted name (the current folder included) or by the path of a `.py` file.
 
+    A file's module is registered by its whole path, so that a user's `random.py` does not replace Python's.
+
     Raises:
         UsageError: If there is no such module, or importing it failed.
     """
     if Path.cwd().as_posix() not in sys.path:
         sys.path.insert(0, Path.cwd().as_posix())
     try:
-        if not name.endswith(".py"):
-            return importlib.import_module(name)
-        specification = importlib.util.spec_from_file_location(Path(name).stem, name)
-        assert specification is not None and specification.loader is not None  # it ends with .py
-        module = importlib.util.module_from_spec(specification)
-        sys.modules[module.__name__] = module
-        specification.loader.exec_module(module)
-        return module
+        return _import_file(name) if name.endswith(".py") else importlib.import_module(name)
     except Exception as error:
         raise UsageError(f"{option} {name}: cannot be imported ({type(error).__name__}: {error})") from error
+
+
+def _import_file(path: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(re.sub(r"\W", "_", os.path.abspath(path)), path)
+    assert specification is not None and specification.loader is not None  # it ends with .py
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[module.__name__] = module
+    try:
+        specification.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+    return module

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import marshal
+import random
+import sys
 import textwrap
 
 import keras
@@ -14,7 +16,7 @@ import pytest
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.estimation import facade
 from kerasmem.models.names import is_factory_name
-from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
+from kerasmem.models.vocabulary import import_user_module, load_custom_objects, parse_factory_args
 from kerasmem.models.weightless import weightless
 
 layers = keras.layers
@@ -252,6 +254,20 @@ def test_a_factory_may_load_clone_and_build_an_optimizer(tmp_path, mnist_cnn):
     assert estimate(lambda: keras.models.clone_model(mnist_cnn)).model.parameters == 1_111_946
     report = estimate(optimizer_built)
     assert (report.settings.optimizer, report.unmodelled[0].bytes) == ("adam", 15 * 2 * 4 + 12)
+
+
+def test_a_file_named_like_a_module_does_not_replace_it(tmp_path):
+    (tmp_path / "random.py").write_text("import keras\nbuild = lambda: keras.Sequential([keras.Input((4,))])\n")
+    assert import_user_module(f"{tmp_path}/random.py", "model").build().inputs[0].shape == (None, 4)
+    assert sys.modules["random"] is random
+
+
+def test_a_file_that_fails_leaves_no_module(tmp_path):
+    before = set(sys.modules)
+    (tmp_path / "broken_nets.py").write_text("raise RuntimeError('no luck')\n")
+    with pytest.raises(UsageError, match="no luck"):
+        import_user_module(f"{tmp_path}/broken_nets.py", "model")
+    assert not [name for name in set(sys.modules) - before if "broken_nets" in name]
 
 
 def test_factory_arguments(tmp_path, monkeypatch):

@@ -116,12 +116,8 @@ def test_a_function_of_a_file_is_named_by_the_file(tmp_path):
     path.write_text(
         "import keras\ndef build():\n    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])\n"
     )
-    module = import_user_module(str(path), "model")
-    try:
-        with request_for(module.build) as request:
-            assert request.source == f"{path}:build"
-    finally:
-        sys.modules.pop("by_file", None)
+    with request_for(import_user_module(str(path), "model").build) as request:
+        assert request.source == f"{path}:build"
 
 
 def test_what_cannot_cross_is_refused_with_the_way_out(zoo, monkeypatch):
