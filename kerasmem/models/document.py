@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,27 +121,58 @@ def _describe_unknown(path: Path, head: bytes) -> str:
 def _read_h5(path: Path) -> ModelDocument:
     import h5py
 
-    with h5py.File(path, "r") as file:
-        text = _attribute(file, "model_config", path)
+    with _NotedReads(path) as reads, h5py.File(reads, "r") as file:
+        text = _attribute(file, "model_config", reads)
         if text is None:
             raise _no_config_in_h5(path, set(file), set(file.attrs))
-        training = _attribute(file, "training_config", path)
-        version = _attribute(file, "keras_version", path)
+        training = _attribute(file, "training_config", reads)
+        version = _attribute(file, "keras_version", reads)
     config = _parse(text, path, "model_config")
     compiled = _parse(training, path, "training_config") if training else None
     return ModelDocument(path, config, compiled, version)
 
 
-def _attribute(file: Any, name: str, path: Path) -> str | None:
+class _NotedReads(io.FileIO):
+    """A file that notes the ranges that HDF5 reads of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+        self._ranges: list[tuple[int, int]] = []
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read into a buffer and note the range."""
+        begin = self.tell()
+        count = super().readinto(buffer)
+        self._ranges.append((begin, begin + (count or 0)))
+        return count
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes of the ranges noted so far, adjacent and overlapping ones together."""
+        joined: list[list[int]] = []
+        for begin, end in sorted(self._ranges):
+            if joined and begin <= joined[-1][1]:
+                joined[-1][1] = max(joined[-1][1], end)
+            else:
+                joined.append([begin, end])
+        for begin, end in joined:
+            self.seek(begin)
+            yield self.read(end - begin)
+
+
+def _attribute(file: Any, name: str, reads: _NotedReads) -> str | None:
     if name not in file.attrs:
         return None
+    path = reads.path
     attribute = file.attrs.get_id(name)
     if attribute.shape != ():  # many texts may all be one that is large
         raise ModelFileError(f"{path}: {name} is not one text, so this is not a Keras model")
     size = attribute.get_storage_size()
+    if attribute.dtype.hasobject:
+        size = _declared_length(name, reads)
     if size > MAX_CONFIG_BYTES:
         raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
-    value = _text_elsewhere(file, name, path) if attribute.dtype.hasobject else file.attrs[name]
+    value = file.attrs[name]
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str):
@@ -146,25 +180,38 @@ def _attribute(file: Any, name: str, path: Path) -> str | None:
     return value
 
 
-def _text_elsewhere(file: Any, name: str, path: Path) -> bytes:
-    """Return a text of variable length: HDF5 takes as much memory as a damaged one says that it has."""
-    import h5py
+def _declared_length(name: str, reads: _NotedReads) -> int:
+    """Return the length that the file declares for a text of variable length.
 
-    from kerasmem.hdf5.direct.raw import RawError, little, raw_file
+    HDF5 allocates this many bytes before it looks for the text, up to 4 GiB in a damaged file. h5py does not give the
+    length, but HDF5 has just read the attribute: it is in one of the blocks, with its name in front.
 
-    if h5py.check_string_dtype(file.attrs.get_id(name).dtype) is None:
-        raise ModelFileError(f"{path}: {name} is not text, so this is not a Keras model")
-    raw = raw_file(file)
-    try:
-        element = raw.attribute(h5py.h5o.get_info(file.id).addr, name)
-        if element is None:
-            raise RawError("it does not lie in the file's first header, where Keras writes it")
-        if (size := little(element[:4])) > MAX_CONFIG_BYTES:
-            raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
-        (text,) = raw.texts(element[: raw.element_size], MAX_CONFIG_BYTES)
-    except RawError as error:
-        raise ModelFileError(f"{path}: {name} cannot be read: {error}; copy or save the file again") from error
-    return text
+    Raises:
+        ModelFileError: If the length is not there.
+    """
+    text = name.encode() + b"\0"
+    lengths = []
+    for block in reads.blocks():
+        begin = block.find(text)
+        while begin >= 0:
+            lengths += _length_behind(block, begin, len(text))
+            begin = block.find(text, begin + 1)
+    if not lengths:
+        raise ModelFileError(f"{reads.path}: {name} is not stored as Keras writes it; save the model again")
+    return max(lengths)
+
+
+def _length_behind(block: bytes, name: int, name_size: int) -> list[int]:
+    """Return the length of the text in an attribute message with its name at this offset, or [] if it is no message."""
+    for version, header in ((1, 8), (2, 8), (3, 9)):
+        begin = name - header
+        if begin < 0 or block[begin] != version:
+            continue
+        sizes = struct.unpack_from("<3H", block, begin + 2)  # of name, type and shape, each padded in version 1
+        offset = name + sum(-(-size // 8) * 8 if version == 1 else size for size in sizes)
+        if sizes[0] == name_size and offset + 4 <= len(block):
+            return [struct.unpack_from("<I", block, offset)[0]]
+    return []
 
 
 def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> ModelFileError:

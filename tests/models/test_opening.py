@@ -257,8 +257,8 @@ def test_a_factory_may_load_clone_and_build_an_optimizer(tmp_path, mnist_cnn):
 
 
 def test_a_file_named_like_a_module_does_not_replace_it(tmp_path):
-    (tmp_path / "random.py").write_text("import keras\nbuild = lambda: keras.Sequential([keras.Input((4,))])\n")
-    assert import_user_module(f"{tmp_path}/random.py", "model").build().inputs[0].shape == (None, 4)
+    (tmp_path / "random.py").write_text("def build(): return 4\n")
+    assert import_user_module(f"{tmp_path}/random.py", "model").build() == 4
     assert sys.modules["random"] is random
 
 
