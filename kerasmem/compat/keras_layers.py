@@ -155,6 +155,11 @@ def replace_losses(layer: Any, loss: Any) -> None:
     keras.Layer.add_loss(layer, loss)  # a model's own refuses
 
 
+def weights_added_to_train(layer: Any) -> list[Any]:
+    """Return the weights of a layer's own that were added to be trained, frozen since or not."""
+    return list(getattr(layer, "_trainable_variables", ()))
+
+
 def draws_numbers(layer: Any) -> bool:
     """Return whether a layer has its own random generator."""
     return bool(getattr(layer, "_seed_generators", None))

@@ -16,8 +16,9 @@ from kerasmem.estimation.formula import formula, share_out
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.report import Formula, LayerMemory
 from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
+from kerasmem.models.freezing import NotRebuiltError
 from kerasmem.models.inputs import ModelInput, given_targets, model_inputs, normalise_input_shapes
-from kerasmem.models.opening import OBJECT_SOURCE, NotRebuiltError, OpenedModel, open_model
+from kerasmem.models.opening import OBJECT_SOURCE, OpenedModel, open_model
 from kerasmem.models.own_step import has_call, has_own_step, keeps_optimizers, optimizer_variables, optimizers_of
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.step import PreparedStep, TracedStep, check_mode, prepare_step, trace_step

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
+from kerasmem.models.freezing import NotRebuiltError, freeze_as, trained_parts
 from kerasmem.models.keras2 import RECURRENT, is_keras2, tensorflow_call_classes, translate
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.own_loop import as_loop, loop_notes
@@ -25,10 +26,6 @@ from kerasmem.models.vocabulary import Vocabulary, configuration, import_user_mo
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
-
-
-class NotRebuiltError(UsageError):
-    """A live model's configuration does not say how to build it again."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ def _build(
     where = os.fspath(document.path)
     register_own_classes(document.config)
     vocabulary = Vocabulary(custom_objects)
-    config = copy.deepcopy(document.config)
+    config = deepcopy(document.config)
     for key in ("compile_config", "keras_version", "backend"):
         config.pop(key, None)
     if not trust:
@@ -290,12 +287,14 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
         if dtype_policy is not None:
             config = _with_dtype_policy(config, dtype_policy)
         with _quiet_keras(), keras.saving.custom_object_scope(own_objects(model)):
-            return keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
+            copy = keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
     except Exception as error:
         raise NotRebuiltError(
             f"model {model.name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
             "give a function that builds it in place of the model"
         ) from error
+    freeze_as(copy, trained_parts(model))
+    return copy
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.freezing import Trained, freeze_as, trained_parts
 from kerasmem.models.inputs import NO_TARGETS, GivenShape, GivenTargets, given_targets, normalise_input_shapes
 from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel, check_built, no_model, open_model
@@ -47,6 +48,7 @@ class ModelRequest(Record, what="model request"):
         mode: "train", "evaluate" or "inference".
         jit_compile: True, False or "auto".
         paths: folders that Python must look for modules in, beside those it knows.
+        trained: layers and weights that are trained, of a Keras model.
     """
 
     source: str | None
@@ -64,6 +66,7 @@ class ModelRequest(Record, what="model request"):
     mode: str = "train"
     jit_compile: bool | str = "auto"
     paths: tuple[str, ...] = ()
+    trained: Trained = field(default_factory=Trained)
 
     @property
     def names_code(self) -> bool:
@@ -121,7 +124,8 @@ def request_for(
     if isinstance(source, import_keras().Model):
         with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
             path, own = _write_architecture(source, Path(folder))
-            yield ModelRequest(source=path, custom_objects={**own, **given}, trust=True, **common)
+            objects = {**own, **given}
+            yield ModelRequest(source=path, custom_objects=objects, trust=True, trained=trained_parts(source), **common)
         return
     arguments = dict(factory_args or {})
     if isinstance(source, functools.partial):
@@ -154,6 +158,7 @@ def open_request(request: ModelRequest) -> Iterator[OpenedModel]:
         trust=request.trust,
         dtype_policy=request.dtype_policy,
     ) as opened:
+        freeze_as(opened.model, request.trained)
         yield opened
 
 
