@@ -10,7 +10,7 @@ import traceback
 import click
 
 import kerasmem
-from kerasmem.cli.command import COMMANDS_OF, LazyGroup
+from kerasmem.cli.command import COMMANDS_OF, Invocation, LazyGroup, debug_option
 from kerasmem.errors import KerasmemError
 
 COMMANDS = COMMANDS_OF["kerasmem"]
@@ -22,8 +22,8 @@ COMMANDS = COMMANDS_OF["kerasmem"]
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(kerasmem.__version__, prog_name="kerasmem")
-@click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")
-def cli(debug: bool) -> None:
+@debug_option
+def cli() -> None:
     """Memory answers for people who train Keras/TensorFlow models.
 
     Examples:
@@ -38,11 +38,9 @@ def main(args: list[str] | None = None) -> None:
     Exit codes: 0 done (and fits) · 1 kerasmem or the model failed · 2 wrong usage or unreadable input ·
     3 does not fit · 4 too close to call · 130 interrupted.
     """
-    arguments = sys.argv[1:] if args is None else args
-    debug = "--debug" in arguments  # before or after the command
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    state = Invocation(is_program=args is None)
     try:
-        code = cli.main(arguments, prog_name="kerasmem", standalone_mode=False, obj=args is None) or 0
+        code = cli.main(args, prog_name="kerasmem", standalone_mode=False, obj=state) or 0
         sys.stdout.flush()  # a full disk is met here, not at the interpreter's end
         sys.exit(code)
     except click.ClickException as error:
@@ -55,7 +53,7 @@ def main(args: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a program that SIGPIPE ends
     except Exception as error:
-        if debug:
+        if state.debug:
             traceback.print_exc()
         else:
             _complain(_message(error))

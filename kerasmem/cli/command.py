@@ -9,12 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from kerasmem.checks import nearest
-from kerasmem.cli.options import FIRST, make_option
+from kerasmem.cli.options import FIRST, make_option, option
 from kerasmem.cli.terminal import QUIET
 from kerasmem.errors import KerasmemError
 from kerasmem.files import package_data
@@ -26,12 +27,31 @@ _EXAMPLES = "Examples:\n"
 _INPUTS = ("file", "files", "models", "model", "a", "sources", "factory")  # parameters that name a command's input
 
 
+@dataclass
+class Invocation:
+    """State of one call of the command line.
+
+    Attributes:
+        is_program: whether this process runs nothing else; False if `main` was called from Python.
+        debug: whether `--debug` was given, before or after the command.
+    """
+
+    is_program: bool
+    debug: bool = False
+
+
+def debug_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--debug` to a command."""
+    return option("--debug", is_eager=True, expose_value=False, callback=_set_debug)(function)
+
+
 class Command(click.Command):
-    """A command with `--quiet`, whose help lists options in panels."""
+    """A command with `--quiet` and `--debug`, whose help lists options in panels."""
 
     def __init__(self, *names: Any, **options: Any) -> None:
         super().__init__(*names, **_with_examples(options))
         self.params.append(make_option("--quiet", is_eager=True, expose_value=False, callback=_be_quiet))
+        debug_option(self)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, a panel for each subject."""
@@ -75,7 +95,7 @@ class GuardedCommand(Command):
             if is_parted:
                 return super().invoke(ctx)
         # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
-        if not ctx.find_root().obj or threading.active_count() > 1 or not hasattr(os, "fork"):
+        if not ctx.find_object(Invocation).is_program or threading.active_count() > 1 or not hasattr(os, "fork"):
             return super().invoke(ctx)
         file = _input(ctx.params)
         try:
@@ -158,7 +178,13 @@ def _write_options(command: click.Command, ctx: click.Context, formatter: click.
                 formatter.write_dl(records)
 
 
-def _be_quiet(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    state = ctx.find_object(Invocation)
+    if value and state is not None:
+        state.debug = True
+
+
+def _be_quiet(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     ctx.meta[QUIET] = value
 
 

@@ -22,8 +22,8 @@ FUNCTIONS = {
 }  # fmt: skip
 # of the process or of what is printed, not of the call
 OWN = {
-    "as_csv", "as_json", "backend", "code", "dask", "memory_limit", "output", "sort", "time_limit", "top", "verbose",
-    "workers",
+    "as_csv", "as_json", "backend", "code", "dask", "debug", "memory_limit", "output", "sort", "time_limit", "top",
+    "verbose", "workers",
 }  # fmt: skip
 
 
@@ -131,6 +131,7 @@ def test_choices_of_the_command_line_are_those_of_python():
 
 
 def test_a_script_keeps_its_own_options():
-    with COMMANDS["run"].make_context("run", ["train.py", "--every", "3", "-m", "-q"], parent=ABOVE) as context:
-        assert context.params["arguments"] == ("--every", "3", "-m", "-q")
+    own = ["--every", "3", "-m", "-q", "--debug"]
+    with COMMANDS["run"].make_context("run", ["train.py", *own], parent=ABOVE) as context:
+        assert context.params["arguments"] == tuple(own)
         assert (context.params["save_freq"], context.params["is_module"]) == (100, False)
