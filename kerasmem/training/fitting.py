@@ -90,7 +90,13 @@ def fit(
         >>> len(history.history["loss"]), history.recoveries
         (1, [])
     """
-    arguments = {name: value for name, value in locals().items() if name not in _OWN}
+    arguments = {
+        "x": x, "y": y, "batch_size": batch_size, "epochs": epochs, "verbose": verbose, "callbacks": callbacks,
+        "validation_split": validation_split, "validation_data": validation_data, "shuffle": shuffle,
+        "class_weight": class_weight, "sample_weight": sample_weight, "initial_epoch": initial_epoch,
+        "steps_per_epoch": steps_per_epoch, "validation_steps": validation_steps,
+        "validation_batch_size": validation_batch_size, "validation_freq": validation_freq,
+    }  # fmt: skip
     refuse_in_worker()
     if micro_batches is not None and micro_batches != INEXACT:
         micro_batches = checks.whole("micro_batches", micro_batches)
@@ -104,9 +110,6 @@ def fit(
     if isolated and is_under_strategy(model):
         raise UsageError("isolated: the steps of a strategy run in this process; leave isolated=True out")
     return train(model, arguments, FitOptions(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction))
-
-
-_OWN = ("model", "micro_batches", "checkpoint", "save_freq", "keep", "isolated", "loss_reduction")
 
 
 def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None) -> Any:
