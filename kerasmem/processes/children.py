@@ -214,9 +214,14 @@ def exit_name(code: int) -> str:
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
+def is_memory_kill(code: int) -> bool:
+    """Return whether a process ended as one that the kernel kills when the host's memory runs out."""
+    return code == -SIGKILL
+
+
 def exit_reason(code: int) -> str:
     """Return `exit_name` with its usual cause."""
-    return exit_name(code) + (", as the system does when memory runs out" if code == -SIGKILL else "")
+    return exit_name(code) + (", as the system does when memory runs out" if is_memory_kill(code) else "")
 
 
 def resident_bytes(pid: int) -> int:

@@ -81,7 +81,8 @@ def _tried(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any
     """Call the function; return the summary of an out-of-memory, or None and the value."""
     if isolated:
         run = run_isolated(function)
-        return (run.reason or "memory ran out", None) if run.out_of_memory else (None, run.get())
+        ran_out = run.out_of_memory or run.killed
+        return (run.reason or "memory ran out", None) if ran_out else (None, run.get())
     try:
         return None, function()
     except Exception as error:

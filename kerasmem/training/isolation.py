@@ -12,7 +12,7 @@ from kerasmem import checks
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_oom, explain_stream
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.processes.children import Limits, exit_name, exit_reason
+from kerasmem.processes.children import Limits, exit_name, exit_reason, is_memory_kill
 from kerasmem.processes.forking import ForkedCall
 from kerasmem.units import MIB, parse_size
 
@@ -32,6 +32,7 @@ class IsolatedRun:
         peak_bytes: peak of the allocator of `device`; None if unknown.
         host_peak_bytes: peak of the resident memory of the process; None if unknown.
         seconds: from the call to the end of the process.
+        killed: whether SIGKILL ended the process, as the kernel does when the host's memory runs out.
     """
 
     status: str
@@ -42,6 +43,7 @@ class IsolatedRun:
     peak_bytes: int | None = None
     host_peak_bytes: int | None = None
     seconds: float = 0.0
+    killed: bool = False
 
     @property
     def out_of_memory(self) -> bool:
@@ -153,7 +155,8 @@ def _died(call: ForkedCall, common: dict[str, Any]) -> IsolatedRun:
     if diagnosis.out_of_memory:
         reason = f"{diagnosis.summary} ({exit_name(call.code)})"
         return IsolatedRun(OUT_OF_MEMORY, reason=reason, diagnosis=diagnosis, **common)
-    return IsolatedRun(DIED, reason=f"the process was ended by {exit_reason(call.code)}", **common)
+    reason = f"the process was ended by {exit_reason(call.code)}"
+    return IsolatedRun(DIED, reason=reason, killed=is_memory_kill(call.code), **common)
 
 
 class _Traceback(Exception):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import tensorflow as tf
 
@@ -69,3 +72,14 @@ def test_each_try_in_a_process_of_its_own():
 
     with pytest.warns(RuntimeWarning, match="4 ran out"):
         assert kerasmem.find_executable_batch_size(train, starting_batch_size=4, isolated=True)() == 2
+
+
+def test_a_try_that_the_kernel_kills_halves_the_batch():
+    @kerasmem.find_executable_batch_size(starting_batch_size=8, isolated=True)
+    def train(batch_size):
+        if batch_size > 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch_size
+
+    with pytest.warns(RuntimeWarning, match="a batch of 8 ran out of memory .*SIGKILL.*; 4 is tried"):
+        assert train() == 4

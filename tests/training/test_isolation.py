@@ -150,9 +150,9 @@ def test_what_the_function_raises_is_raised_here():
 
 def test_a_process_that_dies_or_takes_too_long_is_a_value():
     died = run_isolated(os.abort, output=False)
-    assert (died.status, died.reason) == ("died", "the process was ended by SIGABRT")
+    assert (died.status, died.killed, died.reason) == ("died", False, "the process was ended by SIGABRT")
     killed = run_isolated(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    assert killed.status == "died" and "memory runs out" in killed.reason
+    assert killed.status == "died" and killed.killed and "memory runs out" in killed.reason
     slow = run_isolated(time.sleep, 60, timeout=0.5)
     assert slow.status == "timed out" and "0.5 s" in slow.reason and slow.seconds < 30
 
