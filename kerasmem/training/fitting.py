@@ -107,8 +107,12 @@ def fit(
     save_freq = checks.whole("save_freq", save_freq)
     check_fit(model, arguments)
     isolated = bool(model.jit_compile if isolated is None else isolated)
-    if isolated and is_under_strategy(model):
-        raise UsageError("isolated: the steps of a strategy run in this process; leave isolated=True out")
+    if is_under_strategy(model):
+        strategy = type(model.distribute_strategy).__name__
+        if isolated:
+            raise UsageError(f"isolated: steps of {strategy} run in this process; leave isolated=True out")
+        if micro_batches is not None:
+            raise UsageError(f"micro_batches: {strategy} divides batches itself; choose a smaller batch_size")
     return train(model, arguments, FitOptions(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction))
 
 

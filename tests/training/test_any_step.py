@@ -324,10 +324,11 @@ def step(self, kind, batch, size):
 
 
 LocalEngine.step = step
-try:
-    kerasmem.fit(model, X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False)
-except kerasmem.KerasmemError as error:
-    print(error)
+for options in ({"micro_batches": "inexact"}, {"micro_batches": 2}, {}):
+    try:
+        kerasmem.fit(model, X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False, **options)
+    except kerasmem.KerasmemError as error:
+        print(error)
 assert model.optimizer.iterations.value.numpy() == 6
 assert all((a == b).all() for a, b in zip(plain, model.get_weights())), "back at the copy before the first step"
 """
@@ -341,3 +342,5 @@ def test_a_model_under_a_strategy_trains_as_it_stands_and_is_undone(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "MirroredStrategy" in done.stdout and "1 steps before it, at the last copy" in done.stdout
     assert "a smaller batch_size (" in done.stdout, "the estimate says which"
+    assert "inexact" not in done.stdout
+    assert done.stdout.count("micro_batches: MirroredStrategy divides batches itself; choose a smaller batch_size") == 2

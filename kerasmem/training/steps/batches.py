@@ -37,8 +37,8 @@ def has_any_rows(iterator: Any) -> bool:
 
 def row_count(batch: Any) -> int:
     """Return the number of samples: the first dimension of the first array there is."""
-    first = next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
-    return sum(int(each.shape[0]) for each in replica_parts(first))
+    arrays = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+    return sum(int(each.shape[0]) for each in replica_parts(arrays[0]))
 
 
 def signature(batch: Any) -> tuple[Any, ...]:

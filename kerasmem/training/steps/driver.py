@@ -248,7 +248,8 @@ class Driver:
         if found is not None and found.is_impossible:  # a trial would take the allocator's ten seconds to say the same
             raise ModelError(nothing_fits(failure.diagnosis.summary, self._model, found, self._since()))
         if obstacle is not None and not self._may_differ:
-            raise ModelError(cannot_divide(failure.diagnosis.summary, obstacle, self._since(), found))
+            summary = failure.diagnosis.summary
+            raise ModelError(cannot_divide(summary, obstacle, self._since(), found, is_spread=self._is_spread))
         size, how = self._chosen(rows, now, failures)
         self.sizes[kind] = size
         warnings.warn(

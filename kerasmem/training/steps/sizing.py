@@ -214,15 +214,24 @@ def no_update_fits(summary: str, model: Any, since: int) -> str:
     )
 
 
-def cannot_divide(summary: str, obstacle: str, since: int, fitting: Fitting | None) -> str:
-    """Return the message if a batch that ran out is not divided, because of an obstacle."""
+def cannot_divide(summary: str, obstacle: str, since: int, fitting: Fitting | None, *, is_spread: bool) -> str:
+    """Return the message if a batch that ran out is not divided, because of an obstacle.
+
+    Args:
+        is_spread: whether the model is under a strategy, which takes no micro-batches.
+        summary, since, fitting: as for `nothing_fits`.
+        obstacle: result of `division_obstacle`.
+    """
     fits = fitting is not None and not fitting.is_hopeless
     rows = (
         f" ({fitting.rows} rows {'may ' if fitting.is_in_doubt else ''}fit by the estimate)" if fitting and fits else ""
     )
+    inexact = (
+        'kerasmem.fit(…, micro_batches="inexact"): pieces with an update each if a batch runs out; other arithmetic'
+    )
     options = (
         f"a smaller batch_size{rows}: training is that of smaller batches",
-        'kerasmem.fit(…, micro_batches="inexact"): pieces with an update each if a batch runs out; other arithmetic',
+        *(() if is_spread else (inexact,)),
         "kerasmem.recompute(model): activations are computed again in the backward pass; the same result",
     )
     return (
