@@ -172,7 +172,11 @@ def _shape_bytes(serialised: bytes) -> Iterator[int]:
 
 
 def _fields(data: bytes) -> Fields:
-    """Return the fields of a message in protobuf's wire format."""
+    """Return the fields of a message in protobuf's wire format.
+
+    Raises:
+        IndexError: the message ends too early.
+    """
     fields: Fields = {}
     position, end = 0, len(data)
     while position < end:
@@ -185,6 +189,8 @@ def _fields(data: bytes) -> Fields:
             size, position = _varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
             value = data[position : position + size]
             position += size
+        if position > end:
+            raise IndexError(f"{position - end} bytes of field {number} are missing")
         fields.setdefault(number, []).append(value)
     return fields
 
