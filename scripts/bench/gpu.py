@@ -58,25 +58,25 @@ NETWORKS = {
 UNTUNED = ("keras.applications:ResNet50", "keras.applications:VGG16", "decoder", "unet")
 STREAMED = ("small", "ResNet50")
 ON_CPU = (
-    ("mnist_cnn", 128, "adam", "float32", "train"),
-    ("wide_mlp", 128, "sgd", "float32", "train"),
-    ("deep_mlp", 1024, "adamw", "float32", "train"),
-    ("unet", 16, "adam", "float32", "train"),
-    ("unet", 16, "adam", "mixed_bfloat16", "train"),
-    ("transformer", 32, "adamw", "float32", "train"),
-    ("text_classifier", 64, "rmsprop", "float32", "train"),
-    ("bidirectional", 64, "adam", "float32", "train"),
-    ("conv3d", 16, "sgd", "float32", "train"),
-    ("keras.applications:MobileNetV2", 16, "adam", "float32", "train"),
-    ("keras.applications:MobileNetV2", 32, "adam", "float32", "inference"),
-    ("wavenet", 16, "adam", "float32", "train"),
-    ("decoder", 8, "adamw", "float32", "train"),
-    ("vision_transformer", 32, "lion", "float32", "train"),
-    ("mixer", 64, "sgd", "mixed_bfloat16", "train"),
-    ("autoencoder", 32, "adam", "float32", "evaluate"),
-    ("keras.applications:ResNet50", 8, "adam", "float32", "train"),
-    ("siamese", 32, "adam", "float32", "train"),
-    ("keras.applications:VGG16", 4, "sgd", "float32", "inference"),
+    ("mnist_cnn", 128, "float32", "adam", "train"),
+    ("wide_mlp", 128, "float32", "sgd", "train"),
+    ("deep_mlp", 1024, "float32", "adamw", "train"),
+    ("unet", 16, "float32", "adam", "train"),
+    ("unet", 16, "mixed_bfloat16", "adam", "train"),
+    ("transformer", 32, "float32", "adamw", "train"),
+    ("text_classifier", 64, "float32", "rmsprop", "train"),
+    ("bidirectional", 64, "float32", "adam", "train"),
+    ("conv3d", 16, "float32", "sgd", "train"),
+    ("keras.applications:MobileNetV2", 16, "float32", "adam", "train"),
+    ("keras.applications:MobileNetV2", 32, "float32", "adam", "inference"),
+    ("wavenet", 16, "float32", "adam", "train"),
+    ("decoder", 8, "float32", "adamw", "train"),
+    ("vision_transformer", 32, "float32", "lion", "train"),
+    ("mixer", 64, "mixed_bfloat16", "sgd", "train"),
+    ("autoencoder", 32, "float32", "adam", "evaluate"),
+    ("keras.applications:ResNet50", 8, "float32", "adam", "train"),
+    ("siamese", 32, "float32", "adam", "train"),
+    ("keras.applications:VGG16", 4, "float32", "sgd", "inference"),
 )
 LANES = {"plan": "plan", "context": "alone", "logger": "alone", "stream": "stream"}  # of the others: "card"
 CASE_SECONDS, LEAST_SECONDS, STREAM_SECONDS = 200.0, 20.0, 80.0
@@ -126,10 +126,7 @@ def product(case: Case) -> Case:
     """Estimate and measure through kerasmem's own functions, which run a child of their own."""
     import kerasmem
 
-    settings = {
-        "batch_size": case["batch"], "dtype_policy": case["policy"], "optimizer": case["optimizer"],
-        "mode": case["mode"],
-    }  # fmt: skip
+    settings = {"batch_size": case["batch"], "dtype_policy": case["policy"], **case["training"]}
     estimate = kerasmem.estimate(source_of(case), **settings)
     measured = kerasmem.measure(source_of(case), steps=5, **settings)
     reports = {"estimate": estimate, "measured": measured}
@@ -162,7 +159,7 @@ def logger(case: Case) -> Case:
 
     from kerasmem import MemoryLogger
 
-    model, batch = trainable(zoo.unet()), case["batch"]
+    model, batch = zoo.compiled("unet", "adam", "float32", False, True), case["batch"]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         callback = MemoryLogger(str(log), epoch_logs="bytes")
@@ -184,7 +181,7 @@ def oom(case: Case) -> Case:
 
     import kerasmem
 
-    model, batch = trainable(zoo.unet()), case["batch"]
+    model, batch = zoo.compiled("unet", "adam", "float32", False, True), case["batch"]
     text, diagnosis = None, None
     try:
         model.fit(np.zeros((batch, 64, 64, 3), "float32"), np.zeros(batch, "int32"), batch_size=batch, verbose=0)
@@ -207,7 +204,8 @@ def stream(case: Case) -> Case:
     network = [layers.Conv2D(32, 8, 4, activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10)]
     if case["model"] == "ResNet50":
         network = [keras.applications.ResNet50(weights=None, classes=10, classifier_activation=None)]
-    model = trainable(keras.Sequential([keras.Input(IMAGE, dtype="uint8"), layers.Rescaling(1 / 255), *network]))
+    model = keras.Sequential([keras.Input(IMAGE, dtype="uint8"), layers.Rescaling(1 / 255), *network])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
     rows = 32 * batch
 
     def rate(work: Callable[[], object]) -> float:
@@ -251,14 +249,6 @@ def request_of(case: Case) -> Any:
     return ModelRequest(source_of(case), dtype_policy=case["policy"], optimizer="adam", batch_size=case["batch"])
 
 
-def trainable(model: Any) -> Any:
-    import keras
-
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, jit_compile=True)
-    return model
-
-
 def allocator() -> dict[str, int]:
     """Return JAX's statistics of the first device; none on a CPU."""
     import jax
@@ -275,10 +265,8 @@ def driver() -> dict[str, int | None]:
         return {}
     device = nvml.devices[0]
     memory, _ = nvml.memory(device)
-    return {
-        "process": dict(nvml.processes(device)).get(os.getpid()),
-        "all": None if memory is None else memory.used_bytes,
-    }
+    own = dict(nvml.processes(device)).get(os.getpid())
+    return {"process": own, "all": None if memory is None else memory.used_bytes}
 
 
 # The process that starts them
@@ -315,8 +303,8 @@ def in_child(case: Case, seconds: float, cache: str) -> Case:
 
 
 def hides_steps(answer: Case) -> bool:
-    peaks = [answer[when].get("peak_bytes_in_use") for when in ("after_compiling", "after_steps")]
-    return peaks[0] is not None and peaks[0] == peaks[1]
+    peak = answer["after_steps"].get("peak_bytes_in_use")
+    return peak is not None and peak == answer["after_compiling"]["peak_bytes_in_use"]
 
 
 class Bench:
@@ -359,13 +347,14 @@ class Bench:
 
 def make(kind: str, model: str = "", batch: int = 0, policy: str = "float32", **more: Any) -> Case:
     training = {"optimizer": "adam", "mode": "train"}
-    return {"kind": kind, "model": model, "batch": batch, "policy": policy, **training, "environ": {}, **more}
+    return {"kind": kind, "model": model, "batch": batch, "policy": policy, "training": training, "environ": {}, **more}
 
 
 def cpu_cases() -> list[Case]:
+    cpu = {"JAX_PLATFORMS": "cpu"}
     return [
-        make("product", model, batch, policy, optimizer=optimizer, mode=mode, environ={"JAX_PLATFORMS": "cpu"})
-        for model, batch, optimizer, policy, mode in ON_CPU
+        make("product", *model, training={"optimizer": optimizer, "mode": mode}, environ=cpu)
+        for *model, optimizer, mode in ON_CPU
     ]
 
 
@@ -373,12 +362,8 @@ def all_cases(card_name: str, rehearse: bool) -> list[Case]:
     """Return the cases, those that say most first."""
     networks = {"mnist_cnn": (16, 32)} if rehearse else NETWORKS
     few = list(networks)[:1] if rehearse else UNTUNED
-    steps = [
-        (name, batches[place], policy)
-        for place in (0, 1)
-        for policy in ("float32", "mixed_bfloat16")
-        for name, batches in networks.items()
-    ]
+    order = ((place, policy) for place in (0, 1) for policy in ("float32", "mixed_bfloat16"))
+    steps = [(name, batches[place], policy) for place, policy in order for name, batches in networks.items()]
     past = {**AT_ONCE, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.03"}
     untuned = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
     cards, first = [make("card", *each) for each in steps], len(networks)
