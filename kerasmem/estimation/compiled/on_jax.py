@@ -142,13 +142,9 @@ def compile_plan(lowered: Any, options: dict[str, Any], where: str, folder: str)
 
 def dumped_plan(folder: str) -> XlaPlan | None:
     """Return the plan in XLA's dumps, once XLA has written it and begun the file that follows it."""
-    plans, following = (list(Path(folder).glob(name)) for name in ("*_after_optimizations.hlo.pb", "*.debug_options"))
-    if not plans or not following:
-        return None
-    try:
-        return read_plan(plans[0].read_bytes())
-    except (IndexError, KeyError):  # half written, which a busy machine was seen to show
-        return None
+    endings = (".hlo.pb", "-memory-usage-report.pb")
+    plans, following = (list(Path(folder).glob(f"*_after_optimizations{ending}")) for ending in endings)
+    return read_plan(plans[0].read_bytes()) if plans and following else None
 
 
 @contextlib.contextmanager
