@@ -11,13 +11,14 @@ import pytest
 from kerasmem.compat.graphs import GpuKernel
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import CUDA, EIGEN, CardKernels, CpuKernels, kernels_on
-from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, WORKSPACE_LIMIT, rnn_reserve
+from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, rnn_reserve
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.memory import Heap, Memory
 from kerasmem.estimation.graph.placement import Place, host_bytes, on_card, place
 from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
 from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.steps import graph_outcome
+from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT
 from kerasmem.files import package_data
 from kerasmem.models.op_names import Attribution
 
@@ -98,7 +99,7 @@ def test_the_upper_end_of_the_workspace_is_the_largest_algorithm_s():
     # Winograd: four tiles of 4×4 results; two planes of the input, eight of the filter and four of the result, each
     # tile 6×6. FFT of 8×8 planes takes (2 + 8 + 4) × 8 × 5 × 8 = 4480; GEMM's matrix 36 × 9 × 2 × 4 = 2592.
     winograd = (2 * 36 * 4 + 8 * 36 + 4 * 36 * 4) * 4
-    assert needs("Conv2D", inputs, result, workspace=WORKSPACE_LIMIT, **attributes)[-1] == winograd == 4608
+    assert needs("Conv2D", inputs, result, workspace=TENSORFLOW_WORKSPACE_LIMIT, **attributes)[-1] == winograd == 4608
     assert needs("Conv2D", inputs, result, workspace=4000, **attributes)[-1] == 4000
     assert len(needs("Conv2D", inputs, result, workspace=0, **attributes)) == 1
     # Steps of two: neither transform serves, and the matrix of patches is the largest.

@@ -17,6 +17,7 @@ from kerasmem.estimation.compiled.naming import JaxNames
 from kerasmem.estimation.compiled.plan import CompiledStep, XlaPlan
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
 from kerasmem.estimation.tracing import Step
+from kerasmem.estimation.unmodelled import CPU_SCRATCH, XLA_AUTOTUNING, prefetched_batches
 from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
@@ -69,7 +70,7 @@ def jax_outcome(step: Step) -> Outcome:
         categories=shares.categories,
         layers=shares.layers,
         instant=plan.instant(names),
-        unmodelled=tuple(_unmodelled(compiled, device)),
+        unmodelled=_unmodelled(compiled, device),
         notes=(_note(plan, device), *compiled.notes),
     )
 
@@ -169,10 +170,7 @@ def _note(plan: XlaPlan, device: Any) -> str:
     )
 
 
-def _unmodelled(compiled: CompiledStep, device: Any) -> Iterator[Unmodelled]:
-    if device.platform != "cpu":
-        why = "Keras puts the next batch on a card while a step runs"
-        yield Unmodelled("prefetched batch", why, sum(compiled.arguments.get("inputs", ())))
-        yield Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs")
-    else:
-        yield Unmodelled("scratch of kernels", "what matrix products and convolutions take from the C library")
+def _unmodelled(compiled: CompiledStep, device: Any) -> tuple[Unmodelled, ...]:
+    if device.platform == "cpu":
+        return (CPU_SCRATCH,)
+    return prefetched_batches(sum(compiled.arguments.get("inputs", ()))), XLA_AUTOTUNING

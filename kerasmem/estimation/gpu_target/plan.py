@@ -18,7 +18,8 @@ from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled.naming import JaxNames
 from kerasmem.estimation.compiled.plan import CompiledStep, Weights, XlaPlan
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
-from kerasmem.estimation.report import Outcome, Pool, Unmodelled
+from kerasmem.estimation.report import Outcome, Pool
+from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
 from kerasmem.models.request import ModelRequest
 from kerasmem.processes.task import run_child, started_ahead
 from kerasmem.units import GIB
@@ -38,9 +39,6 @@ ENVIRONMENT = {
 }
 # XLA writes matrix products with Triton from Ampere on; before, there is nothing to choose.
 _TRITON_CAPABILITY = (8, 0)
-# What XLA lets cuDNN have for one convolution unless TF_CUDNN_WORKSPACE_LIMIT_IN_MB says otherwise: 4096 MiB, by
-# `ScratchAllocator::GetDefaultMemoryLimitInBytes` of XLA's algorithm picker (openxla/xla, xla/service/gpu/autotuning).
-WORKSPACE_LIMIT = 4 * GIB
 
 
 def compiler_ahead(card: Card) -> AbstractContextManager[None]:
@@ -146,19 +144,7 @@ def gpu_target_outcome(
         categories=shares.categories,
         layers=shares.layers,
         instant=plan.instant(names),
-        unmodelled=(
-            Unmodelled(
-                "CUDA context and libraries",
-                "outside the allocator; the verdict on a card takes the context off, and TensorFlow leaves room for "
-                "libraries",
-            ),
-            Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs"),
-            Unmodelled(
-                "prefetched batches",
-                "each batch that the data pipeline puts on the card ahead of time",
-                sum(compiled.arguments.get("inputs", ())),
-            ),
-        ),
+        unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(sum(compiled.arguments.get("inputs", ())))),
         notes=_notes(compiled, card, workspace),
     )
 
@@ -169,9 +155,9 @@ def workspace_bytes(plan: XlaPlan) -> int:
     Without the card XLA cannot ask cuDNN which of its algorithms it will run, and counts 0 bytes for each. Many need
     none. Those that work in another layout hold a copy of the input, the filter and the output of one convolution,
     and convolutions run one after another, so the largest convolution's three bound that. FFT and some Winograd
-    algorithms may want more; XLA gives none more than `WORKSPACE_LIMIT`.
+    algorithms may want more; XLA gives none more than `XLA_WORKSPACE_LIMIT`.
     """
-    return min(max((size for size, _ in plan.convolutions), default=0), WORKSPACE_LIMIT)
+    return min(max((size for size, _ in plan.convolutions), default=0), XLA_WORKSPACE_LIMIT)
 
 
 def _notes(compiled: CompiledStep, card: Card, workspace: int) -> tuple[str, ...]:

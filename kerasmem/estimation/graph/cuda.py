@@ -18,8 +18,6 @@ from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.scratch import Inputs, Kernels, Need, Scratch
 from kerasmem.models.sizes import element_bytes
 
-# Where TF_CUDNN_WORKSPACE_LIMIT_IN_MB is not set (GetDnnWorkspaceLimitOrDefault in tensorflow/core/kernels).
-WORKSPACE_LIMIT = 8 << 30
 _HALVES = ("float16", "bfloat16")
 _COMPLEX = 8  # bytes of a complex number of two float32
 _LARGEST_TRANSFORM = 256  # cuDNN's FFT takes no larger planes

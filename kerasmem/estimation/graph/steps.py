@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from kerasmem.devices.kernels import CUDA, CardKernels, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
-from kerasmem.estimation.graph.cuda import WORKSPACE_LIMIT
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.memory import Buffer, Heap, Memory, Peak
 from kerasmem.estimation.graph.placement import host_bytes
@@ -25,6 +24,7 @@ from kerasmem.estimation.graph.program import COPY, Program
 from kerasmem.estimation.graph.rules import KINDS, is_known, table_of, threads_of, title_of
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
+from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.processes.guarding import note_stage
 
@@ -102,7 +102,7 @@ def _most(program: Program, kernels: Kernels) -> int:
     in a loop its work then piles up iteration by iteration.
     """
     if isinstance(kernels, CardKernels):
-        limit, kernels = kernels.available_bytes, replace(kernels, workspace=WORKSPACE_LIMIT)
+        limit, kernels = kernels.available_bytes, replace(kernels, workspace=TENSORFLOW_WORKSPACE_LIMIT)
     elif program.has_loops:
         limit, kernels = None, replace(kernels, inter_op_threads=1)
     else:
