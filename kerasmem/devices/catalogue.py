@@ -26,7 +26,7 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from kerasmem.devices.cards import Card, all_cards, families
-from kerasmem.devices.driver_memory import context_of
+from kerasmem.devices.driver_memory import context_for, context_of
 from kerasmem.errors import UsageError
 from kerasmem.units import GIB, MIB, format_size, is_size, parse_size
 
@@ -123,6 +123,19 @@ def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[
         return memory
     reserve = _system_reserve(memory, compute_capability[0])
     return memory - reserve if reserve < memory else memory
+
+
+def available_on_device(memory_bytes: int, name: str, compute_capability: tuple[int, int]) -> int:
+    """Return how many bytes of a GPU's memory TensorFlow's allocator can get, less the CUDA context.
+
+    Args:
+        memory_bytes: the GPU's total memory, as the driver reports it.
+        name: its name; the context of a card in the catalogue is that card's.
+        compute_capability: (major, minor).
+    """
+    card = _by_name().get(_normal(name))
+    context = context_for(compute_capability) if card is None else context_of(card)[0]
+    return available_bytes(memory_bytes - context, compute_capability)
 
 
 def _system_reserve(memory: int, major: int) -> int:

@@ -66,11 +66,7 @@ def context_of(card: Card) -> tuple[int, str]:
         >>> context_of(find_card("t4"))
         (230686720, 'read')
     """
-    rows = [
-        (share.multiprocessors or 0, share.size_bytes or 0, share)
-        for share in driver_shares()
-        if share.part == CONTEXT and share.capability == card.compute_capability
-    ]
+    rows = _contexts(card.compute_capability)
     own = [size for _, size, share in rows if share.card == card.key and share.basis == "read"]
     if own:
         return max(own), "read"
@@ -82,3 +78,19 @@ def context_of(card: Card) -> tuple[int, str]:
     if larger:
         return min(larger, key=lambda row: row[:2])[1], "predicted"
     return size * hardware["sms"] // most, "predicted"
+
+
+def context_for(capability: tuple[int, int]) -> int:
+    """Return the bytes of the largest CUDA context that is known for a compute capability, or for one below it."""
+    known = {share.capability for share in driver_shares() if share.part == CONTEXT}
+    nearest = max((each for each in known if each <= capability), default=min(known))
+    return max(size for _, size, _ in _contexts(nearest))
+
+
+def _contexts(capability: tuple[int, int]) -> list[tuple[int, int, DriverShare]]:
+    """Return multiprocessors, bytes and row of each context of a compute capability."""
+    return [
+        (share.multiprocessors or 0, share.size_bytes or 0, share)
+        for share in driver_shares()
+        if share.part == CONTEXT and share.capability == capability
+    ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kerasmem.devices.host import HostMemory, host_memory
 from kerasmem.devices.nvml import DriverMemory, Nvml, NvmlApi, NvmlDevice
-from kerasmem.devices.visible import visible_devices
+from kerasmem.devices.visible import match_card, visible_devices
 from kerasmem.records import Record
 
 __all__ = ["HostMemory", "LiveDevice", "LiveMachine", "host_memory", "list_devices", "read_machine"]
@@ -109,6 +109,25 @@ def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
         True
     """
     return list(read_machine(api=api, environ=environ).devices)
+
+
+def find_device(
+    ordinal: int, name: str | None = None, *, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None
+) -> LiveDevice | None:
+    """Return the GPU behind a CUDA ordinal, or None if the driver does not list it.
+
+    Args:
+        ordinal: CUDA's number of it in this process.
+        name: CUDA's name for it.
+        api: a stand-in for nvidia-ml-py, such as a recording.
+        environ: environment variables that choose GPUs. Defaults to this process's.
+    """
+    nvml, _ = Nvml.open(api)
+    if nvml is None:
+        return None
+    with contextlib.closing(nvml):
+        match = match_card(nvml.devices, os.environ if environ is None else environ, ordinal, name)
+        return None if match.device is None else _live(nvml, match.device, ordinal, match.doubt)
 
 
 def _live(nvml: Nvml, device: NvmlDevice, cuda_index: int | None, doubt: str | None) -> LiveDevice:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed
 from kerasmem.devices.kernels import CardKernels, CpuKernels
-from kerasmem.devices.room import kernels_here
+from kerasmem.devices.training_device import training_kernels
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.report import Outcome
 from kerasmem.models.backend import import_keras
@@ -95,7 +95,7 @@ def live_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> O
         return None if leaf is None else tf.TensorSpec((rows, *leaf.shape[1:]), leaf.dtype)
 
     x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(spec, batch))
-    is_xla, kernels = bool(model.jit_compile), kernels_here()
+    is_xla, kernels = bool(model.jit_compile), training_kernels()
     if is_xla:
         check_room(sum(variable_bytes(each) for each in [*model.variables, *optimizer_variables(model)]))
     names = [layer.name for layer in flatten_layers(model, include_self=False)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from kerasmem.compat import xla
 from kerasmem.compat.borrowing import NotAvailableError
-from kerasmem.devices.room import cpu_allocator_room
+from kerasmem.devices.training_device import free_cpu_allocator_bytes
 from kerasmem.errors import KerasmemError, first_line
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
@@ -39,7 +39,7 @@ def check_room(held_bytes: int) -> None:
     Raises:
         XlaRefused: it may be too small.
     """
-    room = cpu_allocator_room()
+    room = free_cpu_allocator_bytes()
     if room is not None and 2 * held_bytes > room:
         raise XlaRefused(
             f"XLA's plan reserves the addresses of {format_size(held_bytes)} of variables, twice that at most, and "

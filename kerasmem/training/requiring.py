@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kerasmem.devices.catalogue import resolve_device
-from kerasmem.devices.room import allocator_limit, room_for_training
+from kerasmem.devices.training_device import allocator_limit, training_memory
 from kerasmem.errors import DoesNotFitError
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
 from kerasmem.estimation.report import MemoryReport
@@ -42,7 +42,7 @@ def require_fit(
         ...
         kerasmem.errors.DoesNotFitError: model ...: its weights and its optimizer alone take 10.3 MiB, and there are ...
     """
-    room = _room(model) if device is None else resolve_device(str(device)).available_bytes
+    room = _memory_for(model) if device is None else resolve_device(str(device)).available_bytes
     held = _held(model) if options.get("mode", "train") == "train" else 0
     if held > room:  # no step need be traced for it
         raise DoesNotFitError(
@@ -71,11 +71,11 @@ def _held(model: Any) -> int:
     return sum(variable_bytes(each) for each in model.variables) + (slots or 0)
 
 
-def _room(model: Any) -> int:
+def _memory_for(model: Any) -> int:
     """Return the bytes available to TensorFlow here, including those in use by the model."""
     limit = allocator_limit()
     if limit is not None:
         return limit
     parts = [*getattr(model, "variables", ()), *(getattr(getattr(model, "optimizer", None), "variables", None) or ())]
     own = sum({id(each): variable_bytes(each) for each in parts}.values())  # it is no longer free, and in the estimate
-    return room_for_training() + own
+    return training_memory() + own

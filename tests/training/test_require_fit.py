@@ -26,7 +26,7 @@ def test_a_limit_of_the_cpus_allocator_leaves_xla_out(monkeypatch):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1000)])
     model.compile("adam", "mse", jit_compile=False)
     assert kerasmem.require_fit(model, batch_size=4, device="16GB").settings.method == "graph"
-    monkeypatch.setattr("kerasmem.estimation.xla.cpu_allocator_room", lambda: 150_000)
+    monkeypatch.setattr("kerasmem.estimation.xla.free_cpu_allocator_bytes", lambda: 150_000)
     model.compile("adam", "mse", jit_compile=True)
     report = kerasmem.require_fit(model, batch_size=4, device="16GB", jit_compile=True)
     assert report.settings.method == "graph"

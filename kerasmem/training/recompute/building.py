@@ -14,7 +14,7 @@ from kerasmem.compat.keras_compile import compile_arguments
 from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
-from kerasmem.devices.room import kernels_here
+from kerasmem.devices.training_device import training_kernels
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
 from kerasmem.models.backend import import_keras, runs_on_jax
@@ -131,7 +131,7 @@ def _kernels(model: Any, target: DeviceTarget | None) -> CpuKernels | CardKernel
     if model.compiled and model.jit_compile:
         return None
     is_named = target is not None and target.compute_capability is not None
-    return kernels_on(target) if is_named else kernels_here()
+    return kernels_on(target) if is_named else training_kernels()
 
 
 def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:

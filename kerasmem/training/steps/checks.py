@@ -12,7 +12,7 @@ import numpy as np
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.compat.keras_layers import draws_numbers, flatten_layers
 from kerasmem.compat.keras_losses import has_added_losses
-from kerasmem.devices.room import allocator_limit, fits_on_the_cpu
+from kerasmem.devices.training_device import allocator_limit, fits_on_the_cpu
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.own_step import has_own_step
 from kerasmem.units import format_size

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.devices.host import host_memory
-from kerasmem.devices.room import allocator_limit
+from kerasmem.devices.training_device import allocator_limit
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.records import Record
 from kerasmem.training.model_state import ModelState

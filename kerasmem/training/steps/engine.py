@@ -30,7 +30,7 @@ from kerasmem.compat.keras_fit import step_on_data
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.compat.keras_losses import compiled_loss, loss_tracker, masked_weights, reduction_replaced
 from kerasmem.compat.keras_optimizers import set_to_zero, updated_in_turn
-from kerasmem.devices.room import in_use_reader, reserve_in_one_piece
+from kerasmem.devices.training_device import in_use_reader, reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.models.freeing import collect, drop_frames

@@ -1,4 +1,4 @@
-"""How much TensorFlow's allocator may hand out in this process, as far as settings and the driver tell."""
+"""The device that TensorFlow trains on in this process: the limit of its allocator, bytes in use, kernels."""
 
 from __future__ import annotations
 
@@ -6,66 +6,77 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from kerasmem.devices.allocator import Allocator, tensorflow_allocator
-from kerasmem.devices.catalogue import available_bytes
+from kerasmem.devices.catalogue import available_on_device
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels
-from kerasmem.devices.live import list_devices
-from kerasmem.devices.tracked_devices import cpu_uses_bfc
+from kerasmem.devices.live import find_device
+from kerasmem.devices.tracked_devices import cards_behind, cpu_uses_bfc
 from kerasmem.units import MIB
 
 _FIRST_REGION = 2 * MIB  # of TensorFlow's allocator where it grows
 
 
 def allocator_limit() -> int | None:
-    """Return the bytes that the allocator of the first GPU, or of the CPU if there is none, may hand out.
+    """Return the bytes that the allocator of the first visible GPU, or of the CPU if there is none, may hand out.
 
-    On a GPU for which TensorFlow was given no limit it is what the card has, also where other processes hold a part.
-    None if unknown.
+    Without a limit set for it, a GPU's allocator gets the card's memory less the CUDA context and TensorFlow's
+    reserve; other processes are not subtracted. None if unknown.
     """
     import tensorflow as tf
 
-    cards = tf.config.list_physical_devices("GPU")
-    if not cards:
-        return _cpu_limit()
-    configured = tf.config.get_logical_device_configuration(cards[0])
+    gpu = _first_gpu()
+    if gpu is None:
+        return _cpu_allocator_limit()
+    configured = tf.config.get_logical_device_configuration(gpu)
     if configured and configured[0].memory_limit:
         return int(configured[0].memory_limit) * MIB
-    first = next((each for each in list_devices() if each.cuda_index == 0), None)
-    if first is None or first.total_bytes is None:
+    ordinal, name = cards_behind(tf)["GPU:0"]
+    device = find_device(ordinal, name)
+    if device is None or device.total_bytes is None:
         return None
-    return available_bytes(first.total_bytes, first.capability)
+    if device.capability is None:
+        return device.total_bytes
+    return available_on_device(device.total_bytes, device.name or "", device.capability)
 
 
-def room_for_training() -> int:
-    """Return the bytes that training may take here: the allocator's limit, or the host's free memory."""
+def training_memory() -> int:
+    """Return the bytes that training may take: the allocator's limit, or the host's available memory."""
     limit = allocator_limit()
     return host_memory().available_bytes if limit is None else limit
 
 
-def kernels_here() -> CpuKernels | CardKernels:
-    """Return the kernels for training in this process: the first GPU's, or the CPU's."""
+def training_kernels() -> CpuKernels | CardKernels:
+    """Return the kernels for training in this process: the first visible GPU's, or the CPU's."""
     import tensorflow as tf
 
-    cards = tf.config.get_visible_devices("GPU")
-    capability = tf.config.experimental.get_device_details(cards[0]).get("compute_capability") if cards else None
-    return cpu_kernels() if capability is None else CardKernels(capability, room_for_training(), cpu_kernels())
+    gpu = _first_gpu()
+    capability = None if gpu is None else tf.config.experimental.get_device_details(gpu).get("compute_capability")
+    return cpu_kernels() if capability is None else CardKernels(capability, training_memory(), cpu_kernels())
 
 
-def cpu_allocator_room() -> int | None:
+def free_cpu_allocator_bytes() -> int | None:
     """Return the bytes left to TensorFlow's CPU allocator, or None if the environment sets no limit."""
-    limit = _cpu_limit()
+    limit = _cpu_allocator_limit()
     return None if limit is None else limit - tensorflow_allocator("CPU:0").read().in_use_bytes
 
 
-def _cpu_limit() -> int | None:
+def _first_gpu() -> Any:
+    """Return the first GPU that TensorFlow may use, or None."""
+    import tensorflow as tf
+
+    return next(iter(tf.config.get_visible_devices("GPU")), None)
+
+
+def _cpu_allocator_limit() -> int | None:
     text = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "")
     return int(text) * MIB if text.isdecimal() and cpu_uses_bfc() else None
 
 
 def in_use_reader() -> Callable[[], int]:
-    """Return a function for the bytes in use of the first GPU's or the CPU's allocator, 0 if unknown."""
+    """Return a function for the bytes in use of the first visible GPU's or the CPU's allocator, 0 if unknown."""
     allocator = _first_allocator()
     return (lambda: 0) if allocator is None else (lambda: allocator.read().in_use_bytes)
 
@@ -81,7 +92,7 @@ def reserve_in_one_piece() -> None:
     """
     import tensorflow as tf
 
-    limit = None if tf.config.list_physical_devices("GPU") else _cpu_limit()
+    limit = _cpu_allocator_limit() if _first_gpu() is None else None
     allocator = None if limit is None else _first_allocator()
     if limit is None or allocator is None:
         return
@@ -101,7 +112,7 @@ def fits_on_the_cpu(sizes: Sequence[int]) -> bool:
     """
     import tensorflow as tf
 
-    if _cpu_limit() is None:
+    if _cpu_allocator_limit() is None:
         return True
     pieces = []
     with tf.device("CPU:0"):
@@ -114,9 +125,7 @@ def fits_on_the_cpu(sizes: Sequence[int]) -> bool:
 
 
 def _first_allocator() -> Allocator | None:
-    import tensorflow as tf
-
     try:
-        return tensorflow_allocator("GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0")
+        return tensorflow_allocator("CPU:0" if _first_gpu() is None else "GPU:0")
     except Exception:  # ValueError as a rule: the CPU's own allocator keeps no statistics
         return None
