@@ -88,7 +88,10 @@ def _compiles(step: Step, target: DeviceTarget | None) -> tuple[bool, str]:
             return False, f"layer {layer.name!r} cannot be compiled by XLA"
         if takes_cudnn(layer):
             return False, f"Keras hands layer {layer.name!r} to cuDNN on a GPU, and does not compile with XLA then"
-    return True, "Keras compiles with XLA on a GPU"
+    return True, (
+        "Keras compiles with XLA on a GPU; if yours is compiled with jit_compile=False, which a CPU machine does not "
+        "keep apart from the default, name it: --no-jit-compile, or jit_compile=False in Python"
+    )
 
 
 def _is_card(target: DeviceTarget | None) -> bool:

@@ -84,8 +84,8 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
         considered: what is not offered, and why.
         notes: what else a reader should know.
         kernels: whose kernels `need` holds for, as in `Remedy`.
-        data_bytes: the copy of the arrays that `fit` keeps on the device, which all figures count; 0 where it was not
-            said how many samples there are.
+        data_bytes: what Keras keeps on the device of arrays that it is given whole, at most: their copy, and of
+            `predict` all outputs, twice at its end. All figures count it; 0 if the number of samples is unknown.
     """
 
     model: ModelFacts

@@ -23,7 +23,7 @@ from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
 from kerasmem.recovery.changes import OPTIMIZERS
 from kerasmem.recovery.transforms import head_start, with_lora, with_micro_batches
-from kerasmem.training.recompute.building import recompute
+from kerasmem.training.recompute.building import recomputed
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def build(origin: Origin | Mapping[str, Any], changes: Sequence[Mapping[str, Any
         if "lora" in values:
             model = with_lora(model, values["lora"])
         if "recompute" in values:
-            model = recompute(model, batch_size=rows, input_shape=own.input_shape)
+            model, _ = recomputed(model, batch_size=rows, input_shape=own.input_shape)
         if not (model is opened.model and model.compiled and training.keeps_optimizer and training.keeps_loss):
             _compile(model, training, own.input_shape)
         if "micro_batches" in values:

@@ -18,6 +18,7 @@ from typing import Any
 
 from kerasmem.files import package_data
 
+STREAM = "stream"  # the kind of the change that no longer gives Keras whole arrays
 SAME, TRAINING = "same training trajectory", "same network, other training"
 # From the least to the most that a change does to the result, and how far apart these lie in `Change.harm`.
 RESULTS = {
@@ -60,8 +61,8 @@ class Change:
     """One change to the model or its training step.
 
     Attributes:
-        kind: "batch_size", "micro_batches", "recompute", "jit_compile", "dtype_policy", "optimizer", "freeze", "lora"
-            or "replicas".
+        kind: "batch_size", "micro_batches", "recompute", "jit_compile", "dtype_policy", "optimizer", "freeze",
+            "lora", "replicas" or "stream".
         value: what it is set to.
         name: in a few words.
         result: what becomes of the result, one of `RESULTS`.

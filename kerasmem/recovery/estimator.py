@@ -17,14 +17,14 @@ from kerasmem.estimation.report import Bytes, MemoryReport
 from kerasmem.estimation.verdict import FITS, device_verdict, verdict
 from kerasmem.models.request import ModelRequest, request_for
 from kerasmem.recovery.building import Origin, build
-from kerasmem.recovery.changes import Change, ordered
+from kerasmem.recovery.changes import STREAM, Change, ordered
+from kerasmem.recovery.traits import SampleBytes
 from kerasmem.units import MIB
 
 # What TensorFlow alone runs, and XLA's compiler for a card, which takes the model through JAX, does not.
 _TENSORFLOW_ONLY = {"recompute", "micro_batches"}
 _MOST_WASTE = 128 * MIB  # of a chunk that the allocator does not divide
-_WITH_DATA = ("total", "low", "high", "inputs")  # bytes that the copy of the data adds to
-_SETTINGS = {"batch_size", "replicas", "jit_compile"}  # changes of the estimate, and not of the model
+_SETTINGS = {"batch_size", "replicas", "jit_compile", STREAM}  # changes of the estimate, and not of the model
 
 
 class OutOfTimeError(KerasmemError):
@@ -51,9 +51,10 @@ class StepEstimator:
         budget_seconds: time for estimates; None: as long as it takes.
         progress: called with a few words before each estimate.
         reserved: seconds that are kept for later estimates.
-        samples: of arrays that `fit` is given whole, whose copy on the device counts; None: data comes in batches.
+        samples: of arrays that Keras is given whole, whose copy on the device counts; None: data comes in batches.
         current: the estimate of the step as it is; known once `estimate_current` was called.
-        data_bytes: of that copy, for the inputs as they are.
+        data_bytes: what Keras keeps on the device beside every step: the copy of the arrays, and outputs of `predict`.
+        joined_bytes: what `predict` holds at its end, when it joins the outputs of all batches; else 0.
     """
 
     origin: Origin
@@ -68,12 +69,13 @@ class StepEstimator:
     samples: int | None = None
     current: MemoryReport = field(init=False)
     data_bytes: int = field(init=False, default=0)
+    joined_bytes: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._end = None if self.budget_seconds is None else time.monotonic() + self.budget_seconds
         self._durations: list[float] = []  # the first left out: it loads TensorFlow
         self._is_stand_in = False
-        self._known: dict[tuple[frozenset[tuple[str, str]], str], Need] = {}
+        self._known: dict[tuple[frozenset[tuple[str, str]], str], Bytes] = {}  # of the step alone, without arrays
 
     def estimate_current(self) -> MemoryReport:
         """Return the estimate of the step as it is, whatever time there is; it settles the method of all others.
@@ -85,12 +87,33 @@ class StepEstimator:
         is_auto = self.method == "auto"
         self.method, self.batch_size = report.settings.method, report.settings.batch_size
         self._is_stand_in = is_auto and self.method == "xla" and self.target.source == "catalogue"
-        if self.samples is not None and report.bytes.inputs is not None:
-            self.data_bytes = report.bytes.inputs * self.samples // self.batch_size
-        now = self.add((), report.bytes, self.method)
-        device = device_verdict(self.target, self._widened(now.bytes))
-        self.current = report = replace(report, bytes=now.bytes, device=device)
-        return report
+        self.add((), report.bytes, self.method)
+        self.current = self._judged(report)
+        return self.current
+
+    def count_arrays(self, sample: SampleBytes) -> None:
+        """Count what Keras keeps on the device of arrays that it is given whole, in all figures from now on.
+
+        `fit` and `evaluate` keep a copy of inputs and targets. `predict` keeps a copy of the inputs and the outputs of
+        every batch, and joins these at the end into one more copy.
+        """
+        if self.samples is None:
+            return
+        predicts = self.mode == "inference"
+        outputs = (sample.outputs or 0) * self.samples if predicts else 0
+        inputs = (sample.inputs + (0 if predicts else sample.targets)) * self.samples
+        self.data_bytes = inputs + outputs
+        self.joined_bytes = inputs + 2 * outputs if predicts else 0
+        self.current = self._judged(self.current)
+
+    def _judged(self, report: MemoryReport) -> MemoryReport:
+        need = self.baseline(()).bytes
+        return replace(report, bytes=need, device=device_verdict(self.target, self._widened(need)))
+
+    @property
+    def must_stream(self) -> bool:
+        """Whether the arrays alone take more than the device has."""
+        return max(self.data_bytes, self.joined_bytes) >= self.target.available_bytes
 
     @property
     def fits_now(self) -> bool:
@@ -122,15 +145,23 @@ class StepEstimator:
         return self._need(made, self.method_for(made))
 
     def add(self, changes: Iterable[Change], found: Bytes, method: str) -> Need:
-        """Keep an answer that another estimate brought along, with the copy of the data added to it."""
-        data = self.data_bytes
-        held = {name: size + data for name in _WITH_DATA if (size := getattr(found, name)) is not None}
-        if found.high is not None:
-            held["high"] += min(data, _MOST_WASTE)  # the copy may lie in a chunk that is so much larger
-        whole = replace(found, **held)
-        need = Need(whole, verdict(self._widened(whole), self.target.available_bytes), method)
-        self._known[frozenset(each.key for each in changes), method] = need
-        return need
+        """Keep an answer that another estimate brought along, and return the need with the arrays."""
+        changes = tuple(changes)
+        self._known[_key(changes), method] = found
+        streams = any(each.kind == STREAM for each in changes)
+        need = found if streams else self._with_arrays(found)
+        return Need(need, verdict(self._widened(need), self.target.available_bytes), method)
+
+    def _with_arrays(self, step: Bytes) -> Bytes:
+        """Add the arrays that Keras keeps on the device to the need of a step."""
+        at_end = (step.weights or 0) + self.joined_bytes
+        sizes = ((name, getattr(step, name)) for name in ("total", "low", "high"))
+        whole = {name: max(size + self.data_bytes, at_end) for name, size in sizes if size is not None}
+        if step.high is not None:
+            whole["high"] += min(self.data_bytes, _MOST_WASTE)  # the copy may lie in a chunk that is so much larger
+        if step.inputs is not None:
+            whole["inputs"] = step.inputs + whole["total"] - step.total
+        return replace(step, **whole)
 
     def kernels(self, method: str) -> str | None:
         """Name the kernels that the figures of a method hold for; None for the formula."""
@@ -161,9 +192,8 @@ class StepEstimator:
         return self._end is None or self._end - self.reserved - time.monotonic() > estimates * mean
 
     def _need(self, changes: tuple[Change, ...], method: str) -> Need:
-        keys = frozenset(each.key for each in changes)
-        if (keys, method) in self._known:
-            return self._known[keys, method]
+        if (known := self._known.get((_key(changes), method))) is not None:
+            return self.add(changes, known, method)
         if not self.has_time():
             raise OutOfTimeError("there was no time for it")
         begin = time.monotonic()
@@ -226,6 +256,11 @@ class StepEstimator:
             "input_shape": self.origin.input_shape,
         }
 
+    def limit_for(self, changes: Iterable[Change]) -> int:
+        """Return the bytes of the device that are left for a step, besides the arrays that Keras keeps."""
+        streams = any(each.kind == STREAM for each in changes)
+        return self.target.available_bytes - (0 if streams else self.data_bytes)
+
     def _widened(self, need: Bytes) -> Bytes:
         """Return the need as `kerasmem.estimate` claims it where this machine's plan stands in for a card's: all that
         is sure is what the step holds from beginning to end."""
@@ -233,6 +268,11 @@ class StepEstimator:
             return need
         held = sum(getattr(need, name) or 0 for name in ("weights", "optimizer", "inputs"))
         return replace(need, low=min(need.low, held))
+
+
+def _key(changes: Iterable[Change]) -> frozenset[tuple[str, str]]:
+    """Return what tells the step of some changes from others; the source of the data does not change it."""
+    return frozenset(each.key for each in changes if each.kind != STREAM)
 
 
 def _building(origin: Any, changes: Iterable[Change], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,9 @@ def advise(
         optimizer, loss, dtype_policy, jit_compile, mode, input_shape, target_shape, target_dtype, factory,
             factory_args, custom_objects, trust: as for `kerasmem.estimate`.
         budget_seconds: time for estimates, after which no further one is begun; None: as long as it takes.
-        samples: of the arrays that `model.fit` is given whole: it keeps a copy of them on the device as long as it
-            runs, which all figures then count; None: data that comes in batches.
+        samples: number of samples in the arrays that Keras is given whole. `fit` and `evaluate` keep a copy of them on
+            the device, `predict` a copy of the inputs and all outputs, twice at its end; all figures then count this.
+            Defaults to data that comes in batches.
         confirm: run three real steps of the first plan, in a process of its own under the device's limit, before it
             is recommended; where memory runs out the next plan is run. On a machine without a GPU they run on the CPU.
         progress: called with a few words before each estimate.
@@ -100,6 +101,8 @@ def advise(
     except KerasmemError as error:
         search.notes.append(f"no remedy can be estimated: {error}")
     else:
+        if search.traits.sample is not None:
+            estimator.count_arrays(search.traits.sample)
         plans = _search(search, budget_seconds, confirm)
     return _advice(search, plans)
 
@@ -133,7 +136,8 @@ def _advice(search: RemedySearch, plans: list[Remedy]) -> Advice:
         notes.append(f"nothing that was estimated surely fits the {available}")
     return Advice(
         current.model, current.settings, current.bytes, current.device, tuple(remedies), tuple(plans),
-        tuple(search.considered), tuple(notes), estimator.kernels(estimator.method), estimator.data_bytes,
+        tuple(search.considered), tuple(notes), estimator.kernels(estimator.method),
+        max(estimator.data_bytes, estimator.joined_bytes),
     )  # fmt: skip
 
 
@@ -151,14 +155,9 @@ def _on_other_kernels(estimator: StepEstimator) -> Iterator[str]:
 
 
 def _on_data(estimator: StepEstimator) -> Iterator[str]:
-    """Note the size of the copy of the data, and how to avoid it."""
-    if estimator.data_bytes:
-        yield (
-            f"the figures count {format_size(estimator.data_bytes)} for the copy of the arrays that model.fit keeps on "
-            "the device; data in batches (a PyDataset, tf.data from a generator, kerasmem.H5ChunkSequence) has none"
-        )
-    elif estimator.samples is not None:
-        yield f"the copy of the arrays is not counted: {estimator.method} does not tell what a batch takes"
+    """Note that arrays were given and are not counted."""
+    if estimator.samples is not None and not estimator.data_bytes:
+        yield "the arrays are not counted: the model does not tell the shapes of its inputs"
 
 
 def _may_save_nothing(remedy: Remedy, now: Bytes) -> bool:

@@ -21,20 +21,25 @@ _NOT_COMBINED = {"replicas"}  # more hardware is another answer than fitting thi
 
 
 def find_plans(search: RemedySearch) -> list[Remedy]:
-    """Return the least harmful changes that fit, alone or combined; if none fits, the nearest."""
-    estimator = search.estimator
+    """Return the least harmful changes that fit, alone or combined; if none fits, the nearest.
+
+    Where the arrays alone are too large, every plan gives Keras its data in batches.
+    """
+    estimator, base = search.estimator, search.base
     if estimator.fits_now or not search.changes:
         return []
     offered = list(_options(search))
     changes = {change.key: change for change, _, _ in offered}
     options = [Option(change.key, change.group, change.harm, ratio, change.kind) for change, ratio, _ in offered]
-    needs: dict[Combination, Need] = {frozenset(): estimator.baseline([])}
+    needs: dict[Combination, Need] = {frozenset(): estimator.estimate(base)}
+    if needs[frozenset()].verdict == FITS:
+        return [search.remedy(base, needs[frozenset()])]
     needs |= {frozenset([change.key]): need for change, _, need in offered if need is not None}
     known = {keys: _answer(need) for keys, need in needs.items()}
 
     def ask(keys: Combination) -> Answer | None:
         try:
-            needs[keys] = estimator.estimate([changes[key] for key in keys])
+            needs[keys] = estimator.estimate([*base, *(changes[key] for key in keys)])
         except OutOfTimeError:
             if _OUT_OF_TIME not in search.notes:
                 search.notes.append(_OUT_OF_TIME)
@@ -46,7 +51,7 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
         return _answer(needs[keys])
 
     chosen = search_combinations(options, known, ask, estimator.target.available_bytes)
-    return [search.remedy([changes[key] for key in keys], needs[keys]) for keys in chosen]
+    return [search.remedy([*base, *(changes[key] for key in keys)], needs[keys]) for keys in chosen]
 
 
 def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]]:
@@ -55,16 +60,18 @@ def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]
     Micro-batches and batches come in all powers of two: what those between need is guessed on the line through those
     that were estimated, and estimated before it is told.
     """
-    batch_size = search.estimator.batch_size
+    estimator, base = search.estimator, search.base
+    batch_size = estimator.batch_size
     lines: dict[str, list[tuple[float, float]]] = {}
     estimated = set()
-    for change, need in search.changes:
-        before = search.estimator.baseline([change]).bytes
+    for change in search.changes:
+        before = estimator.baseline([*base, change]).bytes
+        need = estimator.estimate([*base, change])
         ratio = (need.bytes.high or need.bytes.total) / max(before.high or before.total, 1)
         if change.kind in ("micro_batches", "batch_size"):
             share = 1 / change.value if change.kind == "micro_batches" else change.value / batch_size
             lines.setdefault(change.kind, [(1.0, 1.0)]).append((share, ratio))
-        if change.kind not in _NOT_COMBINED and ratio < 1:
+        if change.kind not in _NOT_COMBINED and change not in base and ratio < 1:
             estimated.add(change.key)
             yield change, ratio, need
     for kind, points in lines.items():
@@ -120,7 +127,8 @@ def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str
 
 def _ran(estimator: StepEstimator, plan: Remedy) -> Remedy:
     """Run real steps of a plan and take over their verdict."""
-    with estimator.request([make_change(each["kind"], each["value"]) for each in plan.changes]) as request:
-        limit = estimator.target.available_bytes - estimator.data_bytes
+    changes = [make_change(each["kind"], each["value"]) for each in plan.changes]
+    limit = estimator.limit_for(changes)
+    with estimator.request(changes) as request:
         trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
     return replace(plan, trial=trial, verdict=FITS if trial.fits else DOES_NOT_FIT)

@@ -12,7 +12,7 @@ from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.estimation.verdict import FITS
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
-from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered, worst_result
+from kerasmem.recovery.changes import OPTIMIZERS, STREAM, Change, ordered, worst_result
 from kerasmem.recovery.code import code_of
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.recovery.traits import LORA_RANK, Traits
@@ -38,7 +38,7 @@ class RemedySearch:
         estimator: of the step, whose step as it is was estimated.
         traits: of the model.
         remedies: that save memory.
-        changes: the change behind each remedy and what it needs, for combinations; all that were estimated.
+        changes: all that were estimated and save memory, for combinations.
         considered: what is not offered.
         notes: for the reader.
     """
@@ -46,14 +46,29 @@ class RemedySearch:
     estimator: StepEstimator
     traits: Traits = field(init=False)
     remedies: list[Remedy] = field(default_factory=list)
-    changes: list[tuple[Change, Need]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     considered: list[Considered] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _largest_batch: int | None = None  # that fits, where the whole one does not
 
+    @property
+    def base(self) -> list[Change]:
+        """Changes without which nothing fits: data in batches, if the arrays alone are too large."""
+        return [self._stream()] if self.estimator.must_stream else []
+
+    @property
+    def _base_fits(self) -> bool:
+        base, estimator = self.base, self.estimator
+        return estimator.estimate(base).verdict == FITS if base else estimator.fits_now
+
+    def _stream(self) -> Change:
+        return self.traits.change(STREAM, self.estimator.mode)
+
     def run(self) -> None:
         """Estimate them all."""
         estimator = self.estimator
+        if estimator.data_bytes:
+            self._try(self._stream())
         if estimator.method == "formula":
             self._reject("all but the batch", "the formula, which answers here, knows nothing else")
             self._batches()
@@ -128,16 +143,13 @@ class RemedySearch:
         if now == 1:
             self._reject(name, "it is 1 already")
             return
-        if estimator.fits_now:
+        if self._base_fits:
             self._try(self.traits.change("batch_size", now // 2))
             return
         if not estimator.has_time(_ESTIMATES_OF_A_SEARCH):
             self._reject(name, "there was no time for the search")
             return
-        data = estimator.data_bytes
-        if data >= estimator.target.available_bytes:
-            self._reject(name, f"the copy of the data alone takes {format_size(data)}")
-            return
+        data = estimator.target.available_bytes - estimator.limit_for(self.base)
         options = {**estimator.origin.model_options(), **estimator.step_options(), "method": estimator.method}
         options |= {"maximum": now - 1, "margin": data / estimator.target.available_bytes}
         options.pop("batch_size")
@@ -169,31 +181,38 @@ class RemedySearch:
     def _try_sizes(self, kind: str, sizes: list[int]) -> None:
         """Try sizes until one fits; only the first if the step as it is fits."""
         for size in sizes:
-            need = self._try(self.traits.change(kind, size), is_last=size == sizes[-1])
-            if need is None or need.verdict == FITS or self.estimator.fits_now:
+            verdict = self._try(self.traits.change(kind, size), is_last=size == sizes[-1])
+            if verdict in (None, FITS) or self._base_fits:
                 return
 
-    def _try(self, change: Change, is_last: bool = True) -> Need | None:
-        """Estimate a change, and offer it if it saves memory and decides among sizes of its kind."""
+    def _try(self, change: Change, is_last: bool = True) -> str | None:
+        """Estimate a change, and offer it if it saves memory and decides among sizes of its kind.
+
+        Returns:
+            The verdict with the change and the base, or None without an estimate.
+        """
         if change.kind in _ON_TENSORFLOW and runs_on_jax():
             self._reject(change.name, "estimated and written for TensorFlow alone, and Keras runs on JAX")
             return None
         try:
             need = self.estimator.estimate([change])
             before = self.estimator.baseline([change])
+            base = self.base
+            verdict = self.estimator.estimate([*base, change]).verdict if base else need.verdict
         except KerasmemError as error:
             out_of_time = isinstance(error, OutOfTimeError)
             self._reject(change.name, str(error) if out_of_time else f"it cannot be estimated: {error}")
             return None
         saving = before.bytes.total - need.bytes.total
-        if saving < (_NOISE_OF_PLAN if need.method in ("xla", "gpu-target") else _NOISE) * before.bytes.total:
+        noise = _NOISE_OF_PLAN if need.method in ("xla", "gpu-target") else _NOISE
+        if saving < noise * (before.bytes.total - self.estimator.data_bytes):
             if is_last:
                 self._reject(change.name, f"by the estimate ({need.method}) it {_too_little(saving)}")
-            return need
-        self.changes.append((change, need))
-        if is_last or FITS in (before.verdict, need.verdict):
+            return verdict
+        self.changes.append(change)
+        if is_last or FITS in (before.verdict, verdict):
             self.remedies.append(self.remedy([change], need))
-        return need
+        return verdict
 
     def remedy(self, changes: Iterable[Change], need: Need) -> Remedy:
         """Make a remedy of some changes and their need."""

@@ -37,7 +37,8 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     kernels = "" if advice.kernels is None else f", on kernels of {printable(advice.kernels, 80)}"
     now = Text(f"Now: {_needs(advice.settings.method, need.total, need.low, need.high)}{kernels}\n")
     now.append_text(verdict_line(advice.device, need, advice.settings.method))
-    parts: list[RenderableType] = [*_answer(advice), "", model_heading(advice.model, settings), "", now, ""]
+    parts: list[RenderableType] = [*_answer(advice), *_arrays(advice), ""]
+    parts += [model_heading(advice.model, settings), "", now, ""]
     if advice.remedies:
         heading = Text("Remedies, by bytes saved for each unit of arithmetic", style="bold")
         parts += [heading, _remedies(advice, terminal)]
@@ -78,6 +79,20 @@ def _answer(advice: Advice) -> Iterator[Text]:
     needs = _needs(chosen.method, chosen.total, chosen.low, chosen.high)
     yield _verdict_on(device, chosen.verdict, f"with {printable(chosen.name, 200)}", needs).append(_trial(chosen))
     yield from (Text(f"  {line}", style="cyan") for line in printable_lines(chosen.code).splitlines())
+
+
+_KEPT = {
+    "train": "the copy of the arrays that model.fit keeps on the device",
+    "evaluate": "the copy of the arrays that model.evaluate keeps on the device",
+    "inference": "what model.predict keeps on the device: the inputs and all outputs, these twice at its end",
+}
+
+
+def _arrays(advice: Advice) -> Iterator[Text]:
+    """Yield the share of whole arrays in the need as it is."""
+    if advice.data_bytes:
+        kept, total = format_size(advice.data_bytes), format_size(advice.need.total)
+        yield Text(f"As it is, {kept} of {total} is {_KEPT[advice.settings.mode]}.")
 
 
 def _needs(method: str, total: int, low: int | None, high: int | None) -> str:

@@ -78,7 +78,7 @@ def other_recurrent():
     [
         ("auto", None, None, "graph", "no card is named"),
         ("auto", SIZE, None, "graph", "a size does not say that it is a GPU's"),
-        ("auto", CARD, None, "gpu-target", "Keras compiles with XLA on a GPU"),
+        ("auto", CARD, None, "gpu-target", "--no-jit-compile"),
         ("auto", CARD, no_jit, "graph", "layer 'stubborn' cannot be compiled by XLA"),
         ("auto", CARD, recurrent, "graph", "layer 'memory' to cuDNN"),
         ("auto", CARD, other_recurrent, "gpu-target", "Keras compiles with XLA on a GPU"),

@@ -122,6 +122,10 @@ COMPILE = "model.compile(optimizer, loss=loss, metrics=metrics"
         ({"batch_size": 16}, "train", "model.fit(x, y, batch_size=16)"),
         ({"batch_size": 16}, "evaluate", "model.evaluate(x, y, batch_size=16)"),
         ({"batch_size": 16}, "inference", "model.predict(x, batch_size=16)"),
+        ({"stream": "train"}, "train", "model.fit(data)"),
+        ({"stream": "train", "micro_batches": 4}, "train", "kerasmem.fit(model, data, micro_batches=4)"),
+        ({"stream": "evaluate", "batch_size": 16}, "evaluate", 'H5ChunkSequence("data.h5", batch_size=16)'),
+        ({"stream": "inference"}, "inference", "outputs = model.predict_on_batch(x[n : n + 64])"),
         ({"recompute": "auto", "micro_batches": 4}, "train", "model = kerasmem.recompute(model, batch_size=16)"),
         ({"optimizer": "sgd_momentum"}, "train", "optimizer = keras.optimizers.SGD(0.01, momentum=0.9)"),
         ({"freeze": True}, "train", "for layer in model.layers[:2]:"),
@@ -154,6 +158,13 @@ def test_a_frozen_backbone_leaves_the_head_to_train():
     arguments = {"origin": Origin(model), "changes": [{"kind": "freeze", "value": True}]}
     need = kerasmem.estimate(build, factory_args=arguments, batch_size=16, method="formula")
     assert need.model.trainable_parameters == 16 * 4 + 4
+
+
+def test_recomputation_that_saves_nothing_is_no_warning(recwarn):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    arguments = {"origin": Origin(model), "changes": [{"kind": "recompute", "value": "auto"}]}
+    kerasmem.estimate(build, factory_args=arguments, batch_size=16, method="formula")
+    assert not [each for each in recwarn if "recompute" in str(each.message)]
 
 
 def test_no_time():

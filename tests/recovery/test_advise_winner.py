@@ -8,6 +8,7 @@ from pathlib import Path
 import advised_models
 import pytest
 
+import kerasmem
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import EIGEN, ONEDNN, assumed
 from kerasmem.errors import KerasmemError
@@ -18,6 +19,7 @@ from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.recovery.building import Origin
 from kerasmem.recovery.changes import make_change
 from kerasmem.recovery.estimator import StepEstimator
+from kerasmem.recovery.traits import SampleBytes, traits_of
 from kerasmem.rendering.advice_table import advice_table
 from kerasmem.rendering.layout import plain_text
 
@@ -48,19 +50,43 @@ def test_whose_kernels_figures_hold_for():
             assert estimator("16GB").kernels("graph") == said
 
 
-def test_the_copy_of_the_data_counts_in_all_figures(tmp_path):
+def test_the_copy_of_the_arrays_counts_in_all_figures(tmp_path):
     saved = str(tmp_path / "residual.keras")  # with its layers' names: Grappler puts operations in their order
     advised_models.residual(blocks=2).save(saved)
-    without = estimator(source=saved).estimate_current()
     asked = estimator(source=saved, samples=10 * BATCH)
-    now = asked.estimate_current()
-    assert asked.data_bytes == 10 * without.bytes.inputs > 0
+    without = asked.estimate_current()
+    asked.count_arrays(traits_of(asked.origin, BATCH).sample)
+    assert asked.data_bytes == 10 * BATCH * (16 + 2) * 4  # inputs and targets, whatever is held at the peak
     for name in ("total", "low", "high", "inputs"):
-        added = getattr(now.bytes, name) - getattr(without.bytes, name)
+        added = getattr(asked.current.bytes, name) - getattr(without.bytes, name)
         expected = asked.data_bytes * (2 if name == "high" else 1)  # its chunk may be larger than the copy
         assert added == expected, name
-    halved = asked.add([make_change("batch_size", BATCH // 2)], Bytes(100, 90, None, *[None] * 7), "graph")
+    halved = asked.add([make_change("batch_size", BATCH // 2)], Bytes(100, 90, None), "graph")
     assert halved.bytes.total == 100 + asked.data_bytes and halved.bytes.high is None
+    assert asked.estimate([make_change("stream", "train")]).bytes == without.bytes
+
+
+@pytest.mark.parametrize(("step", "total"), [(Bytes(100, 90, None, 10), 2010), (Bytes(5000, 90, None, 10), 6200)])
+def test_predict_keeps_all_outputs_and_joins_them(step, total):
+    asked = estimator(samples=100)
+    asked.mode = "inference"
+    asked.current = kerasmem.estimate(f"{MODELS}:residual", method="formula", mode="inference")
+    asked.add((), asked.current.bytes, "graph")
+    asked.count_arrays(SampleBytes(inputs=4, targets=9, outputs=8))
+    assert asked.add([make_change("batch_size", 8)], step, "graph").bytes.total == total
+    streamed = [make_change("batch_size", 8), make_change("stream", "inference")]
+    assert asked.estimate(streamed).bytes == step
+
+
+def test_arrays_larger_than_the_device_come_in_batches():
+    samples = 10**9
+    advice = kerasmem.advise(f"{MODELS}:residual", device="16GB", method="graph", budget_seconds=0, samples=samples)
+    assert (advice.device.verdict, advice.verdict) == ("does not fit", "fits")
+    assert advice.data_bytes == samples * (16 + 2) * 4
+    assert [each["kind"] for each in advice.plans[0].changes] == ["stream"]
+    assert "H5ChunkSequence" in advice.plans[0].code
+    head = plain_text(advice_table(advice, 120, is_brief=True), 120).split("Now:")[0]
+    assert "67.1 GiB" in head and "model.fit keeps" in head
 
 
 def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):

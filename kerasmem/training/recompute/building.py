@@ -82,6 +82,24 @@ def recompute(
         >>> model.cuts
         ('dense_2', 'dense_5', 'dense_8')
     """
+    made, nothing_saved = recomputed(
+        model, segments, memory=memory, batch_size=batch_size, cuts=cuts, input_shape=input_shape
+    )
+    if nothing_saved is not None:
+        warnings.warn(nothing_saved, stacklevel=2)
+    return made
+
+
+def recomputed(
+    model: Any,
+    segments: int | str = AUTO,
+    *,
+    memory: int | str | None = None,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    cuts: Sequence[str] | None = None,
+    input_shape: Any = None,
+) -> tuple[Any, str | None]:
+    """Return the model as `recompute` does, and the warning if nothing is saved."""
     target = None if memory is None else resolve_device(str(memory))
     limit = None if target is None else target.available_bytes
     model = _as_graph(model, input_shape)
@@ -97,18 +115,15 @@ def recompute(
     held = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is not None:
         made = build_recomputed(model, described(steps, _ends(source, steps, cuts), batch_size, held, limit))
-        if not _saves(made.plan):
-            warnings.warn(_nothing_saved(model, made.plan), stacklevel=2)
-        return made
+        return made, None if _saves(made.plan) else _nothing_saved(model, made.plan)
     choose = partial(plan_segments, steps, segments=segments, batch_size=batch_size, persistent_bytes=held)
     plan = choose(target_bytes=limit)
     if limit is not None:
-        return _estimated_within(model, plan, choose, limit, input_shape)
+        return _estimated_within(model, plan, choose, limit, input_shape), None
     made = build_recomputed(model, plan)
     if _saves(plan) and (segments != AUTO or _saves_by_estimate(model, made, input_shape)):
-        return made
-    warnings.warn(_nothing_saved(model, plan), stacklevel=2)
-    return build_recomputed(model, uncut(plan)) if segments == AUTO else made
+        return made, None
+    return build_recomputed(model, uncut(plan)) if segments == AUTO else made, _nothing_saved(model, plan)
 
 
 def _saves(plan: RecomputePlan) -> bool:
