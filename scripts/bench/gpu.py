@@ -52,7 +52,7 @@ NETWORKS = {
     "unet": (64, 512),
     "wavenet": (64, 512),
     "conv3d": (128, 1024),
-    "lstm": (128, 1024),
+    "bidirectional": (128, 1024),
     "wide_mlp": (1024, 8192),
 }
 UNTUNED = ("keras.applications:ResNet50", "keras.applications:VGG16", "decoder", "unet")
