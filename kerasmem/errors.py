@@ -19,8 +19,14 @@ A message says what is wrong, names the file and the field, and ends with the wa
 from __future__ import annotations
 
 import copyreg
+import os
+import sys
+import traceback
+import warnings
 from collections.abc import Mapping
 from typing import Any
+
+_INTERNAL = ("kerasmem", "keras", "tensorflow")  # packages whose lines no warning points at
 
 
 class KerasmemError(Exception):
@@ -101,3 +107,12 @@ def check_format(what: str, data: object, version: int) -> None:
     found = data.get("format_version") if isinstance(data, Mapping) else None
     if found != version:
         raise InputError(f"{what}: format_version is {found!r}, this kerasmem reads {version}")
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the first calling line outside of kerasmem, Keras and TensorFlow."""
+    packages = [sys.modules[name] for name in _INTERNAL if name in sys.modules]
+    folders = tuple(os.path.join(os.path.dirname(each.__file__ or ""), "") for each in packages)
+    stack = traceback.extract_stack()[::-1]
+    level = next((n for n, line in enumerate(stack, start=1) if not line.filename.startswith(folders)), 1)
+    warnings.warn(message, category, stacklevel=level)

@@ -6,13 +6,12 @@ import contextlib
 import gc
 import sys
 import traceback
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.compat.gradients import custom_gradients, free_unneeded_gradients, kept_variables
-from kerasmem.errors import UsageError
+from kerasmem.errors import UsageError, warn_user
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
@@ -81,7 +80,7 @@ def clear_session(*models: Any) -> Freed:
         try:
             custom_gradients()
         except NotAvailableError as error:
-            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+            warn_user(str(error), RuntimeWarning)
     return collect()
 
 

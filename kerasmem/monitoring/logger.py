@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ import keras
 from kerasmem.cluster import find_worker
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.devices.nvml import Nvml
+from kerasmem.errors import warn_user
 from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.leak_watch import LeakReport
 from kerasmem.monitoring.phases import PhasePeaks
@@ -190,7 +190,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self.growth = enable_memory_growth()
         if self.growth.refused:
             self._recorder.note(f"memory growth: {self.growth.message}")
-            warnings.warn(f"MemoryLogger: {self.growth.message}", stacklevel=3)
+            warn_user(f"MemoryLogger: {self.growth.message}")
 
     # ---------------------------------------------------------- Keras's hooks
 

@@ -11,7 +11,6 @@ import os
 import re
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from typing import Any, Literal
 from kerasmem.checks import choice, number, path, whole
 from kerasmem.cluster import Worker, own_path
 from kerasmem.devices.nvml import Nvml
-from kerasmem.errors import UsageError
+from kerasmem.errors import UsageError, warn_user
 from kerasmem.monitoring.batch_queue import BatchQueue, OpenBatch, RawBatch
 from kerasmem.monitoring.cost import Overhead, costed
 from kerasmem.monitoring.device_reader import DeviceReader
@@ -164,7 +163,7 @@ class Recorder:
         if self.run is not None:
             self._add_object("note", run=self.run, text=text)
         if say:
-            warnings.warn(f"MemoryLogger: {text}", stacklevel=2)
+            warn_user(f"MemoryLogger: {text}")
 
     def _add_object(self, kind: str, **values: Any) -> None:
         self._write(lambda file: file.add_object(kind, **values))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from kerasmem import checks
 from kerasmem.diagnosis.explaining import read_exception
-from kerasmem.errors import ModelError, UsageError
+from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.models.freeing import collect, drop_frames
 from kerasmem.training.isolation import run_isolated
 
@@ -67,11 +66,8 @@ def find_executable_batch_size(
                 return value
             if size == 1:
                 raise ModelError(f"{_name(function)}: not even a batch of 1 fits: {summary}")
-            warnings.warn(
-                f"{_name(function)}: a batch of {size} ran out of memory ({summary.rstrip('.')}); {size // 2} is tried",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            text = f"a batch of {size} ran out of memory ({summary.rstrip('.')}); {size // 2} is tried"
+            warn_user(f"{_name(function)}: {text}", RuntimeWarning)
             size //= 2
 
     return call

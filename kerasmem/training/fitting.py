@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 import keras
 
 from kerasmem import checks
 from kerasmem.compat.keras_fit import is_under_strategy
-from kerasmem.errors import UsageError
+from kerasmem.errors import UsageError, warn_user
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
 from kerasmem.training.model_state import read_state
 from kerasmem.training.run_state import RunState, plain
@@ -182,8 +181,5 @@ def _callback_list(given: Any) -> list[Any]:
 def _check_callbacks(callbacks: list[Any]) -> None:
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
-            warnings.warn(
-                "ModelCheckpoint(save_freq=…) saves the epoch's first weights; use kerasmem.fit(checkpoint=…)",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+            text = "ModelCheckpoint(save_freq=…) saves the epoch's first weights; use kerasmem.fit(checkpoint=…)"
+            warn_user(text, RuntimeWarning)

@@ -15,13 +15,12 @@ import json
 import os
 import runpy
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from kerasmem.errors import UsageError
+from kerasmem.errors import UsageError, warn_user
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -77,7 +76,7 @@ def replace_fit(
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"kerasmem run: {text}", RuntimeWarning, stacklevel=4)
+    warn_user(f"kerasmem run: {text}", RuntimeWarning)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

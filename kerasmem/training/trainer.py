@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ import numpy as np
 
 from kerasmem.compat.keras_fit import logs_from_steps, noted_epoch_iterator
 from kerasmem.diagnosis.explaining import read_exception
-from kerasmem.errors import ModelError, UsageError
+from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.models.freeing import drop_frames
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
@@ -249,7 +248,7 @@ class Trainer(keras.callbacks.Callback):
                 if not self._options.falls_back:
                     raise
                 text = f"steps run in this process, and XLA destroys the weights if one runs out of memory: {error}"
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warn_user(text, RuntimeWarning)
                 self.isolated = False
         ours, model.train_function = model.train_function, self._keras_train
         try:

@@ -27,8 +27,9 @@ def failing(most, tried, message=RAN_OUT):
 def test_the_batch_is_halved_until_it_fits():
     tried = []
     train = kerasmem.find_executable_batch_size(failing(20, tried), starting_batch_size=100)
-    with pytest.warns(RuntimeWarning, match="a batch of 100 ran out of memory .*; 50 is tried"):
+    with pytest.warns(RuntimeWarning, match="a batch of 100 ran out of memory .*; 50 is tried") as caught:
         assert train(more=3) == 15
+    assert {warning.filename for warning in caught} == {__file__}
     assert tried == [100, 50, 25, 12] and train.__name__ == "train"
     with (
         pytest.warns(RuntimeWarning),

@@ -8,14 +8,13 @@ each step of shapes that have not been seen to fit, and one from time to time, w
 from __future__ import annotations
 
 import sys
-import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.training_device import allocator_limit
-from kerasmem.errors import ModelError, UsageError
+from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.records import Record
 from kerasmem.training.model_state import ModelState
 from kerasmem.training.model_state import byte_count as state_bytes
@@ -252,11 +251,10 @@ class Driver:
             raise ModelError(cannot_divide(summary, obstacle, self._since(), found, is_spread=self._is_spread))
         size, how = self._chosen(rows, now, failures)
         self.sizes[kind] = size
-        warnings.warn(
+        warn_user(
             f"a {'training' if kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
             f"({failure.diagnosis.summary.rstrip('.')}); it is repeated in micro-batches of {size} rows{how}",
             RuntimeWarning,
-            stacklevel=2,
         )
         if kind == "train":
             self._warn_uneven()
@@ -298,7 +296,7 @@ class Driver:
             obstacle = self._obstacle("train")
             text = f"{obstacle}; {_OTHERWISE}" if obstacle else uneven_layers(self._model)
             if text is not None:
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warn_user(text, RuntimeWarning)
 
 
 def _is_stuck(failures: list[RanOut]) -> bool:
