@@ -171,7 +171,7 @@ def _estimated(arguments: EstimateArguments) -> MemoryReport:
 
 def _report(step: Step, answer: Answer, target: DeviceTarget | None) -> MemoryReport:
     shapes, opened, found = step.shapes, step.opened, answer.outcome or _by_formula(step)
-    need = Bytes(found.total, found.low, found.high, **found.categories)
+    need = Bytes(found.total, found.low, found.high, **found.categories, optional_workspace=found.optional_workspace)
     layers = shapes.layers
     if found.layers is not None:
         sizes = [found.layers.get(row.name, 0) for row in layers]

@@ -167,6 +167,7 @@ class Outcome:
         total: bytes in use at the peak.
         low: the least that the method claims; None where it claims nothing.
         high: the most.
+        optional_workspace: the part of `high` that cuDNN takes only while memory is free.
         pool: requested, in use, reserved, smallest limit.
         categories: bytes at the peak by category of `Bytes`, as far as the method divides.
         layers: bytes at the peak by layer, weights included; None where the method does not know the peak's.
@@ -186,6 +187,12 @@ class Outcome:
     instant: Instant | None = None
     unmodelled: tuple[Unmodelled, ...] = ()
     notes: tuple[str, ...] = ()
+    optional_workspace: int | None = None
+
+    @property
+    def most_needed(self) -> int | None:
+        """The upper end without the optional workspace."""
+        return None if self.high is None else self.high - (self.optional_workspace or 0)
 
 
 class Shares:
@@ -251,15 +258,22 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
         if need.high is None:
             return f"{total}, no upper end known"
         low = lower_end(self.settings.method, need.total, need.low)
-        least, most = f"at least {format_size(need.low)}", f"at most {format_size(need.high)}"
+        least, most = f"at least {format_size(need.low)}", f"at most {format_size(need.most_needed)}"
         verdict = "fits" if self.device is None else self.device.verdict
         both = most if low is None else f"{least}, {most}"
         return f"{total}, " + {"fits": most, "does not fit": least}.get(verdict, both)
 
     @property
+    def if_free(self) -> str:
+        """The second figure: "; cuDNN may use up to 4.2 GiB if it is free", or nothing."""
+        if not self.bytes.optional_workspace:
+            return ""
+        return f"; cuDNN may use up to {format_size(self.bytes.high)} if it is free"
+
+    @property
     def answer(self) -> str:
         """The answer: "fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
         if self.device is None:
-            return f"{self.model.name} {self.needs}"
+            return f"{self.model.name} {self.needs}{self.if_free}"
         on = verdict_on(self.device.verdict, self.device.name)
-        return f"{self.model.name} {on}: {self.needs}, of {format_size(self.device.available_bytes)}"
+        return f"{self.model.name} {on}: {self.needs}, of {format_size(self.device.available_bytes)}{self.if_free}"

@@ -23,8 +23,8 @@ def verdict(need: Bytes, available_bytes: int) -> str:
 
 
 def interval(need: Bytes) -> tuple[int, int | None]:
-    """Return both ends of an estimate's interval; its total if the method claims none."""
-    return (need.total, need.total) if need.low is None else (need.low, need.high)
+    """Return both ends of the bytes that a step must have; its total if the method claims no interval."""
+    return (need.total, need.total) if need.low is None else (need.low, need.most_needed)
 
 
 def at_least(need: Bytes | Outcome) -> int:
@@ -33,8 +33,8 @@ def at_least(need: Bytes | Outcome) -> int:
 
 
 def at_most(need: Bytes | Outcome) -> int:
-    """Return the upper end of an interval, or the total if none is known."""
-    return need.total if need.high is None else need.high
+    """Return the most that a step must have, or the total if no upper end is known."""
+    return need.total if need.most_needed is None else need.most_needed
 
 
 def judge(low: int, high: int | None, limit: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kerasmem.records import renamed
@@ -21,7 +21,11 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Bytes:
-    """The peak in bytes and its parts (None: unknown to the method)."""
+    """The peak in bytes and its parts (None: unknown to the method).
+
+    `optional_workspace` is the part of `high` that cuDNN takes only while memory is free. A step does without, so a
+    verdict does not count it.
+    """
 
     total: int
     low: int | None
@@ -33,10 +37,16 @@ class Bytes:
     inputs: int | None = None
     workspace: int | None = None
     allocator: int | None = None
+    optional_workspace: int | None = field(default=None, kw_only=True)
 
     CATEGORIES: ClassVar[tuple[str, ...]] = (
         "weights", "optimizer", "gradients", "activations", "inputs", "workspace", "allocator",
     )  # fmt: skip
+
+    @property
+    def most_needed(self) -> int | None:
+        """The upper end without the optional workspace, by which a verdict goes."""
+        return None if self.high is None else self.high - (self.optional_workspace or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,9 +182,10 @@ def _first_line(report: MemoryReport, cards: Sequence[str]) -> Text:
     device = report.device
     if device is None:
         where = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
-        return Text(f"{report.needs}: {where}", style="bold")
+        return Text(f"{report.needs}: {where}{report.if_free}", style="bold")
     line = verdict_heading(device.verdict, device.name)
-    line.append(f": {report.needs}, of {format_size(device.available_bytes)}", style="not bold default")
+    available = format_size(device.available_bytes)
+    line.append(f": {report.needs}, of {available}{report.if_free}", style="not bold default")
     if _is_card(device) and report.settings.method in _STAND_INS:
         line.append(" (a CPU's plan; --method gpu-target plans for the card)", style="not bold default")
     return line

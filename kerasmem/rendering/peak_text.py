@@ -71,7 +71,7 @@ def claim(report: MemoryReport) -> str | None:
     if high is not None and lower_end(report.settings.method, report.bytes.total, low) is None:
         return f"at most {format_size(high)}; how much less the card's own plan takes is not known"
     if high is not None:
-        spread = f"{format_size(low)} to {format_size(high)}"
+        spread = f"{format_size(low)} to {format_size(report.bytes.most_needed)}"
     training = "the spread of training steps measured in graph mode on a CPU"
     by_formula = training if report.settings.mode == "train" else "the weights; only training was measured"
     return f"{spread} ({_SPREAD.get(report.settings.method, by_formula)})"
@@ -83,6 +83,8 @@ def peak(report: MemoryReport) -> Iterator[RenderableType]:
     facts = [("Peak", f"{format_size(total)} in use ({total:,} B): {how(report)}")]
     if spread := claim(report):
         facts.append(("Interval", spread))
+    if report.bytes.optional_workspace:
+        facts.append(("If free", f"cuDNN may use up to {format_size(report.bytes.high)}, without which the step runs"))
     if report.instant is not None:
         facts.append(("Reached", printable(report.instant.text, 200)))
     yield fact_list(facts)
@@ -159,7 +161,7 @@ def verdict_line(device: DeviceVerdict, need: Bytes, method: str) -> Text:
 def margin(device: DeviceVerdict, need: Bytes, method: str) -> str:
     """Return how much is left over or missing, counted from the end of the interval that decides."""
     low = need.total if need.low is None else need.low
-    high = need.high if need.low is not None else need.total
+    high = need.most_needed if need.low is not None else need.total
     spare = None if high is None else device.available_bytes - high
     if device.verdict == "fits" and spare is not None:
         return f", {format_size(spare)} to spare"

@@ -18,7 +18,7 @@ from kerasmem.estimation.graph.placement import Place, host_bytes, on_card, plac
 from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
 from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.steps import graph_outcome
-from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT
+from kerasmem.estimation.unmodelled import REDZONES, TENSORFLOW_WORKSPACE_LIMIT
 from kerasmem.files import package_data
 from kerasmem.models.op_names import Attribution
 
@@ -96,18 +96,30 @@ def test_padding_that_is_given_counts_too():
 def test_the_upper_end_of_the_workspace_is_the_largest_algorithm_s():
     inputs, result = (tensor(1, 2, 6, 6), tensor(3, 3, 2, 4)), tensor(1, 4, 6, 6)
     attributes = {"padding": b"SAME", "data_format": b"NCHW"}
-    # Winograd: four tiles of 4×4 results; two planes of the input, eight of the filter and four of the result, each
-    # tile 6×6. FFT of 8×8 planes takes (2 + 8 + 4) × 8 × 5 × 8 = 4480; GEMM's matrix 36 × 9 × 2 × 4 = 2592.
-    winograd = (2 * 36 * 4 + 8 * 36 + 4 * 36 * 4) * 4
-    assert needs("Conv2D", inputs, result, workspace=TENSORFLOW_WORKSPACE_LIMIT, **attributes)[-1] == winograd == 4608
-    assert needs("Conv2D", inputs, result, workspace=4000, **attributes)[-1] == 4000
+    # FFT of 8×8 planes: two of the input, eight of the filter and four of the result, in two layouts. Winograd takes
+    # (2 × 4 + 8 + 4 × 4) tiles × 36 × 4 = 4608, GEMM's matrix 36 × 9 × 2 × 4 = 2592.
+    transformed = (2 + 8 + 4) * 8 * 5 * 8 * 2
+    tried = needs("Conv2D", inputs, result, workspace=TENSORFLOW_WORKSPACE_LIMIT, **attributes)[1:]
+    assert tried == [result.bytes + REDZONES, transformed + REDZONES]
+    assert needs("Conv2D", inputs, result, workspace=4000, **attributes)[-1] == 4000 + REDZONES
     assert len(needs("Conv2D", inputs, result, workspace=0, **attributes)) == 1
     # Steps of two: neither transform serves, and the matrix of patches is the largest.
     smaller = needs("Conv2D", inputs, tensor(1, 4, 3, 3), workspace=1 << 30, strides=[1, 1, 2, 2], **attributes)
-    assert smaller[-1] == (2 * 36 + 9 * 2 * 4 + 4 * 9) * 4 > 9 * 9 * 2 * 4
+    assert smaller[-1] - REDZONES == (2 * 36 + 9 * 2 * 4 + 4 * 9) * 4 > 9 * 9 * 2 * 4
     # The filter's gradient forms no such matrix.
     given = (inputs[0], tensor(4, dtype="int32"), result)
-    assert needs("Conv2DBackpropFilter", given, inputs[1], workspace=1 << 30, **attributes)[-1] == winograd
+    tried = needs("Conv2DBackpropFilter", given, inputs[1], workspace=1 << 30, **attributes)[-2:]
+    assert tried == [inputs[1].bytes + REDZONES, transformed + REDZONES]
+
+
+def test_planes_too_large_for_a_transform_are_divided_into_tiles():
+    inputs, result = (tensor(1, 2, 300, 300), tensor(5, 5, 2, 4)), tensor(1, 4, 300, 300)
+    attributes = {"padding": b"SAME", "data_format": b"NCHW"}
+    tiles = 11 * 11  # of 32 × 32, which overlap by 4
+    transformed = (2 * tiles + 2 * 4 + 4 * tiles) * 32 * 17 * 8 * 2
+    matrix, winograd = 300 * 300 * 25 * 2 * 4, (2 * 75 * 75 + 8 + 4 * 75 * 75) * 64 * 4
+    tried = needs("Conv2D", inputs, result, workspace=1 << 33, **attributes)
+    assert tried[-1] - REDZONES == max(transformed, matrix, winograd)
 
 
 @pytest.mark.parametrize(
@@ -235,10 +247,12 @@ def test_the_upper_end_is_no_more_than_the_card_has():
     def upper(available):
         return graph_outcome(program, {}, Attribution({}, (), ()), CardKernels((7, 5), available, BESIDE))
 
-    roomy, tight = upper(1 << 40), upper(48 << 20)
+    roomy, tight = upper(1 << 40), upper(96 << 20)
     assert roomy.total == tight.total >= 2 * image.bytes
     matrix = 64 * 64 * 64 * 9 * 8 * 4
-    assert roomy.high >= 2 * image.bytes + matrix > 80 << 20 > tight.high >= 48 << 20
+    assert roomy.high >= 3 * image.bytes + matrix + 2 * REDZONES > tight.high >= 96 << 20
+    assert roomy.most_needed == tight.most_needed < 80 << 20
+    assert roomy.optional_workspace == roomy.high - roomy.most_needed > matrix > tight.optional_workspace
     assert [each.bytes for each in roomy.unmodelled if each.what.startswith("workspace")] == [roomy.high - roomy.total]
 
 

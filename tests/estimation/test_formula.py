@@ -91,6 +91,11 @@ def test_verdict_at_each_border(low, high, available, expected):
     assert verdict(Bytes(10, low, high, *[None] * 7), available) == expected
 
 
+def test_a_verdict_does_not_count_what_is_taken_only_while_it_is_free():
+    need = Bytes(10, 8, 92, optional_workspace=80)
+    assert (need.most_needed, verdict(need, 12), verdict(need, 11)) == (12, "fits", "too close to call")
+
+
 def test_a_report_of_another_format_is_refused():
     with pytest.raises(InputError, match="format_version is 99"):
         MemoryReport.from_dict({"format_version": 99})

@@ -125,6 +125,8 @@ def test_the_report_says_that_it_is_predicted_and_what_is_missing(report):
     assert {"workspace of cuDNN's convolutions", "host memory", "CUDA context and libraries"} <= set(missing)
     assert missing["host memory"].bytes >= 16 * (32 * 32 * 3 + 1) * 4
     assert report.bytes.high >= report.bytes.total + missing["workspace of cuDNN's convolutions"].bytes
+    assert report.bytes.total <= report.bytes.most_needed == report.bytes.high - report.bytes.optional_workspace
+    assert "; cuDNN may use up to" in report.answer
     sizes = [getattr(report.bytes, name) for name in report.bytes.CATEGORIES]
     assert sum(sizes) == report.bytes.total and report.bytes.low <= report.bytes.total <= report.bytes.high
     assert report.device.name and report.pool.in_use <= report.pool.reserved

@@ -170,7 +170,7 @@ def _notes(compiled: CompiledStep, card: Card, workspace: int) -> tuple[str, ...
     if plan.convolutions:
         notes.append(
             f"cuDNN's workspace for {len(plan.convolutions)} convolutions: up to {workspace:,} B more (the algorithm "
-            "is chosen on the card; at most a copy of the input, filter and output of the largest, "
-            f"{max(plan.convolutions)[1]})"
+            "is chosen when XLA compiles on the card, and the verdict counts it; at most a copy of the input, filter "
+            f"and output of the largest, {max(plan.convolutions)[1]})"
         )
     return tuple(notes)

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from kerasmem.devices.kernels import CardKernels
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.scratch import Inputs, Kernels, Need, Scratch
+from kerasmem.estimation.unmodelled import REDZONES
 from kerasmem.models.sizes import element_bytes
 
 _HALVES = ("float16", "bfloat16")
-_COMPLEX = 8  # bytes of a complex number of two float32
-_LARGEST_TRANSFORM = 256  # cuDNN's FFT takes no larger planes
+_COMPLEX, _LAYOUTS = 8, 2  # bytes of a complex number of two float32, in so many layouts
+_LARGEST_TRANSFORM, _TRANSFORMED_TILE = 256, 32  # cuDNN's FFT takes no larger planes; other than in tiles
 _WINOGRAD = {3: 6, 5: 8}  # filter → tile of the non-fused algorithm, which makes 4×4 results at a time
 _TILE_RESULTS = 4
 
@@ -175,7 +176,7 @@ def convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...
         needs += [found.padded_bytes] * found.is_uneven
         needs += [found.result_bytes] * (is_turned and has_results)
         needs += [found.padded_bytes] * (is_turned and has_channels)
-    return _needs([*needs, _workspace(found, kernels, is_forward)])
+    return _needs([*needs, *_tried(found, kernels, node.type)])
 
 
 def _as_it_comes(node: Node, kernels: Kernels) -> bool:
@@ -186,10 +187,18 @@ def _needs(sizes: list[int]) -> tuple[Need, ...]:
     return tuple(Need(size) for size in sizes if size)
 
 
-def _workspace(found: _Convolution, kernels: Kernels, is_forward: bool) -> int:
-    """Return the most that an algorithm works in: of those that cuDNN documents, the one that has most to hold."""
+def _tried(found: _Convolution, kernels: Kernels, kind: str) -> list[int]:
+    """Return what trying the algorithms takes in the first step: the largest workspace and a copy of the result."""
     if not isinstance(kernels, CardKernels) or not kernels.workspace:
-        return 0
+        return []
+    results = {"BackpropInput": found.input_bytes, "BackpropFilter": found.filter_bytes}
+    copy = next((size for part, size in results.items() if part in kind), found.result_bytes)
+    workspace = min(_workspace(found, "Backprop" not in kind), kernels.workspace)
+    return [copy + REDZONES, workspace + REDZONES]
+
+
+def _workspace(found: _Convolution, is_forward: bool) -> int:
+    """Return the most that an algorithm works in: of those that cuDNN documents, the one that has most to hold."""
     # Copies in the layout that tensor cores want.
     held = [found.input_bytes + found.filter_bytes + found.result_bytes]
     if is_forward:  # GEMM, "a significant memory workspace to store the matrix that holds the input tensor data"
@@ -197,7 +206,7 @@ def _workspace(found: _Convolution, kernels: Kernels, is_forward: bool) -> int:
         held.append(places * math.prod(found.kernel) * found.channels[0] * found.element)
     if found.is_dense and set(found.steps) == {1} and len(found.sizes) == 2:
         held += [_transformed(found), _tiled(found)]
-    return min(max(held), kernels.workspace)
+    return max(held)
 
 
 def _planes(found: _Convolution, planes: int) -> tuple[int, int, int]:
@@ -207,12 +216,24 @@ def _planes(found: _Convolution, planes: int) -> tuple[int, int, int]:
 
 
 def _transformed(found: _Convolution) -> int:
-    """FFT: every plane of input, filter and result as complex numbers, half of them by symmetry (arXiv:1312.5851)."""
+    """FFT: every plane of input, filter and result as complex numbers, half of them by symmetry (arXiv:1312.5851).
+
+    All are held in two layouts: profiles of TensorFlow's Conv2D show cuDNN's fft2d_r2c, then cuBLAS's transposition of
+    complex numbers, then a complex matrix product. Larger planes are divided into tiles of 32 × 32 ("FFT_TILING"),
+    which overlap by the filter's size less one.
+    """
     padded = [size + sum(pads) for size, pads in zip(found.sizes, found.paddings, strict=True)]
     if max(padded) > _LARGEST_TRANSFORM:
-        return 0
+        if max(found.kernel) > _TRANSFORMED_TILE:
+            return 0
+        tiles = math.prod(
+            -(-result // (_TRANSFORMED_TILE - width + 1))
+            for result, width in zip(found.results, found.kernel, strict=True)
+        )
+        given, filters, made = _planes(found, _TRANSFORMED_TILE * (_TRANSFORMED_TILE // 2 + 1))
+        return (given * tiles + filters + made * tiles) * _COMPLEX * _LAYOUTS
     height, width = (1 << (size - 1).bit_length() for size in padded)
-    return sum(_planes(found, height * (width // 2 + 1))) * _COMPLEX
+    return sum(_planes(found, height * (width // 2 + 1))) * _COMPLEX * _LAYOUTS
 
 
 def _tiled(found: _Convolution) -> int:

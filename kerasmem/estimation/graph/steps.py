@@ -70,13 +70,15 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     spread = SPREAD["graph"] if is_on_cpu else 0.0
     # The largest buffer's chunk may be nearly twice as large, depending on what the process did before.
     wasted = min(max((buffer.bytes for buffer in live), default=0), LARGEST_WASTE)
+    needed = max(limit, int(total * (1 + spread)), sizes[-1] + wasted)
     processes = len({step.heap for step in steps})
     return Outcome(
         "graph",
         "graph",
         total,
         low=min(sizes[0], int(total * (1 - spread))),
-        high=max(most, limit, int(total * (1 + spread)), sizes[-1] + wasted),
+        high=max(most, needed),
+        optional_workspace=None if is_on_cpu else max(most - needed, 0),
         pool=Pool(usual.peak.requested, total, usual.heap.allocator.reserved, None, limit),
         categories=shares.categories,
         layers=shares.layers,
