@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kerasmem.errors import UsageError
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, part_of
 from kerasmem.hdf5.direct.sources import Outputs
@@ -24,7 +25,7 @@ from kerasmem.hdf5.settings import Access
 
 _MOST_OPEN = 256
 _SHARE = 8  # one part in so many of the file descriptors that the process may have; each file takes two
-
+CLOSED = "the data was closed while it was being read; end the loop or fit first"
 
 Claims = Sequence[Claim | None]
 """What a task will read of remote files, by the files it lies in; None for a file of this machine."""
@@ -53,6 +54,7 @@ class OpenFiles:
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
+        self._closed = False
         self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
     @property
@@ -74,9 +76,12 @@ class OpenFiles:
 
         Raises:
             DataError: If it cannot be opened, or is not what it was.
+            UsageError: If the files are closed.
         """
         file = self._files.get(number) or self._make(number)
         with self._free:
+            if self._closed:
+                raise UsageError(CLOSED)
             while file not in self._open and len(self._open) >= self._most and not self._rest_one():
                 self._free.wait()
             self._open[file] = self._open.get(file, 0) + 1
@@ -87,7 +92,7 @@ class OpenFiles:
         finally:
             with self._free:
                 self._open[file] -= 1
-                self._free.notify()
+                self._free.notify_all()
 
     def check(self) -> None:
         """Raise if an open file was changed."""
@@ -104,8 +109,12 @@ class OpenFiles:
             fetcher.close()
 
     def close(self) -> None:
-        """Close all files. No task may be running."""
-        with self._lock:
+        """Close all files for good, after the tasks that read from them."""
+        self.break_off()
+        with self._free:
+            self._closed = True
+            while any(self._open.values()):
+                self._free.wait()
             self._open.clear()
             for file in self._files.values():
                 file.close()

@@ -118,7 +118,7 @@ class H5DataSource:
         return self._built(self._read(np.array([self._checked(index) for index in indices], np.int64)))
 
     def close(self) -> None:
-        """Close the files. The next row opens them again. No other thread may be reading."""
+        """Close the files. The next row opens them again; one that another thread is reading may be an error."""
         with self._lock:
             reader, self._reader = self._reader, None
         if reader is not None and reader[0] == os.getpid():

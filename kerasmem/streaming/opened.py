@@ -122,6 +122,9 @@ class OpenStream:
                 values = self._pool.run(values)
             elif transform is not None:
                 values = apply_transform(transform, values)
+        except RuntimeError:
+            self.windows.refuse_if_closed()  # and the pool with it
+            raise
         except TransformFailure as failure:
             which = name_batch(batch, epoch, self.batch_rows(Position(epoch, batch)))
             raise DataError(f"transform, on {which}, {failure}") from failure.__cause__

@@ -129,7 +129,7 @@ class RowReader:
         self.files.check()
 
     def close(self) -> None:
-        """Close the files. The next read opens them again. No task may be running."""
+        """Close the files for good, after the tasks that read from them."""
         self._resident = {}
         self._now = self._next = None
         self.files.close()

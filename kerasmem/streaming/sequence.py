@@ -206,6 +206,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         self._access = replace(access, remote=replace(access.remote, ahead_bytes=ahead))
         self.progress = Progress(len(self))
         self._opened: OpenStream | None = None
+        self._closings = 0
         self._keras_reads = False
 
     # ---- what it was made with
@@ -303,8 +304,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def read(self, cursor: Cursor) -> Iterator[Batch]:
         """Yield the batches of the epoch that a cursor has begun."""
+        closings = self._closings
         for position, counts in cursor.positions():
-            yield self.opened().batch(position, cursor if counts else None)
+            yield self.opened(closings).batch(position, cursor if counts else None)
 
     @contextmanager
     def hooks_of_keras(self) -> Iterator[None]:
@@ -411,7 +413,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         """
         seed, position = read_state(state, self.stream_plan)
         if seed != self.seed:
-            self.close()  # windows in memory are of the other order
+            self._release()  # windows in memory are of the other order
             # The seed was drawn, so the rows are not shared out by it.
             settings = replace(self.stream_plan.settings, seed=seed)
             self.stream_plan = replace(self.stream_plan, settings=settings)
@@ -481,21 +483,38 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     # ---- open and closed
 
-    def opened(self) -> OpenStream:
-        """Return the open stream of this process. A forked or unpickled copy opens its own."""
+    def opened(self, closings: int | None = None) -> OpenStream:
+        """Return the open stream of this process. A forked or unpickled copy opens its own.
+
+        Args:
+            closings: how often the sequence had been closed when an iteration began, which opens nothing again after
+                `close()`; None for any other caller.
+        """
         stream = self._opened
         if stream is None or not stream.is_here:
             with opening():
                 stream = self._opened
                 if stream is None or not stream.is_here:
-                    stream = self._opened = OpenStream(
+                    stream = OpenStream(
                         self.stream_plan, self._preparation, self._access, check_finite=self._check_finite
                     )
+                    if closings not in (None, self._closings):
+                        stream.close()  # and refuses
+                    else:
+                        self._opened = stream
         return stream
 
     def close(self) -> None:
-        """Close the file, end the workers and free the windows. The sequence can be used again."""
-        stream, self._opened = self._opened, None
+        """Close the file, end the workers and free the windows. The sequence can be used again.
+
+        An iteration in progress, also one of `fit` in another thread, ends with a `UsageError`.
+        """
+        self._closings += 1
+        self._release()
+
+    def _release(self) -> None:
+        with opening():
+            stream, self._opened = self._opened, None
         if stream is not None and stream.is_here:
             stream.close()
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kerasmem.errors import UsageError
 from kerasmem.hdf5.columns import Column
+from kerasmem.hdf5.files import CLOSED
 from kerasmem.hdf5.memory import Arena
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.filling import Filling
@@ -88,10 +90,12 @@ class WindowStore:
         self._changed = threading.Condition()
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
         self._clock = 0
         self._delivered: _Delivered | None = None
         self._shared: tuple[int, int] | None = None  # the latest window that had to be read again
-        self._new_arenas()
+        self._windows = Arena(self._shapes, self.memory.window_rows, self.memory.windows)
+        self._single = Arena(self._shapes, self.batch_rows, self.memory.queued_batches)
 
     @property
     def nbytes(self) -> int:
@@ -110,6 +114,7 @@ class WindowStore:
 
         Raises:
             DataError: If the rows cannot be read.
+            UsageError: If the store is closed, also while the rows are waited for.
         """
         if own:
             with self._changed:
@@ -145,9 +150,19 @@ class WindowStore:
             self._read_ahead(order, segments[-1].window + 1)
         return arrays
 
+    def refuse_if_closed(self) -> None:
+        """Raise if the store is closed.
+
+        Raises:
+            UsageError: If it is.
+        """
+        if self._closed:
+            raise UsageError(CLOSED)
+
     def close(self) -> None:
-        """End the threads, give the memory back and close the file."""
+        """End the threads, give the memory back and close the file for good. Whoever waits for rows gets an error."""
         with self._changed:
+            self._closed = True
             for key in list(self._slots):
                 self._drop(key)
             pool, self._pool = self._pool, None
@@ -158,11 +173,6 @@ class WindowStore:
         with self._changed:
             self._windows.clear()
             self._single.clear()
-            self._new_arenas()
-
-    def _new_arenas(self) -> None:
-        self._windows = Arena(self._shapes, self.memory.window_rows, self.memory.windows)
-        self._single = Arena(self._shapes, self.batch_rows, self.memory.queued_batches)
 
     def _may_give(self, order: EpochOrder, window: int) -> bool:
         return order.windows > 1 and self._shared != order.key(window)
@@ -190,6 +200,7 @@ class WindowStore:
         key = order.key(segment.window)
         with self._changed:
             while True:
+                self.refuse_if_closed()
                 slot = self._slots.get(key)
                 if slot is not None and slot.was_given(segment.start, segment.stop):
                     if slot.users:
@@ -225,6 +236,7 @@ class WindowStore:
         if self._slots.get(key) is slot:
             self._drop(key)  # whoever asks again has it read again
         self._changed.notify_all()
+        self.refuse_if_closed()
         if slot.filling.error is not None:
             raise slot.filling.error
         return False
@@ -243,6 +255,8 @@ class WindowStore:
 
     def _read_ahead(self, order: EpochOrder, window: int) -> None:
         """Have the window to come read, unless that takes more memory than there is."""
+        if self._closed:
+            return
         if window < order.windows and self.memory.windows > 1 and order.key(window) not in self._slots:
             self._begin(order, window, ahead=True)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -14,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from kerasmem import H5ChunkSequence
+from kerasmem import H5ChunkSequence, H5DataSource
+from kerasmem.errors import UsageError
 from kerasmem.streaming.ahead import BatchesAhead
 from kerasmem.streaming.cursor import Cursor
 
@@ -47,23 +50,44 @@ def test_leaving_a_with_block_gives_all_back(numbered):
     assert path not in open_files()
     assert live.windows.nbytes == 0
     wait_for_threads(before)
-    assert live.ahead.get("one", 0, 1)[1].tolist() == stream.batch(1)[1].tolist(), "a late request hangs nobody"
-    stream.close()
+    with pytest.raises(UsageError, match="closed"):
+        live.ahead.get("one", 0, 1)
 
 
-def test_closing_waits_for_the_batch_that_is_being_gathered():
-    reading, seen = threading.Event(), []
+def rows_for_ever(path):
+    source = H5DataSource(path)
+    return source, ([source[row] for row in range(0, len(source), 40)] for _ in itertools.count())
 
-    def gather(epoch, place):
-        reading.set()
-        time.sleep(0.2)
-        seen.append(place)
 
-    ahead = BatchesAhead(gather, lambda epoch, place, batch: batch, workers=2, depth=4, batches=20)
-    threading.Thread(target=ahead.get, args=("one", 0, 0), daemon=True).start()
-    assert reading.wait(5)
-    ahead.close()
-    assert seen, "the file would be opened again after it was closed"
+def batches(path, **settings):
+    stream = H5ChunkSequence(path, batch_size=4, memory_budget="20kB", **settings)
+    return stream, (batch for _ in itertools.count() for batch in stream)
+
+
+@pytest.mark.parametrize(
+    "make", [batches, functools.partial(batches, workers=3), rows_for_ever], ids=["stream", "workers", "source"]
+)
+def test_closing_ends_a_reader_and_leaves_nothing_open(numbered, make):
+    path, before, errors = str(numbered(rows=2000)), threading.active_count(), []
+
+    def read(batches, begun):
+        try:
+            for _ in batches:
+                begun.set()
+        except Exception as error:
+            errors.append(error)
+
+    for number in range(20):
+        (data, items), begun = make(path), threading.Event()
+        reader = threading.Thread(target=read, args=(items, begun))
+        reader.start()
+        assert begun.wait(20)
+        time.sleep(number * 1e-4)
+        while reader.is_alive():
+            data.close()  # a source opens its file again for the next row
+        assert path not in open_files()
+    assert len(errors) == 20 and {type(error) for error in errors} == {UsageError}
+    wait_for_threads(before)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
