@@ -11,12 +11,13 @@ from kerasmem.streaming.cursor import Position
 from kerasmem.streaming.plan import StreamPlan
 
 FORMAT_VERSION = 1
+_SHOWN = 100  # characters
 _POSITION = ("seed", "epoch", "batch")
 # How to make settings agree whose name does not say it.
 _REMEDIES = {
     "shard": "each worker has to load the state that it saved itself, and there have to be as many as before",
-    "datasets": "the names, shapes or types of the datasets read are others, or the files; use the files and names of "
-    "the saved one",
+    "datasets": "the names, shapes or types of the datasets read are others, their use as x, y and sample_weight, "
+    "or the files; use the files and names of the saved one",
     "selection": "use the `rows` of the saved one",
     "batches": "use the data and settings of the saved one",
     "windows": "the order of rows depends on it; use the memory_budget of the saved one",
@@ -27,11 +28,11 @@ _REMEDIES = {
 def compatibility(plan: StreamPlan) -> dict[str, Any]:
     """Return the settings that, with the seed, determine every batch, independent of file paths.
 
-    Names, shapes and types of the datasets count, of several files their order too; the memory budget counts as far
-    as the order of the rows depends on it.
+    Names, shapes, types and use of the datasets count, of several files their order too; the memory budget counts as
+    far as the order of the rows depends on it. What `transform` does is not known.
     """
     layout, settings, selection = plan.layout, plan.settings, plan.selection
-    named = repr([(dataset.name, dataset.shape, dataset.dtype) for dataset in layout.datasets])
+    named = repr([(dataset.name, dataset.shape, dataset.dtype) for dataset in layout.datasets]) + repr(plan.parts)
     files = repr(layout.identity) if layout.identity else ""
     sizes = plan.blocks.grid.sizes
     block_rows = sizes[0] if len(sizes) == 1 else _digest(repr(sizes).encode())
@@ -44,6 +45,8 @@ def compatibility(plan: StreamPlan) -> dict[str, Any]:
         "shuffle": settings.shuffle,
         "remainder": settings.remainder,
         "datasets": _digest((named + files).encode("utf-8", "surrogateescape")),
+        "dtype": _short([column.dtype for column in plan.columns]),
+        "scale": _short([column.scale and [column.scale, column.offset] for column in plan.columns]),
         "selection": _digest(rows),
         "batches": plan.num_batches,
         "windows": windows if settings.shuffle else None,
@@ -98,6 +101,12 @@ def read_state(state: Any, plan: StreamPlan) -> tuple[int, Position]:
     if state["batch"] >= plan.num_batches:
         raise DataError(f"state: batch {state['batch']} does not exist; an epoch has {plan.num_batches}")
     return state["seed"], Position(state["epoch"], state["batch"])
+
+
+def _short(values: list[Any]) -> list[Any] | str:
+    """Return values that a message can show, or a digest of many."""
+    text = repr(values)
+    return values if len(text) <= _SHOWN else _digest(text.encode())
 
 
 def _digest(data: bytes) -> str:

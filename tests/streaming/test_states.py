@@ -87,6 +87,10 @@ def test_a_drawn_seed_is_taken_over(numbered):
         ({"memory_budget": "1MB"}, "windows was .*memory_budget"),
         ({"shard": (1, 2)}, r"shard was \[0, 1\] .* and is \[1, 2\]"),
         ({"y": "x"}, "datasets was"),
+        ({"x": ["x", "y"], "y": None}, "datasets was"),
+        ({"x": ["x"]}, "datasets was"),
+        ({"scale": 0.5}, r"scale was \[None, None\] when it was saved and is \[\[0.5, 0.0\], None\] now"),
+        ({"dtype": "float16"}, r"dtype was \['float32', 'int64'\]"),
     ],
 )
 def test_what_has_to_agree(numbered, settings, text):
@@ -94,7 +98,7 @@ def test_what_has_to_agree(numbered, settings, text):
     state = json.loads(json.dumps(stream(path).state_dict()))
     with pytest.raises(UsageError, match=f"state: {text}"):
         stream(path, **settings).load_state_dict(state)
-    stream(path, scale=0.5, workers=3).load_state_dict(state)
+    stream(path, workers=3).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
