@@ -57,6 +57,7 @@ def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train")
         activation_bytes_per_sample=elements * factor,
         total_bytes=parameters * factor + batch_size * elements * factor,
         copies=copies(mode),
+        activation_bytes=batch_size * sum(row.activation_bytes or 0 for row in rows if row.kind != "input"),
     )
 
 

@@ -45,6 +45,8 @@ class Formula:
         activation_bytes_per_sample: those × 2 × 4 (× 1 × 4 for inference).
         total_bytes: parameter_bytes + batch × activation_bytes_per_sample.
         copies: 2 where a value has a gradient beside it (training), 1 for inference.
+        activation_bytes: outputs of all layers for the batch at their own dtypes, without gradients. At its peak a step
+            holds some of them, and values inside layers: `bytes.activations`.
     """
 
     parameter_bytes: int
@@ -52,6 +54,7 @@ class Formula:
     activation_bytes_per_sample: int
     total_bytes: int
     copies: int = 2
+    activation_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

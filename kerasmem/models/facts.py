@@ -21,10 +21,16 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Bytes:
-    """The peak in bytes and its parts (None: unknown to the method).
+    """The peak in bytes, and its parts: what is held at that moment.
 
-    `optional_workspace` is the part of `high` that cuDNN takes only while memory is free. A step does without, so a
-    verdict does not count it.
+    Attributes:
+        total: in use at the peak.
+        low, high: the interval that the method claims; None if it knows no such end.
+        weights, optimizer, gradients, inputs, workspace: parts of the total; None if unknown to the method.
+        activations: activations held at the peak. `formula.activation_bytes` has those of all layers together.
+        allocator: waste in the allocator's chunks.
+        optional_workspace: part of `high` that cuDNN takes only while memory is free. A step does without, so a verdict
+            does not count it.
     """
 
     total: int

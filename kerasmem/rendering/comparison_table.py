@@ -13,6 +13,7 @@ from kerasmem.estimation.comparing import Comparison, Difference, LimitVerdict
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import (
+    category_name,
     change_text,
     figures,
     note_lines,
@@ -30,7 +31,7 @@ _MARKS = {  # of a comment, the worst verdict first
     "exceeds the limit": "❌ ", "does not fit": "❌ ", "too close to call": "⚠️ ",
     "within the limit": "✅ ", "fits": "✅ ",
 }  # fmt: skip
-_NAMES = {"allocator": "allocator waste", "total": "total in use at the peak"}
+_TOTAL = "total in use at the peak"
 
 
 def comparison_table(comparison: Comparison, terminal: int | None = None, *, top: int | None = None) -> RenderableType:
@@ -76,7 +77,7 @@ def _heading(letter: str, report: MemoryReport) -> Text:
 def _differences(first: str, shown: Iterable[Difference], rest: Sequence[Difference], terminal: int | None) -> Table:
     rows = table(terminal, words(first), *map(figures, ("A", "B", "Change")))
     for row in shown:
-        name = _NAMES.get(row.name, row.name).capitalize()
+        name = _category(row).capitalize()
         if row.class_name:
             name = f"{printable(row.name, 100)} ({printable(row.class_name, 40)})"
         change = change_text(row.change, signed_size(row.change) + _percent(row))
@@ -86,6 +87,10 @@ def _differences(first: str, shown: Iterable[Difference], rest: Sequence[Differe
         old, new = sum(row.before or 0 for row in rest), sum(row.after or 0 for row in rest)
         rows.add(f"{len(rest)} more layers", old, new, signed_size(new - old))
     return rows
+
+
+def _category(row: Difference) -> str:
+    return _TOTAL if row.name == "total" else category_name(row.name)
 
 
 def _sides(row: Difference) -> tuple[str, str]:
@@ -146,7 +151,7 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
 def _markdown_rows(first: str, rows: Iterable[Difference]) -> list[str]:
     lines = [f"| {first} | A | B | Change |", "|---|---:|---:|---:|"]
     for row in rows:
-        name = f"{_code(row.name)} {_code(row.class_name)}" if row.class_name else _NAMES.get(row.name, row.name)
+        name = f"{_code(row.name)} {_code(row.class_name)}" if row.class_name else _category(row)
         lines.append(f"| {' | '.join([name, *_sides(row), _change(row)])} |")
     return lines
 

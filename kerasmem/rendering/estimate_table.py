@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import figures, model_heading, note_lines, percent, table, verdict_heading
+from kerasmem.rendering.layout import category_name, figures, model_heading, note_lines, percent, table, verdict_heading
 from kerasmem.rendering.peak_text import (
     asked_line,
     claim,
@@ -175,7 +175,7 @@ def answer(
     layers = layers_table(report, sort, _LAYERS if top is None else top, terminal, brief=True)
     apart: list[RenderableType] = [""] if terminal is None else []  # on a terminal a table has room around it
     head: list[RenderableType] = [_first_line(report, cards), Text(asked_line(report), style="dim"), ""]
-    return Group(*head, *_made_of(report.bytes, terminal), *apart, layers, *apart, *_last_lines(report))
+    return Group(*head, *_made_of(report, terminal), *apart, layers, *apart, *_last_lines(report))
 
 
 def _first_line(report: MemoryReport, cards: Sequence[str]) -> Text:
@@ -195,9 +195,10 @@ def _is_card(device: DeviceVerdict) -> bool:
     return device.available_bytes < device.memory_bytes  # TensorFlow leaves a part of a card's memory alone
 
 
-def _made_of(need: Bytes, terminal: int | None) -> Iterator[Text]:
+def _made_of(report: MemoryReport, terminal: int | None) -> Iterator[Text]:
     """Yield a bar, on a terminal, and the shares of the peak, the largest first."""
-    known = {name: size for name in Bytes.CATEGORIES if (size := getattr(need, name))}
+    need, method = report.bytes, report.settings.method
+    known = {category_name(name, method): size for name in Bytes.CATEGORIES if (size := getattr(need, name))}
     if rest := need.total - sum(known.values()):
         known["not divided further"] = rest
     shares = sorted(known.items(), key=lambda pair: -pair[1])
@@ -210,7 +211,7 @@ def _made_of(need: Bytes, terminal: int | None) -> Iterator[Text]:
         bar.append("█" * round(_BAR * share), style=colour)
         names.append(" · " if names.plain else "")
         names.append("■ " if terminal is not None else "", style=colour)
-        names.append(f"{'allocator waste' if name == 'allocator' else name} {format_size(size)}")
+        names.append(f"{name} {format_size(size)}")
     if terminal is not None:
         yield bar
     yield names

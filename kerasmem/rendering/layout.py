@@ -141,6 +141,13 @@ def note_lines(notes: Iterable[str], limit: int | None = None) -> Iterator[Text]
         yield Text(f"Note: {printable(note, limit)}.")
 
 
+def category_name(name: str, method: str | None = None) -> str:
+    """Return the words for a category of bytes; the formula counts all activations, other methods those held."""
+    if name == "activations" and method != "formula":
+        return "activations held"
+    return "allocator waste" if name == "allocator" else name
+
+
 def known_size(count: int | None) -> str:
     """Return bytes for a cell, a dash where not known."""
     return "–" if count is None else format_size(count)

@@ -9,10 +9,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.formula import place
-from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Settings, lower_end
+from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, MemoryReport, Settings, lower_end
 from kerasmem.profiling.results import ProfileSettings, StepProfile
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import fact_list, figures, percent, verdict_text
+from kerasmem.rendering.layout import category_name, fact_list, figures, percent, verdict_text
 from kerasmem.units import format_size
 
 MODES = {"train": "training", "evaluate": "evaluation"}  # and inference
@@ -91,13 +91,19 @@ def peak(report: MemoryReport) -> Iterator[RenderableType]:
     yield ""
     yield _categories(report.bytes)
     yield ""
-    yield fact_list([*_pool_facts(report), ("Formula", format_size(report.formula.total_bytes))])
+    yield fact_list([*_pool_facts(report), *_sums(report.formula)])
+
+
+def _sums(formula: Formula) -> Iterator[tuple[str, str]]:
+    if formula.activation_bytes is not None:
+        yield "Outputs", f"{format_size(formula.activation_bytes)} of all layers together, held or not"
+    yield "Formula", format_size(formula.total_bytes)
 
 
 def _categories(need: Bytes) -> Table:
     """A row for each category that is known and one for the rest: they add up to the total."""
     known = {name: size for name in Bytes.CATEGORIES if (size := getattr(need, name)) is not None}
-    rows = {"allocator waste" if name == "allocator" else name: size for name, size in known.items() if size}
+    rows = {category_name(name): size for name, size in known.items() if size}
     if rest := need.total - sum(known.values()):
         rows["not divided further"] = rest
     grid = Table.grid(Column(no_wrap=True), *map(figures, ("", "", "")), padding=(0, 2, 0, 0))

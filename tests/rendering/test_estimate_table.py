@@ -117,8 +117,10 @@ def test_categories_add_up(reports):
     rows = category_rows(plain_text(estimate_table(reports("graph", 32))))
     total = rows.pop("In use at the peak")
     assert sum(rows.values()) == total == reports("graph", 32).bytes.total
-    assert {"Weights", "Optimizer", "Activations", "Inputs"} <= set(rows)
+    assert {"Weights", "Optimizer", "Activations held", "Inputs"} <= set(rows)
     report = reports("graph", 32)
+    assert report.formula.activation_bytes == 32 * (29_978 - 28 * 28) * 4  # outputs, without the inputs
+    assert "of all layers together" in plain_text(estimate_table(report))
     unknown = replace(report, bytes=replace(report.bytes, activations=None, gradients=None))
     rows = category_rows(plain_text(estimate_table(unknown)))
     assert rows["Not divided further"] == (report.bytes.activations or 0) + (report.bytes.gradients or 0)
