@@ -19,6 +19,10 @@ CLUSTER = Borrowed(f"{_TF}.grappler.cluster:Cluster(devices)", feature=_ON_A_CAR
 KERNELS = Borrowed(f"{_TF}.framework.kernels:get_registered_kernels_for_op(name)", feature=_ON_A_CARD)
 GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 STACK = Borrowed(f"{_TF}.util.tf_stack:extract_stack(stacklevel)", feature="quick estimates")
+_CLONE = Borrowed(
+    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function._clone(python_function)",
+    feature="estimates of steps that call a tf.function",
+)
 _RECOMPUTE = "kerasmem.recompute"
 _STOP = Borrowed(f"{_TF}.eager.record:stop_recording", feature=_RECOMPUTE)
 _COULD_RECORD = Borrowed(f"{_TF}.eager.record:could_possibly_record", feature=_RECOMPUTE)
@@ -70,6 +74,22 @@ def stacks_left_out() -> contextlib.AbstractContextManager[None]:
     except NotAvailableError:
         return contextlib.nullcontext()
     return patched(*STACK.owner(), lambda extract_stack, *args, **kwargs: here)
+
+
+def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
+    """Trace each `tf.function` that this thread calls inside anew: the variables of its last trace may be gone."""
+    try:
+        cls, _ = _CLONE.owner()
+    except NotAvailableError:
+        return contextlib.nullcontext()
+    clones: dict[int, tuple[Any, Any]] = {}  # by id, with the function itself, which keeps the id from others
+
+    def call(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(function) not in clones:
+            clones[id(function)] = function, _CLONE.get()(function, None)
+        return original(clones[id(function)][1], *args, **kwargs)
+
+    return patched(cls, "__call__", call)
 
 
 def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability: tuple[int, int] | None = None) -> Any:

@@ -35,6 +35,14 @@ def give_value(variable: Any) -> None:
         INITIALIZE.get()(variable)
 
 
+def index_variables(optimizer: Any) -> None:
+    """Let an optimizer that was built on variables without values know them by their values."""
+    if optimizer.built and VAR_KEY.missing() is None:
+        key = VAR_KEY.get()
+        variables = enumerate(optimizer._trainable_variables)
+        optimizer._trainable_variables_indices = {key(optimizer, variable): index for index, variable in variables}
+
+
 def handle_only(variable: Any) -> Any:
     """Return a TensorFlow variable like a Keras variable that has a handle and a shape and no memory at all."""
     import tensorflow as tf

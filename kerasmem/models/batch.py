@@ -9,13 +9,15 @@ from kerasmem.compat.keras_functional import functional_class, graph_of
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, symbolic_outputs
 from kerasmem.models.compiling import sparse_losses
-from kerasmem.models.inputs import ByKeyword, GivenTargets, by_place
+from kerasmem.models.inputs import ByKeyword, GivenTargets, WithNumbers, by_place
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.models.weightless import placeholders_for
 
 
 def pack_inputs(structure: Any, flat: list[Any]) -> Any:
     """Pack flat inputs into the model's structure (from `model_inputs`)."""
+    if isinstance(structure, WithNumbers):
+        return (pack_inputs(structure.structure, flat), dict(structure.numbers))
     if isinstance(structure, ByKeyword):
         return dict(zip(structure, flat, strict=True))
     nested = isinstance(structure, (list, tuple, dict))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from kerasmem.compat.keras_functional import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
-from kerasmem.models.own_loop import step_arguments
+from kerasmem.models.own_loop import step_arguments, step_parameters
 from kerasmem.models.own_step import has_own_step
 
 Shape = tuple[int | None, ...]
 NO_TARGETS = "none"
+_SCALAR, _NUMBER = "scalar", "number"
 _EXAMPLES = ("224,224,3", "10", "16:int32")
 
 
@@ -33,18 +37,44 @@ class ModelInput:
     dtype: str
 
 
+@dataclass(frozen=True)
+class WithNumbers:
+    """The structure of a step function's inputs, with arguments that do not grow with the batch.
+
+    Attributes:
+        structure: of the other inputs.
+        numbers: by name; Python numbers, and arrays without dimensions for tensors.
+    """
+
+    structure: Any
+    numbers: Mapping[str, Any]
+
+
 class ByKeyword(tuple[str, ...]):
     """The structure of inputs that a model's `call` takes as arguments of their own, in order."""
 
 
 @dataclass(frozen=True)
 class GivenShape:
-    """The user's setting of an input: sizes without the batch, and perhaps a dtype."""
+    """The user's setting of an input.
+
+    Attributes:
+        sizes: without the batch.
+        dtype: if it is set.
+        number: a Python number instead of a tensor, for an argument of a step function.
+        is_scalar: a tensor without dimensions, likewise.
+    """
 
     sizes: tuple[int, ...]
     dtype: str | None = None
+    number: float | None = None
+    is_scalar: bool = False
 
     def __str__(self) -> str:
+        if self.number is not None:
+            return f"{_NUMBER}:{json.dumps(self.number)}"
+        if self.is_scalar:
+            return f"{_SCALAR}:{self.dtype}"
         sizes = ",".join(map(str, self.sizes))
         return sizes if self.dtype is None else f"{sizes}:{self.dtype}"
 
@@ -79,6 +109,10 @@ def normalise_input_shapes(given: Any, option: str = "--input-shape") -> dict[st
 def _shape(value: Any, where: str) -> GivenShape:
     if isinstance(value, GivenShape):
         return value
+    if isinstance(value, (bool, int, float)):
+        return GivenShape((), number=value)
+    if isinstance(value, str) and value.partition(":")[0] in (_SCALAR, _NUMBER):
+        return _number(value, where)
     shown, dtype = value, ""
     if isinstance(value, str):
         dimensions, _, dtype = value.partition(":")
@@ -93,6 +127,20 @@ def _shape(value: Any, where: str) -> GivenShape:
             f"{where}{shown!r}: write sizes of at least 1, without the batch, such as 224,224,3 or 9:int32"
         )
     return GivenShape(sizes, check_dtype(dtype.strip(), f"{where}{shown!r}") if dtype.strip() else None)
+
+
+def _number(text: str, where: str) -> GivenShape:
+    """Read "number:3", "scalar" or "scalar:int32"."""
+    kind, _, value = text.partition(":")
+    if kind == _SCALAR:
+        return GivenShape((), check_dtype(value or "float32", f"{where}{text!r}"), is_scalar=True)
+    try:
+        number = json.loads(value)
+    except ValueError:
+        number = None
+    if not isinstance(number, (bool, int, float)):
+        raise UsageError(f"{where}{text!r}: write a number, such as number:3 or number:0.5")
+    return GivenShape((), number=number)
 
 
 def check_dtype(dtype: str, where: str) -> str:
@@ -167,6 +215,15 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
     Raises:
         UsageError: If a name is not an input's, a shape contradicts the model, or a dimension stays open.
     """
+    numbers = {name: shape for name, shape in given.items() if shape.number is not None or shape.is_scalar}
+    if numbers:
+        _check_takes(model, numbers)
+        others = {name: shape for name, shape in given.items() if name not in numbers}
+        structure, flat = model_inputs(model, others)
+        values = {
+            name: np.zeros((), shape.dtype) if shape.number is None else shape.number for name, shape in numbers.items()
+        }
+        return WithNumbers(structure, values), flat
     declared = _declared_inputs(model)
     try:
         structure, flat = _undeclared_inputs(model, given) if declared is None else _settled(*declared, given)
@@ -182,6 +239,17 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
                 f"for example --input-shape {each.name}={example}"
             )
     return structure, flat
+
+
+def _check_takes(model: Any, numbers: Mapping[str, GivenShape]) -> None:
+    """Refuse numbers for what is no argument of a step function."""
+    taken = step_parameters(model)
+    for name, shape in numbers.items():
+        if name not in taken:
+            raise UsageError(
+                f"--input-shape {name}={shape}: only an argument of a step function may be a number; "
+                + (f"it takes {', '.join(taken)}" if taken else "write the sizes without the batch, such as 224,224,3")
+            )
 
 
 def _declared_inputs(model: Any) -> tuple[Any, list[ModelInput]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -49,6 +49,11 @@ def step_arguments(model: Any) -> tuple[str, ...] | None:
     """Return the arguments of a wrapped step function, or None for any other model."""
     found: tuple[str, ...] | None = getattr(model, "loop_arguments", None)
     return found
+
+
+def step_parameters(model: Any) -> tuple[str, ...]:
+    """Return all arguments of a wrapped step function, or () for any other model."""
+    return () if step_arguments(model) is None else tuple(inspect.signature(model.loop_step).parameters)
 
 
 def loop_is_compiled(model: Any) -> bool | None:
@@ -102,15 +107,21 @@ def _called(step: Callable[..., Any], arguments: tuple[str, ...], data: Any) -> 
     """Call a step function: by the names of its arguments, one by one, or with all in one if it takes one."""
     known = {*inspect.signature(step).parameters}
     named: dict[str, Any] = {}
-    others: list[Any] = []
-    for part in data if isinstance(data, tuple) else (data,):
+    others = _without_named(data if isinstance(data, tuple) else (data,), known, named)
+    if len(others) == 1 and isinstance(others[0], (tuple, list)) and len(arguments) > 1:  # inputs without names
+        others = _without_named(others[0], known, named)
+    return step(tuple(others), **named) if len(others) > 1 == len(arguments) else step(*others, **named)
+
+
+def _without_named(parts: Iterable[Any], known: set[str], named: dict[str, Any]) -> list[Any]:
+    """Move parts that have the names of arguments to `named`, and return the others."""
+    others = []
+    for part in parts:
         if isinstance(part, Mapping) and set(part) <= known:
             named.update(part)
         else:
             others.append(part)
-    if len(others) == 1 and isinstance(others[0], (tuple, list)) and len(arguments) > 1:  # inputs without names
-        others = [*others[0]]
-    return step(tuple(others), **named) if len(others) > 1 == len(arguments) else step(*others, **named)
+    return others
 
 
 def _required(step: Callable[..., Any]) -> Iterator[str]:

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
+
 from kerasmem.compat.gradients import forget_gradients
-from kerasmem.compat.graphs import stacks_left_out
+from kerasmem.compat.graphs import functions_traced_anew, stacks_left_out
 from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
 from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.compat.keras_variables import handle_only, raw_value
@@ -132,7 +134,10 @@ def prepare_step(
 
     keras = import_keras()
     flat = [tf.TensorSpec((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
-    x = pack_inputs(structure, flat)
+    x = keras.tree.map_structure(
+        lambda leaf: tf.TensorSpec((), leaf.dtype) if isinstance(leaf, np.ndarray) else leaf,
+        pack_inputs(structure, flat),
+    )
     check_mode(model, mode)
 
     @cache
@@ -186,7 +191,8 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     import tensorflow as tf
 
     keras = import_keras()
-    flat = tuple(keras.tree.flatten(prepared.data))
+    leaves = keras.tree.flatten(prepared.data)
+    flat = tuple(leaf for leaf in leaves if isinstance(leaf, tf.TensorSpec))  # else a number
     stand_ins: dict[int, Any] = {}
     kept: list[Any] = [] if keep_alive is None else keep_alive
 
@@ -200,9 +206,11 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
     @tf.autograph.experimental.do_not_convert
     def step(*tensors: Any) -> Any:
-        return run(keras.tree.pack_sequence_as(prepared.data, list(tensors)))
+        left = iter(tensors)
+        parts = [next(left) if isinstance(leaf, tf.TensorSpec) else leaf for leaf in leaves]
+        return run(keras.tree.pack_sequence_as(prepared.data, parts))
 
-    with with_stand_ins(make), stacks_left_out(), scopes_noted() as noted:
+    with with_stand_ins(make), stacks_left_out(), functions_traced_anew(), scopes_noted() as noted:
         for variable, _ in variables_of(prepared.model, prepared.mode).values():
             if (value := raw_value(variable)) is not None:
                 stand_ins.setdefault(id(value.handle), variable)
@@ -238,7 +246,9 @@ def _hint(prepared: PreparedStep) -> str:
     if not has_own_step(prepared.model):
         return ""
     keras = import_keras()
-    given = keras.tree.map_structure(lambda spec: f"{spec.dtype.name} {tuple(spec.shape)}", prepared.data)
+    given = keras.tree.map_structure(
+        lambda spec: f"{spec.dtype.name} {tuple(spec.shape)}" if hasattr(spec, "shape") else spec, prepared.data
+    )
     return f"; its {_STEPS[prepared.mode]} was given {given}: see --input-shape and --target-shape"
 
 

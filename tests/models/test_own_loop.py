@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import kerasmem
 from kerasmem.errors import ModelError, UsageError
+from kerasmem.estimation.probe.session import give_values
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.opening import open_model
 from kerasmem.models.own_loop import as_loop
@@ -184,3 +185,74 @@ def test_what_a_function_refers_to_through_others_and_globals():
     used = as_loop(step)
     assert (used.loop_layers, used.loop_metrics) == ([hidden], [metric])
     assert never not in used.layers
+
+
+def built_optimizer():
+    """A trainer that builds its optimizer in `__init__`, and a step that another `tf.function` calls."""
+
+    class Built:
+        def __init__(self):
+            self.net, self.optimizer = classifier(), keras.optimizers.Adam()
+            self.optimizer.build(self.net.trainable_variables)
+
+        @tf.function
+        def inner(self, x):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self.net(x))
+            weights = self.net.trainable_weights
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return loss
+
+        @tf.function
+        def outer(self, x):
+            return self.inner(x)
+
+    trainer = Built()
+    return trainer, trainer.outer
+
+
+def test_an_optimizer_built_with_the_model_knows_its_weights_in_a_real_step():
+    with open_model(built_optimizer) as opened:
+        model = opened.model
+    give_values(model)
+    x = tf.zeros((4, 28, 28, 1))
+    assert "output_0" in model.train_step(x)
+
+
+def test_a_step_inside_another_tf_function_is_traced_again():
+    reports = [
+        kerasmem.estimate(built_optimizer, batch_size=8, method="graph", input_shape={"x": (28, 28, 1)})
+        for _ in range(2)
+    ]
+    assert reports[0].settings.method == "graph"
+    assert reports[0].bytes == reports[1].bytes
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_numbers_and_scalars_as_arguments(as_text):
+    seen = []
+
+    def build():
+        dense = layers.Dense(2)
+
+        def step(x, times, rate):
+            seen.append((times, rate.shape, rate.dtype))
+            return dense(x) * times * rate
+
+        return step
+
+    shapes = {"x": (3,), "times": 3, "rate": "scalar"}
+    if as_text:
+        shapes = ["x=3", "times=number:3", "rate=scalar:float32"]
+    report = kerasmem.estimate(build, batch_size=8, method="graph", input_shape=shapes)
+    assert report.bytes.inputs == 8 * 3 * 4 + 4
+    assert set(seen) == {(3, (), tf.float32)}
+    request = normalise_input_shapes(shapes)
+    assert normalise_input_shapes([f"{name}={shape}" for name, shape in request.items()]) == request
+
+
+def test_numbers_for_no_argument_of_a_step_are_refused():
+    with pytest.raises(UsageError, match="argument of a step function"):
+        kerasmem.estimate(classifier, input_shape={"image": 3})
+    with pytest.raises(UsageError, match="number:3"):
+        normalise_input_shapes("x=number:many")

@@ -36,7 +36,7 @@ class JaxSession(Session):
         """Make the step and a batch of zeros; return the batch's bytes."""
         keras, model = import_keras(), self.model
         step = symbolic_step(model, self.training, self.structure, self.inputs, batch_size, mode)
-        give_values()
+        give_values(self.model)
         self.notes = step.notes
         batch = keras.tree.map_structure(lambda spec: keras.ops.zeros(spec.shape, spec.dtype), step.data)
         name = {"train": "train_on_batch", "evaluate": "test_on_batch", "inference": "predict_on_batch"}[mode]

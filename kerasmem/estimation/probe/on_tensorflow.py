@@ -45,7 +45,7 @@ class TensorFlowSession(Session):
         )
         self.notes = tuple(self.prepared.notes)
         if known is None:
-            give_values()
+            give_values(self.model)
         # A new function for each batch size: the last one would be traced again, for any batch size.
         kind = {"inference": "predict", "evaluate": "test"}.get(mode, "train")
         if kind == "predict":
@@ -56,7 +56,7 @@ class TensorFlowSession(Session):
         function = getattr(model, f"{kind}_function")
         self.function = lambda batch: function([batch] if kind == "predict" else iter([batch]))
         self.tensors = tf.nest.map_structure(_filled, self.prepared.data)
-        return sum(_tensor_bytes(tensor) for tensor in tf.nest.flatten(self.tensors))
+        return sum(_tensor_bytes(tensor) for tensor in tf.nest.flatten(self.tensors) if tf.is_tensor(tensor))
 
     def _is_compiled(self) -> bool:
         """Return whether XLA compiles the step."""
@@ -115,9 +115,11 @@ class TensorFlowSession(Session):
 
 
 def _filled(spec: Any) -> Any:
-    """Return a tensor of zeros, made the same way whatever its size."""
+    """Return a tensor of zeros, made the same way whatever its size. Numbers stay as they are."""
     import tensorflow as tf
 
+    if not isinstance(spec, tf.TensorSpec):
+        return spec
     return tf.fill(spec.shape, tf.constant("" if spec.dtype == tf.string else 0, spec.dtype))
 
 

@@ -6,10 +6,11 @@ import gc
 import time
 from typing import Any
 
-from kerasmem.compat.keras_variables import give_value
+from kerasmem.compat.keras_variables import give_value, index_variables
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import keras_reason
 from kerasmem.models.inputs import model_inputs
+from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.request import ModelRequest, open_request
 from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import shaped_variables
@@ -37,7 +38,7 @@ class Session:
             self.model = opened.model
             self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
             self.training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
-        give_values()
+        give_values(self.model)
 
     def prepare(self, batch_size: int, mode: str) -> int:
         """Make the step and a batch of zeros; return the batch's bytes."""
@@ -99,8 +100,10 @@ class Session:
         )
 
 
-def give_values() -> None:
+def give_values(model: Any) -> None:
     """Initialise every variable that was made without a value, wherever it is held."""
     gc.collect()  # else garbage of the code that built the model would take memory now
     for variable in shaped_variables():
         give_value(variable)
+    for optimizer in optimizers_of(model):
+        index_variables(optimizer)
