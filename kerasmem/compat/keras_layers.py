@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
@@ -23,6 +24,7 @@ SUPPORTS_JIT = Borrowed("keras.src.trainers.trainer:model_supports_jit(model)", 
 _RNN, _CUDNN = "keras.src.backend.tensorflow.rnn", "recurrent layers in method 'graph' for a card"
 CUDNN_OK = Borrowed(f"{_RNN}:cudnn_ok(activation, recurrent_activation, unroll, use_bias, reset_after)", feature=_CUDNN)
 SEES_GPU = Borrowed(f"{_RNN}:_is_gpu_available", feature=_CUDNN)
+_LARGE_CONSTANT = 2**20  # elements
 
 
 @contextlib.contextmanager
@@ -140,6 +142,32 @@ def symbolic_build(model: Any, batch: Any) -> None:
         batch: the argument of `train_step`, in shapes.
     """
     SYMBOLIC_BUILD.get()(model, data_batch=batch)
+
+
+def normalizations_untouched() -> contextlib.AbstractContextManager[None]:
+    """Keep the constants of large `Normalization` layers that this thread builds in memory that is never touched.
+
+    They are copies of the layer's variables, so that Keras would allocate those with them.
+    """
+    import keras
+
+    def finalize(finalize_state: Callable[[Any], None], layer: Any) -> None:
+        shape = getattr(layer, "_broadcast_shape", ())
+        is_adapted = layer.built and layer.input_mean is None
+        if keras.backend.backend() != "tensorflow" or not is_adapted or math.prod(shape) < _LARGE_CONSTANT:
+            finalize_state(layer)
+        else:
+            layer.mean, layer.variance = untouched(shape, layer.compute_dtype), untouched(shape, layer.compute_dtype)
+
+    return patched(keras.layers.Normalization, "finalize_state", finalize)
+
+
+def untouched(shape: Sequence[int], dtype: Any) -> Any:
+    """Return a tensor in reserved memory that is never written, and so takes no pages."""
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
 
 
 def loss_owner(loss: Any, layers: list[Any]) -> Any:

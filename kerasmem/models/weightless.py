@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from kerasmem.compat.keras_layers import normalizations_untouched
 from kerasmem.compat.keras_state import variables_stay_uninitialized
 from kerasmem.compat.keras_variables import (
     ADD_FROM_REFERENCE,
@@ -95,6 +96,7 @@ def weightless() -> Iterator[None]:
         patched(*INIT.owner(), create_deferred),
         patched(optimizer, name, functools.partial(_without_first, add_by_shape)),
         optimizers_know_stand_ins(),
+        normalizations_untouched(),
     ):
         yield
 

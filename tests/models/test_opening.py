@@ -11,6 +11,7 @@ import textwrap
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
@@ -260,6 +261,19 @@ def test_a_file_named_like_a_module_does_not_replace_it(tmp_path):
     (tmp_path / "random.py").write_text("def build(): return 4\n")
     assert import_user_module(f"{tmp_path}/random.py", "model").build() == 4
     assert sys.modules["random"] is random
+
+
+def test_a_large_normalization_takes_no_memory():
+    """Its mean and variance are constants of the graph, each as large as the input."""
+
+    def build(size):
+        inputs = keras.Input((size,))
+        return keras.Model(inputs, layers.Dense(1)(layers.Normalization()(inputs)))
+
+    before = psutil.Process().memory_info().rss
+    report = estimate(lambda: build(10**8), batch_size=1)
+    assert psutil.Process().memory_info().rss - before < 300 * 2**20
+    assert report.model.parameters == 3 * 10**8 + 2
 
 
 def test_a_file_that_fails_leaves_no_module(tmp_path):
