@@ -14,7 +14,7 @@ from kerasmem.devices.kernels import CUDA, EIGEN, CardKernels, CpuKernels, kerne
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, rnn_reserve
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.memory import Heap, Memory
-from kerasmem.estimation.graph.placement import Place, host_bytes, on_card, place
+from kerasmem.estimation.graph.placement import Placement, host_bytes, on_card, placement_of
 from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
 from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.steps import graph_outcome
@@ -188,14 +188,14 @@ def operation(dtype, device=""):
 @pytest.mark.parametrize(
     ("dtype", "device", "wanted"),
     [
-        (FLOAT32, "", Place(False, declared=2)),
-        (INT32, "", Place(False, frozenset({0, 1}), frozenset({0}), 2)),
-        (7, "", Place(True)),  # text: no kernel takes it
-        (FLOAT32, "/device:CPU:0", Place(True)),
+        (FLOAT32, "", Placement(False, declared=2)),
+        (INT32, "", Placement(False, frozenset({0, 1}), frozenset({0}), 2)),
+        (7, "", Placement(True)),  # text: no kernel takes it
+        (FLOAT32, "/device:CPU:0", Placement(True)),
     ],
 )
 def test_an_operation_runs_where_it_has_a_kernel(dtype, device, wanted):
-    assert place(*operation(dtype, device), kernels=lambda name: ADD) == wanted
+    assert placement_of(*operation(dtype, device), kernels=lambda name: ADD) == wanted
 
 
 def node(name, kind, inputs, *outputs):
@@ -212,7 +212,7 @@ def test_tensors_are_copied_once_to_where_they_are_wanted():
         ),
         (), (0,), ((1, 0), (3, 0)),
     )  # fmt: skip
-    on_cpu = Place(True)
+    on_cpu = Placement(True)
     placed = on_card(program, {"batch": on_cpu, "third": on_cpu})
     copies = [each for each in placed.nodes if each.type == COPY]
     assert [(each.name, each.outputs[0].on_host) for each in copies] == [("batch", False), ("second", True)]

@@ -13,7 +13,7 @@ from kerasmem.devices.kernels import CardKernels
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
-from kerasmem.estimation.graph.placement import on_card, place
+from kerasmem.estimation.graph.placement import on_card, placement_of
 from kerasmem.estimation.graph.program import Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewritten
 from kerasmem.estimation.graph.rules import KINDS, table_of
@@ -60,7 +60,8 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_asked_of_tensorflow(by_name, definition.versions))
     if isinstance(kernels, CardKernels):
-        program = on_card(program, {each.name: place(each, by_name[each.name]) for each in graph.get_operations()})
+        operations = graph.get_operations()
+        program = on_card(program, {each.name: placement_of(each, by_name[each.name]) for each in operations})
     return program, (*lowered, *notes)
 
 

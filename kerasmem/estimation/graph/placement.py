@@ -8,7 +8,6 @@ copied, once for all that want it there (tensorflow/core/graph/graph_partition.c
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,14 +19,14 @@ from kerasmem.estimation.graph.program import COPY, ON_HOST, Node, Program, Tens
 _NAMES_ONLY = ("resource", "variant")  # dtypes of what stands for something elsewhere; it is not copied
 
 
-class Place(NamedTuple):
-    """Where an operation runs.
+class Placement(NamedTuple):
+    """The device of an operation, and the inputs and outputs that it keeps in the host's memory.
 
     Attributes:
-        on_host: whether on the CPU.
-        inputs: numbers of the inputs that it wants in the host's memory; all of them on the CPU.
-        outputs: of the outputs that it leaves there.
-        declared: how many inputs it has in TensorFlow; those after them stand for what is in a list.
+        on_host: whether it runs on the CPU. All inputs and outputs are then in the host's memory.
+        inputs: numbers of the inputs in the host's memory.
+        outputs: numbers of the outputs in the host's memory.
+        declared: number of inputs in TensorFlow; further ones stand for the contents of a list.
     """
 
     on_host: bool
@@ -36,12 +35,12 @@ class Place(NamedTuple):
     declared: int = 1 << 30
 
 
-_HOST, _CARD = Place(True), Place(False)
-Kernels = Callable[[str], tuple[GpuKernel, ...]]
+_HOST, _CARD = Placement(True), Placement(False)
+KernelsOf = Callable[[str], tuple[GpuKernel, ...]]
 
 
-def place(operation: Any, definition: Any, kernels: Kernels = gpu_kernels) -> Place:
-    """Return where an operation runs by TensorFlow's kernels; a device that it already has is kept.
+def placement_of(operation: Any, definition: Any, kernels: KernelsOf = gpu_kernels) -> Placement:
+    """Return the placement of an operation by TensorFlow's kernels; a device that it already has is kept.
 
     Args:
         operation: a `tf.Operation`.
@@ -50,55 +49,46 @@ def place(operation: Any, definition: Any, kernels: Kernels = gpu_kernels) -> Pl
     """
     if "CPU" in definition.device:
         return _HOST
-    values = [definition.attr[name] for name in _asked(kernels, definition.op)]
-    dtypes = tuple(tuple(each.list.type) if each.HasField("list") else (each.type,) for each in values)
-    label = definition.attr["_kernel"].s.decode() if "_kernel" in definition.attr else ""
-    kernel = _chosen(kernels, definition.op, label, dtypes)
+    kernel = _kernel(definition, kernels)
     if kernel is None:
         return _HOST
+    declared, described = len(operation.inputs), operation.op_def
     if not kernel.host:
-        return Place(False, declared=len(operation.inputs))
-    described = operation.op_def
-    return Place(
-        False,
-        _numbers(described.input_arg, definition, kernel.host),
-        _numbers(described.output_arg, definition, kernel.host),
-        len(operation.inputs),
-    )
+        return Placement(False, declared=declared)
+    inputs = _numbers(described.input_arg, definition, kernel.host)
+    return Placement(False, inputs, _numbers(described.output_arg, definition, kernel.host), declared)
 
 
-@functools.cache
-def _asked(kernels: Kernels, operation: str) -> tuple[str, ...]:
-    """Return the attributes by whose dtypes an operation's kernels differ."""
-    return tuple(dict.fromkeys(name for each in kernels(operation) for name in each.dtypes))
-
-
-@functools.cache
-def _chosen(kernels: Kernels, operation: str, label: str, dtypes: tuple[tuple[int, ...], ...]) -> GpuKernel | None:
-    """Return the kernel for an operation whose attributes (`_asked`) have these dtypes; None where there is none."""
-    given = dict(zip(_asked(kernels, operation), dtypes, strict=True))
-    fitting = [
-        each
-        for each in kernels(operation)
-        if each.label == label and all(allowed.issuperset(given[name]) for name, allowed in each.dtypes.items())
+def _kernel(definition: Any, kernels: KernelsOf) -> GpuKernel | None:
+    """Return the GPU kernel for an operation's dtypes, or None."""
+    candidates = kernels(definition.op)
+    label = definition.attr["_kernel"].s.decode() if "_kernel" in definition.attr else ""
+    dtypes: dict[str, tuple[int, ...]] = {}
+    for name in {name for kernel in candidates for name in kernel.dtypes}:
+        value = definition.attr[name]
+        dtypes[name] = tuple(value.list.type) if value.HasField("list") else (value.type,)
+    matching = [
+        kernel
+        for kernel in candidates
+        if kernel.label == label and all(allowed.issuperset(dtypes[name]) for name, allowed in kernel.dtypes.items())
     ]
-    return max(fitting, key=lambda each: each.rank, default=None)
+    return max(matching, key=lambda kernel: kernel.rank, default=None)
 
 
 def _numbers(arguments: Iterable[Any], definition: Any, names: frozenset[str]) -> frozenset[int]:
     """Return the numbers of the inputs, or of the outputs, that have these names."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     first = 0
-    for each in arguments:
+    for argument in arguments:
         count = 1
-        if each.number_attr:
-            count = definition.attr[each.number_attr].i
-        elif each.type_list_attr:
-            count = len(definition.attr[each.type_list_attr].list.type)
-        if each.name in names:
-            found.update(range(first, first + count))
+        if argument.number_attr:
+            count = definition.attr[argument.number_attr].i
+        elif argument.type_list_attr:
+            count = len(definition.attr[argument.type_list_attr].list.type)
+        if argument.name in names:
+            numbers.update(range(first, first + count))
         first += count
-    return frozenset(found)
+    return frozenset(numbers)
 
 
 def devices(operations: Sequence[Any], definitions: Mapping[str, Any], on_host: Iterable[str]) -> dict[str, str]:
@@ -109,30 +99,34 @@ def devices(operations: Sequence[Any], definitions: Mapping[str, Any], on_host: 
         definitions: their `NodeDef`s, by name.
         on_host: names of those that the caller has on the host: the batch.
     """
-    kept = frozenset(on_host)
-    handles: dict[str, str] = {}  # operation → where the handle of the variable that it works on comes from
-    without: set[str] = set()  # handles whose variable some operation on the CPU works on
+    batch = frozenset(on_host)
+    origins: dict[str, str] = {}  # operation on a variable → the operation that its handle comes from
+    is_on_card: dict[str, bool] = {}
     for operation in operations:
-        given = [each.op.name for each in operation.inputs if each.dtype.name == "resource"]
-        if given or any(each.dtype.name == "resource" for each in operation.outputs):
-            handles[operation.name] = handles.get(given[0], given[0]) if given else operation.name
-    placed = {
-        each.name: each.name not in kept and not place(each, definitions[each.name]).on_host for each in operations
+        name = operation.name
+        handles = [tensor.op.name for tensor in operation.inputs if tensor.dtype.name == "resource"]
+        if handles:
+            origins[name] = origins.get(handles[0], handles[0])
+        elif any(tensor.dtype.name == "resource" for tensor in operation.outputs):
+            origins[name] = name
+        is_on_card[name] = name not in batch and not placement_of(operation, definitions[name]).on_host
+    # A variable is on the CPU if one of its operations is.
+    on_host_handles = {origin for name, origin in origins.items() if not is_on_card[name]}
+    return {
+        name: GPU if is_on and origins.get(name) not in on_host_handles else CPU for name, is_on in is_on_card.items()
     }
-    without = {handle for name, handle in handles.items() if not placed[name]}
-    return {name: CPU if not is_on or handles.get(name) in without else GPU for name, is_on in placed.items()}
 
 
-def on_card(program: Program, places: Mapping[str, Place]) -> Program:
+def on_card(program: Program, placements: Mapping[str, Placement]) -> Program:
     """Return the program with each tensor in its memory, and the copies between the two.
 
     Args:
         program: the step, loops unrolled.
-        places: where operations run, by name; the card for those that are missing.
+        placements: of operations, by name. Defaults to the card.
     """
     nodes: list[Node] = []
     for node in program.nodes:
-        at = places.get(node.name, _CARD)
+        at = placements.get(node.name, _CARD)
         outputs = tuple(
             replace(each, on_host=at.on_host or number in at.outputs or each.dtype == "string")
             for number, each in enumerate(node.outputs)
@@ -141,7 +135,7 @@ def on_card(program: Program, places: Mapping[str, Place]) -> Program:
         nodes.append(replace(node, outputs=outputs, attributes=attributes))
     copies: dict[tuple[int, int], int] = {}
     for number, node in enumerate(program.nodes):
-        at = places.get(node.name, _CARD)
+        at = placements.get(node.name, _CARD)
         inputs = tuple(
             source if taken >= at.declared else _copied(nodes, copies, source, at.on_host or taken in at.inputs)
             for taken, source in enumerate(node.inputs)
