@@ -146,29 +146,6 @@ def test_what_follows_a_loop_by_control_edge_runs_once_after_it():
     assert count(straight, "y") == 1
 
 
-@pytest.mark.parametrize(
-    ("at_once", "ahead"), [({}, 6), ({"parallel_iterations": 10}, 6), ({"parallel_iterations": 2}, 2)]
-)
-def test_iterations_run_ahead_as_far_as_the_loop_lets_them(at_once, ahead):
-    """What hangs on the counter alone runs in each iteration that is under way, before what takes long is done."""
-    sketch = Sketch()
-    sketch.add("x", "Placeholder")
-
-    def body(x):
-        sketch.add("on_counter", "Identity", [("loop/switch_i", 1)])
-        return sketch.add("body", "Conv2D", [x])
-
-    straight, _ = unroll(sketch.program(sketch.loop("loop", 6, body, "x", **at_once)))
-    executor = executor_of(straight, "body")
-    under_way, most = 0, 0
-    for number, is_end in executor.order():
-        under_way += (straight.nodes[number].name == "on_counter" and not is_end) - (
-            straight.nodes[number].name == "body" and is_end
-        )
-        most = max(most, under_way)
-    assert most == ahead
-
-
 def test_the_next_iteration_waits_for_the_counter_alone():
     """Grappler has the constants of a loop's condition wait for all its variables, TensorFlow's runtime does not."""
     sketch = Sketch()
@@ -181,22 +158,6 @@ def test_the_next_iteration_waits_for_the_counter_alone():
     assert "body" not in names[: names.index("loop/less")]
     last = len(names) - 1 - names[::-1].index("loop/less")
     assert names[:last].count("body") <= 2  # the first one's start, and that of its neighbour or its end
-
-
-def test_an_iteration_is_done_when_the_loops_inside_it_are():
-    sketch = Sketch()
-    sketch.add("x", "Placeholder")
-
-    def body(x):
-        sketch.add("on_counter", "Identity", [("outer/switch_i", 1)])
-        return sketch.inner_loop("Conv2D", x)[0]
-
-    straight, _ = unroll(sketch.program(sketch.loop("outer", 3, body, "x", parallel_iterations=1)))
-    order = executor_of(straight, "inner_body").order()
-    seen = [straight.nodes[number].name for number, is_end in order if not is_end]
-    assert [name for name in seen if name in ("on_counter", "inner_body")] == [
-        "on_counter", "inner_body", "inner_body",
-    ] * 3  # fmt: skip
 
 
 def test_what_a_list_of_the_outer_loop_holds_may_say_how_often_an_inner_one_runs():

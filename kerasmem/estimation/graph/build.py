@@ -25,7 +25,7 @@ _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "explicit_paddings", "dilations", "data_format", "ksize", "fused_ops", "is_training",
     "rnn_mode", "transpose_a", "transpose_b", "frame_name", "adj_x", "adj_y", "is_constant",
-    "parallel_iterations", "equation",
+    "equation",
 )  # fmt: skip
 # What follows from constants alone is computed once, when the step is made ready, and kept: by Grappler where it is
 # small (kMaxConstantSize), by the runtime up to so many bytes (constant_folding.h).

@@ -8,7 +8,6 @@ a branch depends on the data, the one that makes more is taken, and it is said.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -116,8 +115,6 @@ class _Walk:
         self._branches: dict[tuple[int, int], bool] = {}
         self._new: list[Node] = []
         self._origins: list[int] = []  # of new nodes: their old numbers
-        self._contexts: list[_Context] = []  # of new nodes
-        self._at_once: dict[_Context, int] = {}  # of a frame's first context: how many iterations may be under way
         self._place: dict[int, int] = {}  # nodes outside frames: old number → new
         self._tokens: dict[tuple[int, int], _Token] = {}
         self.notes: list[str] = []
@@ -135,7 +132,6 @@ class _Walk:
     def result(self) -> Program:
         """Return the unrolled program."""
         program = self._program
-        self._hold_back()
         results = tuple(
             token.source
             for end in program.results
@@ -182,7 +178,7 @@ class _Walk:
             if alive is None:
                 self._send(number, context, [_DEAD, _DEAD], None)
             else:
-                by = self._add(number, context, Node(node.name, node.type, (), _once(waiting), (), {}))
+                by = self._add(number, Node(node.name, node.type, (), _once(waiting), (), {}))
                 self._send(number, context, [alive[1], _Token(None, alive[0])], by)
         elif waiting.is_dead:
             if node.type not in ("NextIteration", "Exit"):
@@ -190,7 +186,7 @@ class _Walk:
         else:
             inputs = [tokens[place] for place in range(len(node.inputs))]
             if node.type in CONTROL:
-                by = self._add(number, context, Node(node.name, node.type, (), _once(waiting), (), {}))
+                by = self._add(number, Node(node.name, node.type, (), _once(waiting), (), {}))
                 self._control(number, node, context, inputs, by)
             else:
                 self._emit(number, node, context, inputs, _once(waiting))
@@ -200,7 +196,6 @@ class _Walk:
         if node.type == "Enter":
             frame = str(node.attributes.get("frame_name"))
             inner = (*context, (frame, 0))
-            self._at_once[inner] = node.attributes.get("parallel_iterations", LONGEST)
             if node.attributes.get("is_constant"):
                 self._constants[inner].append((number, token))
                 for iteration in range(self._iterations.get(inner, 0) + 1):
@@ -267,50 +262,18 @@ class _Walk:
         # Which input a Merge took is a number without memory of its own, and has no source.
         sources = tuple(token.source for token in inputs if token.source is not None)
         made = Node(node.name, node.type, sources, controls, node.outputs, node.attributes, node.variable)
-        place = self._add(number, context, made)
+        place = self._add(number, made)
         if not context:
             self._place[number] = place
         values = self._values(node, inputs)
         outputs = [_Token((place, output), value) for output, value in enumerate(values)]
         self._send(number, context, outputs, place)
 
-    def _add(self, number: int, context: _Context, node: Node) -> int:
-        """Add a new node, of the operation of that number in an iteration; return its number."""
+    def _add(self, number: int, node: Node) -> int:
+        """Add a new node for one run of an operation, and return its number."""
         self._new.append(node)
         self._origins.append(number)
-        self._contexts.append(context)
         return len(self._new) - 1
-
-    def _hold_back(self) -> None:
-        """Have an iteration wait until the one is done that is as many before it as may be under way at once.
-
-        An iteration is done when all that runs in it is, loops inside it too, and those before it are.
-        """
-        held = {first: last for first, last in self._iterations.items() if last >= self._at_once[first]}
-        if not held:
-            return
-        ends: dict[_Context, list[int]] = defaultdict(list)
-        begins: dict[_Context, list[int]] = defaultdict(list)
-        shared = [0] * len(self._new)  # how many loops' iterations a node shares with one that waits for it
-        for number, (node, context) in enumerate(zip(self._new, self._contexts, strict=True)):
-            for source in node.controls:
-                common = _common(self._contexts[source], context)
-                shared[source] = max(shared[source], common)
-                if self._new[source].type == "NextIteration":
-                    begins[context].append(number)
-        for number, context in enumerate(self._contexts):
-            for depth in range(shared[number], len(context)):
-                ends[context[: depth + 1]].append(number)
-        for first, last in held.items():
-            outer, frame, at_once = first[:-1], first[-1][0], self._at_once[first]
-            end: list[int] = []
-            for iteration in range(last - at_once + 1):
-                here, ahead = (*outer, (frame, iteration)), (*outer, (frame, iteration + at_once))
-                waits = (*ends[here], *end)
-                end = [self._add(-1, outer, Node(frame, "NoOp", (), waits, (), {}))]
-                for number in begins[ahead]:
-                    node = self._new[number]
-                    self._new[number] = replace(node, controls=(*node.controls, *end))
 
     def _values(self, node: Node, inputs: Sequence[_Token]) -> list[Any]:
         """Return what is known of the values of a node's outputs; a list's is (what was pushed last, the rest)."""
@@ -342,8 +305,3 @@ class _Walk:
 
 def _once(waiting: _Waiting) -> tuple[int, ...]:
     return tuple(dict.fromkeys(waiting.controls))
-
-
-def _common(one: _Context, other: _Context) -> int:
-    """Return how many loops two contexts are in the same iteration of."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
