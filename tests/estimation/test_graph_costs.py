@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kerasmem.devices.kernels import EIGEN, ONEDNN
+from kerasmem.devices.kernels import EIGEN
 from kerasmem.estimation.graph.costs import seconds
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.estimation.graph.rules import rates_of
@@ -60,18 +60,3 @@ def test_convolution_gradients_by_how_often_the_filter_is_copied():
     large_filters = convolution_gradients(8, 7, 512, 512)
     assert few_samples[0] < few_samples[1]
     assert large_filters[0] > 1.5 * large_filters[1]
-
-
-@pytest.mark.parametrize("kind", [EIGEN, ONEDNN])
-def test_a_view_that_is_written_to_takes_as_long_as_what_is_written(kind):
-    large, rates = tensor(1 << 22), rates_of(kind)
-    written, viewed = (took(name, (large, large), large, rates) for name in ("AssignAdd", "Reshape"))
-    assert written == pytest.approx(took("AddV2", (large, large), large, rates), rel=1)
-    assert written > 100 * viewed
-
-
-def test_tensorflows_own_operations_take_as_long_beside_onednns():
-    """In a real step of a network over frames the gradient of a slice took longer than that of a convolution."""
-    frames, frame = tensor(48, 8, 30, 30, 32), tensor(48, 30, 30, 32)
-    own, beside = (took("StridedSliceGrad", (frame,), frames, rates_of(kind)) for kind in (EIGEN, ONEDNN))
-    assert own == beside > took("AddV2", (frames, frames), frames, rates_of(ONEDNN))

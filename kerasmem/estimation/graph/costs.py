@@ -1,10 +1,7 @@
-"""How long an operation takes, roughly: it decides only which of two threads is free first. Pure arithmetic.
+"""The time that an operation takes, roughly. It decides only which of two threads is free first.
 
 The rates were read off real steps of a convnet, a transformer and a MobileNet, and off single products, on two idle
-cores of a server. Those of Eigen's kernels were read with two
-operations side by side, as both gradients of a layer are, on two cores of another; so were those of TensorFlow's own
-operations, which are the same beside oneDNN's. The peak depends on which operation ends first, not on when, so ratios
-count and another machine's are much the same; where two take nearly as long, either may end first.
+cores of a server. The peak depends on which operation ends first, so only ratios count.
 """
 
 from __future__ import annotations
@@ -21,11 +18,8 @@ OVERHEAD_SECONDS = 1e-6
 # Of operations that gather many values into one or put them here and there.
 SLOWER_BYTES_PER_SECOND = {name: float(rate) for rate, names in OPERATIONS["slower"].items() for name in names}
 USUAL = rates_of(ONEDNN)
-# A second factor that is read across its rows, as in the gradient of a dense layer's input, is put in order first:
-# with few rows not quite, with many it is lost in the arithmetic.
-TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
-# Eigen gathers it number by number: rows whole pages apart lie in the same few places of the cache, and for many rows
-# of the first factor it is done again and again.
+# Rows whole pages apart lie in the same few places of the cache. For many rows of the first factor, Eigen gathers the
+# second one again and again.
 PAGE, BLOCK_ROWS = 4096, 256
 
 # Identical operations vary about this much from step to step: standard deviation of the logarithm of their time.
@@ -36,28 +30,27 @@ def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float
     """Return the time that a node takes alone: by its arithmetic or the bytes it moves, whichever holds it up."""
     if node.type in UPDATES:
         return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / rates.elements
-    if (node.type in NOTHING or node.type in ALIASES) and node.type not in rates.others:
+    if node.type in NOTHING or node.type in ALIASES:
         return OVERHEAD_SECONDS / 3
     is_product = "MatMul" in node.type
     moved = sum(each.bytes or 0 for each in inputs) + sum(each.bytes or 0 for each in node.outputs)
     usual = rates.factors if is_product else rates.elements
-    moving = moved / rates.others.get(node.type, SLOWER_BYTES_PER_SECOND.get(node.type, usual))
+    moving = moved / SLOWER_BYTES_PER_SECOND.get(node.type, usual)
     took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
     if is_product and node.attributes.get("transpose_b") and len(inputs) > 1:
-        took += _ordering(inputs[0], inputs[1], rates)
+        took += _gathering(inputs[0], inputs[1], rates)
     return took + _copying(node, inputs, rates)
 
 
-def _ordering(first: Tensor, second: Tensor, rates: Rates) -> float:
-    """Return the time in which a second factor is put in order that is read across its rows."""
-    if not first.shape or not second.shape:
+def _gathering(first: Tensor, second: Tensor, rates: Rates) -> float:
+    """Return the time in which Eigen gathers a second factor that is read across its rows, number by number."""
+    if rates.gathered is None or not first.shape or not second.shape:
         return 0.0
-    rows, size = first.shape[0], second.bytes or 0
-    if rates.gathered is not None:
-        usual, far, many = rates.gathered
-        return size / (many if rows > BLOCK_ROWS else far if size // second.shape[0] % PAGE == 0 else usual)
-    share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
-    return share * size / TRANSPOSED_BYTES_PER_SECOND if rows <= MANY_ROWS else 0.0
+    usual, far, many = rates.gathered
+    row_bytes = (second.bytes or 0) // second.shape[0]
+    if first.shape[0] > BLOCK_ROWS:
+        return (second.bytes or 0) / many
+    return (second.bytes or 0) / (far if row_bytes % PAGE == 0 else usual)
 
 
 def operations(node: Node, inputs: Sequence[Tensor]) -> float:

@@ -61,11 +61,10 @@ class Rates:
         depthwise: of depthwise convolutions and their gradients.
         product: of matrix products.
         factors: bytes of those with few rows, which wait for the weights.
-        gathered: bytes of a second factor that is put in order number by number: as a rule, where rows lie in the same
-            places of the cache, and for many rows; None where it is not.
+        gathered: bytes of a second factor that Eigen gathers number by number: as a rule, for rows in the same places of
+            the cache, and for many rows. None if it is not gathered.
         patches: gradient of a convolution → bytes of the patches that it copies.
         filters: bytes of the filter that it copies for each sample.
-        others: bytes of other operations that do not work element by element, and of views that are written to.
     """
 
     elements: float
@@ -77,13 +76,11 @@ class Rates:
     gathered: tuple[float, float, float] | None = None
     patches: Mapping[str, float] = field(default_factory=dict)
     filters: float = math.inf
-    others: Mapping[str, float] = field(default_factory=dict)
 
 
 def rates_of(kind: str) -> Rates:
-    """Return how fast a kind of kernels is; TensorFlow's own operations take the same time beside oneDNN's."""
-    row = KINDS[kind].get("rates", KINDS[ONEDNN]["rates"])  # on a card each takes its launch
-    return Rates(**{**row, "others": {**KINDS["both"]["others"], **row.get("others", {})}})
+    """Return the rates of a kind of kernels; on a card they do not matter."""
+    return Rates(**KINDS[kind].get("rates", KINDS[ONEDNN]["rates"]))
 
 
 @dataclass(frozen=True)
