@@ -19,7 +19,7 @@ import heapq
 import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kerasmem.devices.kernels import CpuKernels
 from kerasmem.estimation.graph.control import CONTROL
@@ -56,25 +56,25 @@ class Executor:
         if isinstance(kernels, CpuKernels):
             self._expensive = _expensive(program, seconds)
         self._hands_on = [program.folded is not None and node.type in CONTROL for node in nodes]
-        draw = draw or random.Random(0)
-        self._waiting = consumers_in_order(program, kernels, draw)
+        self._draw = draw or random.Random(0)
+        self._waiting = consumers_in_order(program, kernels, self._draw)
         self._waits = [0] * len(nodes)
         for number in itertools.chain.from_iterable(self._waiting):
             self._waits[number] += 1
         self._first = [number for number, wait in enumerate(self._waits) if not wait]
         if len(self._first) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
-            draw.shuffle(self._first)
+            self._draw.shuffle(self._first)
         self._starts = [(number, False) for number in range(len(nodes))]
         self._ends = [(number, True) for number in range(len(nodes))]
 
-    def order(self, vary: Callable[[float], float] = float) -> list[tuple[int, bool]]:
+    def order(self, variation: float = 0.0) -> list[tuple[int, bool]]:
         """Return the step as (node, is it the end): each node starts and ends once.
 
         Args:
-            vary: from an operation's usual time to the one it takes now.
+            variation: standard deviation of the logarithm of an operation's time. Defaults to 0.
         """
         seconds, expensive, waits = self._seconds, self._expensive, list(self._waits)
-        hands_on = self._hands_on
+        hands_on, draw = self._hands_on, self._draw
         workers = _Workers(self._workers)
         workers.hand(0, self._first, expensive)
         idle = list(range(self._workers))  # the one that became idle last comes first
@@ -91,7 +91,8 @@ class Executor:
                     break
                 idle.remove(worker)
                 steps.append(self._starts[number])
-                heapq.heappush(clock, (now + vary(seconds[number]), worker, number))
+                took = seconds[number] * draw.lognormvariate(0, variation)
+                heapq.heappush(clock, (now + took, worker, number))
             if not clock:
                 return steps
             now, worker, number = heapq.heappop(clock)

@@ -61,8 +61,8 @@ class Rates:
         depthwise: of depthwise convolutions and their gradients.
         product: of matrix products.
         factors: bytes of those with few rows, which wait for the weights.
-        gathered: bytes of a second factor that Eigen gathers number by number: as a rule, for rows in the same places of
-            the cache, and for many rows. None if it is not gathered.
+        gathered: bytes of a second factor that Eigen gathers number by number: as a rule, for rows in the same places
+            of the cache, and for many rows. None if it is not gathered.
         patches: gradient of a convolution → bytes of the patches that it copies.
         filters: bytes of the filter that it copies for each sample.
     """

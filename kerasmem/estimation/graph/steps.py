@@ -165,13 +165,12 @@ def _simulate(program: Program, kernels: Kernels) -> list[_Step]:
     steps = []
     for process in range(processes):
         note_stage(f"simulating process {process + 1} of {processes}")
-        draw = random.Random(process)
         heap = Heap(BFCAllocator(descending=isinstance(kernels, CpuKernels)))
         memory = Memory(program, kernels, heap, recipes)
-        executor = Executor(program, kernels, usual, draw)
+        executor = Executor(program, kernels, usual, random.Random(process))
         for step in range(WARM_UP_STEPS + STEPS):
             heap.reset_peak()
-            memory.run(executor.order(lambda took, draw=draw: took * draw.lognormvariate(0, VARIATION)))
+            memory.run(executor.order(VARIATION))
             if step >= WARM_UP_STEPS:
                 steps.append(_Step(heap.peak, heap))
     return steps
