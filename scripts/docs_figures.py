@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kerasmem.devices.driver_memory import driver_shares
-
 RESULTS = Path(__file__).resolve().parent / "bench" / "results"
 _PART = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 _KERNELS = {"onednn": "oneDNN's", "eigen": "TensorFlow's own"}
@@ -323,10 +321,10 @@ def cluster_plan() -> str:
 @part
 def driver_memory() -> str:
     rows = []
-    for share in driver_shares():
-        size = "not known" if share.size_bytes is None else f"{share.size_bytes / 2**20:,.0f} MiB"
-        name = share.card or "none"
-        card = f"{name}, {share.multiprocessors} SMs" if share.multiprocessors else name
-        basis = share.basis if share.source is None else f"[{share.basis}]({share.source})"
-        rows.append((share.part, "{}.{}".format(*share.capability), card, size, basis, share.framework, share.note))
+    for share in results("driver_memory")["rows"]:
+        size = "not known" if share["size_bytes"] is None else f"{share['size_bytes'] / 2**20:,.0f} MiB"
+        name, sms = share["card"] or "none", share["multiprocessors"]
+        card = f"{name}, {sms} SMs" if sms else name
+        basis = share["basis"] if share["source"] is None else f"[{share['basis']}]({share['source']})"
+        rows.append((share["part"], share["capability"], card, size, basis, share["framework"], share["note"]))
     return table("part|compute capability|card|>size|how|framework|what it is", rows)

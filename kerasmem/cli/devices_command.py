@@ -20,15 +20,13 @@ def command(sources: bool, as_json: bool) -> None:
       kerasmem devices --json
     """
     from kerasmem.devices.cards import all_cards
-    from kerasmem.devices.catalogue import available_bytes
     from kerasmem.devices.live import read_machine
 
     machine = read_machine()
-    cards = [(card, available_bytes(card)) for card in all_cards()]
     if as_json:
-        catalogue = [{**card.to_dict(), "available_bytes": available} for card, available in cards]
+        catalogue = [card.to_dict() for card in all_cards()]
         show_json({"format_version": 1, "machine": machine.to_dict(), "catalogue": catalogue})
         return
     from kerasmem.rendering.machine_tables import devices_table
 
-    show_text(lambda terminal: devices_table(cards, machine, terminal, sources=sources))
+    show_text(lambda terminal: devices_table(all_cards(), machine, terminal, sources=sources))

@@ -25,12 +25,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from kerasmem.devices.cards import Card, all_cards, families
-from kerasmem.devices.driver_memory import context_for, context_of
+from kerasmem.devices.cards import Card, all_cards, allocator_bytes, families, largest_context
 from kerasmem.errors import UsageError
-from kerasmem.units import GIB, MIB, format_size, is_size, parse_size
-
-__all__ = ["Card", "DeviceTarget", "available_bytes", "find_card", "resolve_device"]
+from kerasmem.units import MIB, format_size, is_size, parse_size
 
 _BRANDS = re.compile(r"^(nvidia|tesla|geforce)+")
 _WAY_OUT = "or give a size such as 16GB; `kerasmem devices` lists the cards"
@@ -75,56 +72,6 @@ class DeviceTarget:
         return {**asdict(self), "compute_capability": None if capability is None else "{}.{}".format(*capability)}
 
 
-def available_bytes(card_or_memory_bytes: Card | int, compute_capability: tuple[int, int] | None = None) -> int:
-    """Return how many bytes of a GPU's memory TensorFlow's allocator can get by default.
-
-    TensorFlow leaves a part of the free memory to the system: 225 MiB where less than 2 GiB are free; else,
-    by the major compute capability, 500 MiB up to 6, 1050 MiB for 7, 1536 MiB for 8 and 1800 MiB from 9 on.
-    There is no percentage in the rule. If the part would take everything, nothing is left out and the
-    allocator gets all of it. It holds with and without memory growth. Not by default, and not modelled:
-    `TF_DEVICE_MIN_SYS_MEMORY_IN_MB` and `gpu_options.experimental.gpu_system_memory_size_in_mb` put their
-    own figure in place of this one, `per_process_gpu_memory_fraction` and a logical device's `memory_limit`
-    replace the rule.
-
-    TensorFlow applies the rule to the memory that is *free* when it looks, and by then its CUDA context and
-    other processes have taken theirs. Of a card of the catalogue the context is taken off, as
-    `kerasmem.devices.driver_memory` has it; plain bytes are taken for what is free. Other processes are not modelled.
-
-    Source: `MinSystemMemory` and `SingleVirtualDeviceMemoryLimit` in
-    https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/gpu/gpu_device.cc;
-    the thresholds agree with the machine code in the Linux wheel of TensorFlow 2.21.0
-    (`BaseGPUDeviceFactory::CreateDevices` in libtensorflow_framework.so.2).
-    Earlier versions knew no step at 9 and left 1536 MiB from 8 on.
-
-    Args:
-        card_or_memory_bytes: a card of the catalogue, or memory in bytes.
-        compute_capability: (major, minor). None takes the card's own; for plain bytes it means unknown, and
-            then the bytes are the allocator's own and come back as they are.
-
-    Returns:
-        Bytes for the allocator, at most the memory given.
-
-    Raises:
-        UsageError: If the memory is negative.
-
-    Examples:
-        >>> available_bytes(8 * 2**30, (8, 6)) == 8 * 2**30 - 1536 * 2**20
-        True
-        >>> available_bytes(8 * 2**30)
-        8589934592
-    """
-    if isinstance(card_or_memory_bytes, Card):
-        card = card_or_memory_bytes
-        return available_bytes(card.memory_bytes - context_of(card)[0], compute_capability or card.compute_capability)
-    memory = card_or_memory_bytes
-    if memory < 0:
-        raise UsageError(f"device memory: {memory} is negative")
-    if compute_capability is None:
-        return memory
-    reserve = _system_reserve(memory, compute_capability[0])
-    return memory - reserve if reserve < memory else memory
-
-
 def available_on_device(memory_bytes: int, name: str, compute_capability: tuple[int, int]) -> int:
     """Return how many bytes of a GPU's memory TensorFlow's allocator can get, less the CUDA context.
 
@@ -134,15 +81,8 @@ def available_on_device(memory_bytes: int, name: str, compute_capability: tuple[
         compute_capability: (major, minor).
     """
     card = _by_name().get(_normal(name))
-    context = context_for(compute_capability) if card is None else context_of(card)[0]
-    return available_bytes(memory_bytes - context, compute_capability)
-
-
-def _system_reserve(memory: int, major: int) -> int:
-    """Return the bytes that TensorFlow leaves to the system on a GPU with `memory` bytes free."""
-    if memory < 2 * GIB:
-        return 225 * MIB
-    return {7: 1050, 8: 1536}.get(major, 500 if major < 7 else 1800) * MIB
+    context = largest_context(compute_capability) if card is None else card.context_bytes
+    return allocator_bytes(memory_bytes - context, compute_capability)
 
 
 def find_card(name: str) -> Card:
@@ -205,18 +145,27 @@ def resolve_device(text: str) -> DeviceTarget:
             f"write the unit, as in 16GB, or a card's name; `kerasmem devices` lists the cards"
         )
     note = "a size given by the user, taken as the memory that the allocator has; nothing was subtracted"
-    return DeviceTarget(text.strip(), memory, available_bytes(memory), None, "size", note)
+    return DeviceTarget(text.strip(), memory, memory, None, "size", note)
 
 
 def _target(card: Card) -> DeviceTarget:
-    basis = "reported by the driver" if card.memory_basis == "driver" else "nominal, from the datasheet"
-    context, how = context_of(card)
-    note = (
-        f"total {basis} ({unquote(card.memory_source)}); available: less {format_size(context)} for the CUDA context "
-        f"({how}) and TensorFlow's system reserve, out of which cuBLAS, cuDNN and NCCL take theirs. Other processes "
-        f"are not modelled. {card.note}"
-    )
-    return DeviceTarget(card.name, card.memory_bytes, available_bytes(card), card.compute_capability, "catalogue", note)
+    bases = {
+        "driver": "reported by the driver",
+        "log": "derived from a log",
+        "datasheet": "nominal, from the datasheet",
+    }
+    total = f"total {bases[card.memory_basis]} ({unquote(card.memory_source)})"
+    if card.limit is None:
+        available = (
+            f"less {format_size(card.context_bytes)} for the CUDA context ({card.context_basis}) and TensorFlow's "
+            "system reserve, out of which cuBLAS, cuDNN and NCCL take theirs; other processes are not modelled"
+        )
+    else:
+        logs = "one log" if card.limit.logs == 1 else f"the median of {card.limit.logs} logs"
+        lowest, highest = (format_size(size * MIB) for size in (card.limit.lowest, card.limit.highest))
+        available = f"{logs} of {card.limit.source}, from {lowest} to {highest}"
+    note = f"{total}; available: {available}. {card.note}"
+    return DeviceTarget(card.name, card.memory_bytes, card.available_bytes, card.compute_capability, "catalogue", note)
 
 
 def _normal(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.checks import Method
 from kerasmem.devices.cards import all_cards
-from kerasmem.devices.catalogue import available_bytes, find_card
+from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import UsageError
 from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
 from kerasmem.estimation.facade import EstimateSession
@@ -140,7 +140,7 @@ def _ranked(session: EstimateSession, arguments: EstimateArguments, max_batch: b
 
     ranked = []
     for card in all_cards():
-        of, room = functools.partial(need, kind_of(card.compute_capability)), available_bytes(card)
+        of, room = functools.partial(need, kind_of(card.compute_capability)), card.available_bytes
         most = search(of, room, guess=batch_size, tolerance=_TOLERANCE).largest if max_batch else None
         here = of(batch_size)
         said = verdict(here, room)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import DeviceTarget
-from kerasmem.devices.catalogue import available_bytes as available_on
 from kerasmem.estimation.report import Bytes, DeviceVerdict, Outcome
 
 FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
@@ -46,7 +45,7 @@ def judge(low: int, high: int | None, limit: int) -> str:
 
 def fitting_cards(need: Bytes) -> list[str]:
     """List the cards of the catalogue that a step fits, by memory."""
-    fitting = (card for card in all_cards() if verdict(need, available_on(card)) == FITS)
+    fitting = (card for card in all_cards() if verdict(need, card.available_bytes) == FITS)
     return [card.name for card in sorted(fitting, key=lambda card: card.memory_bytes)]
 
 

@@ -22,12 +22,12 @@ _REMARK = (
 
 
 def devices_table(
-    cards: Sequence[tuple[Card, int]], machine: LiveMachine, terminal: int | None = None, *, sources: bool = False
+    cards: Sequence[Card], machine: LiveMachine, terminal: int | None = None, *, sources: bool = False
 ) -> RenderableType:
     """Return both tables.
 
     Args:
-        cards: rows of the catalogue, each with the bytes that TensorFlow can get of it.
+        cards: rows of the catalogue.
         machine: what is here.
         terminal: columns of one, None for plain text.
         sources: whether to show the address that each card's memory figure comes from.
@@ -63,14 +63,14 @@ def _machine(machine: LiveMachine, terminal: int | None) -> Table:
     return rows
 
 
-def _catalogue(cards: Sequence[tuple[Card, int]], terminal: int | None, sources: bool) -> Table:
+def _catalogue(cards: Sequence[Card], terminal: int | None, sources: bool) -> Table:
     names = (Column(name, no_wrap=True) for name in ("Name", "Card"))
     source = words("Source") if sources else None
     rows = table(terminal, *names, *map(figures, ("Memory", "For TensorFlow", "Compute")), source)
-    for card, available in cards:
+    for card in cards:
         memory = ("" if card.memory_basis == "driver" else "~") + format_size(card.memory_bytes)
         capability = "{}.{}".format(*card.compute_capability)
-        rows.add(card.key, card.name, memory, available, capability, card.memory_source)
+        rows.add(card.key, card.name, memory, card.available_bytes, capability, card.memory_source)
     return rows
 
 

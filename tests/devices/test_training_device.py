@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from recorded_nvml import RecordedNvml
 
-from kerasmem.devices.catalogue import available_on_device
 from kerasmem.devices.kernels import CpuKernels
 from kerasmem.devices.training_device import allocator_limit, in_use_reader, training_kernels, training_memory
 from kerasmem.units import MIB
@@ -76,10 +75,3 @@ def test_without_a_visible_card_training_is_on_the_cpu(two_cards):
     assert allocator_limit() is None
     assert training_memory() > 0 and isinstance(training_kernels(), CpuKernels)
     assert in_use_reader()() >= 0
-
-
-def test_the_context_of_an_unknown_card_goes_by_its_compute_capability():
-    total = 16 * 2**30
-    assert available_on_device(total, "Tesla T4", (7, 5)) == total - 220 * MIB - 1050 * MIB
-    assert available_on_device(total, "NVIDIA Unheard", (7, 0)) == total - 317 * MIB - 1050 * MIB
-    assert available_on_device(total, "NVIDIA Unheard", (99, 0)) < total - 1800 * MIB
