@@ -17,7 +17,7 @@ T = TypeVar("T")
 _MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
 
 # The words that arguments of several rooms and options take; `typing.get_args` gives them.
-Method = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
+MethodName = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
 Mode = Literal["train", "evaluate", "inference"]
 Color = Literal["rgb", "rgba", "gray"]
 Decimal = Literal[".", ","]

@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from kerasmem.errors import UsageError
-from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.files import write_named
+from kerasmem.models.spec import DEFAULT_BATCH_SIZE
 from kerasmem.monitoring.timeline import Timeline
 from kerasmem.monitoring.tracking import ActionTotals, Span, Tracker
 from kerasmem.profiling.results import StepProfile

@@ -45,7 +45,7 @@ ALLOWED = {
     "rendering": {
         "datatools", "devices", "diagnosis", "estimation", "monitoring", "profiling", "recovery", "training",
     },
-    "display": {"estimation", "monitoring", "profiling", "rendering"},
+    "display": {"estimation", "models", "monitoring", "profiling", "rendering"},
     "cli": {
         "cluster", "compat", "data", "datatools", "devices", "diagnosis", "display", "estimation", "hdf5", "models",
         "monitoring", "processes", "profiling", "recovery", "rendering", "streaming", "training",

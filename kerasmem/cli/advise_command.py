@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
+from kerasmem.cli.options import EXIT_CODES, check_options, model_options, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
@@ -38,9 +38,8 @@ def command(model: str | None, budget_seconds: float, code: bool, **options: Any
     with quiet_tensorflow(), spinner("estimating remedies", options["method"]) as say:
         from kerasmem.recovery.facade import advise
 
-        more = {name: options[name] for name in ("method", "samples", "confirm")}
-        more["budget_seconds"] = budget_seconds
-        result = advise(model, progress=say, **more, **call_arguments(options))
+        more = {name: options[name] for name in ("samples", "confirm")}
+        result = advise(model, progress=say, budget_seconds=budget_seconds, **more, **step_settings(options))
     if code:
         click.echo(advice_code(result), nl=False)
     else:

@@ -7,16 +7,15 @@ from typing import Any
 
 import click
 
-from kerasmem.checks import Method
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options
+from kerasmem.cli.options import EXIT_CODES, check_options, model_options, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
 
 @click.command("cards", cls=GuardedCommand, seconds=7200)
 @model_options("--max-batch", "--method", output=("--json",))
-def command(model: str | None, method: Method, max_batch: bool, **options: Any) -> int:
+def command(model: str | None, max_batch: bool, **options: Any) -> int:
     """Say which cards of the catalogue are enough to train MODEL.
 
     MODEL is as for `kerasmem estimate`.
@@ -33,10 +32,9 @@ def command(model: str | None, method: Method, max_batch: bool, **options: Any) 
         raise UsageError("--device: cards asks about all of them; kerasmem estimate takes a device")
     from kerasmem.rendering.search_tables import cards_table
 
-    with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", method):
+    with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", options["method"]):
         from kerasmem.estimation.card_ranking import rank_cards
 
-        arguments = {name: value for name, value in call_arguments(options).items() if name != "device"}
-        ranking = rank_cards(model, method=method, max_batch=max_batch, **arguments)
+        ranking = rank_cards(model, max_batch=max_batch, **step_settings(options))
     show_result(ranking, options["as_json"], partial(cards_table, largest=max_batch))
     return EXIT_CODES[ranking.cards[0].verdict]

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import call_arguments, check_options, model_options, option, worst
+from kerasmem.cli.options import check_options, model_options, option, step_settings, worst
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
@@ -51,7 +51,7 @@ def command(
     with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", options["method"]):
         from kerasmem.estimation.comparing import compare
 
-        arguments = {name: value for name, value in call_arguments(options).items() if name not in _SAME}
+        arguments = {name: value for name, value in step_settings(options).items() if name not in _SAME}
         comparison = compare(
             a, b, budget=budget, max_increase=max_increase,
             allow_different_settings=options["allow_different_settings"], **arguments, **settings,

@@ -11,13 +11,12 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, read_lists, worst
+from kerasmem.cli.options import EXIT_CODES, check_options, model_options, read_lists, step_settings, worst
 from kerasmem.cli.terminal import is_terminal, progress_bar, quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
 
 _ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
 _LARGEST = 25
-_OWN = ("method", "replicas")
 
 
 def _is_many(options: Mapping[str, Any]) -> bool:
@@ -69,7 +68,7 @@ def command(
     with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", options["method"]):
         from kerasmem.estimation.facade import estimate
 
-        report = estimate(model, **{name: options[name] for name in _OWN}, **call_arguments(options))
+        report = estimate(model, **step_settings(options))
     return show_report(report, options)
 
 
@@ -107,7 +106,6 @@ def _estimate_many(
     from kerasmem.rendering.data import rows_to_csv
     from kerasmem.rendering.search_tables import many_table
 
-    arguments = call_arguments({**options, "custom_objects": ()})
     with progress_bar() as show:
 
         def progress(row: Any, done: int, count: int) -> None:
@@ -118,8 +116,7 @@ def _estimate_many(
 
         table = estimate_many(
             models, grid=grid, executor=executor, timeout=limits.seconds, host_memory_limit=limits.host_bytes,
-            progress=progress, **{name: options[name] for name in _OWN},
-            **{**arguments, "custom_objects": options["custom_objects"] or None},
+            progress=progress, **step_settings(options),
         )  # fmt: skip
     found = table.candidates
     if options["as_csv"]:

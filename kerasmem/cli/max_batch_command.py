@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, option
+from kerasmem.cli.options import EXIT_CODES, check_options, model_options, option, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 
 REAL_STEPS = ("confirm", "margin", "samples", "steps", "timeout")
@@ -39,7 +39,7 @@ def command(model: str | None, **options: Any) -> int:
     with quiet_tensorflow(), spinner("searching for the largest batch", options["method"]):
         from kerasmem.estimation.sizing import max_batch_size
 
-        own = {name: options[name] for name in ("minimum", "maximum", "step", "method", *REAL_STEPS)}
-        result = max_batch_size(model, **own, **call_arguments(options))
+        own = {name: options[name] for name in ("minimum", "maximum", "step", *REAL_STEPS)}
+        result = max_batch_size(model, **own, **step_settings(options))
     show_result(result, options["as_json"], search_table)
     return EXIT_CODES[result.device.verdict]

@@ -8,7 +8,7 @@ import click
 
 from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.estimate_command import show_report
-from kerasmem.cli.options import call_arguments, check_options, model_options, option
+from kerasmem.cli.options import check_options, model_options, option, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, spinner
 
 
@@ -32,5 +32,5 @@ def command(model: str | None, steps: int, timeout: float, **options: Any) -> in
     with quiet_tensorflow(), spinner(f"measuring {model or options['factory']}"):
         from kerasmem.estimation.measuring import measure
 
-        report = measure(model, steps=steps, timeout=timeout, **call_arguments(options))
+        report = measure(model, steps=steps, timeout=timeout, **step_settings(options))
     return show_report(report, options)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import click
 
-from kerasmem.checks import Color, Decimal, Method, Mode, batch_size, nearest
+from kerasmem.checks import Color, Decimal, MethodName, Mode, batch_size, nearest
 from kerasmem.errors import UsageError
 from kerasmem.files import package_data
 
@@ -58,7 +58,7 @@ _TYPES: dict[str, Any] = {
     "output": click.Path(dir_okay=False),
     "folder": click.Path(file_okay=False),
     "order": Choice(["order", "size"]),
-    "method": Choice(get_args(Method)),
+    "method": Choice(get_args(MethodName)),
     "mode": Choice(get_args(Mode)),
     "backend": Choice(["tensorflow", "jax"]),
     "color": Choice(get_args(Color)),
@@ -208,16 +208,16 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
         check_factory_name(options["factory"], "--factory")
 
 
-def call_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the shared options as `kerasmem.estimate` takes them; loads Keras."""
-    from kerasmem.models.vocabulary import load_custom_objects, parse_factory_args
+def step_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are settings of `StepSpec`; loads Keras."""
+    from kerasmem.models.spec import EstimateSettings
+    from kerasmem.models.vocabulary import parse_factory_args
 
-    same = ("batch_size", "optimizer", "loss", "target_dtype", "dtype_policy", "device", "mode", "factory", "trust")
+    settings = {name: options[name] for name in EstimateSettings.__annotations__ if name in options}
     return {
-        **{name: options[name] for name in same if name in options},
-        **{name: list(options[name]) or None for name in ("input_shape", "target_shape")},
+        **settings,
+        **{name: list(options[name]) or None for name in ("input_shape", "target_shape", "custom_objects")},
         "factory_args": parse_factory_args(options["factory_args"]),
-        "custom_objects": load_custom_objects(options["custom_objects"]) if options["custom_objects"] else None,
         "jit_compile": "auto" if options["jit_compile"] is None else options["jit_compile"],
     }
 

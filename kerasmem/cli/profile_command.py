@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, call_arguments, check_options, model_options, option
+from kerasmem.cli.options import EXIT_CODES, check_options, model_options, option, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinner
 from kerasmem.errors import UsageError
 from kerasmem.files import write_named
@@ -51,7 +51,7 @@ def command(model: str | None, steps: int, timeout: float, compare: bool, output
     with quiet_tensorflow(), spinner(f"profiling {name}", "profile"):
         from kerasmem.estimation.measuring import predicted, profile
 
-        arguments = call_arguments(options)
+        arguments = step_settings(options)
         found = profile(model, steps=steps, timeout=timeout, **arguments)
         estimate, why = predicted(model, found, **arguments) if compare else (None, None)
     device = None
@@ -106,4 +106,4 @@ def _show_text(
     if why is not None:
         click.echo(f"Note: no estimate beside it: {printable(why)}.")
     if device is not None:
-        click.echo(verdict_line(device, found.bytes, "measure").plain)
+        click.echo(verdict_line(device, found.bytes).plain)

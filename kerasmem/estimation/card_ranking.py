@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kerasmem.checks import Method
 from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import UsageError
-from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE, EstimateArguments
-from kerasmem.estimation.facade import EstimateSession
 from kerasmem.estimation.graph.cuda import channels_last
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, MemoryReport
 from kerasmem.estimation.search import search
+from kerasmem.estimation.session import EstimateSession
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
+from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.records import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _ORDER = (FITS, TOO_CLOSE, DOES_NOT_FIT)
 _FIRST = "t4"  # asks `auto` for the plan of a card
@@ -84,14 +86,8 @@ class CardRanking(Record, what="card ranking", version=FORMAT_VERSION, rows="car
         return f"{self.report.model.name} fits {fitting} of {len(self.cards)} known cards{first}"
 
 
-def rank_cards(
-    model: Any,
-    *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    method: Method = "auto",
-    max_batch: bool = False,
-    **options: Any,
-) -> CardRanking:
+@shows_settings("device")
+def rank_cards(model: Any, *, max_batch: bool = False, **settings: Unpack[StepSettings]) -> CardRanking:
     """Rank the cards of the catalogue by whether a training step fits on them.
 
     One estimate serves all cards, unless the method depends on the card (`gpu-target`, `graph`): then one serves each
@@ -99,10 +95,8 @@ def rank_cards(
 
     Args:
         model: as for `kerasmem.estimate`.
-        batch_size: samples in a batch.
-        method: as for `kerasmem.estimate`.
         max_batch: look for the largest batch on each card too, which takes several estimates.
-        **options: the other arguments of `kerasmem.estimate`, but for `device`.
+        **settings: as for `kerasmem.estimate`, but for `device`.
 
     Returns:
         A `CardRanking`; sizes in bytes.
@@ -117,19 +111,20 @@ def rank_cards(
         >>> kerasmem.rank_cards(model, method="formula").best.verdict
         'fits'
     """
-    if "device" in options:
+    spec = StepSpec(model, **settings)
+    if spec.device is not None:
         raise UsageError("device: rank_cards asks about all cards; kerasmem.estimate takes a device")
-    arguments = EstimateArguments(model, batch_size, method, device=_FIRST, **options)
-    with EstimateSession(arguments) as session:
-        return _ranked(session, arguments, max_batch)
+    spec = replace(spec, device=_FIRST)
+    with EstimateSession(spec) as session:
+        return _ranked(session, spec, max_batch)
 
 
-def _ranked(session: EstimateSession, arguments: EstimateArguments, max_batch: bool) -> CardRanking:
-    first, batch_size = session.estimate(), arguments.batch_size
+def _ranked(session: EstimateSession, spec: StepSpec, max_batch: bool) -> CardRanking:
+    first, batch_size = session.estimate(), spec.batch_size
     kind_of = _KINDS.get(first.settings.method, lambda capability: None)
     kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
     # XLA's compiler does not know every card of the catalogue; "auto" has another method for those.
-    chosen = arguments.method if first.settings.method == "gpu-target" else first.settings.method
+    chosen = spec.method if first.settings.method == "gpu-target" else first.settings.method
     planned = {(batch_size, kind_of(find_card(_FIRST).compute_capability)): first}
 
     def need(kind: Any, size: int) -> Bytes:

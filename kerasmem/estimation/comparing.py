@@ -6,17 +6,21 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasmem.errors import InputError, UsageError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.facade import estimate_spec
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, interval, judge
 from kerasmem.files import json_object
+from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.records import Record, renamed
 from kerasmem.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
 _WORDS = {FITS: WITHIN, DOES_NOT_FIT: EXCEEDED, TOO_CLOSE: TOO_CLOSE}
@@ -95,6 +99,7 @@ class Comparison(Record, what="comparison", version=FORMAT_VERSION, rows="catego
         return ", ".join(f"{each.model.name} needs {format_size(each.peak)}" for each in (self.before, self.after))
 
 
+@shows_settings()
 def compare(
     a: Any,
     b: Any,
@@ -102,12 +107,12 @@ def compare(
     budget: int | str | None = None,
     max_increase: int | str | None = None,
     allow_different_settings: bool = False,
-    **options: Any,
+    **settings: Unpack[EstimateSettings],
 ) -> Comparison:
     """Compare the memory of two models or saved reports.
 
     Models are estimated with the same settings. If `a` or `b` is a report, the other one is estimated with the report's
-    batch size, method and mode, unless `options` set them.
+    batch size, method and mode, unless `settings` have them.
 
     Args:
         a: a model as for `kerasmem.estimate`, a `MemoryReport`, or the path of one that `kerasmem estimate --json`
@@ -117,7 +122,7 @@ def compare(
         max_increase: maximum that `b` may take more than `a`: bytes, a size such as "200MB", or a share of `a` such as
             "5%". Defaults to no limit.
         allow_different_settings: compare reports even if their batch sizes, methods or modes differ. Defaults to False.
-        **options: the other arguments of `kerasmem.estimate`.
+        **settings: as for `kerasmem.estimate`.
 
     Returns:
         A `Comparison`; all sizes in bytes. `categories`, `layers` and `limits` have the differences and verdicts.
@@ -139,13 +144,12 @@ def compare(
     increase = None if max_increase is None else _read_increase(max_increase)
     saved = [_saved_report(model) for model in (a, b)]
     known = next((report for report in saved if report is not None), None)
-    if known is not None:
-        options = {**_settings_of(known), **options}
+    spec = StepSpec(None, **{**({} if known is None else _settings_of(known)), **settings})
     reports = []
     for model, report in zip((a, b), saved, strict=True):
         if report is None:
-            report = estimate(model, **options)
-            options["method"] = report.settings.method  # the second by the method that answered for the first
+            report = estimate_spec(replace(spec, model=model))
+            spec = replace(spec, method=report.settings.method)  # that answered for the first, also for the second
         reports.append(report)
     before, after = reports
     unlike = list(_differing(before, after, _ASKED))
@@ -208,10 +212,9 @@ def _saved_report(model: Any) -> MemoryReport | None:
 def _settings_of(report: MemoryReport) -> dict[str, Any]:
     """Return the arguments of `estimate` with which a report can be compared; steps that were run give no method."""
     settings = report.settings
-    taken = {"batch_size": settings.batch_size, "mode": settings.mode, "method": settings.method}
-    if settings.method in ("measure", "profile"):
-        taken.pop("method")
-    return taken
+    taken = {"batch_size": settings.batch_size, "mode": settings.mode}
+    is_run = settings.method in ("measure", "profile")
+    return taken if is_run else {**taken, "method": settings.method}
 
 
 def _limit(what: str, limit: int, low: int, high: int | None) -> LimitVerdict:

@@ -59,12 +59,13 @@ def traced_outcome(
 
 
 def standing_in(outcome: Outcome) -> Outcome:
-    """Widen XLA's plan for this machine's CPU to stand in for a card's, which is usually smaller.
+    """Widen the outcome of this machine's CPU to stand in for a card's, which is usually smaller.
 
     A step takes no less than what it holds from beginning to end, whatever is computed in between.
     """
     held = sum(outcome.categories.get(name) or 0 for name in ("weights", "optimizer", "inputs"))
-    return replace(outcome, low=min(outcome.low or 0, held))
+    note = f"{outcome.method} on this machine's CPU stands in for the card: a GPU usually takes less"
+    return replace(outcome, low=min(outcome.low or 0, held), stands_in=True, notes=(*outcome.notes, note))
 
 
 def live_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> Outcome:

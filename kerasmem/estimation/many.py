@@ -8,27 +8,27 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from kerasmem import checks
 from kerasmem.devices.limits import default_memory_limit
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.arguments import EstimateArguments
-from kerasmem.estimation.facade import LONGEST, estimate, forked_report
+from kerasmem.estimation.facade import LONGEST, estimate_spec, forked_report
 from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
-from kerasmem.models.vocabulary import load_custom_objects
+from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.processes.children import Limits, off_the_cards
 from kerasmem.processes.executors import run_tasks
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 FAILED = "failed"
 # What of `kerasmem.estimate` a grid may set; other names are arguments of the function that builds the model.
-_SETTINGS = {each.name for each in fields(EstimateArguments)} - {
-    "model", "factory", "factory_args", "custom_objects", "trust",
-}  # fmt: skip
+_SETTINGS = set(EstimateSettings.__annotations__) - {"factory", "factory_args", "custom_objects", "trust"}
 _SAID = {FITS: "fit", DOES_NOT_FIT: "do not fit", TOO_CLOSE: "too close to call", FAILED: "failed"}
 _COLUMNS = ("parameters", "batch_size", "method", "execution", "total", "low", "high", "device")
 
@@ -93,6 +93,7 @@ class EstimateTable(Record, what="table of estimates", version=FORMAT_VERSION, r
         return [each.row() for each in self.candidates]
 
 
+@shows_settings()
 def estimate_many(
     models: Iterable[Any],
     *,
@@ -101,7 +102,7 @@ def estimate_many(
     timeout: float | None = LONGEST,
     host_memory_limit: int | None = None,
     progress: Callable[[Candidate, int, int], None] | None = None,
-    **options: Any,
+    **settings: Unpack[EstimateSettings],
 ) -> EstimateTable:
     """Estimate many models, each in every setting of a grid.
 
@@ -118,7 +119,7 @@ def estimate_many(
         timeout: seconds for each estimate; None for no limit.
         host_memory_limit: bytes of resident memory for each; None: 80 % of what its job may have.
         progress: called with each row as it comes, how many are done, and of how many.
-        **options: the other arguments of `kerasmem.estimate`; `custom_objects` may also list modules to import.
+        **settings: as for `kerasmem.estimate`.
 
     Returns:
         An `EstimateTable`, in the order of `models`, and for each in that of the grid, its last name varying fastest.
@@ -134,29 +135,28 @@ def estimate_many(
         >>> [(row.grid["batch_size"], row.verdict) for row in table.candidates]
         [(8, None), (64, None), (8, 'failed'), (64, 'failed')]
     """
-    settings = list(_settings(grid or {}))
-    asked = [(model, setting) for model in models for setting in settings]
-    if not asked:
+    points = list(_points(grid or {}))
+    named = list(models)
+    if not named:
         raise UsageError("models: give at least one")
     if timeout is not None and not checks.number("timeout", timeout) > 0:
         raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
     if host_memory_limit is not None:
         checks.whole("host_memory_limit", host_memory_limit)
-    for setting in settings:
-        EstimateArguments(None, **_arguments(setting, options))
-    for model, _ in asked[:: len(settings)]:
+    for model in named:
         _check_model(model)
-    work = functools.partial(_candidate, seconds=timeout, host_bytes=host_memory_limit, options=options)
-    found: list[Candidate] = []
-    for row in run_tasks(executor, work, asked):
-        found.append(row)
+    tasks = [(_at(StepSpec(model, **settings), point), point) for model in named for point in points]
+    work = functools.partial(_candidate, seconds=timeout, host_bytes=host_memory_limit)
+    rows: list[Candidate] = []
+    for row in run_tasks(executor, work, tasks):
+        rows.append(row)
         if progress is not None:
-            progress(row, len(found), len(asked))
-    return EstimateTable(tuple(found))
+            progress(row, len(rows), len(tasks))
+    return EstimateTable(tuple(rows))
 
 
-def _settings(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination."""
+def _points(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the grid's values."""
     for name, values in grid.items():
         if not name.isidentifier():
             raise UsageError(f"grid: {name!r} is no setting of estimate and no argument of a function")
@@ -166,12 +166,12 @@ def _settings(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(grid, combination, strict=True))
 
 
-def _arguments(setting: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `estimate` for a setting."""
-    plain = {name: value for name, value in setting.items() if name in _SETTINGS}
-    built = {name: value for name, value in setting.items() if name not in plain}
-    more = {"factory_args": {**(options.get("factory_args") or {}), **built}} if built else {}
-    return {**options, **plain, **more}
+def _at(spec: StepSpec, point: Mapping[str, Any]) -> StepSpec:
+    """Return the spec at a point of the grid."""
+    plain = {name: value for name, value in point.items() if name in _SETTINGS}
+    built = {name: value for name, value in point.items() if name not in plain}
+    arguments = {**(spec.factory_args or {}), **built} if built else spec.factory_args
+    return replace(spec, **plain, factory_args=arguments)
 
 
 def _check_model(model: Any) -> None:
@@ -183,29 +183,18 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _candidate(
-    task: tuple[Any, Mapping[str, Any]],
-    *,
-    seconds: float | None,
-    host_bytes: int | None,
-    options: Mapping[str, Any],
-) -> Candidate:
+def _candidate(task: tuple[StepSpec, Mapping[str, Any]], *, seconds: float | None, host_bytes: int | None) -> Candidate:
     """Return one row. Each worker keeps a process that has loaded TensorFlow."""
-    model, setting = task
-    is_named = isinstance(model, (str, os.PathLike))
-    name = os.fspath(model) if is_named else getattr(model, "__qualname__", type(model).__name__)
+    spec, point = task
     limits = Limits(seconds, default_memory_limit() if host_bytes is None else host_bytes)
-    work = functools.partial(_report, model, _arguments(setting, options))
+    work = functools.partial(_report, spec)
     try:
-        report = forked_report(name, limits, work) if hasattr(os, "pidfd_open") else work()
+        report = forked_report(spec.label, limits, work) if hasattr(os, "pidfd_open") else work()
     except KerasmemError as error:
-        return Candidate(name, setting, reason=str(error))
-    return Candidate(name, setting, replace(report, layers=(), nested=()))
+        return Candidate(spec.label, point, reason=str(error))
+    return Candidate(spec.label, point, replace(report, layers=(), nested=()))
 
 
-def _report(model: Any, options: Mapping[str, Any]) -> MemoryReport:
-    modules = options.get("custom_objects")
-    if isinstance(modules, (list, tuple)):  # each process imports them for itself
-        options = {**options, "custom_objects": load_custom_objects(modules)}
+def _report(spec: StepSpec) -> MemoryReport:
     with off_the_cards():
-        return estimate(model, **options)
+        return estimate_spec(spec)

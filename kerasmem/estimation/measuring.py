@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasmem import checks
-from kerasmem.checks import Method
-from kerasmem.errors import KerasmemError
-from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
-from kerasmem.estimation.choice import check_backend
-from kerasmem.estimation.facade import estimate
+from kerasmem.checks import MethodName
+from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.estimation.facade import estimate, estimate_spec
+from kerasmem.estimation.methods import backend_refusal
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, MeasuredSteps, ask_worker, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
 from kerasmem.models.backend import require_tensorflow
-from kerasmem.models.request import ModelRequest, request_for
+from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.profiling.results import StepProfile
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PROFILE_WORKER = "kerasmem.estimation.probe.profile_worker"
 
 
+@shows_settings("method", "replicas")
 def measure(
-    model: Any,
-    *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    steps: int = 10,
-    timeout: float = DEFAULT_TIMEOUT,
-    **options: Any,
+    model: Any, *, steps: int = 10, timeout: float = DEFAULT_TIMEOUT, **settings: Unpack[EstimateSettings]
 ) -> MemoryReport:
     """Return how much memory training a model takes, by running some steps of it in a process of its own.
 
@@ -40,12 +38,9 @@ def measure(
 
     Args:
         model: as for `kerasmem.estimate`; a function or class must be importable from another process.
-        batch_size: samples in a batch.
         steps: steps that are measured, after a first one that sets things up.
         timeout: seconds for the whole process.
-        **options: arguments of `kerasmem.estimate`: `optimizer`, `loss`, `jit_compile`, `mode`, `dtype_policy`,
-            `device`, `input_shape`, `target_shape`, `target_dtype`, `factory`, `factory_args`, `custom_objects`,
-            `trust`.
+        **settings: as for `kerasmem.estimate` but for `method` and `replicas`.
 
     Raises:
         UsageError: an argument is wrong, or the model exists in this process only.
@@ -57,32 +52,30 @@ def measure(
         >>> kerasmem.measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
         'measure'
     """
-    with planned_request(model, batch_size, steps, options) as (planned, request):
-        answer = run_steps(request, [(request.batch_size, steps)], timeout=timeout)
+    with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
+        answer = run_steps(spec, [(spec.batch_size, steps)], timeout=timeout)
     return measured_report(planned, answer)
 
 
 @contextlib.contextmanager
-def planned_request(
-    model: Any, batch_size: int, steps: int, options: Mapping[str, Any]
-) -> Iterator[tuple[MemoryReport, ModelRequest]]:
-    """Return the formula's report of a step that is to be run, and the request for a process that runs it.
+def planned_step(spec: StepSpec, steps: int) -> Iterator[tuple[MemoryReport, StepSpec]]:
+    """Return the formula's report of a step that is to be run, and the spec for the process that runs it.
 
     Args:
-        model: as for `measure`.
-        batch_size: samples; where the model fixes its own, the request has that one.
-        steps: that are to be run.
-        options: arguments of `kerasmem.estimate`.
+        spec: the step; if the model fixes its own batch size, the spec for the process has that one.
+        steps: number of steps to run.
 
     Raises:
         UsageError: an argument is wrong, or the model exists in this process only.
     """
     checks.whole("steps", steps)
-    check_backend("measure", options.get("jit_compile", "auto"))
-    planned = estimate(model, batch_size=batch_size, method="formula", **options)
-    own = {name: value for name, value in options.items() if name != "device"}
-    with request_for(model, batch_size=planned.settings.batch_size, **own) as request:
-        yield planned, request
+    if spec.method != "auto" or spec.replicas != 1:
+        raise UsageError("method and replicas are for kerasmem.estimate; here real steps run on one device")
+    if (reason := backend_refusal("measure", spec.jit_compile)) is not None:
+        raise UsageError(reason)
+    planned = estimate_spec(replace(spec, method="formula"))
+    with spec.portable(batch_size=planned.settings.batch_size) as portable:
+        yield planned, portable
 
 
 def measured_report(planned: MemoryReport, answer: MeasuredSteps) -> MemoryReport:
@@ -107,13 +100,9 @@ def measured_report(planned: MemoryReport, answer: MeasuredSteps) -> MemoryRepor
     )
 
 
+@shows_settings("method", "replicas")
 def profile(
-    model: Any,
-    *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    steps: int = 5,
-    timeout: float = DEFAULT_TIMEOUT,
-    **options: Any,
+    model: Any, *, steps: int = 5, timeout: float = DEFAULT_TIMEOUT, **settings: Unpack[EstimateSettings]
 ) -> StepProfile:
     """Profile the memory of one real training step at its peak, by layer and category.
 
@@ -123,10 +112,9 @@ def profile(
 
     Args:
         model: as for `kerasmem.estimate`; a function or class must be importable from another process.
-        batch_size: samples in a batch.
         steps: steps that are recorded, after those that warm up.
         timeout: seconds for the whole process.
-        **options: the other arguments of `measure`; `mode` may be "evaluate", too.
+        **settings: as for `measure`; `mode` may be "evaluate", too.
 
     Raises:
         UsageError: an argument is wrong, or the model exists in this process only.
@@ -138,10 +126,10 @@ def profile(
         True
     """
     require_tensorflow("profile", "estimate and measure work on JAX")
-    with planned_request(model, batch_size, steps, options) as (planned, request):
+    with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
         more = {"planned": planned.to_dict()}
-        found = ask_worker(PROFILE_WORKER, request, [(request.batch_size, steps)], more, timeout=timeout)
-        return StepProfile.from_dict(found)
+        result = ask_worker(PROFILE_WORKER, spec, [(spec.batch_size, steps)], more, timeout=timeout)
+        return StepProfile.from_dict(result)
 
 
 def predicted(model: Any, profile: StepProfile, **arguments: Any) -> tuple[MemoryReport | None, str | None]:
@@ -152,7 +140,7 @@ def predicted(model: Any, profile: StepProfile, **arguments: Any) -> tuple[Memor
         profile: what was measured.
         **arguments: those of `kerasmem.estimate` that `profile` was given.
     """
-    method: Method = "xla" if profile.settings.execution == "xla" else "graph"
+    method: MethodName = "xla" if profile.settings.execution == "xla" else "graph"
     try:
         return with_names_of(estimate(model, method=method, **arguments), profile), None
     except KerasmemError as error:

@@ -14,14 +14,14 @@ from kerasmem.records import Record, renamed
 from kerasmem.units import format_size
 
 FORMAT_VERSION = 1
-XLA_SPREAD = 0.01  # how far from a total of XLA's plan real steps are said to lie at least, as a share of it
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of an estimate. `execution` is "graph", "xla", or "none" for the formula.
 
-    Of several devices (`replicas`) the report is of one, and `batch_size` its share.
+    Of several devices (`replicas`) the report is of one, and `batch_size` its share. `stands_in` is true if the figure
+    is of this machine's CPU although a card is named: how much less the card takes is not known.
     """
 
     batch_size: int
@@ -33,6 +33,7 @@ class Settings:
     execution: str
     device: str | None
     replicas: int = 1
+    stands_in: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,34 +94,6 @@ class DeviceVerdict:
         return self.verdict == "fits"
 
 
-def lower_end(method: str, total: int, low: int | None) -> int | None:
-    """Return the lower end of an estimate's interval, or None if unknown.
-
-    Where XLA's plan for this machine stands in for a card's, `low` is what the step holds from beginning to end: a step
-    takes no less, and how much more is not known.
-
-    Args:
-        method: of the estimate.
-        total: its total in bytes.
-        low: the lower end of its interval.
-
-    Examples:
-        >>> lower_end("xla", 3_000_000, 2_970_000), lower_end("xla", 3_000_000, 300_000)
-        (2970000, None)
-    """
-    if low is None or (method == "xla" and low < int(total * (1 - XLA_SPREAD))):
-        return None
-    return low
-
-
-def interval(method: str, total: int, low: int | None, high: int | None) -> str:
-    """Return " (1.50 GiB to 2.00 GiB)", ", at most 2.00 GiB" without a known lower end, or nothing without an upper."""
-    if low is None or high is None:
-        return ""
-    least = lower_end(method, total, low)
-    return f", at most {format_size(high)}" if least is None else f" ({format_size(least)} to {format_size(high)})"
-
-
 def verdict_on(verdict: str, device: str) -> str:
     """Return "fits t4", "does not fit t4" or "too close to call on t4"."""
     return f"{verdict} on {device}" if verdict == "too close to call" else f"{verdict} {device}"
@@ -157,10 +130,10 @@ class Unmodelled:
 # How far from a total real steps are said to lie at least, as a share of it. In graph mode processes that train the
 # same model differ in their medians, and steps within one by up to 15 %, as threads race; what the simulation varies is
 # part of that. XLA's plan is exact; what chunks the variables lie in is not, as it depends on all that was done before.
-SPREAD = {"graph": 0.09, "xla": XLA_SPREAD}
+SPREAD = {"graph": 0.09, "xla": 0.01}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The peak of a step.
 
@@ -177,6 +150,9 @@ class Outcome:
         instant: when the peak is reached, where known.
         unmodelled: what costs memory and is not in the total.
         notes: how it was obtained.
+        fallback: why the formula answers in place of a method that matches the step.
+        stands_in: whether it is of this machine's CPU although a card is named; `low` is then what the step holds
+            from beginning to end, and how much more the card takes is not known.
     """
 
     method: str
@@ -191,6 +167,8 @@ class Outcome:
     unmodelled: tuple[Unmodelled, ...] = ()
     notes: tuple[str, ...] = ()
     optional_workspace: int | None = None
+    fallback: str | None = None
+    stands_in: bool = False
 
     @property
     def most_needed(self) -> int | None:
@@ -226,7 +204,7 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
     """How much memory a training step needs, by one method.
 
     `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back. `print(report)` says
-    the answer in one line.
+    the answer in one line. `fallback` is the reason if the formula answers in place of a method that matches the step.
     """
 
     model: ModelFacts
@@ -240,6 +218,7 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
     notes: tuple[str, ...] = ()
     pool: Pool | None = None
     instant: Instant | None = None
+    fallback: str | None = None
 
     @property
     def peak(self) -> int:
@@ -260,10 +239,9 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
             return total
         if need.high is None:
             return f"{total}, no upper end known"
-        low = lower_end(self.settings.method, need.total, need.low)
         least, most = f"at least {format_size(need.low)}", f"at most {format_size(need.most_needed)}"
         verdict = "fits" if self.device is None else self.device.verdict
-        both = most if low is None else f"{least}, {most}"
+        both = most if self.settings.stands_in else f"{least}, {most}"
         return f"{total}, " + {"fits": most, "does not fit": least}.get(verdict, both)
 
     @property

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasmem import checks
-from kerasmem.checks import Method
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import UsageError
-from kerasmem.estimation.arguments import EstimateArguments
-from kerasmem.estimation.facade import EstimateSession
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import MOST_EVALUATIONS, Found, SearchResult, Trial, largest_that_ran, search
+from kerasmem.estimation.session import EstimateSession
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
 from kerasmem.models.backend import require_tensorflow
+from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.processes.children import child_environment
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _SECOND_SIZE = 31  # beyond the smallest: the second estimate of a search
 
 
+@shows_settings("batch_size")
 def max_batch_size(
     model: Any,
     *,
@@ -30,13 +33,12 @@ def max_batch_size(
     minimum: int = 1,
     maximum: int | None = None,
     step: int = 1,
-    method: Method = "auto",
     margin: float = 0.0,
     confirm: bool = False,
     samples: int | None = None,
     steps: int = 3,
     timeout: float = DEFAULT_TIMEOUT,
-    **options: Any,
+    **settings: Unpack[StepSettings],
 ) -> SearchResult:
     """Return the largest batch size that fits a device.
 
@@ -50,13 +52,13 @@ def max_batch_size(
         minimum: the smallest size. Defaults to 1.
         maximum: the largest size. Defaults to the largest that fits.
         step: consider `minimum`, `minimum + step`, … only. Defaults to 1.
-        method: as for `kerasmem.estimate`; "auto" uses the method of the first estimate for all others.
         margin: share of the device's memory to keep free, from 0 to below 1. Defaults to 0.
         confirm: run real steps. Without a GPU they run on the CPU, with the GPUs' allocator. Defaults to False.
         samples: number of samples in the data, for the size of the last batch. Defaults to half a batch.
         steps: training steps at each confirmed size. Defaults to 3.
         timeout: seconds for each confirmed size. Defaults to 600.
-        **options: the other arguments of `kerasmem.estimate`.
+        **settings: as for `kerasmem.estimate`, but for `batch_size`. Method "auto" uses the method of the first
+            estimate for all others.
 
     Returns:
         A `SearchResult`; all sizes in bytes. `largest` is None if not even `minimum` fits, or ran.
@@ -71,23 +73,23 @@ def max_batch_size(
         >>> kerasmem.max_batch_size(model, device="64MB", method="formula").largest
         6244
     """
+    spec = StepSpec(model, device=device, **settings)
     sizes: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "step": step}
     tries: dict[str, Any] = {"samples": samples, "steps": steps, "timeout": timeout}
     _check(**sizes, **tries)
-    target = _with_margin(resolve_device(str(device)), margin)
+    target = _with_margin(resolve_device(str(spec.device)), margin)
     if confirm:
         require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
-    arguments = EstimateArguments(model, method=method, device=device, **options)
-    with EstimateSession(arguments) as session:
-        estimates = _Estimates(session, method)
+    with EstimateSession(spec) as session:
+        estimates = _Estimates(session, spec.method)
         found = search(estimates, target.available_bytes, **sizes, guess=minimum + _SECOND_SIZE)
     largest, fits, notes = found.largest, found.verdict, list(_notes(found, maximum))
     trials: tuple[Trial, ...] = ()
     if confirm:
-        largest, trials = _confirmed(arguments, target, found, sizes, **tries)
+        largest, trials = _confirmed(spec, target, found, sizes, **tries)
         fits = DOES_NOT_FIT if largest is None else FITS
         notes += _trial_notes(found, largest, trials)
-    with EstimateSession(arguments) as estimates.session:
+    with EstimateSession(spec) as estimates.session:
         report = estimates.report(found.evaluations[0].size if largest is None else largest)
     verdict = DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note)
     return SearchResult(largest, found.fails_from, verdict, found.evaluations, report, tuple(notes), trials)
@@ -133,7 +135,7 @@ def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
 
 
 def _confirmed(
-    arguments: EstimateArguments,
+    spec: StepSpec,
     target: DeviceTarget,
     found: Found,
     sizes: Mapping[str, Any],
@@ -144,7 +146,7 @@ def _confirmed(
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around the estimated size; with several replicas, those of one."""
     first = sizes["minimum"] if found.largest is None else found.largest
-    with arguments.request(sizes["minimum"], arguments.jit_compile) as request:
+    with spec.portable(batch_size=sizes["minimum"]) as request:
 
         def try_size(size: int) -> Trial:
             last = samples % size if samples is not None else size // 2

@@ -1,4 +1,4 @@
-"""What no method models, and the bounds of what libraries take only while memory is free.
+"""What methods do not model, and the bounds of what libraries take only while memory is free.
 
 Sources of the bounds, read in August 2026:
 
@@ -20,11 +20,16 @@ Sources of the bounds, read in August 2026:
 
 from __future__ import annotations
 
-from kerasmem.estimation.report import Unmodelled
+from collections.abc import Iterable
+
+from kerasmem.estimation.formula import opaque_layers
+from kerasmem.estimation.report import Bytes, LayerMemory, Unmodelled
+from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.units import GIB, MIB
 
 TENSORFLOW_WORKSPACE_LIMIT = 8 * GIB
 XLA_WORKSPACE_LIMIT = 4 * GIB
+_MOST_NAMES = 5  # of layers in one entry
 REDZONES = 2 * 8 * MIB  # around each buffer of TensorFlow's autotuning
 
 CUDA_CONTEXT = Unmodelled(
@@ -38,3 +43,54 @@ CPU_SCRATCH = Unmodelled("scratch of kernels", "what matrix products and convolu
 def prefetched_batches(batch_bytes: int) -> Unmodelled:
     """Return the entry for batches that the data pipeline puts on a card ahead of time."""
     return Unmodelled("prefetched batches", "each batch that is put on the card while a step runs", batch_bytes)
+
+
+def not_in_the_formula(step: ShapedStep) -> tuple[Unmodelled, ...]:
+    """List the memory of a step that the formula leaves out."""
+    layers, is_training = step.layers, step.spec.mode == "train"
+    missing: list[Unmodelled] = []
+    if is_training:
+        own = step.optimizer
+        name = f"slots of {own}" if own else "slots of adam (assumed: no optimizer is stored with the model)"
+        why = "what the optimizer keeps for each weight; the formula has weights and gradients only"
+        missing.append(Unmodelled(f"optimizer {name}", why, step.slots))
+    missing.append(Unmodelled("workspace", "scratch memory of convolutions and matrix products"))
+    missing.append(Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"))
+    missing.append(Unmodelled("buffer reuse", "buffers are freed and reused within the step: deep networks need less"))
+    unknown = [row.name for row in layers if row.activation_elements is None]
+    if unknown:
+        missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))
+    if opaque := opaque_layers(layers):
+        why = "gates, states and attention scores, often many times the output, so no upper end is given"
+        missing.append(Unmodelled(f"the inside of {_some(opaque)}", why))
+    if step.spec.replicas > 1 and is_training:
+        why = "gradients are gathered in buffers of their own where replicas exchange them"
+        missing.append(Unmodelled("exchange of gradients", why))
+    return tuple(missing)
+
+
+def formula_notes(layers: Iterable[LayerMemory], need: Bytes, plain: int) -> tuple[str, ...]:
+    """Return remarks on the formula's figure.
+
+    Args:
+        layers: the rows of the report.
+        need: the figure at the true sizes of the dtypes.
+        plain: the total of the formula, every value taken as float32.
+    """
+    rows, notes = list(layers), []
+    if need.total != plain:
+        notes.append(
+            f"at the true sizes of its dtypes the total is {need.total:,} B; "
+            f"the formula, which takes every value as float32, gives {plain:,} B"
+        )
+    frozen = sum(row.parameters - row.trainable_parameters for row in rows)
+    if frozen and need.gradients:
+        notes.append(f"the formula counts a gradient for {frozen:,} parameters that are not trained")
+    if any(row.dtype == "string" for row in rows):
+        notes.append("text is counted as 24 bytes an element; longer text takes more")
+    return tuple(notes)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

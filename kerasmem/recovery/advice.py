@@ -32,6 +32,7 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
         method: of the estimates.
         code: a complete script.
         kernels: whose kernels the figures hold for, such as "Eigen, CPU"; None where the method asks for none.
+        stands_in: whether this machine's CPU stands in for the card, as in `Settings`.
         trial: real steps of it, whose verdict then counts; None where none were run.
     """
 
@@ -49,6 +50,7 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
     code: str
     kernels: str | None = None
     trial: Trial | None = None
+    stands_in: bool = False
 
     @property
     def saving(self) -> int:

@@ -12,11 +12,11 @@ from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.kernels import ONEDNN, SHORT_TITLES, CpuKernels, assumed, kernels_on, onednn_is_left_off
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.facade import estimate_spec
 from kerasmem.estimation.report import Bytes, MemoryReport
 from kerasmem.estimation.verdict import FITS, device_verdict, verdict
-from kerasmem.models.request import ModelRequest, request_for
-from kerasmem.recovery.building import Origin, build
+from kerasmem.models.spec import StepSpec
+from kerasmem.recovery.building import build
 from kerasmem.recovery.changes import STREAM, Change, ordered
 from kerasmem.recovery.traits import SampleBytes
 from kerasmem.units import MIB
@@ -33,11 +33,12 @@ class OutOfTimeError(KerasmemError):
 
 @dataclass(frozen=True)
 class Need:
-    """The need of a changed step: bytes, the verdict on the device, and the method."""
+    """The need of a changed step: bytes, the verdict on the device, the method, and whether a CPU stands in."""
 
     bytes: Bytes
     verdict: str
     method: str
+    stands_in: bool = False
 
 
 @dataclass
@@ -45,7 +46,7 @@ class StepEstimator:
     """Estimates a training step with changes, each set of changes once, until the time is over.
 
     Attributes:
-        origin: the model.
+        origin: the model as the user gave it.
         target: the device that the step must fit.
         batch_size, mode, jit_compile, method: as for `kerasmem.advise`.
         budget_seconds: time for estimates; None: as long as it takes.
@@ -57,7 +58,7 @@ class StepEstimator:
         joined_bytes: what `predict` holds at its end, when it joins the outputs of all batches; else 0.
     """
 
-    origin: Origin
+    origin: StepSpec
     target: DeviceTarget
     batch_size: int
     mode: str
@@ -74,8 +75,8 @@ class StepEstimator:
     def __post_init__(self) -> None:
         self._end = None if self.budget_seconds is None else time.monotonic() + self.budget_seconds
         self._durations: list[float] = []  # the first left out: it loads TensorFlow
-        self._is_stand_in = False
-        self._known: dict[tuple[frozenset[tuple[str, str]], str], Bytes] = {}  # of the step alone, without arrays
+        # By changes and method: the need of the step alone, without arrays, and whether a CPU stands in for the card.
+        self._known: dict[tuple[frozenset[tuple[str, str]], str], tuple[Bytes, bool]] = {}
 
     def estimate_current(self) -> MemoryReport:
         """Return the estimate of the step as it is, whatever time there is; it settles the method of all others.
@@ -84,10 +85,8 @@ class StepEstimator:
             KerasmemError: as `kerasmem.estimate`.
         """
         report = self._estimate((), self.method)
-        is_auto = self.method == "auto"
         self.method, self.batch_size = report.settings.method, report.settings.batch_size
-        self._is_stand_in = is_auto and self.method == "xla" and self.target.source == "catalogue"
-        self.add((), report.bytes, self.method)
+        self.add((), report.bytes, self.method, report.settings.stands_in)
         self.current = self._judged(report)
         return self.current
 
@@ -108,7 +107,7 @@ class StepEstimator:
 
     def _judged(self, report: MemoryReport) -> MemoryReport:
         need = self.baseline(()).bytes
-        return replace(report, bytes=need, device=device_verdict(self.target, self._widened(need)))
+        return replace(report, bytes=need, device=device_verdict(self.target, need))
 
     @property
     def must_stream(self) -> bool:
@@ -144,13 +143,13 @@ class StepEstimator:
         made = ordered(changes)
         return self._need(made, self.method_for(made))
 
-    def add(self, changes: Iterable[Change], found: Bytes, method: str) -> Need:
+    def add(self, changes: Iterable[Change], need: Bytes, method: str, stands_in: bool = False) -> Need:
         """Keep an answer that another estimate brought along, and return the need with the arrays."""
         changes = tuple(changes)
-        self._known[_key(changes), method] = found
+        self._known[_key(changes), method] = need, stands_in
         streams = any(each.kind == STREAM for each in changes)
-        need = found if streams else self._with_arrays(found)
-        return Need(need, verdict(self._widened(need), self.target.available_bytes), method)
+        whole = need if streams else self._with_arrays(need)
+        return Need(whole, verdict(whole, self.target.available_bytes), method, stands_in)
 
     def _with_arrays(self, step: Bytes) -> Bytes:
         """Add the arrays that Keras keeps on the device to the need of a step."""
@@ -193,7 +192,7 @@ class StepEstimator:
 
     def _need(self, changes: tuple[Change, ...], method: str) -> Need:
         if (known := self._known.get((_key(changes), method))) is not None:
-            return self.add(changes, known, method)
+            return self.add(changes, known[0], method, known[1])
         if not self.has_time():
             raise OutOfTimeError("there was no time for it")
         begin = time.monotonic()
@@ -206,22 +205,22 @@ class StepEstimator:
         finally:
             self._durations.append(time.monotonic() - begin)
         in_pieces = any(each.kind == "micro_batches" for each in changes)
-        return self.add(changes, _with_accumulators(report) if in_pieces else report.bytes, method)
+        need = _with_accumulators(report) if in_pieces else report.bytes
+        return self.add(changes, need, method, report.settings.stands_in)
 
     def _estimate(self, changes: tuple[Change, ...], method: str) -> MemoryReport:
         if self.progress is not None:
             self.progress(", ".join(each.name for each in changes) or "the step as it is")
         options = {**self.step_options(changes), "method": method}
-        source = self.origin.source
         if {each.kind for each in changes} <= _SETTINGS:
-            return estimate(source, **self.origin.model_options(), **options)
+            return estimate_spec(replace(self.origin, **options))
         if method not in ("gpu-target", "probe"):
-            return estimate(build, factory_args=_building(self.origin, changes, options), **options)
-        with self._request_of_origin() as request:  # these estimate in a process of their own
-            return estimate(build, factory_args=_building(request.to_dict(), changes, options), **options)
+            return estimate_spec(_changed(self.origin, changes, options))
+        with self.origin.portable() as origin:  # these estimate in a process of their own
+            return estimate_spec(_changed(origin.to_dict(), changes, options))
 
     @contextlib.contextmanager
-    def request(self, changes: Iterable[Change]) -> Iterator[ModelRequest]:
+    def request(self, changes: Iterable[Change]) -> Iterator[StepSpec]:
         """Describe the changed step to another process, to run it as it was estimated.
 
         Raises:
@@ -232,16 +231,8 @@ class StepEstimator:
         method = self.method_for(made)
         if method in ("graph", "xla", "gpu-target"):
             options["jit_compile"] = method != "graph"
-        for name in ("replicas", "device"):
-            options.pop(name)
-        with (
-            self._request_of_origin() as origin,
-            request_for(build, factory_args=_building(origin.to_dict(), made, options), **options) as request,
-        ):
-            yield request
-
-    def _request_of_origin(self) -> contextlib.AbstractContextManager[ModelRequest]:
-        return request_for(self.origin.source, input_shape=self.origin.input_shape, **self.origin.model_options())
+        with self.origin.portable() as origin, _changed(origin.to_dict(), made, options).portable() as spec:
+            yield spec
 
     def step_options(self, changes: Iterable[Change] = ()) -> dict[str, Any]:
         """Return the arguments of `kerasmem.estimate` that describe the step and the device, without the method."""
@@ -261,24 +252,17 @@ class StepEstimator:
         streams = any(each.kind == STREAM for each in changes)
         return self.target.available_bytes - (0 if streams else self.data_bytes)
 
-    def _widened(self, need: Bytes) -> Bytes:
-        """Return the need as `kerasmem.estimate` claims it where this machine's plan stands in for a card's: all that
-        is sure is what the step holds from beginning to end."""
-        if not self._is_stand_in or need.low is None:
-            return need
-        held = sum(getattr(need, name) or 0 for name in ("weights", "optimizer", "inputs"))
-        return replace(need, low=min(need.low, held))
-
 
 def _key(changes: Iterable[Change]) -> frozenset[tuple[str, str]]:
     """Return what tells the step of some changes from others; the source of the data does not change it."""
     return frozenset(each.key for each in changes if each.kind != STREAM)
 
 
-def _building(origin: Any, changes: Iterable[Change], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `build`."""
+def _changed(origin: Any, changes: Iterable[Change], options: Mapping[str, Any]) -> StepSpec:
+    """Return the spec of the changed model, which `build` builds."""
     of_model = [each.to_data() for each in changes if each.kind not in _SETTINGS]
-    return {"origin": origin, "changes": of_model, "rows": options["batch_size"]}
+    arguments = {"origin": origin, "changes": of_model, "rows": options["batch_size"]}
+    return StepSpec(build, factory_args=arguments, **options)
 
 
 def _with_accumulators(report: MemoryReport) -> Bytes:

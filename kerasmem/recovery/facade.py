@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from kerasmem.checks import Method, Mode, number, whole
+from kerasmem.checks import number, whole
 from kerasmem.devices.catalogue import resolve_device
-from kerasmem.errors import KerasmemError
-from kerasmem.estimation.arguments import DEFAULT_BATCH_SIZE
+from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.report import SPREAD, Bytes
 from kerasmem.estimation.verdict import FITS
 from kerasmem.models.backend import import_keras
-from kerasmem.models.inputs import given_targets
+from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.recovery.advice import Advice, Remedy
-from kerasmem.recovery.building import Origin
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.plans import confirmed, find_plans
 from kerasmem.recovery.remedies import RemedySearch
 from kerasmem.recovery.traits import traits_of
 from kerasmem.units import format_size
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 DEFAULT_BUDGET_SECONDS = 300.0
 _FOR_COMBINATIONS = 0.3  # of the time, where one remedy may not be enough
 
 
+@shows_settings("replicas")
 def advise(
     model: Any,
     *,
     device: str | int,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    method: Method = "auto",
-    optimizer: str | None = None,
-    loss: str | None = None,
-    dtype_policy: str | None = None,
-    jit_compile: bool | Literal["auto"] = "auto",
-    mode: Mode = "train",
-    input_shape: Any = None,
-    target_shape: Any = None,
-    target_dtype: str | None = None,
-    factory: str | None = None,
-    factory_args: Mapping[str, Any] | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
-    trust: bool = False,
     budget_seconds: float | None = DEFAULT_BUDGET_SECONDS,
     samples: int | None = None,
     confirm: bool = False,
     progress: Callable[[str], object] | None = None,
+    **settings: Unpack[StepSettings],
 ) -> Advice:
     """Estimate remedies that make the training of a model fit a device.
 
@@ -56,10 +45,6 @@ def advise(
     Args:
         model: as for `kerasmem.estimate`.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes).
-        batch_size: samples in a batch.
-        method: as for `kerasmem.estimate`; "auto" keeps to the method that answers first.
-        optimizer, loss, dtype_policy, jit_compile, mode, input_shape, target_shape, target_dtype, factory,
-            factory_args, custom_objects, trust: as for `kerasmem.estimate`.
         budget_seconds: time for estimates, after which no further one is begun; None: as long as it takes.
         samples: number of samples in the arrays that Keras is given whole. `fit` and `evaluate` keep a copy of them on
             the device, `predict` a copy of the inputs and all outputs, twice at its end; all figures then count this.
@@ -67,6 +52,8 @@ def advise(
         confirm: run three real steps of the first plan, in a process of its own under the device's limit, before it
             is recommended; where memory runs out the next plan is run. On a machine without a GPU they run on the CPU.
         progress: called with a few words before each estimate.
+        **settings: as for `kerasmem.estimate`, but for `replicas`. Method "auto" keeps to the method that answers
+            first.
 
     Returns:
         An `Advice`: a sequence of `Remedy`, by bytes saved for each unit of arithmetic; all sizes in bytes.
@@ -86,18 +73,17 @@ def advise(
         whole("samples", samples)
     target = resolve_device(str(device))
     import_keras()  # refuses a backend for which no remedy is written
-    options = {
-        "factory": factory, "factory_args": factory_args, "custom_objects": custom_objects, "trust": trust,
-        "dtype_policy": dtype_policy,
-    }  # fmt: skip
-    origin = Origin(model, options, optimizer, loss, input_shape, given_targets(target_shape, target_dtype))
+    spec = StepSpec(model, device=device, **settings)
+    if spec.replicas != 1:
+        raise UsageError("replicas: advise estimates several devices itself, as one of its remedies")
     estimator = StepEstimator(
-        origin, target, batch_size, mode, jit_compile, method, budget_seconds, progress, samples=samples
+        spec, target, spec.batch_size, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress,
+        samples=samples,
     )  # fmt: skip
     current = estimator.estimate_current()
     search, plans = RemedySearch(estimator), []
     try:
-        search.traits = traits_of(origin, current.settings.batch_size)
+        search.traits = traits_of(spec, current.settings.batch_size)
     except KerasmemError as error:
         search.notes.append(f"no remedy can be estimated: {error}")
     else:

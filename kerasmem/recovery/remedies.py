@@ -12,6 +12,7 @@ from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.estimation.verdict import FITS
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
+from kerasmem.recovery.building import is_loaded
 from kerasmem.recovery.changes import OPTIMIZERS, STREAM, Change, ordered, worst_result
 from kerasmem.recovery.code import code_of
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
@@ -150,19 +151,19 @@ class RemedySearch:
             self._reject(name, "there was no time for the search")
             return
         data = estimator.target.available_bytes - estimator.limit_for(self.base)
-        options = {**estimator.origin.model_options(), **estimator.step_options(), "method": estimator.method}
-        options |= {"maximum": now - 1, "margin": data / estimator.target.available_bytes}
-        options.pop("batch_size")
+        spec = replace(estimator.origin, **estimator.step_options(), method=estimator.method)
+        margin = data / estimator.target.available_bytes
         try:
-            search = max_batch_size(estimator.origin.source, **options)
+            search = max_batch_size(spec.model, **spec.settings(), maximum=now - 1, margin=margin)
         except KerasmemError as error:
             self._reject(name, str(error))
             return
+        stands_in = search.report.settings.stands_in
         for each in search.evaluations:
             need = Bytes(each.total, each.low, each.high, *[None] * 7)
             if each.size == search.report.settings.batch_size:
                 need = search.report.bytes
-            estimator.add([self.traits.change("batch_size", each.size)], need, estimator.method)
+            estimator.add([self.traits.change("batch_size", each.size)], need, estimator.method, stands_in)
         self._largest_batch = max((each.size for each in search.evaluations if each.verdict == FITS), default=1)
         smallest = search.evaluations[0].size
         self._try(self.traits.change("batch_size", smallest if search.largest is None else search.largest))
@@ -231,8 +232,9 @@ class RemedySearch:
             before=before,
             verdict=need.verdict,
             method=need.method,
-            code=code_of(made, self.traits, self.estimator.mode, is_loaded=self.estimator.origin.is_loaded),
+            code=code_of(made, self.traits, self.estimator.mode, is_loaded=is_loaded(self.estimator.origin)),
             kernels=self.estimator.kernels(need.method),
+            stands_in=need.stands_in,
         )
 
 

@@ -11,11 +11,12 @@ from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.batch import output_spec, step_targets
-from kerasmem.models.inputs import model_inputs, normalise_input_shapes
+from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.sizes import element_bytes
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.weightless import random_state_kept, weightless
-from kerasmem.recovery.building import Origin, build
+from kerasmem.recovery.building import build
 from kerasmem.recovery.changes import Change, make_change
 from kerasmem.recovery.transforms import head_start, takes_lora
 
@@ -62,7 +63,7 @@ class Traits:
         return make_change(kind, value, has_batch_norm=self.has_batch_norm, batch_size=self.batch_size)
 
 
-def traits_of(origin: Origin, batch_size: int) -> Traits:
+def traits_of(origin: StepSpec, batch_size: int) -> Traits:
     """Open a model without weights and read its traits.
 
     Raises:
@@ -84,17 +85,17 @@ def traits_of(origin: Origin, batch_size: int) -> Traits:
         )
 
 
-def _sample_bytes(model: Any, origin: Origin) -> SampleBytes | None:
+def _sample_bytes(model: Any, origin: StepSpec) -> SampleBytes | None:
     """Return the bytes of one sample, from the shapes of inputs, targets and outputs."""
     keras = import_keras()
     try:
-        structure, inputs = model_inputs(model, normalise_input_shapes(origin.input_shape))
+        structure, inputs = model_inputs(model, origin.input_shapes())
     except UsageError:
         return None
     batch = next((each.shape[0] for each in inputs if each.shape[0] is not None), 1)
     flat = [keras.KerasTensor((batch, *each.shape[1:]), each.dtype) for each in inputs]
     outputs = partial(output_spec, model, structure, flat)
-    targets = step_targets(model, origin.targets, outputs, batch)
+    targets = step_targets(model, origin.targets(), outputs, batch)
     try:
         returned = _tensor_bytes(outputs()) // batch
     except Exception:  # a model whose `train_step` takes something else than its `call`

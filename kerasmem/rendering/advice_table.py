@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.report import DeviceVerdict, interval
+from kerasmem.estimation.report import Bytes, DeviceVerdict
 from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.rendering.escape import printable, printable_lines
 from kerasmem.rendering.layout import (
@@ -35,8 +35,8 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     settings = f"{settings_line(advice.settings)} · method: {printable(advice.settings.method, 30)}"
     need = advice.need
     kernels = "" if advice.kernels is None else f", on kernels of {printable(advice.kernels, 80)}"
-    now = Text(f"Now: {_needs(advice.settings.method, need.total, need.low, need.high)}{kernels}\n")
-    now.append_text(verdict_line(advice.device, need, advice.settings.method))
+    now = Text(f"Now: {_needs(need, advice.settings.stands_in)}{kernels}\n")
+    now.append_text(verdict_line(advice.device, need, stands_in=advice.settings.stands_in))
     parts: list[RenderableType] = [*_answer(advice), *_arrays(advice), ""]
     parts += [model_heading(advice.model, settings), "", now, ""]
     if advice.remedies:
@@ -74,9 +74,9 @@ def _answer(advice: Advice) -> Iterator[Text]:
     device, chosen = advice.device, winner(advice)
     if chosen is None:
         need, how = advice.need, "as it is" if device.verdict == "fits" else ""
-        yield _verdict_on(device, device.verdict, how, _needs(advice.settings.method, need.total, need.low, need.high))
+        yield _verdict_on(device, device.verdict, how, _needs(need, advice.settings.stands_in))
         return
-    needs = _needs(chosen.method, chosen.total, chosen.low, chosen.high)
+    needs = _needs(chosen, chosen.stands_in)
     yield _verdict_on(device, chosen.verdict, f"with {printable(chosen.name, 200)}", needs).append(_trial(chosen))
     yield from (Text(f"  {line}", style="cyan") for line in printable_lines(chosen.code).splitlines())
 
@@ -95,8 +95,12 @@ def _arrays(advice: Advice) -> Iterator[Text]:
         yield Text(f"As it is, {kept} of {total} is {_KEPT[advice.settings.mode]}.")
 
 
-def _needs(method: str, total: int, low: int | None, high: int | None) -> str:
-    return format_size(total) + interval(method, total, low, high)
+def _needs(need: Bytes | Remedy, stands_in: bool) -> str:
+    total = format_size(need.total)
+    if need.low is None or need.high is None:
+        return total
+    most = format_size(need.high)
+    return f"{total}, at most {most}" if stands_in else f"{total} ({format_size(need.low)} to {most})"
 
 
 def winner(advice: Advice) -> Remedy | None:
@@ -125,7 +129,7 @@ def _plans(advice: Advice) -> Iterator[RenderableType]:
         fits = any(each.verdict == "fits" for each in advice.plans)
         yield Text("What fits, the least harmful first" if fits else "What comes nearest", style="bold")
         for each in advice.plans:
-            needs = _needs(each.method, each.total, each.low, each.high)
+            needs = _needs(each, each.stands_in)
             line = Text(f"  {printable(each.name, 300)}: {needs}, ").append_text(verdict_text(each.verdict))
             yield line.append(f"; {printable(each.result, 60)}{_trial(each)}")
         yield ""

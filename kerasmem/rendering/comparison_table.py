@@ -62,7 +62,9 @@ def comparison_table(comparison: Comparison, terminal: int | None = None, *, top
     parts += [_limit(each) for each in comparison.limits]
     after = comparison.after
     if after.device is not None:
-        parts.append(Text("B on ").append_text(verdict_line(after.device, after.bytes, after.settings.method)))
+        parts.append(
+            Text("B on ").append_text(verdict_line(after.device, after.bytes, stands_in=after.settings.stands_in))
+        )
     return Group(*parts)
 
 
@@ -126,7 +128,7 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
     mark = next((mark for verdict, mark in _MARKS.items() if verdict in judged), "")
     verdicts = [_limit(each).plain for each in comparison.limits]
     if after.device is not None:
-        verdicts.append("B on " + verdict_line(after.device, after.bytes, after.settings.method).plain)
+        verdicts.append("B on " + verdict_line(after.device, after.bytes, stands_in=after.settings.stands_in).plain)
     lines = [
         f"### {mark}Memory of {_code(after.model.name)}: {format_size(total.after)}, {_change(total)}",
         "",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import InputError
-from kerasmem.estimation.report import DeviceVerdict, MemoryReport, lower_end
+from kerasmem.estimation.report import DeviceVerdict, MemoryReport
 from kerasmem.monitoring.log_summary import LogSummary, TrainingLogs
 from kerasmem.profiling.results import StepProfile
 
@@ -44,7 +44,7 @@ class SavedReport:
     @property
     def lower_end(self) -> int | None:
         """The least that a step takes, or None if unknown."""
-        return lower_end(self.report.settings.method, self.total, self.report.bytes.low)
+        return None if getattr(self.report.settings, "stands_in", False) else self.report.bytes.low
 
     @property
     def categories(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.report import Bytes, DeviceVerdict, LayerMemory, MemoryReport
+from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import category_name, figures, model_heading, note_lines, percent, table, verdict_heading
 from kerasmem.rendering.peak_text import (
@@ -145,13 +145,12 @@ def _remarks(report: MemoryReport) -> Iterable[Text]:
     yield Text(f"Among known networks: {reference_line(report)}.")
     if report.device is not None:
         yield Text("")
-        yield verdict_line(report.device, report.bytes, report.settings.method)
+        yield verdict_line(report.device, report.bytes, stands_in=report.settings.stands_in)
 
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 _BAR = 60
 _LAYERS = 8
-_STAND_INS = ("graph", "xla", "probe")
 _LEAST_SHARE = 0.005  # what is less is not named
 
 
@@ -182,17 +181,17 @@ def _first_line(report: MemoryReport, cards: Sequence[str]) -> Text:
     device = report.device
     if device is None:
         where = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
-        return Text(f"{report.needs}: {where}{report.if_free}", style="bold")
+        return Text(f"{report.needs}{_in_place(report)}: {where}{report.if_free}", style="bold")
     line = verdict_heading(device.verdict, device.name)
-    available = format_size(device.available_bytes)
-    line.append(f": {report.needs}, of {available}{report.if_free}", style="not bold default")
-    if _is_card(device) and report.settings.method in _STAND_INS:
-        line.append(" (a CPU's plan; --method gpu-target plans for the card)", style="not bold default")
-    return line
+    needs = f": {report.needs}, of {format_size(device.available_bytes)}{report.if_free}{_in_place(report)}"
+    return line.append(needs, style="not bold default")
 
 
-def _is_card(device: DeviceVerdict) -> bool:
-    return device.available_bytes < device.memory_bytes  # TensorFlow leaves a part of a card's memory alone
+def _in_place(report: MemoryReport) -> str:
+    """Return in brackets whose figure it is, if it takes the place of a better one."""
+    if report.fallback is not None:
+        return f" (by the formula alone, as {printable(report.fallback, 300)})"
+    return " (a CPU's plan; --method gpu-target plans for the card)" if report.settings.stands_in else ""
 
 
 def _made_of(report: MemoryReport, terminal: int | None) -> Iterator[Text]:

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.formula import place
-from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, MemoryReport, Settings, lower_end
+from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, MemoryReport, Settings
 from kerasmem.profiling.results import ProfileSettings, StepProfile
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import category_name, fact_list, figures, percent, verdict_text
@@ -68,7 +68,7 @@ def claim(report: MemoryReport) -> str | None:
     if low == high and report.settings.method != "formula":
         return "no spread: the plan is the same in every step"
     spread = f"at least {format_size(low)}, no upper end known"
-    if high is not None and lower_end(report.settings.method, report.bytes.total, low) is None:
+    if high is not None and report.settings.stands_in:
         return f"at most {format_size(high)}; how much less the card's own plan takes is not known"
     if high is not None:
         spread = f"{format_size(low)} to {format_size(report.bytes.most_needed)}"
@@ -155,16 +155,18 @@ def reference_line(report: MemoryReport) -> str:
     return f"larger than {shown(found.below)} {at}" if found.below is not None else ""
 
 
-def verdict_line(device: DeviceVerdict, need: Bytes, method: str) -> Text:
+def verdict_line(device: DeviceVerdict, need: Bytes, *, stands_in: bool = False) -> Text:
     """Return the verdict on a device with its margin: "fits, 3.2 GiB to spare"."""
     line = Text(
         f"{printable(device.name, 80)}: {format_size(device.memory_bytes)}, of which TensorFlow can use "
         f"{format_size(device.available_bytes)}: "
     )
-    return line.append_text(verdict_text(printable(device.verdict, 40), "bold")).append(margin(device, need, method))
+    return line.append_text(verdict_text(printable(device.verdict, 40), "bold")).append(
+        margin(device, need, stands_in=stands_in)
+    )
 
 
-def margin(device: DeviceVerdict, need: Bytes, method: str) -> str:
+def margin(device: DeviceVerdict, need: Bytes, *, stands_in: bool = False) -> str:
     """Return how much is left over or missing, counted from the end of the interval that decides."""
     low = need.total if need.low is None else need.low
     high = need.most_needed if need.low is not None else need.total
@@ -173,7 +175,7 @@ def margin(device: DeviceVerdict, need: Bytes, method: str) -> str:
         return f", {format_size(spare)} to spare"
     if device.verdict == "does not fit":
         return f", at least {format_size(low - device.available_bytes)} too much"
-    if spare is not None and need.low is not None and lower_end(method, need.total, need.low) is None:
+    if spare is not None and stands_in:
         return f", at most {format_size(-spare)} too much"
     least = f"between {format_size(device.available_bytes - low)} to spare and "
     return f", {least}" + ("no upper end known" if spare is None else f"{format_size(-spare)} too much")

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from kerasmem.estimation.card_ranking import CardRanking
 from kerasmem.estimation.many import Candidate, EstimateTable
-from kerasmem.estimation.report import lower_end
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.escape import printable, short_name
 from kerasmem.rendering.layout import VERDICT_STYLES, figures, model_heading, note_lines, table, verdict_text, words
@@ -35,7 +34,7 @@ def _evaluations(result: SearchResult, terminal: int | None) -> Table:
     sizes = map(figures, ("Needs", "At least", "At most"))
     rows = table(terminal, first, *sizes, Column("Verdict", no_wrap=True))
     for each in result.evaluations:
-        least = lower_end(result.report.settings.method, each.total, each.low)
+        least = None if result.report.settings.stands_in else each.low
         style = "bold" if each.size == result.largest else None
         rows.add(f"{each.size:,}", each.total, least, each.high, verdict_text(each.verdict), style=style)
     return rows

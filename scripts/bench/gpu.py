@@ -97,11 +97,10 @@ def card(case: Case) -> Case:
 
     from kerasmem.estimation.compiled import on_jax
     from kerasmem.models.inputs import model_inputs
-    from kerasmem.models.request import open_request
     from kerasmem.models.symbolic_step import symbolic_step
 
     request = request_of(case)
-    with open_request(request) as opened:
+    with request.opened() as opened:
         structure, inputs = model_inputs(opened.model, {})
         step = symbolic_step(opened.model, opened.training, structure, inputs, request.batch_size, request.mode)
     lowered, _ = on_jax.lower(step, jax.devices()[0])
@@ -244,9 +243,9 @@ def name_of(case: Case) -> str:
 
 
 def request_of(case: Case) -> Any:
-    from kerasmem.models.request import ModelRequest
+    from kerasmem.models.spec import StepSpec
 
-    return ModelRequest(source_of(case), dtype_policy=case["policy"], optimizer="adam", batch_size=case["batch"])
+    return StepSpec(source_of(case), dtype_policy=case["policy"], optimizer="adam", batch_size=case["batch"])
 
 
 def allocator() -> dict[str, int]:

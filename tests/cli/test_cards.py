@@ -10,7 +10,8 @@ import pytest
 import kerasmem
 from kerasmem.devices.cards import all_cards
 from kerasmem.errors import UsageError
-from kerasmem.estimation.facade import EstimateSession, estimate
+from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.session import EstimateSession
 
 
 @pytest.fixture(scope="module")

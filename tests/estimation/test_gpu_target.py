@@ -17,7 +17,7 @@ from kerasmem.estimation.compiled.plan import CompiledStep, XlaPlan
 from kerasmem.estimation.gpu_target import plan, worker
 from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
 from kerasmem.models.op_names import Origin
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 from kerasmem.units import GIB, MIB
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -301,7 +301,7 @@ def test_the_child_is_asked_for_the_card(monkeypatch):
 
     monkeypatch.setattr(plan, "run_child", run_child)
     monkeypatch.setattr(plan, "missing_parts", lambda: False)
-    found = gpu_target_plan(ModelRequest("m.keras"), T4, timeout=9, memory_limit=8)
+    found = gpu_target_plan(StepSpec("m.keras"), T4, timeout=9, memory_limit=8)
     assert asked["module"] == worker.__name__
     assert (asked["timeout"], asked["memory_limit"]) == (9, 8)
     assert (asked["env"]["KERAS_BACKEND"], asked["env"]["JAX_PLATFORMS"]) == ("jax", "cpu")
@@ -309,16 +309,16 @@ def test_the_child_is_asked_for_the_card(monkeypatch):
     assert asked["request"]["has_triton"] is False  # Turing
     assert found.likely.total == 7
     assert CompiledStep.from_dict(found.to_dict()) == found
-    gpu_target_plan(ModelRequest("m.keras"), A100)
+    gpu_target_plan(StepSpec("m.keras"), A100)
     assert asked["request"]["has_triton"] is True
 
 
 def test_what_is_missing_or_no_plan_is_named(monkeypatch):
     monkeypatch.setattr(plan, "missing_parts", lambda: True)
     with pytest.raises(MissingExtraError, match=r"pip install 'kerasmem\[gpu-targets\]'"):
-        gpu_target_plan(ModelRequest("m.keras"), T4)
+        gpu_target_plan(StepSpec("m.keras"), T4)
     with pytest.raises(UsageError, match="K80"):
-        gpu_target_plan(ModelRequest("m.keras"), find_card("k80"))
+        gpu_target_plan(StepSpec("m.keras"), find_card("k80"))
     with pytest.raises(InputError, match="compiled step"):
         CompiledStep.from_dict({"plans": [{"argument": 1}], "arguments": {}})
 
@@ -383,7 +383,7 @@ def planned(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def planned(function, card=A100, batch=64, **options):
-        return gpu_target_plan(ModelRequest(f"target_models:{function}", batch_size=batch, **options), card)
+        return gpu_target_plan(StepSpec(f"target_models:{function}", batch_size=batch, **options), card)
 
     return planned
 

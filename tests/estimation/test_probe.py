@@ -12,7 +12,7 @@ from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.measuring import measure
 from kerasmem.estimation.probe.probing import probe
 from kerasmem.estimation.probe.running import run_steps
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -21,7 +21,7 @@ MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 
 @pytest.mark.usefixtures("onednn_kernels")
 def test_a_probe_predicts_a_larger_batch():
-    request = ModelRequest(f"{MODELS}:convnet", batch_size=64)
+    request = StepSpec(f"{MODELS}:convnet", batch_size=64)
     said = probe(request, batch_sizes=(8, 16, 24), timeout=300)
     runs = [run_steps(request, [(64, 10)], timeout=300).runs[0] for _ in range(3)]
     run, peaks = runs[0], [peak for run in runs for peak in run.peaks]
@@ -33,12 +33,12 @@ def test_a_probe_predicts_a_larger_batch():
 
 def test_memory_that_grows_with_the_square_of_the_batch_is_refused():
     with pytest.raises(KerasmemError, match=r"batches 128, 256, 384 .* do not grow in proportion"):
-        probe(ModelRequest(f"{MODELS}:pairwise", batch_size=4096), batch_sizes=(128, 256, 384), timeout=300)
+        probe(StepSpec(f"{MODELS}:pairwise", batch_size=4096), batch_sizes=(128, 256, 384), timeout=300)
 
 
 @pytest.mark.slow
 def test_xla_is_foretold_to_a_few_percent():
-    request = ModelRequest(f"{MODELS}:perceptron", batch_size=4096, jit_compile=True)
+    request = StepSpec(f"{MODELS}:perceptron", batch_size=4096, jit_compile=True)
     said = probe(request, batch_sizes=(512, 1024, 1536), timeout=300)
     peaks = run_steps(request, [(4096, 3)], timeout=300).runs[0].peaks
     assert len(set(peaks)) == 1
@@ -50,7 +50,7 @@ def test_running_out_of_memory_is_a_message(monkeypatch):
     monkeypatch.setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", "32")
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's kernels end the process in place of raising
     with pytest.raises(ModelError) as caught:
-        run_steps(ModelRequest(f"{MODELS}:perceptron"), [(32768, 2)], timeout=300)
+        run_steps(StepSpec(f"{MODELS}:perceptron"), [(32768, 2)], timeout=300)
     message = str(caught.value)
     assert "batch size 32768 ran out of memory on CPU:0 within its limit of 32 MiB (OOM when allocating" in message
     assert message.endswith("take a smaller batch")
@@ -58,7 +58,7 @@ def test_running_out_of_memory_is_a_message(monkeypatch):
 
 @pytest.mark.usefixtures("new_python")
 def test_too_little_time_or_host_memory_is_a_message():
-    request = ModelRequest(f"{MODELS}:convnet")
+    request = StepSpec(f"{MODELS}:convnet")
     with pytest.raises(KerasmemError, match=r"batch size 8, 4 gave no answer: it took longer than 0\.5 s; .*--timeout"):
         run_steps(request, [(8, 2), (4, 2)], timeout=0.5)
     with pytest.raises(KerasmemError, match=r"of host memory, more than .*; take a smaller batch"):

@@ -8,7 +8,7 @@ from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe import probing, running
 from kerasmem.estimation.probe.probing import default_batch_sizes, probe
 from kerasmem.estimation.probe.running import MeasuredSteps, Run, run_steps, try_batch
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 from kerasmem.processes.children import ChildFailure
 from kerasmem.units import GIB
 
@@ -28,7 +28,7 @@ def outcome(monkeypatch):
         runs = tuple(Run(batch, 5 * batch, 0, 0, sizes, 0.1) for batch, sizes in peaks.items())
         measured = MeasuredSteps("CPU:0", execution, 30, optimizer, ("assumed",), runs)
         monkeypatch.setattr(probing, "run_steps", lambda request, runs, **_: measured)
-        return probe(ModelRequest("m.keras", batch_size=target), **options)
+        return probe(StepSpec("m.keras", batch_size=target), **options)
 
     return ask
 
@@ -86,7 +86,7 @@ def test_real_steps_leave_the_host_memory_whatever_the_device_has(monkeypatch, a
     monkeypatch.setattr(running, "run_child", run_child)
     monkeypatch.setattr(running, "host_memory", lambda: type("Host", (), {"available_bytes": available}))
     monkeypatch.setattr(running, "runs_on_jax", lambda: False)
-    request = ModelRequest("m.keras")
+    request = StepSpec("m.keras")
     with pytest.raises(KerasmemError, match=r"host memory.* --confirm"):
         try_batch(request, 64, 80 * GIB, steps=2, last=0, timeout=9)
     with pytest.raises(KerasmemError, match="host memory"):

@@ -12,9 +12,9 @@ import pytest
 import kerasmem
 from kerasmem.errors import UsageError
 from kerasmem.estimation import sizing
-from kerasmem.estimation.arguments import EstimateArguments
-from kerasmem.estimation.facade import EstimateSession
 from kerasmem.estimation.search import SearchResult
+from kerasmem.estimation.session import EstimateSession
+from kerasmem.models.spec import StepSpec
 from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.search_tables import search_table
 
@@ -84,7 +84,7 @@ def test_a_model_that_stays_the_same_is_opened_once(monkeypatch):
 
     apart = {size: kerasmem.estimate(build, device="2MB", method="graph", batch_size=size) for size in (3, 9)}
     opened.clear()
-    with EstimateSession(EstimateArguments(build, device="2MB", method="graph")) as session:
+    with EstimateSession(StepSpec(build, device="2MB", method="graph")) as session:
         kept = {size: session.estimate(batch_size=size) for size in (3, 9)}
         assert len(opened) == 1
         session.estimate(method="formula")
@@ -104,7 +104,7 @@ def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
         inputs = keras.Input((4,))
         return Own(inputs, layers.Dense(2)(inputs))
 
-    with EstimateSession(EstimateArguments(build, method="formula")) as session:
+    with EstimateSession(StepSpec(build, method="formula")) as session:
         assert [session.estimate(batch_size=size).bytes.total for size in (1, 2)]
     assert len(opened) == 2
 

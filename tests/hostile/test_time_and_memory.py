@@ -149,9 +149,9 @@ CONVERSION, INSPECTION = "kerasmem.datatools.converting.conversion", "kerasmem.d
 CRASHES = {
     "reading x.h5": (INSPECTION, "inspect", "data", "inspect", "x.h5"),
     "reading x.csv": (CONVERSION, "convert", "data", "convert", "x.csv", "-o", "y.h5"),
-    "opening m.json": ("kerasmem.estimation.tracing", "open_model", "estimate", "m.json"),
+    "opening m.json": ("kerasmem.models.spec", "open_model", "estimate", "m.json"),
     "asking method graph": (
-        "kerasmem.estimation.choice", "kernels_on", "estimate", "m.json", "--method", "graph",
+        "kerasmem.estimation.methods", "kernels_on", "estimate", "m.json", "--method", "graph",
     ),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 import kerasmem
 from kerasmem.models.freezing import NotRebuiltError
 from kerasmem.models.opening import open_model
-from kerasmem.models.request import ModelRequest, open_request, request_for
+from kerasmem.models.spec import StepSpec
 
 layers = keras.layers
 
@@ -52,7 +52,7 @@ def test_copies_train_the_same_weights(freeze):
     paths = [weight.path for weight in model.trainable_weights]
     with open_model(model, shapes_only=True) as opened:
         assert [weight.path for weight in opened.model.trainable_weights] == paths
-    with request_for(model) as request, open_request(ModelRequest.from_dict(request.to_dict())) as opened:
+    with StepSpec(model).portable() as spec, StepSpec.from_dict(spec.to_dict()).opened() as opened:
         assert [weight.path for weight in opened.model.trainable_weights] == paths
 
 

@@ -13,8 +13,9 @@ from advice_scripts import measured
 import kerasmem
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
+from kerasmem.models.spec import StepSpec
 from kerasmem.recovery.advice import Advice
-from kerasmem.recovery.building import Origin, build
+from kerasmem.recovery.building import build, is_loaded
 from kerasmem.recovery.code import code_of
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
@@ -36,7 +37,7 @@ def advice():
 
 @pytest.fixture(scope="module")
 def search():
-    origin = Origin(RESIDUAL, {"factory_args": {"blocks": 2}})
+    origin = StepSpec(RESIDUAL, factory_args={"blocks": 2})
     estimator = StepEstimator(
         origin, resolve_device("14MB"), BATCH, "train", jit_compile=False, method="graph", budget_seconds=None
     )
@@ -143,11 +144,11 @@ def test_code_has_the_changed_lines(kinds, mode, expected):
 
 def test_a_loaded_model_changes_the_policies_of_its_layers(tmp_path):
     half = [TRAITS.change("dtype_policy", "mixed_float16")]
-    built = code_of(half, TRAITS, "train", is_loaded=Origin(RESIDUAL).is_loaded)
+    built = code_of(half, TRAITS, "train", is_loaded=is_loaded(StepSpec(RESIDUAL)))
     assert built.startswith('keras.config.set_dtype_policy("mixed_float16")')
     model = advised_models.residual(blocks=1)
-    assert Origin("model.keras").is_loaded and Origin(model).is_loaded
-    assert not Origin(advised_models.residual).is_loaded and not Origin("w.h5", {"factory": "m:f"}).is_loaded
+    assert is_loaded(StepSpec("model.keras")) and is_loaded(StepSpec(model))
+    assert not is_loaded(StepSpec(advised_models.residual)) and not is_loaded(StepSpec("w.h5", factory="m:f"))
     names = {"model": model, "optimizer": "adam", "loss": "mse", "metrics": []}
     exec(code_of(half, TRAITS, "train", is_loaded=True), names)
     assert {each.compute_dtype for each in names["model"].layers} == {"float16"}
@@ -155,14 +156,14 @@ def test_a_loaded_model_changes_the_policies_of_its_layers(tmp_path):
 
 def test_a_frozen_backbone_leaves_the_head_to_train():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(4)])
-    arguments = {"origin": Origin(model), "changes": [{"kind": "freeze", "value": True}]}
+    arguments = {"origin": StepSpec(model), "changes": [{"kind": "freeze", "value": True}]}
     need = kerasmem.estimate(build, factory_args=arguments, batch_size=16, method="formula")
     assert need.model.trainable_parameters == 16 * 4 + 4
 
 
 def test_recomputation_that_saves_nothing_is_no_warning(recwarn):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    arguments = {"origin": Origin(model), "changes": [{"kind": "recompute", "value": "auto"}]}
+    arguments = {"origin": StepSpec(model), "changes": [{"kind": "recompute", "value": "auto"}]}
     kerasmem.estimate(build, factory_args=arguments, batch_size=16, method="formula")
     assert not [each for each in recwarn if "recompute" in str(each.message)]
 

@@ -14,9 +14,9 @@ from kerasmem.devices.kernels import EIGEN, ONEDNN, assumed
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.search import Trial
 from kerasmem.models.facts import Bytes
+from kerasmem.models.spec import StepSpec
 from kerasmem.recovery import plans as winner
 from kerasmem.recovery.advice import Advice, Remedy
-from kerasmem.recovery.building import Origin
 from kerasmem.recovery.changes import make_change
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.traits import SampleBytes, traits_of
@@ -31,7 +31,8 @@ MICRO = {"kind": "micro_batches", "value": 4}
 
 
 def estimator(device="16GB", source=None, **options):
-    origin = Origin(f"{MODELS}:residual", {"factory_args": {"blocks": 2}}) if source is None else Origin(source)
+    named = StepSpec(f"{MODELS}:residual", factory_args={"blocks": 2})
+    origin = named if source is None else StepSpec(source)
     asked = (resolve_device(device), BATCH, "train", False, "graph", None)
     return StepEstimator(origin, *asked, **options)
 

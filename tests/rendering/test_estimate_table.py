@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.report import Bytes, DeviceVerdict, Instant, Pool, interval
+from kerasmem.estimation.report import Bytes, DeviceVerdict, Instant, Pool
 from kerasmem.rendering.data import layers_to_csv
 from kerasmem.rendering.escape import printable, spreadsheet_cell
-from kerasmem.rendering.estimate_table import estimate_table
+from kerasmem.rendering.estimate_table import answer, estimate_table
 from kerasmem.rendering.layout import plain_text
 
 
@@ -223,14 +223,21 @@ def test_a_lower_end_that_is_not_known_is_not_shown(reports):
         bytes=Bytes(3 * gib, gib // 3, 3 * gib + gib // 10),
         device=DeviceVerdict("t4", 16 * gib, 2 * gib, "too close to call"),
     )
-    report = replace(report, settings=replace(report.settings, method="xla", execution="xla"))
+    report = replace(report, settings=replace(report.settings, method="xla", execution="xla", stands_in=True))
     text = plain_text(estimate_table(report))
     assert "at most 3.10 GiB; how much less the card's own plan takes is not known" in text
     assert text.rstrip().endswith("too close to call, at most 1.10 GiB too much")
     assert "341 MiB" not in text
-    assert interval("xla", 3 * gib, gib // 3, 4 * gib) == ", at most 4.00 GiB"
-    assert interval("xla", 3 * gib, 3 * gib - gib // 40, 4 * gib) == " (2.98 GiB to 4.00 GiB)"
+    assert "(a CPU's plan" in plain_text(answer(report))
+    assert "(a CPU's plan" not in plain_text(
+        answer(replace(report, settings=replace(report.settings, stands_in=False)))
+    )
     assert report.to_dict()["bytes"]["low"] == gib // 3
+
+
+def test_the_first_line_says_that_the_formula_answers_in_place_of_a_method(reports):
+    report = replace(reports("formula", 32), fallback="graph has no answer: no rule for it")
+    assert "(by the formula alone, as graph has no answer: no rule for it)" in plain_text(answer(report)).split("\n")[0]
 
 
 def test_a_plan_of_this_machine_has_a_lower_end(reports):

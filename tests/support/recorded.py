@@ -7,7 +7,7 @@ import sys
 
 from kerasmem.devices.recording import start_recording
 from kerasmem.estimation.probe.on_tensorflow import TensorFlowSession
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 from kerasmem.processes.fork_server import prepare_devices
 
 MARK = "kerasmem-step"
@@ -28,7 +28,7 @@ def main(model, batch_size, folder):
     import tensorflow as tf
 
     start_recording(folder)
-    run = MarkedSession(ModelRequest(model)).run(int(batch_size), 2, None)
+    run = MarkedSession(StepSpec(model)).run(int(batch_size), 2, None)
     tf.profiler.experimental.stop()
     print(json.dumps([run["first"], *run["peaks"]]))
 

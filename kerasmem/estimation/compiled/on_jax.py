@@ -16,7 +16,7 @@ from kerasmem.estimation.compiled.assignment import read_plan
 from kerasmem.estimation.compiled.naming import JaxNames
 from kerasmem.estimation.compiled.plan import CompiledStep, XlaPlan
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
-from kerasmem.estimation.tracing import Step
+from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import CPU_SCRATCH, XLA_AUTOTUNING, prefetched_batches
 from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
@@ -24,24 +24,22 @@ from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.processes.task import ChildFailure
 
 
-def jax_outcome(step: Step) -> Outcome:
+def jax_outcome(step: ShapedStep) -> Outcome:
     """Compile the step of a model without weights for JAX's first device, and return XLA's plan for it.
 
     The state is given up to the step (donated), as Keras's own trainer does, so that new weights take the place of the
     old ones.
 
     Args:
-        step: inside `open_step`.
+        step: of an open session.
 
     Raises:
         ModelError: If the step cannot be prepared, traced or compiled.
     """
     import jax
 
-    opened, shapes = step.opened, step.shapes
-    prepared = symbolic_step(
-        opened.model, opened.training, shapes.structure, shapes.inputs, shapes.batch_size, step.arguments.mode
-    )
+    opened, mode = step.opened, step.spec.mode
+    prepared = symbolic_step(opened.model, opened.training, step.structure, step.inputs, step.batch_size, mode)
     device = jax.devices()[0]
     try:
         lowered, compiled = lower(prepared, device)
@@ -51,7 +49,7 @@ def jax_outcome(step: Step) -> Outcome:
             plan = compile_plan(lowered, hurried, "this machine", folder)
     except ChildFailure as failure:
         raise ModelError(f"model {opened.model.name!r}: {failure.reason}") from failure
-    if step.arguments.mode == "evaluate":  # Keras on JAX makes the slots for it too, which its step does not take
+    if mode == "evaluate":  # Keras on JAX makes the slots for it too, which its step does not take
         slots = tuple(map(variable_bytes, opened.model.optimizer.variables))
         compiled = replace(compiled, arguments={**compiled.arguments, "optimizer": slots})
     requests, spread = compiled.requests(plan), SPREAD["xla"]

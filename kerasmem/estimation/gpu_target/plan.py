@@ -20,7 +20,7 @@ from kerasmem.estimation.compiled.plan import CompiledStep, Weights, XlaPlan
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
 from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 from kerasmem.processes.task import run_child, started_ahead
 from kerasmem.units import GIB
 
@@ -47,7 +47,7 @@ def compiler_ahead(card: Card) -> AbstractContextManager[None]:
 
 
 def gpu_target_plan(
-    request: ModelRequest,
+    request: StepSpec,
     card: Card,
     *,
     timeout: float = DEFAULT_TIMEOUT,

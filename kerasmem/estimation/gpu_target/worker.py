@@ -24,7 +24,7 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_step import has_own_step
-from kerasmem.models.request import ModelRequest, open_request
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.models.training import with_replaced
 from kerasmem.processes.task import ChildFailure, serve
@@ -45,16 +45,16 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     """Compile the step of a model for a target and return XLA's plan.
 
     Args:
-        data: "model" (a `ModelRequest`), "target" (the card, as text), "has_triton" (whether XLA has the choice of
+        data: "model" (a `StepSpec`), "target" (the card, as text), "has_triton" (whether XLA has the choice of
             Triton for matrix products on it), "folder" (an empty one for XLA's dumps, which grow until
             this process ends).
 
     Returns:
         The fields of a `CompiledStep`.
     """
-    request = ModelRequest.from_dict(data["model"])
+    request = StepSpec.from_dict(data["model"])
     options = {"xla_gpu_cuda_data_dir": cuda_folder(), **_ONE_THREAD}
-    with open_request(request) as opened:
+    with request.opened() as opened:
         lowered, compiled = lower(_requested_step(opened, request), _device(data["target"]))
 
     def plan(more: dict[str, Any]) -> XlaPlan:
@@ -98,7 +98,7 @@ def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
     return compiled.result()
 
 
-def _requested_step(opened: OpenedModel, request: ModelRequest) -> SymbolicStep:
+def _requested_step(opened: OpenedModel, request: StepSpec) -> SymbolicStep:
     """Return the step of a model that runs on TensorFlow in the process that asks.
 
     Raises:

@@ -73,9 +73,9 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     needed = max(limit, int(total * (1 + spread)), sizes[-1] + wasted)
     processes = len({step.heap for step in steps})
     return Outcome(
-        "graph",
-        "graph",
-        total,
+        method="graph",
+        execution="graph",
+        total=total,
         low=min(sizes[0], int(total * (1 - spread))),
         high=max(most, needed),
         optional_workspace=None if is_on_cpu else max(most - needed, 0),

@@ -10,8 +10,8 @@ from kerasmem.devices.host import held_bytes, process_status
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe.session import Session, give_values
 from kerasmem.models.backend import import_keras
-from kerasmem.models.request import ModelRequest
 from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.symbolic_step import symbolic_step
 
 _PROCESS = Path("/proc/self")
@@ -21,7 +21,7 @@ _PAUSE, _PATIENCE = 0.02, 2.0  # seconds
 class JaxSession(Session):
     """Steps through Keras's `train_on_batch`, `test_on_batch` and `predict_on_batch`."""
 
-    def __init__(self, request: ModelRequest) -> None:
+    def __init__(self, request: StepSpec) -> None:
         import jax
 
         super().__init__(request)

@@ -12,7 +12,7 @@ from kerasmem.estimation.probe.session import Session, give_values
 from kerasmem.models.backend import keras_reason
 from kerasmem.models.own_loop import loop_is_compiled
 from kerasmem.models.own_step import optimizer_variables, optimizers_of
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import PreparedStep, prepare_step
 
 
@@ -23,7 +23,7 @@ class StepRanOutError(ModelError):
 class TensorFlowSession(Session):
     """Steps through the functions that Keras makes for `fit`, `evaluate` and `predict`."""
 
-    def __init__(self, request: ModelRequest) -> None:
+    def __init__(self, request: StepSpec) -> None:
         import tensorflow as tf
 
         super().__init__(request)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, MeasuredSteps, Run, run_steps
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 
 # The smallest default batch is this share of the target, within these bounds; the others are twice and three times as
 # large. Larger batches predict better: at a small one the optimizer's updates, which do not grow with it, may be the
@@ -19,7 +19,7 @@ _SECONDS_A_RUN = 30.0
 
 
 def probe(
-    request: ModelRequest,
+    request: StepSpec,
     *,
     batch_sizes: Sequence[int] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
@@ -66,7 +66,7 @@ def _direct(measured: MeasuredSteps) -> Outcome:
     return _outcome(measured, run.median, min(run.peaks), max(run.peaks), run.inputs, note)
 
 
-def _extrapolated(measured: MeasuredSteps, request: ModelRequest) -> Outcome:
+def _extrapolated(measured: MeasuredSteps, request: StepSpec) -> Outcome:
     large, middle, small = measured.runs
     target, spread = request.batch_size, SPREAD[measured.execution]
     sizes = ", ".join(str(run.batch_size) for run in (small, middle, large))
@@ -74,7 +74,7 @@ def _extrapolated(measured: MeasuredSteps, request: ModelRequest) -> Outcome:
     bent = abs(middle.median - _on_line(small, large, small.median, large.median, middle.batch_size))
     if bent > MOST_BENT * growth + spread * middle.median:
         raise KerasmemError(
-            f"probe of {request.source or request.factory}: the peaks at batches {sizes} "
+            f"probe of {request.label}: the peaks at batches {sizes} "
             f"({', '.join(f'{run.median:,} B' for run in (small, middle, large))}; {measured.execution} mode) do not "
             f"grow in proportion to the batch; measure batch {target} itself, or use another method"
         )

@@ -24,7 +24,7 @@ from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.op_scopes import NotedScopes, scopes_noted
 from kerasmem.models.own_step import optimizers_of
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import trace_step
 from kerasmem.processes.fork_server import prepare_devices
 from kerasmem.processes.task import serve
@@ -46,7 +46,7 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     """Train the steps that were asked for, and return the profile of the one with the median peak.
 
     Args:
-        data: `request` (a `ModelRequest`), `runs` (one: {"batch_size", "steps"}), and `planned`: an estimate by the
+        data: `request` (a `StepSpec`), `runs` (one: {"batch_size", "steps"}), and `planned`: an estimate by the
             formula, whose model, settings and layers the profile takes over.
     """
     prepare_devices(None)
@@ -55,7 +55,7 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     run = data["runs"][0]
     with tempfile.TemporaryDirectory(prefix="kerasmem-profile-") as folder:
         start_recording(folder)
-        session = _ProfiledSession(ModelRequest.from_dict(data["request"]))
+        session = _ProfiledSession(StepSpec.from_dict(data["request"]))
         found = session.run(run["batch_size"], run["steps"] + WARM_UP_STEPS, SECONDS)
         tf.profiler.experimental.stop()
         events, marks = read_recording(folder, MARKS)
@@ -65,7 +65,7 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
 class _ProfiledSession(TensorFlowSession):
     """Steps that are recorded one by one, with the addresses of known tensors before and after each."""
 
-    def __init__(self, request: ModelRequest) -> None:
+    def __init__(self, request: StepSpec) -> None:
         super().__init__(request)
         self.noted = NotedScopes()
         self.is_warm = False

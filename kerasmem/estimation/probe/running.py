@@ -14,7 +14,7 @@ from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.search import Trial
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 from kerasmem.processes.task import ChildFailure, run_child
 from kerasmem.records import Record
 
@@ -80,7 +80,7 @@ class MeasuredSteps(Record, what="measured steps"):
 
 
 def run_steps(
-    request: ModelRequest,
+    request: StepSpec,
     runs: Sequence[tuple[int, int]],
     *,
     timeout: float = DEFAULT_TIMEOUT,
@@ -107,7 +107,7 @@ def run_steps(
 
 def ask_worker(
     worker: str,
-    request: ModelRequest,
+    request: StepSpec,
     runs: Sequence[tuple[int, int]],
     more: Mapping[str, Any],
     *,
@@ -138,7 +138,7 @@ def ask_worker(
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, _ in runs)
         raise KerasmemError(
-            f"the process that runs real steps of {request.source or request.factory} at batch size {sizes} gave no "
+            f"the process that runs real steps of {request.label} at batch size {sizes} gave no "
             f"answer: {failure.reason}; {_way_out(failure)}"
         ) from failure
 
@@ -170,9 +170,7 @@ def measured_notes(device: str, what: str, *more: str, way: str | None = None) -
     return (f"measured on {device} through {way or _ON_A_CPU}: {what}", *more, other)
 
 
-def try_batch(
-    request: ModelRequest, batch_size: int, limit_bytes: int, *, steps: int, last: int, timeout: float
-) -> Trial:
+def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: int, last: int, timeout: float) -> Trial:
     """Train and evaluate at a batch size, with the last batch of an epoch, under a limit.
 
     Args:

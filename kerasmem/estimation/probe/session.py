@@ -11,7 +11,7 @@ from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.models.backend import keras_reason
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_step import optimizers_of
-from kerasmem.models.request import ModelRequest, open_request
+from kerasmem.models.spec import StepSpec
 from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import shaped_variables
 
@@ -32,9 +32,9 @@ class Session:
     way: str | None = None
     notes: tuple[str, ...] = ()
 
-    def __init__(self, request: ModelRequest) -> None:
+    def __init__(self, request: StepSpec) -> None:
         self.request = request
-        with open_request(request) as opened:
+        with request.opened() as opened:
             self.model = opened.model
             self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
             self.training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())

@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.estimation.probe.session import Session
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.request import ModelRequest
+from kerasmem.models.spec import StepSpec
 from kerasmem.processes.fork_server import prepare_devices
 from kerasmem.processes.task import serve
 
@@ -18,14 +18,14 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     """Run the requested steps.
 
     Args:
-        data: `request` (a `ModelRequest`); `runs`, a list of {"batch_size", "steps"} with "mode" if it is not the
+        data: `request` (a `StepSpec`); `runs`, a list of {"batch_size", "steps"} with "mode" if it is not the
             request's; `seconds`, after which no further step of a run begins once two are done; `limit`, bytes for
             TensorFlow's allocator.
 
     Returns:
         Fields of `MeasuredSteps`. If memory ran out within a `limit`, only `ran_out`: the reason.
     """
-    request = ModelRequest.from_dict(data["request"])
+    request = StepSpec.from_dict(data["request"])
     if runs_on_jax():
         from kerasmem.estimation.probe.on_jax import JaxSession
 

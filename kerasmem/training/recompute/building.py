@@ -16,10 +16,11 @@ from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
 from kerasmem.devices.training_device import training_kernels
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.facade import DEFAULT_BATCH_SIZE, estimate
+from kerasmem.estimation.facade import estimate
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
+from kerasmem.models.spec import DEFAULT_BATCH_SIZE
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.recompute.call_graph import graph_by_call
 from kerasmem.training.recompute.cuts import chain_of, cut_places, is_cuttable, split

@@ -9,11 +9,12 @@ import pytest
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
-from kerasmem.estimation import choice
-from kerasmem.estimation.arguments import EstimateArguments
+from kerasmem.estimation import methods
 from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.methods import METHODS, Method
 from kerasmem.estimation.report import Outcome, Pool
-from kerasmem.estimation.tracing import Step, open_step, trace_shapes
+from kerasmem.estimation.shapes import StepCache, shape_step
+from kerasmem.models.spec import StepSpec
 
 layers = keras.layers
 CARD, SIZE = resolve_device("t4"), resolve_device("16GB")
@@ -21,12 +22,15 @@ EXECUTION = {"graph": "graph", "probe": "graph", "xla": "xla", "gpu-target": "xl
 
 
 def outcome(method):
-    return Outcome(method, EXECUTION[method], 100, 90, 120, Pool(80, 100, 200), {"weights": 100})
+    return Outcome(
+        method=method, execution=EXECUTION[method], total=100, low=90, high=120, pool=Pool(80, 100, 200),
+        categories={"weights": 100},
+    )  # fmt: skip
 
 
 @pytest.fixture
 def ask(monkeypatch):
-    """Ask about a step by methods that are not there: those named in `fails` refuse."""
+    """Estimate a step by methods that are replaced: those named in `fails` refuse."""
 
     def run(method="auto", jit_compile="auto", target=None, fails=(), model=None, formula_bytes=1000):
         if model is None:
@@ -35,18 +39,23 @@ def ask(monkeypatch):
         refusals.update(fails if isinstance(fails, dict) else {})
         asked = []
 
-        def outcome_of(method, step, target, jit_compile="auto"):
-            asked.append(method)
-            if method in refusals:
-                raise refusals[method]
-            return outcome(method)
+        def answer_of(name):
+            def answer(step):
+                asked.append(name)
+                if name in refusals:
+                    raise refusals[name]
+                return outcome(name)
 
-        monkeypatch.setattr(choice, "outcome_of", outcome_of)
-        arguments = EstimateArguments(model, 8, method, jit_compile=jit_compile)
-        with open_step(arguments) as opened:
-            shapes = trace_shapes(arguments, opened)
-            shapes = replace(shapes, formula=replace(shapes.formula, total_bytes=formula_bytes))
-            return choice.ask(Step(arguments, replace(opened, model=model), shapes), target), asked
+            return answer
+
+        for name in EXECUTION:
+            monkeypatch.setitem(METHODS, name, replace(METHODS[name], outcome=answer_of(name)))
+        spec = StepSpec(model, 8, method, jit_compile=jit_compile)
+        with spec.opened(shapes_only=True) as opened:
+            step = shape_step(spec, target, opened, StepCache())
+            formula = replace(step.formula, total_bytes=formula_bytes)
+            step = replace(step, formula=formula, opened=replace(opened, model=model))
+            return methods.step_outcome(step), asked
 
     return run
 
@@ -89,9 +98,9 @@ def other_recurrent():
     ],
 )
 def test_the_method_follows_how_keras_would_run_the_step(ask, jit_compile, target, build, first, why):
-    found, asked = ask(jit_compile=jit_compile, target=target, model=None if build is None else build())
-    assert found.outcome.method == asked[0] == first
-    assert any(note.startswith(f"{first}, since") and why in note for note in found.notes), found.notes
+    answer, asked = ask(jit_compile=jit_compile, target=target, model=None if build is None else build())
+    assert answer.method == asked[0] == first
+    assert any(note.startswith(f"{first}, since") and why in note for note in answer.notes), answer.notes
 
 
 @pytest.mark.parametrize(
@@ -99,38 +108,45 @@ def test_the_method_follows_how_keras_would_run_the_step(ask, jit_compile, targe
     [(None, ("graph",), "probe"), (CARD, ("gpu-target",), "xla"), (CARD, ("gpu-target", "xla"), "graph")],
 )
 def test_where_one_has_no_answer_the_next_is_asked_and_it_is_said(ask, target, fails, answers):
-    found, _ = ask(target=target, fails=fails)
-    assert found.outcome.method == answers
-    assert [note for note in found.notes if "has no answer" in note] == [
+    answer, _ = ask(target=target, fails=fails)
+    assert answer.method == answers
+    assert [note for note in answer.notes if "has no answer" in note] == [
         f"{name} has no answer: {name} will not" for name in fails
     ]
 
 
 def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards(ask):
-    found, _ = ask(target=CARD, fails={"gpu-target": MissingExtraError("a plan for a card", "gpu-targets")})
-    assert any("pip install" in note for note in found.notes)
-    assert any("stands in for the card's" in note for note in found.notes)
+    answer, _ = ask(target=CARD, fails={"gpu-target": MissingExtraError("a plan for a card", "gpu-targets")})
+    assert any("pip install" in note for note in answer.notes)
+    assert answer.method == "xla" and answer.stands_in
 
 
-@pytest.mark.parametrize("target", [None, CARD])
-def test_where_none_answers_the_formula_does(ask, target):
-    found, _ = ask(target=target, fails=("graph", "probe", "gpu-target", "xla"))
-    assert found.outcome is None
-    assert found.notes[-1] == "the formula answers in their place"
+@pytest.mark.parametrize(("target", "last"), [(None, "probe"), (CARD, "graph")])
+def test_the_formula_answers_with_the_reason_if_no_other_method_does(ask, target, last):
+    answer, _ = ask(target=target, fails=("graph", "probe", "gpu-target", "xla"))
+    assert answer.method == "formula" and "the formula answers in their place" in answer.notes
+    assert answer.fallback == f"{last} has no answer: {last} will not"
+
+
+@pytest.mark.parametrize(("target", "first"), [(None, "graph"), (CARD, "gpu-target")])
+def test_a_defect_of_a_method_leads_to_the_formula_and_runs_no_step(ask, target, first):
+    answer, asked = ask(target=target, fails={first: ZeroDivisionError("by our own fault")})
+    assert asked == [first] and answer.method == "formula"
+    assert "ZeroDivisionError: by our own fault; a defect in kerasmem" in answer.fallback
 
 
 def test_no_step_is_run_that_may_not_fit_here(ask):
-    found, asked = ask(fails=("graph",), formula_bytes=10**15)
+    answer, asked = ask(fails=("graph",), formula_bytes=10**15)
     assert asked == ["graph"]
-    assert found.outcome is None
-    assert any("no step was run" in note and "--method probe" in note for note in found.notes)
+    assert answer.method == "formula"
+    assert any("no step was run" in note and "--method probe" in note for note in answer.notes)
 
 
 @pytest.mark.parametrize("method", ["graph", "xla", "gpu-target", "probe"])
 def test_a_method_that_was_named_answers_or_fails(ask, method):
-    assert ask(method)[0].outcome.method == method
+    assert ask(method, target=CARD)[0].method == method
     with pytest.raises(KerasmemError, match=f"{method} will not"):
-        ask(method, fails=(method,))
+        ask(method, target=CARD, fails=(method,))
 
 
 def test_a_plan_for_a_card_needs_a_card(mnist_cnn):
@@ -149,8 +165,8 @@ def test_the_report_says_which_method_answered(monkeypatch):
     assert estimate(small).settings.method == "graph"
     report = estimate(small, jit_compile=True)
     assert (report.settings.method, report.settings.execution) == ("xla", "xla")
-    monkeypatch.setitem(choice.METHODS, "graph", refuse)
-    monkeypatch.setattr(choice, "PROBED_SHARE", 0)
+    monkeypatch.setitem(METHODS, "graph", replace(METHODS["graph"], outcome=refuse))
+    monkeypatch.setattr(methods, "PROBED_SHARE", 0)
     report = estimate(small)
     assert (report.settings.method, report.settings.execution) == ("formula", "none")
     assert report.bytes.total == report.formula.total_bytes
@@ -164,8 +180,8 @@ def refuse(*arguments, **options):
 
 
 def test_figures_of_a_method_are_the_reports(monkeypatch):
-    found = replace(outcome("graph"), layers={"dense": 60}, categories={"weights": 70, "allocator": 30})
-    monkeypatch.setitem(choice.METHODS, "graph", lambda *arguments: found)
+    known = replace(outcome("graph"), layers={"dense": 60}, categories={"weights": 70, "allocator": 30})
+    monkeypatch.setitem(METHODS, "graph", Method(lambda step: None, lambda step: known))
     report = estimate(lambda: keras.Sequential([keras.Input((3,)), layers.Dense(2, name="dense")]))
     assert (report.bytes.total, report.bytes.low, report.bytes.high) == (100, 90, 120)
     assert (report.bytes.weights, report.bytes.allocator, report.bytes.optimizer) == (70, 30, None)

@@ -7,16 +7,17 @@ import json
 import os
 import sys
 import textwrap
+from dataclasses import replace
 
 import keras
 import pytest
 
 from kerasmem.errors import UsageError
-from kerasmem.models.request import ModelRequest, load_references, open_request, reference, request_for
+from kerasmem.models.spec import StepSpec, load_references, reference
 
 
-def through_json(request):
-    return ModelRequest.from_dict(json.loads(json.dumps(request.to_dict())))
+def through_json(spec):
+    return StepSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
 
 
 @pytest.fixture
@@ -53,15 +54,16 @@ def zoo(tmp_path, monkeypatch):
 
 
 def test_a_path_is_passed_on_with_all_settings():
-    with request_for(
+    spec = StepSpec(
         "some.keras", dtype_policy="mixed_float16", input_shape={"a": (2, 3), "b": "4:int32"}, optimizer="sgd",
         loss="mse", batch_size=7, mode="inference", jit_compile=True, trust=True, factory="m:f",
         factory_args={"depth": 3},
-    ) as request:  # fmt: skip
-        again = through_json(request)
-    assert again == request
-    assert (again.source, again.batch_size, again.mode) == ("some.keras", 7, "inference")
-    assert again.input_shape == ("a=2,3", "b=4:int32")
+    )  # fmt: skip
+    with spec.portable() as portable:
+        again = through_json(portable)
+    assert replace(again, paths=portable.paths) == portable
+    assert (again.model, again.batch_size, again.mode) == ("some.keras", 7, "inference")
+    assert again.input_shape == ["a=2,3", "b=4:int32"]
     assert {name: shape.sizes for name, shape in again.input_shapes().items()} == {"a": (2, 3), "b": (4,)}
     assert again.input_shapes()["b"].dtype == "int32"
     assert again.paths == (os.getcwd(),)
@@ -74,38 +76,40 @@ def test_the_folder_is_looked_into_where_code_is_named_only(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     objects = {"Dense": keras.layers.Dense} if named else None
-    with request_for(path, custom_objects=objects) as request, open_request(through_json(request)):
+    with StepSpec(path, custom_objects=objects).portable() as spec, through_json(spec).opened():
         assert (str(tmp_path) in sys.path) is named
 
 
 def test_a_live_model_is_opened_again_with_its_training(mnist_cnn):
-    with request_for(mnist_cnn) as request:
-        with open_request(through_json(request)) as opened:
+    with StepSpec(mnist_cnn).portable() as spec:
+        with through_json(spec).opened() as opened:
             assert opened.model is not mnist_cnn
             assert opened.model.count_params() == mnist_cnn.count_params()
             assert (opened.training.optimizer, opened.training.loss) == ("adam", "sparse_categorical_crossentropy")
-        assert os.path.exists(request.source)
-        assert os.path.getsize(request.source) < 50_000  # no weights
-    assert not os.path.exists(request.source)
+        assert os.path.exists(spec.model)
+        assert os.path.getsize(spec.model) < 50_000  # no weights
+    assert not os.path.exists(spec.model)
 
 
 def test_classes_of_a_module_cross(zoo):
     model = zoo.build()
     model.compile(loss=zoo.own_loss)
-    with request_for(model) as request:
-        assert request.custom_objects["Twice"] == "users_zoo:Twice"
-        assert request.custom_objects["zoo>Registered"] == "users_zoo:Registered"
-        assert request.custom_objects["own_loss"] == "users_zoo:own_loss"
-        with open_request(through_json(request)) as opened:
+    with StepSpec(model).portable() as spec:
+        assert spec.custom_objects["Twice"] == "users_zoo:Twice"
+        assert spec.custom_objects["zoo>Registered"] == "users_zoo:Registered"
+        assert spec.custom_objects["own_loss"] == "users_zoo:own_loss"
+        with through_json(spec).opened() as opened:
             assert [type(layer).__name__ for layer in opened.model.layers] == ["Dense", "Twice", "Registered"]
 
 
 def test_functions_of_a_module_cross(zoo):
     for build in (zoo.build, "users_zoo:build"):
-        with request_for(build, factory_args={"width": 6}) as request, open_request(through_json(request)) as opened:
-            assert request.source == "users_zoo:build"
+        spec = StepSpec(build, factory_args={"width": 6})
+        with spec.portable() as spec, through_json(spec).opened() as opened:
+            assert spec.model == "users_zoo:build"
             assert opened.model.layers[0].units == 6
-    with request_for(functools.partial(zoo.build, width=9)) as request, open_request(through_json(request)) as opened:
+    bound = StepSpec(functools.partial(zoo.build, width=9))
+    with bound.portable() as spec, through_json(spec).opened() as opened:
         assert opened.model.layers[0].units == 9
 
 
@@ -116,8 +120,8 @@ def test_a_function_of_a_file_is_named_by_the_file(tmp_path):
     path.write_text(
         "import keras\ndef build():\n    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])\n"
     )
-    with request_for(import_user_module(str(path), "model").build) as request:
-        assert request.source == f"{path}:build"
+    with StepSpec(import_user_module(str(path), "model").build).portable() as spec:
+        assert spec.model == f"{path}:build"
 
 
 def test_what_cannot_cross_is_refused_with_the_way_out(zoo, monkeypatch):
@@ -135,19 +139,19 @@ def test_what_cannot_cross_is_refused_with_the_way_out(zoo, monkeypatch):
         (zoo.Maker.make, "inside a class"),
         (functools.partial(zoo.build, 3), "by keyword"),
     ):
-        with pytest.raises(UsageError, match=match) as caught, request_for(model):
+        with pytest.raises(UsageError, match=match) as caught, StepSpec(model).portable():
             pass
         assert "module:function" in str(caught.value)
     with (
         pytest.raises(UsageError, match=r"'width' .* is a object"),
-        request_for(zoo.build, factory_args={"width": object()}),
+        StepSpec(zoo.build, factory_args={"width": object()}).portable(),
     ):
         pass
-    with pytest.raises(UsageError, match=r"builtins\.int is no model"), request_for(3):
+    with pytest.raises(UsageError, match=r"builtins\.int is no model"), StepSpec(3).portable():
         pass
     with (
         pytest.raises(UsageError, match=r"Local.*local to a function"),
-        request_for("a.h5", custom_objects={"Local": Local}),
+        StepSpec("a.h5", custom_objects={"Local": Local}).portable(),
     ):
         pass
 

@@ -1,0 +1,236 @@
+"""The methods of an estimate, and the choice between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kerasmem.compat.keras_layers import flatten_layers, takes_cudnn
+from kerasmem.devices.catalogue import find_card
+from kerasmem.devices.host import host_memory
+from kerasmem.devices.kernels import kernels_on
+from kerasmem.devices.live import list_devices
+from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.estimation.formula import formula_bytes
+from kerasmem.estimation.graph.exchange import gradients_exchanged, not_exchanged, with_exchange
+from kerasmem.estimation.live import standing_in, traced_outcome
+from kerasmem.estimation.report import Bytes, Outcome
+from kerasmem.estimation.shapes import ShapedStep
+from kerasmem.estimation.unmodelled import formula_notes, not_in_the_formula
+from kerasmem.models.backend import runs_on_jax
+from kerasmem.models.own_loop import loop_is_compiled
+from kerasmem.models.sizes import variable_bytes
+from kerasmem.models.spec import StepSpec
+from kerasmem.models.training import optimizer_slot_bytes
+from kerasmem.processes.guarding import note_stage
+
+# "auto" runs real steps only if the formula's figure is at most this share of the free memory.
+PROBED_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to estimate a step.
+
+    Attributes:
+        unavailable: returns the reason why it cannot estimate a step, or None.
+        outcome: estimates a step. Raises KerasmemError if it cannot.
+        is_of_cpu: returns whether its figure is of this machine's CPU, whatever card is named.
+    """
+
+    unavailable: Callable[[ShapedStep], str | None]
+    outcome: Callable[[ShapedStep], Outcome]
+    is_of_cpu: Callable[[], bool] = lambda: False
+
+
+def step_outcome(step: ShapedStep) -> Outcome:
+    """Estimate a step by the named method, or for "auto" by the first one that can.
+
+    Raises:
+        KerasmemError: If a named method cannot estimate the step.
+    """
+    if step.only_formula is not None:
+        notes = (f"the formula, since {step.only_formula}",)
+        return _with_notes(run_method("formula", step), notes, fallback=step.only_formula)
+    if step.spec.method != "auto":
+        return run_method(step.spec.method, step)
+    names, why = automatic_methods(step)
+    reasons: list[str] = []
+    for name in names:
+        try:
+            outcome = run_method(name, step)
+        except KerasmemError as error:
+            reasons.append(f"{name} has no answer: {error}")
+        except Exception as error:  # the formula, and no method that trains: what failed is not the model
+            reasons.append(f"{name} failed: {type(error).__name__}: {error}; a defect in kerasmem")
+            break
+        else:
+            return _with_notes(outcome, (*reasons, f"{name}, since {why}"))
+    reasons.append("the formula answers in their place")
+    return _with_notes(run_method("formula", step), tuple(reasons), fallback=reasons[-2])
+
+
+def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
+    """Return the methods that match how Keras would run the step, the most accurate first, and the reason."""
+    compiles, why = _compiles(step)
+    if not compiles:
+        return ("graph", "probe"), why
+    names: tuple[str, ...] = ("xla",) if runs_on_jax() else ("xla", "graph")
+    # A card's own plan is made for one card, and has no exchange between several.
+    has_plan = step.is_on_card and step.spec.replicas == 1
+    return (("gpu-target", *names) if has_plan else names), why
+
+
+def _compiles(step: ShapedStep) -> tuple[bool, str]:
+    """Return whether XLA compiles the step, and the reason."""
+    jit_compile, model = step.spec.jit_compile, step.opened.model
+    if runs_on_jax():
+        return True, "Keras runs on JAX, which compiles every step"
+    if jit_compile != "auto":
+        return bool(jit_compile), f"jit_compile={jit_compile}"
+    compiles = loop_is_compiled(model)
+    if compiles is not None:
+        return compiles, f"the step function has jit_compile={compiles}"
+    if step.spec.replicas > 1:
+        return False, "Keras does not compile with XLA under tf.distribute"
+    if not step.is_on_card:
+        reason = "no card is named" if step.target is None else "a size does not say that it is a GPU's"
+        return False, f"Keras compiles with XLA on a GPU only, and {reason}"
+    for layer in flatten_layers(model):
+        if not layer.supports_jit:
+            return False, f"layer {layer.name!r} cannot be compiled by XLA"
+        if takes_cudnn(layer):
+            return False, f"Keras hands layer {layer.name!r} to cuDNN on a GPU, and does not compile with XLA then"
+    return True, (
+        "Keras compiles with XLA on a GPU; if yours is compiled with jit_compile=False, which a CPU machine does not "
+        "keep apart from the default, name it: --no-jit-compile, or jit_compile=False in Python"
+    )
+
+
+def run_method(name: str, step: ShapedStep) -> Outcome:
+    """Estimate a step by one method.
+
+    Raises:
+        KerasmemError: If the method cannot estimate the step.
+    """
+    note_stage(f"asking method {name}")
+    method, replicas = METHODS[name], step.spec.replicas
+    if (reason := method.unavailable(step)) is not None:
+        raise UsageError(reason)
+    if replicas == 1 or step.spec.mode != "train" or name == "formula":
+        outcome = method.outcome(step)
+    elif name == "graph":
+        outcome = _with_exchange(method, step)
+    else:
+        outcome = not_exchanged(method.outcome(step))
+    return standing_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
+
+
+def _with_exchange(method: Method, step: ShapedStep) -> Outcome:
+    with gradients_exchanged(step.spec.replicas) as exchanged:
+        outcome = method.outcome(step)
+    return with_exchange(outcome, step.spec.replicas, exchanged)
+
+
+def backend_refusal(method: str, jit_compile: bool | str) -> str | None:
+    """Return why Keras's backend does not support a method or `measure` with a setting, or None if it does."""
+    if not runs_on_jax():
+        return None
+    if method in ("graph", "probe"):
+        return (
+            f"method {method!r}: not on Keras's jax backend, only on TensorFlow; take xla, as Keras on JAX compiles "
+            "every step with XLA, or measure"
+        )
+    if jit_compile is False and method != "formula":
+        return "jit_compile=False: Keras on JAX then runs each operation by itself, which nothing here models"
+    return None
+
+
+def _by_backend(name: str) -> Callable[[ShapedStep], str | None]:
+    return lambda step: backend_refusal(name, step.spec.jit_compile)
+
+
+def _formula(step: ShapedStep) -> Outcome:
+    need = formula_bytes(step.layers, step.batch_size, step.spec.mode, step.slots)
+    return Outcome(
+        method="formula",
+        execution="none",
+        total=need.total,
+        low=need.low,
+        high=need.high,
+        categories={name: getattr(need, name) for name in Bytes.CATEGORIES},
+        layers=None,
+        unmodelled=not_in_the_formula(step),
+        notes=formula_notes(step.layers, need, step.formula.total_bytes),
+    )
+
+
+def _graph(step: ShapedStep) -> Outcome:
+    return traced_outcome(step.prepare(False), step.rows, step.inferred.owners, kernels_on(step.target))
+
+
+def _xla(step: ShapedStep) -> Outcome:
+    if runs_on_jax():
+        from kerasmem.estimation.compiled.on_jax import jax_outcome
+
+        return jax_outcome(step)
+    from kerasmem.estimation.xla import check_room
+
+    model = step.opened.model
+    slots = optimizer_slot_bytes(step.opened.training, model.trainable_variables) or 0
+    check_room(slots + sum(variable_bytes(variable) for variable in model.variables))
+    prepared = step.prepare(True)
+    return traced_outcome(prepared, step.rows, step.inferred.owners, kernels_on(step.target))
+
+
+def _no_card(step: ShapedStep) -> str | None:
+    if not step.is_on_card:
+        return "method 'gpu-target' plans for a card: name one with --device (device=…)"
+    return backend_refusal("gpu-target", step.spec.jit_compile)
+
+
+def _gpu_target(step: ShapedStep) -> Outcome:
+    from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
+
+    assert step.target is not None
+    card = find_card(step.target.name)
+    with step.spec.portable(batch_size=step.batch_size, jit_compile=True) as spec:
+        note_stage(f"compiling for {card.name}")
+        return gpu_target_outcome(gpu_target_plan(spec, card), card, step.rows, step.weights())
+
+
+def _not_probed(step: ShapedStep) -> str | None:
+    """Return why no real steps run; unless they are asked for, they may take a quarter of the free memory."""
+    needed, free = step.formula.total_bytes, host_memory().available_bytes
+    if step.spec.method == "auto" and needed > PROBED_SHARE * free:
+        return (
+            f"no step was run to find out (--method probe): by the formula it needs {needed:,} B, more "
+            f"than a quarter of the {free:,} B that are free here"
+        )
+    return backend_refusal("probe", step.spec.jit_compile)
+
+
+def _probe(step: ShapedStep) -> Outcome:
+    from kerasmem.estimation.probe.probing import probe
+
+    with step.spec.portable(batch_size=step.batch_size) as spec:
+        return probe(spec, is_fixed=step.is_fixed)
+
+
+METHODS: dict[str, Method] = {
+    "formula": Method(_by_backend("formula"), _formula),
+    "graph": Method(_by_backend("graph"), _graph),
+    "xla": Method(_by_backend("xla"), _xla, lambda: not (runs_on_jax() and list_devices())),
+    "gpu-target": Method(_no_card, _gpu_target),
+    "probe": Method(_not_probed, _probe, lambda: not list_devices()),
+}
+
+
+def compiler_is_needed(spec: StepSpec) -> bool:
+    """Return whether an estimate for a card will probably use the compiler for it."""
+    is_meant = spec.method == "auto" and spec.jit_compile is not False and spec.replicas == 1
+    return is_meant or spec.method == "gpu-target"
+
+
+def _with_notes(outcome: Outcome, notes: tuple[str, ...], fallback: str | None = None) -> Outcome:
+    return replace(outcome, notes=(*notes, *outcome.notes), fallback=fallback)

@@ -1,0 +1,181 @@
+"""Estimates of one model, opened once: for several batch sizes, devices and methods."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from kerasmem.compat.keras_functional import is_functional
+from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.devices.catalogue import DeviceTarget, find_card, resolve_device
+from kerasmem.estimation.methods import compiler_is_needed, step_outcome
+from kerasmem.estimation.report import Bytes, MemoryReport, ModelFacts, Outcome, Settings
+from kerasmem.estimation.shapes import ShapedStep, StepCache, shape_step
+from kerasmem.estimation.verdict import device_verdict
+from kerasmem.models.backend import import_keras
+from kerasmem.models.freezing import NotRebuiltError
+from kerasmem.models.opening import OpenedModel
+from kerasmem.models.own_step import has_own_step
+from kerasmem.models.spec import StepSpec
+from kerasmem.models.training import with_replaced
+from kerasmem.models.weightless import random_state_kept
+from kerasmem.processes.guarding import note_stage
+
+
+class EstimateSession:
+    """Estimates of one model that differ in batch size, device or method. Not for several threads at once.
+
+    The model stays open between estimates if it is a graph of layers; others are opened for each estimate.
+
+    Args:
+        spec: settings of the first estimate.
+    """
+
+    def __init__(self, spec: StepSpec) -> None:
+        self._spec = spec
+        self._stack = contextlib.ExitStack()
+        self._opened: OpenedModel | None = None
+        self._only_formula: str | None = None
+        self._looks_at_step = False  # for the formula alone a model object is used as it is
+        self._cache = StepCache()
+
+    def __enter__(self) -> EstimateSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the model."""
+        self._stack.close()
+        self._opened = None
+
+    def estimate(self, **changes: Any) -> MemoryReport:
+        """Estimate the step.
+
+        Args:
+            **changes: settings in place of the spec's: `batch_size`, `device` or `method`.
+
+        Raises:
+            KerasmemError: As `kerasmem.estimate`.
+        """
+        spec = replace(self._spec, **changes)
+        target = None if spec.device is None else resolve_device(str(spec.device))
+        with random_state_kept(), _collection_paused(), _compiler_ahead(spec, target):
+            try:
+                opened = self._open(spec)
+                step = shape_step(spec, target, opened, self._cache, self._only_formula)
+                report = _report(step, step_outcome(step))
+            except BaseException:
+                self.close()
+                raise
+            if not _serves_again(opened.model):
+                self.close()
+            return report
+
+    def _open(self, spec: StepSpec) -> OpenedModel:
+        looks_at_step = spec.method != "formula"
+        if self._opened is None or self._looks_at_step != looks_at_step:
+            self.close()
+            self._looks_at_step, self._cache = looks_at_step, StepCache()
+            note_stage(f"opening {spec.label}")
+            opened, self._only_formula = self._stack.enter_context(_open(spec))
+            training = with_replaced(opened.training, spec.optimizer, spec.loss, spec.targets())
+            self._opened = replace(opened, training=training)
+        return self._opened
+
+
+@contextlib.contextmanager
+def _open(spec: StepSpec) -> Iterator[tuple[OpenedModel, str | None]]:
+    """Open the model, and return it with the reason if only the formula can estimate it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            opened, reason = stack.enter_context(spec.opened(shapes_only=spec.method != "formula")), None
+        except NotRebuiltError as error:
+            if spec.method != "auto" or spec.dtype_policy is not None:
+                raise
+            opened, reason = stack.enter_context(spec.opened()), str(error)
+        yield opened, reason
+
+
+def _serves_again(model: Any) -> bool:
+    """Return whether an estimate leaves the model as it was: if it is a graph of layers, and built."""
+    is_graph = is_functional(model) or (isinstance(model, import_keras().Sequential) and model.built)
+    return is_graph and not has_own_step(model)
+
+
+def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
+    target, layers = step.target, step.layers
+    more = {**outcome.categories, "optional_workspace": outcome.optional_workspace}
+    need = Bytes(outcome.total, outcome.low, outcome.high, **more)
+    if outcome.layers is not None:
+        sizes = [outcome.layers.get(row.name, 0) for row in layers]
+        layers = tuple(replace(row, bytes=size, bytes_at_peak=size) for row, size in zip(layers, sizes, strict=True))
+    return MemoryReport(
+        model=ModelFacts(
+            name=step.opened.name,
+            source=step.opened.source,
+            layers=sum(row.kind != "input" for row in layers),
+            parameters=sum(row.parameters for row in layers),
+            trainable_parameters=sum(row.trainable_parameters for row in layers),
+        ),
+        settings=Settings(
+            batch_size=step.batch_size,
+            optimizer=step.optimizer,
+            loss=step.opened.training.loss,
+            dtype_policy=_policy(step.opened.model),
+            mode=step.spec.mode,
+            method=outcome.method,
+            execution=outcome.execution,
+            device=None if target is None else target.name,
+            replicas=step.spec.replicas,
+            stands_in=outcome.stands_in,
+        ),
+        bytes=need,
+        formula=step.formula,
+        layers=layers,
+        nested=step.inferred.nested,
+        device=None if target is None else device_verdict(target, need),
+        unmodelled=outcome.unmodelled,
+        notes=(*step.opened.notes, *step.notes, *outcome.notes),
+        pool=outcome.pool,
+        instant=outcome.instant,
+        fallback=outcome.fallback,
+    )
+
+
+def _policy(model: Any) -> str:
+    """Return the policy that most layers with weights compute in."""
+    names = [layer.dtype_policy.name for layer in flatten_layers(model) if layer.weights or layer is model]
+    return str(max(names, key=names.count))
+
+
+def _compiler_ahead(spec: StepSpec, target: DeviceTarget | None) -> AbstractContextManager[None]:
+    """Start the compiler for the card in the background if the estimate will probably use it."""
+    if target is None or target.source != "catalogue" or not compiler_is_needed(spec):
+        return contextlib.nullcontext()
+    from kerasmem.estimation.gpu_target.plan import compiler_ahead
+
+    return compiler_ahead(find_card(target.name))
+
+
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Disable the cyclic garbage collector if no other thread of Python runs, which might need it.
+
+    It would traverse all objects of TensorFlow and Keras again and again, for a tenth to a third of the time, and
+    nearly all that an estimate allocates lives until its end.
+    """
+    if not gc.isenabled() or threading.active_count() > 1:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

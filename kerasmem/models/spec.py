@@ -1,0 +1,344 @@
+"""The settings of an estimated training step: one object for Python, the command line, grids and child processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.machinery
+import inspect
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar, get_args
+
+from kerasmem import checks
+from kerasmem.checks import MethodName, Mode
+from kerasmem.errors import UsageError
+from kerasmem.models.backend import import_keras, keras_reason
+from kerasmem.models.freezing import Trained, freeze_as, trained_parts
+from kerasmem.models.inputs import NO_TARGETS, GivenShape, GivenTargets, given_targets, normalise_input_shapes
+from kerasmem.models.names import is_factory_name
+from kerasmem.models.opening import OpenedModel, check_built, no_model, open_model
+from kerasmem.models.vocabulary import (
+    configuration,
+    dictionaries,
+    import_user_module,
+    load_custom_objects,
+    own_objects,
+)
+from kerasmem.records import Record
+
+DEFAULT_BATCH_SIZE = 32
+_REMEDY = "put the code that builds the model into a function of a module and give 'module:function'"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class StepSettings(TypedDict, total=False):
+    """Types of settings, for functions that take them as `**settings: Unpack[StepSettings]`."""
+
+    batch_size: int
+    method: MethodName
+    optimizer: str | None
+    loss: str | None
+    dtype_policy: str | None
+    jit_compile: bool | Literal["auto"]
+    mode: Mode
+    replicas: int
+    input_shape: Any
+    target_shape: Any
+    target_dtype: str | None
+    factory: str | None
+    factory_args: Mapping[str, Any] | None
+    custom_objects: Any
+    trust: bool
+
+
+class EstimateSettings(StepSettings, total=False):
+    """All settings of `StepSpec`, for functions that do not have `device` as a parameter of their own."""
+
+    device: str | int | None
+
+
+@dataclass(frozen=True)
+class StepSpec(Record, what="step"):
+    """A model, its training step and how to estimate it: every setting, validated.
+
+    Attributes:
+        model: a path, "module:function", a function, a Keras model; None if `factory` alone builds it.
+        paths: folders to search for modules, beside Python's own. Of a spec in another process.
+        trained: layers and weights that are trained, of a Keras model. Of a spec in another process.
+        others: as for `kerasmem.estimate`.
+
+    Raises:
+        UsageError: If a setting is wrong.
+    """
+
+    model: Any
+    batch_size: int = DEFAULT_BATCH_SIZE
+    method: str = "auto"
+    optimizer: str | None = None
+    loss: str | None = None
+    dtype_policy: str | None = None
+    device: str | int | None = None
+    jit_compile: bool | str = "auto"
+    mode: str = "train"
+    replicas: int = 1
+    input_shape: Any = None
+    target_shape: Any = None
+    target_dtype: str | None = None
+    factory: str | None = None
+    factory_args: Mapping[str, Any] | None = None
+    custom_objects: Any = None
+    trust: bool = False
+    paths: tuple[str, ...] = ()
+    trained: Trained = field(default_factory=Trained)
+
+    def __post_init__(self) -> None:
+        checks.choice("method", self.method, get_args(MethodName))
+        checks.choice("mode", self.mode, get_args(Mode))
+        checks.choice("jit_compile", self.jit_compile, (True, False, "auto"))
+        checks.whole("replicas", self.replicas)
+        checks.batch_size("batch_size", self.batch_size, self.method)
+
+    @property
+    def label(self) -> str:
+        """The model's path or the name of the function that builds it, for messages."""
+        if self.model is None:
+            return str(self.factory)
+        is_named = isinstance(self.model, (str, os.PathLike))
+        return os.fspath(self.model) if is_named else getattr(self.model, "__qualname__", type(self.model).__name__)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings but the model, as functions take them that estimate."""
+        return {name: getattr(self, name) for name in EstimateSettings.__annotations__}
+
+    def input_shapes(self) -> dict[str, GivenShape]:
+        """Return the shapes of the inputs by name ("" for the only one)."""
+        return normalise_input_shapes(self.input_shape)
+
+    def targets(self) -> GivenTargets:
+        """Return the settings of the targets."""
+        return given_targets(self.target_shape, self.target_dtype)
+
+    @contextlib.contextmanager
+    def opened(self, *, shapes_only: bool = False) -> Iterator[OpenedModel]:
+        """Open the model as `open_model` does, for as long as the context lasts."""
+        if self.custom_objects or self.factory or is_factory_name(str(self.model)):
+            # Without code of the user's no module of the working folder is imported by accident.
+            sys.path.extend(path for path in self.paths if path not in sys.path)
+        with open_model(
+            self.model,
+            factory=self.factory,
+            factory_args=self.factory_args,
+            custom_objects=_loaded(self.custom_objects),
+            trust=self.trust,
+            dtype_policy=self.dtype_policy,
+            shapes_only=shapes_only,
+        ) as opened:
+            freeze_as(opened.model, self.trained)
+            yield opened
+
+    @contextlib.contextmanager
+    def portable(self, **changes: Any) -> Iterator[StepSpec]:
+        """Describe the step to another process: a spec that JSON can hold, valid for as long as the context lasts.
+
+        Paths and names of functions are passed on. Of a Keras model the architecture and the settings of `compile` are
+        written to a temporary folder, without its weights.
+
+        Args:
+            **changes: settings that differ.
+
+        Raises:
+            UsageError: If the model, or a part of it, exists in this process only.
+        """
+        spec = replace(self, **changes)
+        targets, model = spec.targets(), spec.model
+        spec = replace(
+            spec,
+            input_shape=_shape_texts(spec.input_shapes()),
+            target_shape=NO_TARGETS if targets.are_none else _shape_texts(targets.shapes),
+            custom_objects=_references(spec.custom_objects),
+            paths=(os.getcwd(),),
+        )
+        if isinstance(model, import_keras().Model):
+            with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+                path, own = _write_architecture(model, Path(folder))
+                objects = {**own, **(spec.custom_objects or {})}
+                trained = trained_parts(model)
+                yield replace(spec, model=path, custom_objects=objects, factory_args=None, trust=True, trained=trained)
+            return
+        arguments = dict(spec.factory_args or {})
+        if isinstance(model, functools.partial):
+            if model.args:
+                raise UsageError(f"{model!r} binds arguments by position; bind them by keyword, or {_REMEDY}")
+            arguments = {**model.keywords, **arguments}
+            model = model.func
+        if inspect.isroutine(model) or isinstance(model, type):
+            model = _factory_reference(model)
+        elif model is not None and not isinstance(model, (str, os.PathLike)):
+            raise no_model(model)
+        model = None if model is None else os.fspath(model)
+        yield replace(spec, model=model, factory_args=_as_json(arguments))
+
+
+def shows_settings(*without: str) -> Callable[[F], F]:
+    """Let `help` and `inspect.signature` list the settings of a function that takes `**settings`.
+
+    Args:
+        *without: settings that the function does not take.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        own = {name: each for name, each in signature.parameters.items() if name != "settings"}
+        taken = [each for each in fields(StepSpec) if each.name in EstimateSettings.__annotations__]
+        settings = [
+            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+            for each in taken
+            if each.name not in own and each.name not in without
+        ]
+        parameters = [*own.values(), *settings]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _loaded(objects: Any) -> dict[str, Any]:
+    """Return custom objects by name; modules that are listed instead are imported."""
+    is_named = objects is None or isinstance(objects, Mapping)
+    return load_references(objects or {}) if is_named else load_custom_objects(objects)
+
+
+def _references(objects: Any) -> Any:
+    if not isinstance(objects, Mapping):
+        return objects
+    return {
+        name: value if isinstance(value, str) else reference(value, f"custom object {name!r}")
+        for name, value in objects.items()
+    }
+
+
+def reference(value: Any, what: str) -> str:
+    """Return "module:qualified name" of a class or function, or "file.py:name".
+
+    Args:
+        value: the class or function.
+        what: its description, for the message.
+
+    Raises:
+        UsageError: If another process cannot import it.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise UsageError(f"{what} is a {type(value).__name__}, which another process cannot import; {_REMEDY}")
+    if module == "__main__":
+        raise UsageError(
+            f"{what} is defined in the script or notebook itself (__main__), which another process cannot import; "
+            f"{_REMEDY}"
+        )
+    if "<" in name:
+        raise UsageError(f"{what} ({module}.{name}) is local to a function; {_REMEDY}")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not value:
+        raise UsageError(f"{what}: {module}.{name} is another object than the one given; {_REMEDY}")
+    return f"{_module_text(module)}:{name}"
+
+
+def load_references(references: Mapping[str, Any]) -> dict[str, Any]:
+    """Import the objects of `reference` texts, each module once; what is no text stays.
+
+    Raises:
+        UsageError: If a module or a name in it is not there.
+    """
+    modules: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
+    for key, text in references.items():
+        if not isinstance(text, str):
+            objects[key] = text
+            continue
+        module, _, name = text.rpartition(":")
+        if module not in modules:
+            modules[module] = sys.modules.get(module) or import_user_module(module, f"custom object {key!r}:")
+        try:
+            objects[key] = functools.reduce(getattr, name.split("."), modules[module])
+        except AttributeError:
+            raise UsageError(f"custom object {key!r}: {module} has no {name!r}") from None
+    return objects
+
+
+def _module_text(module: str) -> str:
+    """Return the importable name of a module, or its file."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if "." in module or not file or not file.endswith(".py"):
+        return module
+    specification = importlib.machinery.PathFinder.find_spec(module)
+    return module if specification is not None and specification.origin == file else os.path.abspath(file)
+
+
+def _factory_reference(build: Any) -> str:
+    text = reference(build, "the function that builds the model")
+    if not text.rpartition(":")[2].isidentifier():
+        raise UsageError(f"{text} is inside a class; {_REMEDY}")
+    return text
+
+
+def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    for name, value in arguments.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"argument {name!r} of the function that builds the model is a {type(value).__name__}, which another "
+                "process cannot be given; bind numbers, texts and lists only, or put it into a function of a module"
+            ) from None
+    return arguments
+
+
+def _shape_texts(shapes: Mapping[str, GivenShape]) -> list[str] | None:
+    return [f"{name}={shape}" if name else str(shape) for name, shape in shapes.items()] or None
+
+
+def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
+    """Write the model's configuration, and return the file and the custom classes in it."""
+    keras = import_keras()
+    check_built(model)
+    try:
+        config = configuration(model)
+        compiled = config.pop("compile_config", None)
+        text = json.dumps({**config, "keras_version": keras.__version__})
+    except Exception as error:
+        raise UsageError(
+            f"model {model.name!r} cannot be described to another process ({keras_reason(error)}); {_REMEDY}"
+        ) from error
+    known = own_objects(model)
+    own = {name: reference(value, f"{name!r} of the model") for name, value in _found_objects(config, known)}
+    with contextlib.suppress(TypeError, ValueError):  # settings of `compile` that JSON does not have are left out
+        text = json.dumps({**config, "keras_version": keras.__version__, "compile_config": compiled})
+        for name, value in _found_objects(compiled, known):
+            with contextlib.suppress(UsageError):  # a loss or metric: the child says that it does not know it
+                own.setdefault(name, reference(value, name))
+    path = folder / "model.json"
+    path.write_text(text)
+    return os.fspath(path), own
+
+
+def _found_objects(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the custom names in a configuration with their objects."""
+    for node in dictionaries(config):
+        name, registered = node.get("class_name"), node.get("registered_name")
+        name = node.get("config") if name == "function" else name
+        if not isinstance(name, str) or str(node.get("module")).split(".")[0] == "keras":
+            continue
+        found = known.get(registered, known.get(name)) if isinstance(registered, str) else known.get(name)
+        if found is not None:
+            yield name, found
+            if isinstance(registered, str) and registered not in (name, "function"):
+                yield registered, found
