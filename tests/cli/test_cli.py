@@ -152,18 +152,6 @@ def test_what_a_factory_prints_stays_out_of_the_result(program, tmp_path):
     assert result.err == "building\ncareful\n"
 
 
-def test_a_command_skips_garbage_collection_at_exit(program, tmp_path):
-    (tmp_path / "f.py").write_text(
-        "import atexit, gc, keras\n"
-        "atexit.register(lambda: print('frozen:', gc.get_freeze_count() > 0))\n"
-        "def build():\n"
-        "    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])\n"
-    )
-    result = program("-m", "kerasmem", "estimate", "f.py:build", "--quiet", cwd=tmp_path)
-    assert result.code == 0
-    assert result.out.endswith("frozen: True\n")
-
-
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_debug_shows_the_traceback(program, where, tmp_path):
     arguments = ["estimate", str(tmp_path / "absent.h5")]
@@ -226,16 +214,6 @@ def test_another_keras_backend_is_a_clear_message(program, model_file):
         assert f"'{backend}' backend by KERAS_BACKEND" in result.err
         assert "KERAS_BACKEND=tensorflow" in result.err
         assert "Traceback" not in result.err
-
-
-@pytest.mark.usefixtures("new_python")
-def test_another_backend_in_the_configuration_file(program, model_file, tmp_path):
-    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
-    result = program("-m", "kerasmem", "estimate", model_file, env={"KERAS_HOME": str(tmp_path)})
-    assert result.code in (1, 2)  # without and with JAX installed
-    assert "configuration file" in result.err
-    assert "KERAS_BACKEND=tensorflow" in result.err
-    assert "Traceback" not in result.err
 
 
 def test_devices(cli):

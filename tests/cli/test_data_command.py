@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -14,7 +11,6 @@ import numpy as np
 import pytest
 
 from kerasmem import H5ChunkSequence
-from kerasmem.cli.data_command import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RNG = np.random.default_rng(0)
@@ -112,46 +108,3 @@ def test_what_is_wrong_is_told(cli, tmp_path, monkeypatch, arguments, told):
     done = cli("data", *arguments)
     assert done.code == 2 and told in done.err and "Traceback" not in done.err and "\x1b" not in done.err
     assert done.out == "" and os.listdir(tmp_path) == ["evil.csv"]
-
-
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_command_has_an_example(cli, name):
-    done = cli("data", name, "-h")
-    assert done.code == 0 and f"kerasmem data {name} " in done.out and "--json" in done.out
-    assert name in cli("data", "-h").out
-
-
-def test_progress_is_for_terminals(tmp_path):
-    """A bar where a person looks, and nothing where nobody does."""
-    np.save(tmp_path / "x.npy", RNG.random((30_000, 50)))
-    command = [
-        sys.executable,
-        "-m",
-        "kerasmem",
-        "data",
-        "convert",
-        "x.npy",
-        "-o",
-        "o.h5",
-        "--force",
-        "--memory-budget",
-        "2MiB",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    piped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert piped.returncode == 0 and piped.stderr == ""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:
-                break
-            if not part:
-                break
-            seen += part
-        process.stdout.read()
-    os.close(ours)
-    assert process.returncode == 0 and b"writing" in seen

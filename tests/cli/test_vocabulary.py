@@ -82,12 +82,6 @@ def test_help_of_options_shows_the_default():
         assert option.is_flag or option.required or "[default: " in shown, shown
 
 
-def test_help_lists_options_in_panels():
-    text = COMMANDS["estimate"].get_help(click.Context(COMMANDS["estimate"], parent=ABOVE))
-    panels = re.findall(r"^([A-Z][\w ]+):$", text, re.MULTILINE)
-    assert panels == ["Options", "Several devices", "Training step", "Model", "Output", "Limits", "Help"]
-
-
 def test_every_command_shows_two_examples_of_its_own():
     for name, command in [("", whole), *COMMANDS.items()]:
         epilog = inspect.cleandoc(command.epilog)

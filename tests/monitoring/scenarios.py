@@ -166,14 +166,6 @@ def steps_per_execution():
 
 
 @scenario
-def jit_compile():
-    logger = MemoryLogger()
-    model = small_model(jit_compile=True)
-    fit(model, logger, validation_data=data(16))
-    return {"rows": rows(logger), "jit": model.jit_compile}
-
-
-@scenario
 def unknown_length():
     """A data set that does not say where it ends: the last batch begins and finds no data."""
     logger = MemoryLogger()

@@ -123,13 +123,6 @@ def test_several_steps_an_execution_are_counted_right(scenario):
     assert numbers(batches(found["sparse"]), "batch") == [[0], [8], [16]]
 
 
-def test_compiled_by_xla(scenario):
-    found = scenario("jit_compile")
-    assert found["jit"] is True
-    assert len(batches(found["rows"])) == 5 and len(batches(found["rows"], "validation")) == 2
-    assert all(row["peak_bytes"] >= row["in_use_bytes"] > 0 for row in found["rows"])
-
-
 def test_data_of_unknown_length(scenario):
     rows = scenario("unknown_length")["rows"]
     assert numbers(rows, "epoch", "phase", "batch") == [

@@ -1,9 +1,7 @@
 """The recorder with a clock and devices of the test's own: no TensorFlow, no sleeping."""
 
-import gc
 import math
 import os
-import signal
 import threading
 
 import pytest
@@ -99,20 +97,6 @@ def test_a_peak_between_batches_is_the_epochs(ledger):
     assert rec.timeline.max(phase="epoch") == 70_000
 
 
-def test_memory_between_epochs_is_the_runs_and_no_epochs(ledger):
-    rec = recorder()
-    rec.begin_run()
-    for epoch in (0, 1):
-        rec.begin_epoch(epoch)
-        rec.begin_batch("train", 0)
-        rec.end_batch("train", "train", 0)
-        assert rec.end_epoch()[0]["memory_peak_bytes"] == 0.0
-        ledger.spike(5000)
-    assert rec.timeline.max() == 0
-    rec.end_run()
-    assert rec.peaks[0] == {"GPU:0": 5000}
-
-
 def test_two_recorders_at_once_have_every_peak_each(ledger):
     ledger.spike(10_000)
     first, second = recorder(), recorder()
@@ -136,33 +120,6 @@ def test_two_recorders_at_once_have_every_peak_each(ledger):
     second.end_run()
     assert first.peaks == ({"GPU:0": 900}, {"GPU:0": 10_000}), "its run had ended"
     assert second.peaks == ({"GPU:0": 5_000}, {"GPU:0": 10_000})
-
-
-def test_a_later_recorder_knows_the_process_peak_of_an_earlier_one(ledger):
-    ledger.spike(10_000)
-    first = recorder()
-    first.begin_run()
-    first.close()
-    del first
-    second = recorder()
-    second.begin_run()
-    assert second.peaks == ({"GPU:0": 0}, {"GPU:0": 10_000})
-
-
-def test_a_recorder_without_resets_beside_one_with_says_only_what_is_certain(ledger):
-    resets, leaves = recorder(), recorder(reset_peaks=False)
-    resets.begin_run()
-    leaves.begin_run()
-    leaves.begin_batch("train", 0)
-    ledger.spike(500)
-    leaves.end_batch("train", "train", 0)
-    leaves.begin_batch("train", 1)  # the allocator's peak is 500 still: up to there, nothing is known
-    resets.begin_batch("train", 1)
-    ledger.spike(300)
-    leaves.end_batch("train", "train", 1)
-    resets.end_batch("train", "train", 1)
-    assert [s.peak_bytes for s in leaves.timeline] == [500, None]
-    assert [(s.peak_bytes, s.between_peak_bytes) for s in resets.timeline] == [(300, 500)]
 
 
 def test_threads_that_read_one_allocator_lose_no_peak(ledger):
@@ -190,52 +147,6 @@ def test_threads_that_read_one_allocator_lose_no_peak(ledger):
     for rec in recorders:
         rec.end_run()
     assert [rec.peaks[0] for rec in recorders] == [{"GPU:0": 199}] * 4
-
-
-def test_readers_that_are_gone_cost_nothing(ledger):
-    for _ in range(5):
-        recorder().begin_run()
-    kept = [recorder() for _ in range(5)]
-    for rec in kept:
-        rec.begin_run()
-        rec.end_run()
-    last = recorder()
-    last.begin_run()
-    gc.collect()
-    last.begin_run()
-    assert len(device_reader.ledger_of(ledger)._accounts) == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_a_lock_held_while_forking_is_not_the_childs(ledger):
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with device_reader.ledger_of(ledger)._lock:
-            held.set()
-            done.wait(10)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(10)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(10)
-        rec = recorder()
-        rec.begin_run()
-        os._exit(0)
-    done.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@pytest.mark.parametrize(("total", "steps"), [(10, 2), (4, 1), (3, 4), (None, 4)])
-def test_steps_are_never_negative_whatever_the_total_says(ledger, total, steps):
-    rec = recorder()
-    rec.begin_run()
-    rec.begin_batch("train", 3)
-    rec.end_batch("train", "train", 4 if total == 10 else 6, total)
-    assert [(s.batch, s.steps) for s in rec.timeline] == [(3, steps)]
 
 
 def test_a_part_inside_a_batchs_hooks_does_not_count_as_the_batchs(ledger):
@@ -351,16 +262,6 @@ def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     rec.begin_batch("train", 0)
     rec.end_batch("train", "train", 0)
     assert len(rec.timeline) == 1 and not rec.broken
-
-
-def test_a_forked_process_opens_devices_of_its_own(ledger):
-    rec = recorder()
-    rec.begin_run()
-    parents = rec._reader
-    parents.pid = -1
-    rec.begin_run()
-    assert rec._reader is not parents
-    assert rec.run == 1
 
 
 class Taker:

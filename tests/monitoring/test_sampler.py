@@ -20,26 +20,3 @@ def test_a_sampler_gives_up_where_no_hook_comes_and_starts_again_with_the_next_e
     sampler.start()
     assert sampler._thread._thread.is_alive()
     sampler.stop()
-
-
-END = """
-import gc, sys
-from kerasmem.monitoring import recorder as module
-rec = module.Recorder(module.LoggerSettings(
-    filename=None, append=False, update_freq=1, nvml=False, verbose=0, devices=[], reset_peaks=True,
-    epoch_logs="bytes", sampling=20.0, leaks=False,
-))
-rec.begin_run()
-class Last:  # is taken apart with its module, after the recorder's own
-    kept = rec
-del rec
-sys.modules["kept_to_the_end"] = Last
-for name in list(vars(module)):  # as at the interpreter's end
-    if not name.startswith("__"):
-        setattr(module, name, None)
-"""
-
-
-def test_nothing_is_said_at_the_interpreters_end(run_python):
-    done = run_python("-c", END, new=True)
-    assert "Error" not in done.stderr and "ignored" not in done.stderr

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import kerasmem
-from kerasmem import display
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.tracking import ActionTotals, Span, Use
 from kerasmem.rendering.run_tables import track_table
@@ -153,15 +152,6 @@ def test_a_label_must_be_text(label):
         kerasmem.track(label)
 
 
-def test_a_span_is_frozen_plain_data():
-    with quiet("a") as tracker:
-        pass
-    data = json.loads(json.dumps(tracker.result.to_dict()))
-    assert data["path"] == ["a"] and set(data["host"]) == {"before_bytes", "after_bytes", "peak_bytes"}
-    with pytest.raises(AttributeError):
-        tracker.result.label = "b"
-
-
 ALLOCATOR = """
 import json, sys
 import kerasmem
@@ -257,12 +247,3 @@ def test_the_table_orders_children_below_parents():
     assert columns[0] == ["a", "b", "  c", "  d", "  inner"]
     assert columns[7] == ["9 B"] * 5 and columns[8] == ["+10 B"] * 5
     assert columns[3] == ["–"] * 5 and columns[1] == columns[2] == ["2"] * 5
-
-
-def test_calls_of_an_action_are_added_up(monkeypatch):
-    monkeypatch.setattr(display, "_actions", {})
-    monkeypatch.setattr(display, "_shown_by", os.getpid())
-    for _ in range(5):
-        with kerasmem.track("step"):
-            pass
-    assert display._actions["step",].calls == 5
