@@ -64,14 +64,6 @@ def test_kinds_of_arrays(tmp_path, name):
     assert done.line.startswith("H5ChunkSequence(") and "x='a'" in done.line
 
 
-def test_a_memory_mapped_array_and_a_name(tmp_path):
-    mapped = np.lib.format.open_memmap(tmp_path / "train_images.npy", "w+", "u1", (300, 8, 8, 3))
-    mapped[:] = RNG.integers(0, 256, mapped.shape)
-    mapped.flush()
-    convert(f"images={tmp_path / 'train_images.npy'}", tmp_path / "out.h5")
-    assert np.array_equal(content(tmp_path / "out.h5")["images"], mapped)
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz(tmp_path, save):
     save(tmp_path / "d.npz", x=X, y=np.arange(500), w=np.asfortranarray(X[:, 0]))
@@ -293,34 +285,3 @@ def test_settings_that_are_wrong(tmp_path, settings, told):
     with pytest.raises((UsageError, DataError), match=told):
         convert(tmp_path / "x.npy", tmp_path / "out.h5", **settings)
     assert left_in(tmp_path, "x.npy") == []
-
-
-def test_an_unknown_argument_is_refused(tmp_path):
-    np.save(tmp_path / "x.npy", X)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'image_sizes'"):
-        convert(tmp_path / "x.npy", tmp_path / "out.h5", image_sizes="224x224")
-
-
-def test_structured_arrays_and_odd_headers_are_refused(tmp_path):
-    path = tmp_path / "t.npy"
-    with pytest.warns(UserWarning, match=r"format 3\.0"):
-        np.save(path, np.zeros(20, [("λ", "f4"), ("η", "i4", (3,))]))
-    with pytest.raises(DataError, match="no plain numbers"):
-        convert(path, tmp_path / "out.h5")
-    whole = path.read_bytes()
-    longer = whole[:8] + (20_000).to_bytes(4, "little") + whole[12:]
-    for data in (longer, whole.replace(b"(20,)", b"(2.,)"), whole[:60]):
-        path.write_bytes(data)
-        with pytest.raises(DataError, match=r"is no \.npy file"):
-            convert(path, tmp_path / "out.h5")
-
-
-def test_an_archive_that_is_not_fit_as_a_whole(tmp_path):
-    path = tmp_path / "d.npz"
-    np.savez(path, x=np.zeros((4, 2)), seed=np.array(7))
-    with pytest.raises(DataError, match=r"'seed.npy': is a single value.*--drop 'seed'"):
-        convert(path, tmp_path / "out.h5")
-    convert(path, tmp_path / "out.h5", drop=["seed"])
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"as an \.npz it is cut off"):
-        convert(path, tmp_path / "o2.h5")

@@ -79,31 +79,6 @@ def test_images_are_resized_and_upright(tmp_path):
         assert np.array_equal(found[row], np.asarray(wanted))
 
 
-def test_modes_become_one(tmp_path):
-    """Grey, grey with 16 bits, palette, transparency, CMYK, one bit, JPEG, GIF, WebP, BMP, TIFF."""
-    root = tmp_path / "photos"
-    base = Image.fromarray(picture())
-    deep = RNG.integers(0, 65536, (12, 20)).astype("u2")
-    files = {
-        "a.png": base.convert("L"), "b.png": Image.fromarray(deep), "c.png": base.convert("P"),
-        "d.png": base.convert("RGBA"),
-        "e.jpg": base.convert("CMYK"), "f.png": base.convert("1"), "g.jpg": base, "h.gif": base.convert("P"),
-        "i.webp": base,
-        "j.bmp": base, "k.tiff": base, "l.png": base.convert("LA"), "m.ppm": base,
-    }  # fmt: skip
-    for name, image in files.items():
-        save(root, f"all/{name}", image)
-    for color, mode in (("rgb", "RGB"), ("gray", "L"), ("rgba", "RGBA")):
-        convert(root, tmp_path / "out.h5", color=color, force=True)
-        found = content(tmp_path / "out.h5")["x"]
-        for row, name in enumerate(sorted(files)):
-            with Image.open(root / "all" / name) as image:
-                wanted = Image.fromarray((deep >> 8).astype("u1")) if name == "b.png" else image
-                wanted = wanted.convert("RGBA") if wanted.mode in ("P", "PA") and mode != "RGBA" else wanted
-                wanted = np.asarray(wanted.convert(mode)).reshape(12, 20, -1)
-            assert np.array_equal(found[row], wanted), name
-
-
 def bomb():
     """A small PNG that says it has 60,000 × 60,000 pixels."""
 
@@ -151,14 +126,6 @@ def test_hostile_images(tmp_path, folder, name, first):
     assert left_in(tmp_path, root) == []
 
 
-def test_content_decides_the_format_of_an_image(tmp_path):
-    path = tmp_path / "photos" / "a" / "1.jpg"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(encoded("PNG"))
-    convert(tmp_path / "photos", tmp_path / "out.h5")
-    assert content(tmp_path / "out.h5")["x"].shape == (1, 12, 20, 3)
-
-
 def test_names_that_play_tricks(tmp_path):
     import h5py
 
@@ -202,24 +169,6 @@ def test_links_are_refused_unless_wanted(tmp_path, folder):
     os.mkfifo(root / "dog" / "pipe.png")
     with pytest.raises(DataError, match=r"pipe.png'?: is called like an image and is no file"):
         convert(root, tmp_path / "o2.h5")
-
-
-def test_folders_without_images(tmp_path):
-    for make, told in (
-        (lambda root: None, "holds no folders"),
-        (lambda root: (root / "cat").mkdir(), r"holds no images \(names that end in .jpg"),
-    ):
-        root = tmp_path / f"photos {len(told)}"
-        root.mkdir()
-        make(root)
-        with pytest.raises(DataError, match=told):
-            convert(root, tmp_path / "out.h5")
-    root = tmp_path / "deep"
-    save(root, "a/b/c/1.png", Image.fromarray(picture()))  # folders below a class belong to it
-    convert(root, tmp_path / "out.h5")
-    assert len(content(tmp_path / "out.h5")["x"]) == 1
-    with pytest.raises(Exception, match="lies in, what is read"):
-        convert(root, root / "a" / "out.h5")
 
 
 def test_grey_images_of_16_bits_stay_so(tmp_path):

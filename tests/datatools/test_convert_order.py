@@ -7,12 +7,8 @@ import math
 import numpy as np
 import pytest
 from converted import content
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kerasmem.data import convert
-from kerasmem.datatools.converting.planning import choose_chunk_rows, share_out
-from kerasmem.datatools.converting.settings import read_split
 
 ROWS = 6000
 SMALL = {"memory_budget": "512KiB"}  # some thirty buckets
@@ -83,27 +79,3 @@ def test_shares_are_exact(numbered, tmp_path, shuffle):
 
 
 # ---- arithmetic
-
-
-@settings(max_examples=100, derandomize=True, deadline=None)
-@given(st.integers(1, 10**6), st.lists(st.integers(1, 1000), min_size=2, max_size=5))
-def test_shares_add_up(rows, weights):
-    shares = [weight / sum(weights) for weight in weights]
-    parts = share_out(rows, shares)
-    assert sum(parts) == rows
-    assert all(abs(part - rows * share) < 1 for part, share in zip(parts, shares, strict=True))
-
-
-def test_names_of_parts():
-    assert list(read_split("0.5,0.25,0.25")) == ["train", "val", "test"]
-    assert list(read_split("0.25,0.25,0.25,0.25")) == ["part1", "part2", "part3", "part4"]
-    assert read_split({"a": 0.9, "b": 0.1}) == {"a": 0.9, "b": 0.1}
-
-
-@pytest.mark.parametrize("batch", [1, 32, 97, 1000])
-@pytest.mark.parametrize("row", [1, 8, 3000, 12_288, 602_112, 5_000_000])
-def test_chunk_rows(row, batch):
-    rows = choose_chunk_rows(row, 10**6, batch)
-    assert rows * row <= 2**20 or rows == 1
-    assert rows % batch == 0 or batch % rows == 0 or batch == 97
-    assert rows * row > 2**18 or rows % batch == 0 or 2 * rows * row > 2**19 or batch == 1000 or row == 5_000_000

@@ -116,14 +116,6 @@ def test_gaps(tmp_path):
         convert(tmp_path / "g.parquet", tmp_path / "o2.h5")
 
 
-def test_numbers_that_are_text(tmp_path):
-    (tmp_path / "t.csv").write_text("code,v\n007,1\nA12,2\n007,3\n")
-    with pytest.raises(DataError, match=r"column 'code' mixes types: numbers such as '007' and texts such as 'A12'"):
-        convert(tmp_path / "t.csv", tmp_path / "out.h5")
-    convert(tmp_path / "t.csv", tmp_path / "out.h5", text=["code"])
-    assert content(tmp_path / "out.h5")["code"].tolist() == [0, 1, 0]
-
-
 def test_no_header(tmp_path):
     (tmp_path / "n.csv").write_text("1,2\n3,4\n")
     with pytest.raises(DataError, match=r"the first row holds numbers .*--no-header"):
@@ -238,12 +230,6 @@ def test_whole_numbers_beyond_int64_are_told_of(tmp_path):
     assert "'a' has numbers beyond int64" in note and "--text" in note
 
 
-def test_texts_after_numbers(tmp_path):
-    with pytest.raises(DataError, match=r"column 'a' holds more than .*'hello'.*drop"):
-        numbers = "".join(f"{k},1\n" for k in range(200_000))
-        convert(write_csv(tmp_path, f"a,y\n{numbers}hello,1\n3,1\n"), tmp_path / "out.h5")
-
-
 def test_other_encodings(tmp_path):
     for text, told in (
         ("prénom,y\n1,1\n", r"t\.csv': cannot be read: it is not UTF-8.*--encoding latin-1"),
@@ -260,30 +246,3 @@ def test_other_encodings(tmp_path):
             assert list(file["prénom"].attrs["class_names"]) == ["café", "thé"]
     with pytest.raises(UsageError, match="encoding: 'zip' is no encoding"):
         convert(path, tmp_path / "o2.h5", encoding="zip")
-
-
-def test_a_quote_that_is_never_closed(tmp_path):
-    path = write_csv(tmp_path, 'a,b\n1,"x\n' + "1,2\n" * 1000)
-    with pytest.raises(DataError, match="a quote is never closed: 'b' of the last row goes on to the file"):
-        convert(path, tmp_path / "out.h5")
-    convert(write_csv(tmp_path, 'a,b\n1,"x\ny"\n2,"x\nz"\n'), tmp_path / "out.h5")  # texts of two lines
-    assert content(tmp_path / "out.h5")["b"].tolist() == [0, 1]
-
-
-def test_a_list_that_is_missing(tmp_path):
-    parquet.write_table(pa.table({"l": [[1.0, 2.0], None, [3.0, 4.0]]}), tmp_path / "l.parquet")
-    with pytest.raises(DataError, match="column 'l' has no list in row 1, counted from 0"):
-        convert(tmp_path / "l.parquet", tmp_path / "out.h5")
-
-
-def test_the_line_streams_all_columns(tmp_path):
-    done = convert(write_csv(tmp_path, "a,b,label\n1,2,0\n3,4,1\n"), tmp_path / "out.h5")
-    assert "x=['a', 'b'], y='label'" in done.line
-    namespace = {}
-    exec(f"from kerasmem import H5ChunkSequence\ntrain = {done.line}", namespace)
-    with namespace["train"] as train:
-        (a, b), label = train.batch(0)
-        assert sorted(zip(a.tolist(), b.tolist(), label.tolist(), strict=True)) == [(1, 2, 0), (3, 4, 1)]
-    wide = ",".join(f"p{k}" for k in range(20))
-    done = convert(write_csv(tmp_path, f"{wide},label\n" + "1," * 20 + "0\n"), tmp_path / "o2.h5")
-    assert "--columns 'x=*'" in done.notes[-1] and "x='p" in done.line

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import zlib
 
 import h5py
@@ -125,16 +123,6 @@ def test_names_are_guessed_and_can_be_given(tmp_path):
             kerasmem.data.inspect(path, **settings)
 
 
-def test_features_alone_come_in_file_order(tmp_path, recwarn):
-    path = tmp_path / "d.h5"
-    with h5py.File(path, "w") as file:
-        file["x"] = RNG.random((50, 4))
-    found = kerasmem.data.inspect(path)
-    assert found.y is None and found.line.endswith("y=None, batch_size=32, shuffle=False)")
-    run(found.line)
-    assert not recwarn.list and found.mixing is None
-
-
 # ---- what other programs leave
 
 
@@ -214,13 +202,6 @@ def test_other_peoples_files(tmp_path):
             kerasmem.data.inspect(tmp_path / "bad.h5")
     with pytest.raises(DataError, match="there is no such file"):
         kerasmem.data.inspect(tmp_path / "none.h5")
-
-
-@pytest.mark.parametrize("name", ["advice", "inspection", "statistics", "conversion", "planning", "settings"])
-def test_examples_run(name):
-    room = "converting" if name in ("conversion", "planning", "settings") else "inspecting"
-    done = doctest.testmod(importlib.import_module(f"kerasmem.datatools.{room}.{name}"))
-    assert done.attempted and not done.failed
 
 
 def test_the_line_of_a_conversion_runs(tmp_path):

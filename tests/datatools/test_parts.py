@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pickle
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +15,8 @@ from converted import content, left_in, streamed
 import kerasmem
 from kerasmem.data import repack
 from kerasmem.datatools.converting import parts
-from kerasmem.datatools.inspecting import indexing, statistics
-from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
+from kerasmem.datatools.inspecting import statistics
+from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.processes.executors import open_executor
 
 WRITE_PART = parts._write_part
@@ -216,18 +215,6 @@ def test_statistics_are_the_same_to_the_last_digit(raw, whole, tmp_path, threads
     assert kerasmem.data.stats(str(tmp_path / "part-*.h5")).columns == one.columns
 
 
-def test_an_index_is_the_same(tmp_path, threads, monkeypatch):
-    monkeypatch.setattr(indexing, "_GROUP", 2)
-    for number in range(5):
-        with h5py.File(tmp_path / f"p{number}.h5", "w") as file:
-            file.create_dataset("x", data=np.full((50 + number, 3), number, "f4"), chunks=(8, 3), compression="gzip")
-    found = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "one.index")
-    told = kerasmem.data.index(tmp_path / "p*.h5", tmp_path / "many.index", executor=threads)
-    assert (told.rows, told.files, told.index_bytes) == (found.rows, found.files, found.index_bytes)
-    with np.load(tmp_path / "one.index") as one, np.load(tmp_path / "many.index") as many:
-        assert_same(dict(one), dict(many))
-
-
 def test_what_cannot_be_parted_is_refused(raw, tmp_path, threads, cli):
     def convert(output="train.index", **settings):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / output, **{"executor": threads, **settings})
@@ -245,11 +232,6 @@ def test_what_cannot_be_parted_is_refused(raw, tmp_path, threads, cli):
     assert done.code == 2 and "bad.npz" in done.err
     with pytest.raises(UsageError, match="executor must be"):
         convert(executor=7)
-
-
-def test_errors_can_be_sent():
-    error = pickle.loads(pickle.dumps(MissingExtraError("reading", "convert")))
-    assert type(error) is MissingExtraError and "kerasmem[convert]" in str(error)
 
 
 @pytest.mark.optional
