@@ -1,16 +1,16 @@
 """TensorFlow's executor, simulated: the order of one step's operations. Pure Python.
 
-As in tensorflow/core/common_runtime/executor.cc: a node is ready when all it waits for has run; one thread finds those
-that wait for nothing ready all at once. Inexpensive ones run inline on the thread that made them ready, first in, first
-out. Of the expensive ones a thread keeps one for itself where it has nothing inline; the others go to the front of its
-queue in the thread pool. Threads take from the front of their queue and from the back of another's. What only hands
-on from one iteration of a loop to another is run inline too, in no time.
+As in tensorflow/core/common_runtime/executor.cc, a node is ready when all nodes that it waits for have run:
 
-An operation hands on to its consumers in the order in which these were added to the graph (core/graph/edgeset.h), and
-a graph is made of its definition by adding, of the nodes whose inputs are there, the first (graph_constructor.cc). For
-TensorFlow's own kernels that is the definition's order, the same in every process. For oneDNN's a pass goes through
-the graph in depth and puts a new node in the place of each that it rewrites, behind all others (mkl_layout_pass.cc).
-It begins with the nodes without inputs, which lie in a set without an order, so that processes differ.
+- An inexpensive node runs inline on the thread that made it ready, first in, first out.
+- Of expensive nodes a thread keeps one for itself if it has nothing inline. The others go to the front of its queue.
+- A thread takes from the front of its own queue, or else from the back of another's.
+- A node that only passes a value on between iterations of a loop runs inline, in no time.
+
+A node notifies its consumers in the order in which they were added to the graph (core/graph/edgeset.h). With
+TensorFlow's own kernels that is the order of the definition, the same in every process. oneDNN's pass
+(mkl_layout_pass.cc) walks the graph depth first and adds a new node for each that it replaces. It starts from the
+nodes without inputs, which lie in a set, so processes differ.
 """
 
 from __future__ import annotations
@@ -27,97 +27,92 @@ from kerasmem.estimation.graph.program import Program
 from kerasmem.estimation.graph.rules import INEXPENSIVE, table_of, threads_of
 from kerasmem.estimation.graph.scratch import Kernels
 
-# Below this a kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
+# A faster kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
 EXPENSIVE_SECONDS = 3e-6
 KEPT_IN_ORDER = 8  # consumers of one node; more lie in a set without an order
 
 
 class Executor:
-    """Runs a program once, on paper.
+    """Runs a program on paper.
 
     Args:
         program: the step.
         kernels: that run it.
         seconds: time that each node takes; decides the order between threads.
-        draw: decides what differs from process to process.
+        draw: random numbers that differ between processes.
     """
 
     def __init__(
-        self,
-        program: Program,
-        kernels: Kernels,
-        seconds: Sequence[float],
-        draw: random.Random | None = None,
+        self, program: Program, kernels: Kernels, seconds: Sequence[float], draw: random.Random | None = None
     ) -> None:
         nodes = program.nodes
-        self._workers = threads_of(kernels)
+        self._threads = threads_of(kernels)
         self._seconds = seconds
         self._expensive = [False] * len(nodes)
         if isinstance(kernels, CpuKernels):
             self._expensive = _expensive(program, seconds)
-        self._hands_on = [program.folded is not None and node.type in CONTROL for node in nodes]
+        self._passes_on = [program.folded is not None and node.type in CONTROL for node in nodes]
         self._draw = draw or random.Random(0)
-        self._waiting = consumers_in_order(program, kernels, self._draw)
-        self._waits = [0] * len(nodes)
-        for number in itertools.chain.from_iterable(self._waiting):
-            self._waits[number] += 1
-        self._first = [number for number, wait in enumerate(self._waits) if not wait]
-        if len(self._first) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
-            self._draw.shuffle(self._first)
+        self._consumers = consumers_in_order(program, kernels, self._draw)
+        counts = Counter(itertools.chain.from_iterable(self._consumers))
+        self._waits = [counts[number] for number in range(len(nodes))]
+        self._sources = [number for number, wait in enumerate(self._waits) if not wait]
+        if len(self._sources) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
+            self._draw.shuffle(self._sources)
         self._starts = [(number, False) for number in range(len(nodes))]
         self._ends = [(number, True) for number in range(len(nodes))]
 
     def order(self, variation: float = 0.0) -> list[tuple[int, bool]]:
-        """Return the step as (node, is it the end): each node starts and ends once.
+        """Return the step as (node, whether it ends): each node starts and ends once.
 
         Args:
             variation: standard deviation of the logarithm of an operation's time. Defaults to 0.
         """
         seconds, expensive, waits = self._seconds, self._expensive, list(self._waits)
-        hands_on, draw = self._hands_on, self._draw
-        workers = _Workers(self._workers)
-        workers.hand(0, self._first, expensive)
-        idle = list(range(self._workers))  # the one that became idle last comes first
-        clock: list[tuple[float, int, int]] = []  # (end, worker, node)
+        passes_on, draw = self._passes_on, self._draw
+        threads = _Threads(self._threads)
+        threads.hand(0, self._sources, expensive)
+        idle = list(range(self._threads))  # the thread that became idle last comes first
+        clock: list[tuple[float, int, int]] = []  # (end, thread, node)
         steps: list[tuple[int, bool]] = []
         now = 0.0
         while True:
-            for worker in tuple(idle):
-                number = workers.take(worker)
-                while number is not None and hands_on[number]:
-                    workers.hand(worker, self._made_ready(number, waits), expensive)
-                    number = workers.take(worker)
-                if number is None:  # nor is there one for those that come after it
+            for thread in tuple(idle):
+                number = threads.take(thread)
+                while number is not None and passes_on[number]:
+                    threads.hand(thread, self._made_ready(number, waits), expensive)
+                    number = threads.take(thread)
+                if number is None:  # nor is there one for the other threads
                     break
-                idle.remove(worker)
+                idle.remove(thread)
                 steps.append(self._starts[number])
                 took = seconds[number] * draw.lognormvariate(0, variation)
-                heapq.heappush(clock, (now + took, worker, number))
+                heapq.heappush(clock, (now + took, thread, number))
             if not clock:
                 return steps
-            now, worker, number = heapq.heappop(clock)
+            now, thread, number = heapq.heappop(clock)
             steps.append(self._ends[number])
-            idle.insert(0, worker)
+            idle.insert(0, thread)
             ready = self._made_ready(number, waits)
             if ready:
-                workers.hand(worker, ready, expensive)
+                threads.hand(thread, ready, expensive)
 
     def _made_ready(self, number: int, waits: list[int]) -> list[int]:
-        """Return those that waited for a node alone; `waits` says for how many each still does."""
+        """Return the nodes that waited for this one alone, and count down the others' `waits`."""
         ready = []
-        for each in self._waiting[number]:
-            left = waits[each] - 1
-            waits[each] = left
+        for consumer in self._consumers[number]:
+            left = waits[consumer] - 1
+            waits[consumer] = left
             if not left:
-                ready.append(each)
+                ready.append(consumer)
         return ready
 
 
 def _expensive(program: Program, seconds: Sequence[float]) -> list[bool]:
-    """Return whether TensorFlow takes each operation to be expensive.
+    """Return whether TensorFlow considers each operation expensive.
 
-    It does so for the first ninety runs of a kernel, unless the kernel calls itself inexpensive. In a loop, those runs
-    are over soon, and the time that it takes decides.
+    It does so for the first ninety runs of a kernel, unless the kernel declares itself inexpensive. In a loop those
+    runs are soon over, and the kernel's time decides.
     """
     runs = Counter(program.origins)
     is_in_loop = [runs[origin] > 1 for origin in program.origins]
@@ -128,134 +123,135 @@ def _expensive(program: Program, seconds: Sequence[float]) -> list[bool]:
     ]
 
 
-class _Workers:
-    """The threads of the pool, each with a queue that others take from and nodes that it runs inline."""
+class _Threads:
+    """The threads of the pool: their queues, and the nodes that they run inline."""
 
     def __init__(self, count: int) -> None:
         self._queues: list[deque[int]] = [deque() for _ in range(count)]
         self._inline: list[deque[int]] = [deque() for _ in range(count)]
 
-    def hand(self, worker: int, ready: list[int], expensive: list[bool]) -> None:
-        """Hand a thread that is done the nodes that it made ready; `expensive` says of each node whether it is."""
-        inline, kept = self._inline[worker], None
-        handed: list[int] = []
+    def hand(self, thread: int, ready: list[int], expensive: list[bool]) -> None:
+        """Hand a thread the nodes that it made ready."""
+        inline, kept = self._inline[thread], None
+        queued: list[int] = []
         for number in ready:
             if not expensive[number]:
                 inline.append(number)
                 continue
             if kept is not None:
-                handed.append(kept)
+                queued.append(kept)
             kept = number
         if kept is not None:
-            (handed if inline else inline).append(kept)
-        self._queues[worker].extendleft(handed)
+            (queued if inline else inline).append(kept)
+        self._queues[thread].extendleft(queued)
 
-    def take(self, worker: int) -> int | None:
-        """Return the node that an idle thread takes; None where there is none for it."""
-        own = self._inline[worker] or self._queues[worker]
+    def take(self, thread: int) -> int | None:
+        """Return the next node of an idle thread, or None if there is none."""
+        own = self._inline[thread] or self._queues[thread]
         if own:
             return own.popleft()
-        return next((queue.pop() for queue in self._queues if queue), None)  # its own is empty
+        return next((queue.pop() for queue in self._queues if queue), None)
 
 
 def consumers_in_order(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
-    """Return of each node those that wait for it, in the order in which a process hands on to them.
+    """Return each node's consumers in the order in which a process notifies them.
 
-    A consumer stands there once for each tensor that it takes, those that only wait for the end behind the others.
+    A consumer appears once for each tensor that it takes. Nodes that only wait for the end come last.
 
     Args:
         program: the step.
         kernels: that run it.
-        draw: decides what differs from process to process.
+        draw: random numbers that differ between processes.
     """
     if program.folded is None:
-        return _handed_on(program, kernels, draw)
-    places: list[dict[int, int]] = [
-        {consumer: place for place, consumer in enumerate(each)} for each in _handed_on(program.folded, kernels, draw)
+        return _consumers(program, kernels, draw)
+    folded = [
+        {consumer: rank for rank, consumer in enumerate(consumers)}
+        for consumers in _consumers(program.folded, kernels, draw)
     ]
+    folded.append({})  # of the copies between memories, which come after the others
     origins = [*program.origins, *(-1 for _ in program.nodes[len(program.origins) :])]
-    places.append({})  # of nodes that were no operation
     waiting: list[list[int]] = [[] for _ in origins]
     for number in range(len(origins)):
         for source in program.awaited(number):
             waiting[source].append(number)
-    for source, each in enumerate(waiting):
-        if len(each) > 1:
-            place = places[origins[source]]
-            each.sort(key=lambda number: place.get(origins[number], -1))
+    for source, consumers in enumerate(waiting):
+        if len(consumers) > 1:
+            ranks = folded[origins[source]]
+            consumers.sort(key=lambda number: ranks.get(origins[number], -1))
     return waiting
 
 
-def _handed_on(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
-    rewritten = [node.type in table_of(node, kernels).rewritten for node in program.nodes]
-    order = list(range(len(rewritten)))
-    if any(rewritten):
-        last = len(rewritten)
-        ranks = {node: last + place for place, node in enumerate(_in_depth(_waiting_for(program), draw))}
-        order = _added(program, [ranks[number] if rewritten[number] else number for number in order])
-    taking: list[list[int]] = [[] for _ in order]
-    after: list[list[int]] = [[] for _ in order]
-    for number in order:
+def _consumers(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
+    taking: list[list[int]] = [[] for _ in program.nodes]
+    after: list[list[int]] = [[] for _ in program.nodes]
+    for number in _order_of_adding(program, kernels, draw):
         node = program.nodes[number]
         for source, _ in node.inputs:
             taking[source].append(number)
         for source in node.controls:
             after[source].append(number)
-    for each in (*taking, *after):
-        if len(each) > KEPT_IN_ORDER:
-            draw.shuffle(each)
+    for consumers in (*taking, *after):
+        if len(consumers) > KEPT_IN_ORDER:
+            draw.shuffle(consumers)
     return [[*first, *then] for first, then in zip(taking, after, strict=True)]
 
 
-def _waiting_for(program: Program) -> list[list[int]]:
-    """Return the nodes that wait for each node, once for each tensor that they take."""
-    waiting: list[list[int]] = [[] for _ in program.nodes]
-    for number in range(len(waiting)):
-        for source in _sources(program, number):
-            waiting[source].append(number)
-    return waiting
+def _order_of_adding(program: Program, kernels: Kernels, draw: random.Random) -> list[int]:
+    """Return the nodes in the order in which they are added to the graph.
 
-
-def _sources(program: Program, number: int) -> list[int]:
-    node = program.nodes[number]
-    return [*(source for source, _ in node.inputs), *node.controls]
-
-
-def _in_depth(waiting: list[list[int]], draw: random.Random) -> list[int]:
-    """Return all nodes in the reverse of the order in which a search in depth is done with them (algorithm.cc)."""
-    waited = set(itertools.chain.from_iterable(waiting))
-    stack = [number for number in range(len(waiting)) if number not in waited]
-    draw.shuffle(stack)
-    done: list[int] = []
-    seen: set[int] = set()
-    while stack:
-        number = stack.pop()
-        if number < 0:
-            done.append(~number)
-        elif number not in seen:
-            seen.add(number)
-            stack.append(~number)
-            stack += [each for each in waiting[number] if each not in seen]
-    return done[::-1]
-
-
-def _added(program: Program, ranks: list[int]) -> list[int]:
-    """Return the nodes in the order in which they are added: of those whose inputs are there, the lowest rank first."""
-    waiting: list[list[int]] = [[] for _ in ranks]
-    waits = [0] * len(ranks)
-    for number in range(len(ranks)):
-        for source in _sources(program, number):
-            if program.nodes[source].type != "NextIteration":  # a loop's way back is added last
-                waiting[source].append(number)
-                waits[number] += 1
-    ready = [(ranks[number], number) for number, wait in enumerate(waits) if not wait]
+    Of the nodes whose inputs are there, the one with the lowest rank comes first (graph_constructor.cc). Nodes that
+    oneDNN replaces rank behind all others.
+    """
+    nodes = program.nodes
+    ranks = list(range(len(nodes)))
+    replaced = [number for number in ranks if nodes[number].type in table_of(nodes[number], kernels).rewritten]
+    if not replaced:
+        return ranks
+    waiting = _waiting(program)
+    depth_first = {number: rank for rank, number in enumerate(_depth_first(waiting, draw))}
+    for number in replaced:
+        ranks[number] = len(nodes) + depth_first[number]
+    # A loop's way back is added last.
+    is_way_back = [node.type == "NextIteration" for node in nodes]
+    counts = Counter(itertools.chain.from_iterable(
+        consumers for consumers, is_back in zip(waiting, is_way_back, strict=True) if not is_back
+    ))  # fmt: skip
+    ready = [(ranks[number], number) for number in range(len(nodes)) if not counts[number]]
     heapq.heapify(ready)
     order = []
     while ready:
         _, number = heapq.heappop(ready)
         order.append(number)
-        for each in waiting[number]:
-            waits[each] -= 1
-            if not waits[each]:
-                heapq.heappush(ready, (ranks[each], each))
+        for consumer in () if is_way_back[number] else waiting[number]:
+            counts[consumer] -= 1
+            if not counts[consumer]:
+                heapq.heappush(ready, (ranks[consumer], consumer))
     return order
+
+
+def _waiting(program: Program) -> list[list[int]]:
+    """Return the nodes that wait for each node, once for each tensor that they take."""
+    waiting: list[list[int]] = [[] for _ in program.nodes]
+    for number, node in enumerate(program.nodes):
+        for source in (*(source for source, _ in node.inputs), *node.controls):
+            waiting[source].append(number)
+    return waiting
+
+
+def _depth_first(waiting: list[list[int]], draw: random.Random) -> list[int]:
+    """Return the nodes in reverse postorder of a depth-first search (core/graph/algorithm.cc)."""
+    awaiting = set(itertools.chain.from_iterable(waiting))
+    stack = [number for number in range(len(waiting)) if number not in awaiting]
+    draw.shuffle(stack)
+    postorder: list[int] = []
+    seen: set[int] = set()
+    while stack:
+        number = stack.pop()
+        if number < 0:
+            postorder.append(~number)
+        elif number not in seen:
+            seen.add(number)
+            stack.append(~number)
+            stack += [consumer for consumer in waiting[number] if consumer not in seen]
+    return postorder[::-1]
