@@ -13,7 +13,7 @@ from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import CUDA, EIGEN, CardKernels, CpuKernels, kernels_on
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS, rnn_reserve
 from kerasmem.estimation.graph.executor import Executor
-from kerasmem.estimation.graph.memory import Heap, Memory
+from kerasmem.estimation.graph.memory import Heap, Memory, recipes_of
 from kerasmem.estimation.graph.placement import Placement, host_bytes, on_card, placement_of
 from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
 from kerasmem.estimation.graph.rules import TABLES
@@ -219,7 +219,7 @@ def test_tensors_are_copied_once_to_where_they_are_wanted():
     assert placed.nodes[1].inputs == placed.nodes[2].inputs == ((4, 0),)
     assert host_bytes(placed) == 256 + 256 + 32
     heap = Heap()
-    memory = Memory(placed, T4, heap)
+    memory = Memory(placed, recipes_of(placed, T4), heap)
     memory.run(Executor(placed, T4, [1e-6] * len(placed.nodes)).order())
     # On the card: the batch's copy, which both take, and one new result beside it. What is on the host is not there.
     assert heap.peak.in_use == 512

@@ -11,7 +11,7 @@ from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE
 from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, KEPT_IN_ORDER, Executor, consumers_in_order
-from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory
+from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory, recipes_of
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.scratch import Need
@@ -66,7 +66,7 @@ class Run:
     def __init__(self, made, kernels=ONE):
         self.made, self.heap = made, Heap()
         self.executor = Executor(made, kernels, [0.0] * len(made.nodes))
-        self.memory = Memory(made, kernels, self.heap)
+        self.memory = Memory(made, recipes_of(made, kernels), self.heap)
         self.before = self.heap.allocator.in_use
 
     def step(self):
@@ -291,7 +291,7 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
         made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), kernels)
     heap = Heap()
     executor = Executor(made, kernels, [COST] * len(made.nodes))
-    memory = Memory(made, kernels, heap)
+    memory = Memory(made, recipes_of(made, kernels), heap)
     after = []
     for _ in range(8):
         memory.run(executor.order(1.0))

@@ -1,10 +1,10 @@
-"""The memory of a step, simulated: which buffers its operations allocate, take over and free. Pure Python.
+"""The memory of a step, simulated: the buffers that its operations allocate, reuse and free. Pure Python.
 
-A buffer lives as long as somebody holds it (an edge to an operation that has not run yet, a variable, the caller). An
-operation may take over an input's buffer where it is the only holder.
+A buffer lives while it has holders: edges to operations that have not run yet, variables, the caller. An operation may
+reuse an input's buffer if it is the only holder.
 
-The same step takes other chunks in a heap that others have used before it, so the simulation begins where a process
-begins, with the variables' first values and the batch, and runs a few steps before it looks.
+The chunks that a step gets depend on what used the heap before. So the simulation starts as a process does, with the
+variables' first values and the batch, and runs a few steps to warm up.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kerasmem.estimation.allocator import FREE, BFCAllocator, Step
-from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
+from kerasmem.estimation.graph.program import Node, NotModelled, Program, Variable
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING, TAKEN_FROM_LIST, UPDATES, needs, reusable_inputs
-from kerasmem.estimation.graph.scratch import Kernels, Need
+from kerasmem.estimation.graph.scratch import Inputs, Kernels, Need
 
 HANDLE_BYTES = 200  # a variable's handle is a small tensor of its own
 
 
 class Buffer:
-    """Memory behind one or more tensors or variables; it lives while it has holders.
+    """Memory of one or more tensors or variables.
 
     Attributes:
-        bytes: asked for.
+        bytes: requested bytes.
         chunk: the allocator's handle.
-        holders: how many hold it.
-        node: the operation that allocated it; a number of the batch's, or -1 for neither.
-        variable: the variable whose value it is or was, or None.
-        value_from: the place in the heap's log from which on it is that value.
-        value_to: and where another takes its place; None while it is the value.
-        is_scratch: whether it is the operation's scratch.
+        holders: number of holders.
+        node: number of the operation that allocated it, or of the batch's placeholder. -1 for other buffers.
+        variable: number of the variable whose value it is or was, or None.
+        value_from: length of the heap's log when it became that value.
+        value_to: length of the heap's log when another buffer replaced it, or None.
+        is_scratch: whether it is an operation's scratch.
     """
 
     __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node", "value_from", "value_to", "variable")
@@ -46,20 +46,21 @@ class Buffer:
         self.value_from: int = 0
         self.value_to: int | None = None
 
-    def variable_at(self, place: int) -> int | None:
-        """Return the variable whose value it is at a place in the heap's log, or None."""
-        ended = self.value_to is not None and self.value_to < place
-        return None if ended or (self.value_from and self.value_from >= place) else self.variable
+    def variable_at(self, end: int) -> int | None:
+        """Return the variable whose value it is when the heap's log has a length, or None."""
+        is_replaced = self.value_to is not None and self.value_to < end
+        is_future = self.value_from and self.value_from >= end
+        return None if is_replaced or is_future else self.variable
 
 
 class Peak(NamedTuple):
-    """The most that was in use.
+    """The peak of a step.
 
     Attributes:
         in_use: bytes in chunks.
-        requested: bytes asked for.
-        node: the operation that ran, -1 for none.
-        end: how much of the heap's log leads up to it.
+        requested: requested bytes.
+        node: number of the running operation, or -1.
+        end: length of the heap's log at the peak.
     """
 
     in_use: int
@@ -69,19 +70,19 @@ class Peak(NamedTuple):
 
 
 class Heap:
-    """Buffers in a simulated allocator, with a log of what was allocated and freed and the peak of a step.
+    """Buffers in a simulated allocator, with a log of allocations and the peak of a step.
 
     Args:
-        allocator: where the chunks come from.
+        allocator: provides the chunks. Defaults to a CPU's.
     """
 
     def __init__(self, allocator: BFCAllocator | None = None) -> None:
         self.allocator = allocator or BFCAllocator(descending=True)
-        self.log: list[tuple[Buffer, bool]] = []  # True where it was allocated, False where it was freed
+        self.log: list[tuple[Buffer, bool]] = []  # True for an allocation, False when it is freed
         self.reset_peak()
 
     def reset_peak(self) -> None:
-        """Let the peak begin again at what is in use."""
+        """Reset the peak to the bytes in use."""
         self.allocator.reset_peak()
         self.peak = self._now(-1)
 
@@ -97,18 +98,18 @@ class Heap:
         return buffer
 
     def let_go(self, buffer: Buffer) -> None:
-        """Take one holder away, and free the buffer where it was the last."""
+        """Remove one holder, and free the buffer after the last one."""
         buffer.holders -= 1
         if not buffer.holders:
             self.free(buffer)
 
     def free(self, buffer: Buffer) -> None:
-        """Free a buffer that nobody holds any more."""
+        """Free a buffer without holders."""
         self.allocator.free(buffer.chunk)
         self.log.append((buffer, False))
 
     def live_at(self, end: int) -> list[Buffer]:
-        """Return the buffers that are allocated after so many entries of the log."""
+        """Return the buffers in use when the log had this length."""
         live: dict[Buffer, None] = {}
         for buffer, is_allocation in self.log[:end]:
             if is_allocation:
@@ -118,7 +119,7 @@ class Heap:
         return list(live)
 
     def requests(self) -> list[Step]:
-        """Return all that was asked of the allocator, for a replay under a limit."""
+        """Return all requests to the allocator, to replay them under a limit."""
         steps: list[Step] = []
         keys: dict[Buffer, int] = {}
         for buffer, is_allocation in self.log:
@@ -133,16 +134,16 @@ LARGEST_FOLDED = 10 * 1024 * 1024
 
 
 def make_variables(variables: Sequence[Variable], batch: Iterable[tuple[int, int]], heap: Heap) -> list[Buffer]:
-    """Give the variables their first values as Keras does, and return the buffers by the variables' numbers.
+    """Give the variables their first values as Keras does, and return their buffers in order.
 
-    Weights are made one by one: a random one is drawn, scaled and shifted in three buffers; the last one stays.
-    The optimizer's are made by the first call of the step, where TensorFlow finds that fillings of the same shape are
-    the same value: they share one buffer until they are written.
+    Weights are created one by one: a random one is drawn, scaled and shifted in three buffers, and the last one stays.
+    The optimizer's are created by the first call of the step. TensorFlow finds that fillings of one shape are the same
+    value, so they share a buffer until they are written.
 
     Args:
-        variables: in the order in which they are made.
-        batch: for each tensor of a batch the node that stands for it (or -1) and its bytes.
-        heap: where they are made.
+        variables: in the order of their creation.
+        batch: node (or -1) and bytes of each tensor of a batch.
+        heap: provides the buffers.
     """
     buffers: dict[int, Buffer] = {}
     for number, variable in enumerate(variables):
@@ -177,84 +178,155 @@ def _first_value(variable: Variable, number: int, heap: Heap) -> Buffer:
     return shifted
 
 
-class _Kind(enum.IntEnum):
+class _Action(enum.IntEnum):
     """What a node does with its outputs when it starts."""
 
-    COMPUTES = 0
-    HOLDS = 1  # what comes in, as it is
-    READS = 2  # a variable
-    UPDATES = 3  # a variable in place
+    COMPUTE = 0
+    HOLD = 1  # inputs, as they are
+    READ = 2  # a variable
+    UPDATE = 3  # a variable in place
     NOTHING = 4
 
 
-class _Recipe(NamedTuple):
-    """What a node does, looked up once for all steps. A place is that of an output among the outputs of all nodes.
+class Recipe(NamedTuple):
+    """The work of a node with buffers, computed once for all steps.
+
+    An output is named by its slot: its number among the outputs of all nodes.
 
     Attributes:
-        kind: what it does when it starts.
-        inputs: the places of its inputs.
-        held: of a node that holds what comes in: (place, that of the input).
-        made: of one that computes: (place, bytes, inputs whose buffer it may take over).
+        action: what the node does when it starts.
+        inputs: slots of its inputs.
+        held: (slot, input's slot) of outputs that are inputs as they are.
+        computed: (slot, bytes, inputs whose buffer it may reuse) of computed outputs.
         needs: its scratch.
-        handed: (place, how many more will hold it when the node has run); none are for those that nobody takes.
-        dropped: those.
-        returned: the outputs that the caller takes, as often as it does.
-        assigns: whether a variable takes its second input over when it has run.
+        taken: (slot, further holders when the node has run) of outputs that others take.
+        dropped: slots of outputs that nobody takes.
+        returned: slots of outputs that the caller takes, once for each time.
+        variable: number of its variable, or None.
+        assigns: whether its second input becomes the variable's value.
     """
 
-    kind: _Kind
+    action: _Action
     inputs: tuple[int, ...]
     held: tuple[tuple[int, int], ...]
-    made: tuple[tuple[int, int, tuple[int, ...]], ...]
+    computed: tuple[tuple[int, int, tuple[int, ...]], ...]
     needs: tuple[Need, ...]
-    handed: tuple[tuple[int, int], ...]
+    taken: tuple[tuple[int, int], ...]
     dropped: tuple[int, ...]
     returned: tuple[int, ...]
+    variable: int | None
     assigns: bool
 
     @property
     def is_idle(self) -> bool:
         """Whether it touches no buffer, neither when it starts nor when it ends."""
-        return self.kind is _Kind.NOTHING and not (self.inputs or self.needs or self.assigns)
+        return self.action is _Action.NOTHING and not (self.inputs or self.needs or self.assigns)
+
+
+def recipes_of(program: Program, kernels: Kernels) -> list[Recipe]:
+    """Return the recipe of each node.
+
+    Raises:
+        NotModelled: If a size or a variable is unknown.
+    """
+    first = [0, *itertools.accumulate(len(node.outputs) for node in program.nodes)]
+    returned = Counter(program.results)
+    holders = Counter(end for node in program.nodes for end in node.inputs) + returned
+    recipes = []
+    for number, node in enumerate(program.nodes):
+        action, held = _action(program, node)
+        if action in (_Action.READ, _Action.UPDATE) and node.variable is None:
+            raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
+        slots = range(first[number], first[number + 1])
+        inputs = tuple(first[source] + output for source, output in node.inputs)
+        wanted = [holders[number, output] for output in range(len(node.outputs))]
+        tensors = tuple(program.nodes[source].outputs[output] for source, output in node.inputs)
+        computed = _computed(node, tensors, inputs, kernels) if action is _Action.COMPUTE else ()
+        recipes.append(
+            Recipe(
+                action=action,
+                inputs=inputs,
+                held=tuple((slots[output], inputs[source]) for output, source in held),
+                computed=tuple((slots[output], size, reusable) for output, size, reusable in computed),
+                needs=needs(node, tensors, kernels),
+                taken=tuple((slot, count - 1) for slot, count in zip(slots, wanted, strict=True) if count),
+                dropped=tuple(slot for slot, count in zip(slots, wanted, strict=True) if not count),
+                returned=tuple(slot for output, slot in enumerate(slots) for _ in range(returned[number, output])),
+                variable=node.variable,
+                assigns=node.type == "AssignVariableOp",
+            )
+        )
+    return recipes
+
+
+def _action(program: Program, node: Node) -> tuple[_Action, list[tuple[int, int]]]:
+    """Return a node's action, and the (output, input) pairs that it holds."""
+    outputs = range(len(node.outputs))
+    if node.type == "ReadVariableOp":
+        return _Action.READ, [(0, 0)]
+    if node.type in NOTHING:
+        return (_Action.UPDATE if node.type in UPDATES else _Action.NOTHING), []
+    if node.type in ALIASES:
+        held = [(output, output if node.type == "IdentityN" else 0) for output in outputs]
+        return (_Action.HOLD if held else _Action.NOTHING), held
+    if node.type in TAKEN_FROM_LIST and len(node.inputs) > TAKEN_FROM_LIST[node.type]:
+        return _Action.HOLD, [(len(outputs) - 1, TAKEN_FROM_LIST[node.type])]
+    if node.type == "Split" and _is_first_axis(program, node):
+        return _Action.HOLD, [(output, 1) for output in outputs]
+    return _Action.COMPUTE, []
+
+
+def _computed(
+    node: Node, inputs: Inputs, slots: Sequence[int], kernels: Kernels
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield each computed output, its bytes, and the slots of the inputs whose buffer it may reuse."""
+    for output, tensor in enumerate(node.outputs):
+        if tensor.dtype in ("resource", "variant") or tensor.on_host:
+            continue
+        if tensor.bytes is None:
+            raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
+        candidates: Sequence[int] | None = reusable_inputs(node, kernels) if output == 0 else ()
+        if output == 1 and node.type == "SparseSoftmaxCrossEntropyWithLogits":
+            candidates = (0,)
+        if candidates is None:
+            candidates = range(len(inputs))
+        size = (tensor.bytes, tensor.dtype)
+        existing = [number for number in candidates if number < len(inputs)]
+        alike = [number for number in existing if (inputs[number].bytes, inputs[number].dtype) == size]
+        yield output, tensor.bytes, tuple(slots[number] for number in alike)
+
+
+def _is_first_axis(program: Program, node: Node) -> bool:
+    axis = program.nodes[node.inputs[0][0]].attributes.get("value")
+    return axis is not None and int(axis) == 0
 
 
 class Memory:
-    """The buffers of a training process as the nodes of its steps start and end.
+    """The buffers of a training process while the nodes of its steps start and end.
 
     Args:
         program: the step.
-        kernels: that run it.
-        heap: where buffers come from; the variables are made in it at once.
-        recipes: what each node does, None where it was not asked yet; processes that run the same program may
-            share it.
+        recipes: of its nodes, from `recipes_of`.
+        heap: provides the buffers; the variables are created at once.
     """
 
-    def __init__(
-        self, program: Program, kernels: Kernels, heap: Heap, recipes: list[_Recipe | None] | None = None
-    ) -> None:
-        self._program, self._kernels, self._heap = program, kernels, heap
-        taken = Counter(each for node in program.nodes for each in node.inputs)
-        self._kept = Counter(program.results)
-        self._held = taken + self._kept
-        batch = [
-            (number, program.nodes[number].outputs[0].bytes or 0)
-            for number in program.arguments
-            if not program.nodes[number].outputs[0].on_host
-        ]
-        self.variables = make_variables(program.variables, batch, heap)
-        # A constant's kernel keeps its value from the first step on; spelled-out loops name the same one many times.
-        for number in {node.name: number for number, node in enumerate(program.nodes) if node.type == "Const"}.values():
-            if not program.nodes[number].outputs[0].on_host:
-                heap.allocate(program.nodes[number].outputs[0].bytes or 0, number)
-        self._recipes: list[_Recipe | None] = [None] * len(program.nodes) if recipes is None else recipes
-        self._is_idle = [recipe is not None and recipe.is_idle for recipe in self._recipes]
-        self._first = [0, *itertools.accumulate(len(node.outputs) for node in program.nodes)]
-        self._made: list[Buffer | None] = [None] * self._first[-1]
+    def __init__(self, program: Program, recipes: Sequence[Recipe], heap: Heap) -> None:
+        self._recipes, self._heap = recipes, heap
+        nodes = program.nodes
+        batch = [(number, nodes[number].outputs[0]) for number in program.arguments]
+        on_device = [(number, tensor.bytes or 0) for number, tensor in batch if not tensor.on_host]
+        self.variables = make_variables(program.variables, on_device, heap)
+        # A constant's kernel keeps its value from the first step on; unrolled loops name the same one many times.
+        for number in {node.name: number for number, node in enumerate(nodes) if node.type == "Const"}.values():
+            if not nodes[number].outputs[0].on_host:
+                heap.allocate(nodes[number].outputs[0].bytes or 0, number)
+        self._is_idle = [recipe.is_idle for recipe in recipes]
+        self._slots: list[Buffer | None] = [None] * sum(len(node.outputs) for node in nodes)
         self._scratch: dict[int, list[Buffer]] = {}
         self._returned: list[Buffer] = []
 
     def run(self, order: list[tuple[int, bool]]) -> None:
-        """Run one step in an order from `Executor.order`; what it returned is dropped."""
+        """Run one step in an order from `Executor.order`, and drop its results."""
         start, end, is_idle = self.start, self.end, self._is_idle
         for number, is_end in order:
             if is_idle[number]:
@@ -267,104 +339,40 @@ class Memory:
         self._returned.clear()
 
     def start(self, number: int) -> None:
-        """Allocate what the node needs."""
-        recipe = self._recipes[number]
-        if recipe is None:
-            recipe = self._recipes[number] = self._recipe(number)
-            self._is_idle[number] = recipe.is_idle
-        kind, buffers = recipe.kind, self._made
-        if kind is _Kind.COMPUTES:
+        """Allocate a node's outputs and scratch."""
+        recipe, slots = self._recipes[number], self._slots
+        if recipe.action is _Action.COMPUTE:
             self._compute(number, recipe)
-        elif kind is _Kind.HOLDS:
-            for place, source in recipe.held:
-                buffers[place] = _hold(buffers[source])
-        elif kind is _Kind.READS:
-            buffers[self._first[number]] = _hold(self.variables[self._variable(number)])
-        elif kind is _Kind.UPDATES:
-            self._update(number)
+        elif recipe.action is _Action.HOLD:
+            for slot, source in recipe.held:
+                slots[slot] = _hold(slots[source])
+        elif recipe.variable is not None and recipe.action is _Action.READ:
+            for slot, _ in recipe.held:
+                slots[slot] = _hold(self.variables[recipe.variable])
+        elif recipe.variable is not None and recipe.action is _Action.UPDATE:
+            self._update(number, recipe.variable)
         if recipe.needs:
-            inputs = [buffers[source] for source in recipe.inputs]
-            needs = [need for need in recipe.needs if not _is_served(need, inputs)]
-            self._scratch[number] = [self._heap.allocate(need.bytes, number, is_scratch=True) for need in needs]
+            inputs = [slots[source] for source in recipe.inputs]
+            unserved = [need for need in recipe.needs if not _is_served(need, inputs)]
+            self._scratch[number] = [self._heap.allocate(need.bytes, number, is_scratch=True) for need in unserved]
 
-    def _recipe(self, number: int) -> _Recipe:
-        node = self._program.nodes[number]
-        kind, count, held = node.type, len(node.outputs), []
-        first, inputs = self._first[number], tuple(self._first[source] + output for source, output in node.inputs)
-        if kind in ALIASES:
-            held = [(place, place if kind == "IdentityN" else 0) for place in range(count)]
-        elif kind in TAKEN_FROM_LIST and len(node.inputs) > TAKEN_FROM_LIST[kind]:
-            held = [(count - 1, TAKEN_FROM_LIST[kind])]
-        elif kind == "Split" and _is_first_axis(self._program, node):
-            held = [(place, 1) for place in range(count)]
-        does = _Kind.HOLDS if held else _Kind.NOTHING if kind in ALIASES else _Kind.COMPUTES
-        if kind in NOTHING:
-            does, held = _Kind.UPDATES if kind in UPDATES else _Kind.NOTHING, []
-        elif kind == "ReadVariableOp":
-            does, held = _Kind.READS, []
-        wanted = [self._held[number, place] for place in range(count)]
-        return _Recipe(
-            kind=does,
-            inputs=inputs,
-            held=tuple((first + place, inputs[source]) for place, source in held),
-            made=tuple(self._outputs(node, first, inputs)) if does is _Kind.COMPUTES else (),
-            needs=self._needs(node),
-            handed=tuple((first + place, holders - 1) for place, holders in enumerate(wanted) if holders),
-            dropped=tuple(first + place for place, holders in enumerate(wanted) if not holders),
-            returned=tuple(first + place for place in range(count) for _ in range(self._kept[number, place])),
-            assigns=kind == "AssignVariableOp",
-        )
-
-    def _outputs(self, node: Node, first: int, inputs: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        for place, tensor in enumerate(node.outputs):
-            if tensor.dtype in ("resource", "variant") or tensor.on_host:
-                continue
-            if tensor.bytes is None:
-                raise NotModelled(f"the size of {node.name} ({node.type}) depends on the data")
-            candidates: tuple[int, ...] | None = reusable_inputs(node, self._kernels) if place == 0 else ()
-            if place == 1 and node.type == "SparseSoftmaxCrossEntropyWithLogits":
-                candidates = (0,)
-            yield first + place, tensor.bytes, tuple(inputs[each] for each in self._alike(node, tensor, candidates))
-
-    def _alike(self, node: Node, output: Tensor, candidates: tuple[int, ...] | None) -> Iterator[int]:
-        """Yield those among the candidates, or among all inputs (None), whose buffer could hold the output."""
-        for place in range(len(node.inputs)) if candidates is None else candidates:
-            if place >= len(node.inputs):
-                return
-            source, made = node.inputs[place]
-            tensor = self._program.nodes[source].outputs[made]
-            if tensor.bytes == output.bytes and tensor.dtype == output.dtype:
-                yield place
-
-    def _needs(self, node: Node) -> tuple[Need, ...]:
-        """Return the buffers that the node needs while it runs."""
-        inputs = tuple(self._program.nodes[source].outputs[output] for source, output in node.inputs)
-        return needs(node, inputs, self._kernels)
-
-    def _compute(self, number: int, recipe: _Recipe) -> None:
-        buffers = self._made
-        for place, size, candidates in recipe.made:
+    def _compute(self, number: int, recipe: Recipe) -> None:
+        slots = self._slots
+        for slot, size, candidates in recipe.computed:
             for candidate in candidates:
-                buffer = buffers[candidate]
+                buffer = slots[candidate]
                 if buffer is not None and buffer.holders == 1 and buffer.bytes == size:
                     buffer.holders = 2
-                    buffers[place] = buffer
+                    slots[slot] = buffer
                     break
             else:
-                buffers[place] = self._heap.allocate(size, number)
+                slots[slot] = self._heap.allocate(size, number)
 
-    def _variable(self, number: int) -> int:
-        node = self._program.nodes[number]
-        if node.variable is None:
-            raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
-        return node.variable
-
-    def _update(self, number: int) -> None:
-        """Note an update in place; a variable whose buffer somebody else holds is copied first."""
-        variable = self._variable(number)
-        held = self.variables[variable]
-        if held.holders > 1:
-            self._replace(variable, self._heap.allocate(held.bytes, number))
+    def _update(self, number: int, variable: int) -> None:
+        """Update a variable in place, or in a copy if its buffer has other holders."""
+        buffer = self.variables[variable]
+        if buffer.holders > 1:
+            self._replace(variable, self._heap.allocate(buffer.bytes, number))
 
     def _replace(self, variable: int, new: Buffer) -> None:
         """Give a variable another buffer for its value."""
@@ -376,27 +384,26 @@ class Memory:
         self._heap.let_go(old)
 
     def end(self, number: int) -> None:
-        """Release what the node held, and hand its outputs on."""
-        recipe, buffers = self._recipes[number], self._made
-        assert recipe is not None  # it has started
+        """Release a node's inputs and scratch, and pass its outputs on."""
+        recipe, slots = self._recipes[number], self._slots
         if recipe.needs:
             self._release(self._scratch.pop(number))
-        if recipe.assigns and (value := buffers[recipe.inputs[1]]) is not None:
+        if recipe.assigns and recipe.variable is not None and (value := slots[recipe.inputs[1]]) is not None:
             value.holders += 1
-            self._replace(self._variable(number), value)
-        for place, more in recipe.handed:
-            made = buffers[place]
-            if made is not None:
-                made.holders += more
+            self._replace(recipe.variable, value)
+        for slot, more in recipe.taken:
+            output = slots[slot]
+            if output is not None:
+                output.holders += more
         if recipe.returned:
-            self._returned += [made for made in map(buffers.__getitem__, recipe.returned) if made is not None]
+            self._returned += [output for output in map(slots.__getitem__, recipe.returned) if output is not None]
         if recipe.inputs:
-            self._release(map(buffers.__getitem__, recipe.inputs))
+            self._release(map(slots.__getitem__, recipe.inputs))
         if recipe.dropped:
-            self._release(map(buffers.__getitem__, recipe.dropped))
+            self._release(map(slots.__getitem__, recipe.dropped))
 
     def _release(self, buffers: Iterable[Buffer | None]) -> None:
-        """Take a holder away from each, and free those that nobody holds any more."""
+        """Remove a holder from each buffer, and free those without holders."""
         for buffer in buffers:
             if buffer is not None:
                 left = buffer.holders - 1
@@ -412,11 +419,6 @@ def _hold(buffer: Buffer | None) -> Buffer | None:
 
 
 def _is_served(need: Need, inputs: list[Buffer | None]) -> bool:
-    """Return whether no buffer is needed: there is nothing to hold, or an input's serves, which is held anyway."""
+    """Return whether a need takes no new buffer: it is empty, or an input without other holders serves."""
     buffer = None if need.takes_over is None else inputs[need.takes_over]
     return not need.bytes or (buffer is not None and buffer.holders == 1)
-
-
-def _is_first_axis(program: Program, node: Node) -> bool:
-    axis = program.nodes[node.inputs[0][0]].attributes.get("value")
-    return axis is not None and int(axis) == 0

@@ -12,13 +12,13 @@ import random
 import statistics
 from collections import Counter
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kerasmem.devices.kernels import CUDA, CardKernels, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor
-from kerasmem.estimation.graph.memory import Buffer, Heap, Memory, Peak
+from kerasmem.estimation.graph.memory import Buffer, Heap, Memory, Peak, recipes_of
 from kerasmem.estimation.graph.placement import host_bytes
 from kerasmem.estimation.graph.program import COPY, Program
 from kerasmem.estimation.graph.rules import KINDS, is_known, table_of, threads_of, title_of
@@ -161,12 +161,12 @@ def _simulate(program: Program, kernels: Kernels) -> list[_Step]:
     affordable = MOST_OPERATIONS // max(len(program.nodes) * (WARM_UP_STEPS + STEPS), 1)
     processes = 1 if isinstance(kernels, CardKernels) else max(min(PROCESSES, affordable), 1)
     usual = _seconds(program, kernels)
-    recipes: list[Any] = [None] * len(program.nodes)
+    recipes = recipes_of(program, kernels)
     steps = []
     for process in range(processes):
         note_stage(f"simulating process {process + 1} of {processes}")
         heap = Heap(BFCAllocator(descending=isinstance(kernels, CpuKernels)))
-        memory = Memory(program, kernels, heap, recipes)
+        memory = Memory(program, recipes, heap)
         executor = Executor(program, kernels, usual, random.Random(process))
         for step in range(WARM_UP_STEPS + STEPS):
             heap.reset_peak()
