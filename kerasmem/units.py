@@ -83,9 +83,16 @@ def format_size(count: int | None) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
-def format_count(count: int | None) -> str:
-    """Return a count with thousands separators: "1,111,946"; `None` gives "?"."""
-    return "?" if count is None else f"{count:,}"
+def format_count(count: int | None, noun: str = "") -> str:
+    """Return a count with thousands separators, and with a noun if there is one; `None` gives "?".
+
+    Examples:
+        >>> format_count(1_111_946), format_count(2, "batch"), format_count(1, "row")
+        ('1,111,946', '2 batches', '1 row')
+    """
+    text = "?" if count is None else f"{count:,}"
+    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{text} {noun}{plural}" if noun else text
 
 
 def printable(text: str, limit: int | None = None) -> str:

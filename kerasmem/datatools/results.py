@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.records import Record
-from kerasmem.units import format_size
+from kerasmem.units import format_count, format_size
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class DataStats(Record, what="statistics", version=1, rows="columns"):
     @property
     def answer(self) -> str:
         """The file, its rows and its datasets."""
-        return f"{self.path}: {self.rows:,} rows of {', '.join(each.name for each in self.columns)}"
+        return f"{self.path}: {format_count(self.rows, 'row')} of {', '.join(each.name for each in self.columns)}"
 
     def __getitem__(self, name: str) -> ColumnStats:
         for column in self.columns:
@@ -184,8 +184,8 @@ class DataIndexed(Record, what="account of an index", version=1):
     def answer(self) -> str:
         """What the index is of, and how large it is."""
         return (
-            f"{self.path}: {self.rows:,} rows of {self.files:,} files, {format_size(self.stored_bytes)}, in "
-            f"{format_size(self.index_bytes)}"
+            f"{self.path}: {format_count(self.rows, 'row')} of {format_count(self.files, 'file')}, "
+            f"{format_size(self.stored_bytes)}, in {format_size(self.index_bytes)}"
         )
 
 
@@ -264,4 +264,6 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
     @property
     def answer(self) -> str:
         """Rows, size and paths of the outputs."""
-        return f"{self.rows:,} rows, {format_size(self.bytes_written)}, written to {', '.join(self.outputs)}"
+        return (
+            f"{format_count(self.rows, 'row')}, {format_size(self.bytes_written)}, written to {', '.join(self.outputs)}"
+        )

@@ -19,6 +19,7 @@ from kerasmem.hdf5.columns import Part, read_part
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
 from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.units import format_count
 
 INDEX_SUFFIX = ".index"
 """By which an index of files is known."""
@@ -177,7 +178,7 @@ def read_rows(rows: Any, length: int, *, ordered: bool) -> range | np.ndarray:
     if low < 0:
         raise DataError(f"rows: {low} is negative; count from the first row, 0 to {length - 1:,}")
     if high >= length:
-        raise DataError(f"rows: {high:,} is past the end; the file has {length:,} rows")
+        raise DataError(f"rows: {high:,} is past the end; the file has {format_count(length, 'row')}")
     if isinstance(rows, range):
         return range(low, high + 1) if abs(rows.step) == 1 else np.sort(np.asarray(rows, np.int64))
     rows = _in_file_order(rows.astype(np.int64), ordered)
@@ -206,7 +207,7 @@ def _as_array(rows: Any, length: int) -> np.ndarray:
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError("rows: give a slice, a range, (start, stop) or a flat array of whole row numbers")
     if not array.size:
-        raise DataError(f"rows: the array is empty; the file has {length:,} rows")
+        raise DataError(f"rows: the array is empty; the file has {format_count(length, 'row')}")
     return array
 
 

@@ -19,7 +19,7 @@ from kerasmem.hdf5.settings import read_data, read_parts, read_rows
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.reader import RowReader
-from kerasmem.units import MIB
+from kerasmem.units import MIB, format_count
 
 _KEPT = 64 * MIB  # of datasets that stay in memory, such as labels; not the heaviest one
 
@@ -126,7 +126,7 @@ class H5DataSource:
 
     def __repr__(self) -> str:
         more = f" and {len(self._layout.files) - 1:,} more" if len(self._layout.files) > 1 else ""
-        return f"<H5DataSource {shown(self._name)}{more}: {len(self):,} rows>"
+        return f"<H5DataSource {shown(self._name)}{more}: {format_count(len(self), 'row')}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None, "_lock": None}

@@ -18,20 +18,20 @@ def describe_plan(plan: StreamPlan, prepared_by: str = "") -> str:
         plan: what is delivered.
         prepared_by: who prepares batches ahead; "" for nobody.
     """
-    memory, batches = plan.memory, _many(plan.num_batches, "batch")
+    memory, batches = plan.memory, format_count(plan.num_batches, "batch")
     layouts = {layout.name: layout for layout in plan.layout.datasets}
-    rows = _many(plan.num_rows, "row")
+    rows = format_count(plan.num_rows, "row")
     lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.batch_rows)}"]
     for part, used in zip(plan.parts, plan.part_columns, strict=True):
         for column in used:
             layout = layouts[column.name]
             lines.append(f"  {part.role:<13} {shown(column.name)} {_conversion(column)}, {_storage(layout)}")
-    lines.append(f"  order         {_order(plan)}; blocks of {_many(memory.block_rows, 'row')}")
+    lines.append(f"  order         {_order(plan)}; blocks of {format_count(memory.block_rows, 'row')}")
     if prepared_by:
         lines.append(f"  prepared by   {prepared_by}")
-    uses = [f"{_many(memory.queued_batches, 'batch')} of {format_size(memory.batch_bytes)}"]
+    uses = [f"{format_count(memory.queued_batches, 'batch')} of {format_size(memory.batch_bytes)}"]
     if memory.windows:
-        uses.insert(0, f"{_many(memory.windows, 'window')} of {format_size(memory.window_bytes)}")
+        uses.insert(0, f"{format_count(memory.windows, 'window')} of {format_size(memory.window_bytes)}")
     if memory.scratch_bytes:
         uses.append(f"{format_size(memory.scratch_bytes)} to read in")
     if memory.cache_bytes:
@@ -48,7 +48,7 @@ def _order(plan: StreamPlan) -> str:
     if together == blocks:
         return f"all rows shuffled together, seed {plan.seed}"
     return (
-        f"blocks in random order, {together:,} of {blocks:,} ({_many(plan.memory.window_rows, 'row')}) shuffled "
+        f"blocks in random order, {together:,} of {blocks:,} ({format_count(plan.memory.window_rows, 'row')}) shuffled "
         f"together, seed {plan.seed}"
     )
 
@@ -61,8 +61,8 @@ def describe_quality(quality: ShuffleQuality, *, shuffle: bool) -> str:
     else:
         lines.append(
             f"  mixing        {quality.entropy_bits:.3f} bits of label entropy a batch "
-            f"({_many(quality.classes, 'different label')} in {shown(quality.labels)}), {_percent(quality.ratio)} of a "
-            f"uniform shuffle's; a block is {_percent(quality.block_purity)} one label"
+            f"({format_count(quality.classes, 'different label')} in {shown(quality.labels)}), "
+            f"{_percent(quality.ratio)} of a uniform shuffle's; a block is {_percent(quality.block_purity)} one label"
         )
     lines.append(
         f"  reading       {quality.read_amplification:.2f} bytes an epoch for each byte stored "
@@ -81,7 +81,7 @@ def advise(quality: ShuffleQuality, *, shuffle: bool) -> str:
         return f"{wrong}, because rows come in file order; pass shuffle=True to train"
     why = (
         f"{wrong}: a block of rows is {_percent(quality.block_purity)} one label, and "
-        f"{_many(quality.window_blocks, 'block')} are shuffled together"
+        f"{format_count(quality.window_blocks, 'block')} are shuffled together"
     )
     rewrite = "write the file again with its rows shuffled, or in smaller chunks"
     if quality.enough_memory is None:
@@ -118,13 +118,8 @@ def _storage(layout: DatasetLayout) -> str:
     if layout.chunks is None:
         return layout.storage
     filters = f", {'+'.join(shown(name)[1:-1] for name in layout.filters)}" if layout.filters else ""
-    return f"chunks of {_many(layout.chunk_rows, 'row')}{filters}"
+    return f"chunks of {format_count(layout.chunk_rows, 'row')}{filters}"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _many(count: int, noun: str) -> str:
-    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{format_count(count)} {noun}{plural}"

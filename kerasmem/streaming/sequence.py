@@ -33,7 +33,7 @@ from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
 from kerasmem.streaming.quality import ShuffleQuality, examine
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.state import make_state, read_state
-from kerasmem.units import parse_size
+from kerasmem.units import format_count, parse_size
 
 
 class H5ChunkSequence(keras.utils.PyDataset):
@@ -425,8 +425,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
         order = f"shuffled with seed {self.seed}" if self.shuffle else "in file order"
         more = f" and {len(self.paths) - 1:,} more" if len(self.paths) > 1 else ""
         return (
-            f"<H5ChunkSequence {shown(name_of(self.paths[0]))}{more}: {self.num_rows:,} rows in "
-            f"{len(self):,} batches of {self.batch_size:,}, {order}>"
+            f"<H5ChunkSequence {shown(name_of(self.paths[0]))}{more}: {format_count(self.num_rows, 'row')} in "
+            f"{format_count(len(self), 'batch')} of {self.batch_size:,}, {order}>"
         )
 
     def describe(self, labels: str | None = None) -> str:

@@ -17,6 +17,7 @@ from kerasmem.cluster import find_shard
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.grid import Grid, as_grid
 from kerasmem.streaming.order import Blocks, ShardBlocks
+from kerasmem.units import format_count
 
 _DEAL = 2  # which of a seed's random streams; with no epoch in it
 _GRID = 4096  # rows
@@ -67,10 +68,14 @@ class Share:
 
     def __post_init__(self) -> None:
         if self.rows < self.count:
-            raise UsageError(f"shard: {self.rows:,} rows cannot be shared out among {self.count:,} workers; use fewer")
+            raise UsageError(
+                f"shard: {format_count(self.rows, 'row')} cannot be shared out among {self.count:,} workers; use fewer"
+            )
         if not self.steps:
             each = f" for each of {self.count:,} workers" if self.count > 1 else ""
-            raise UsageError(f"remainder: {self.rows:,} rows make no full batch of {self.batch_size:,}{each}")
+            raise UsageError(
+                f"remainder: no full batch of {self.batch_size:,} in {format_count(self.rows, 'row')}{each}"
+            )
         if self.batch_size == 1 and self.rows % self.count and not self.drop_remainder:
             raise UsageError(
                 f"shard: {self.rows:,} rows in batches of 1 give {self.count:,} workers unequal numbers of steps; "

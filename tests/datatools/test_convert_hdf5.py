@@ -29,8 +29,13 @@ def test_existing_files_follow_one_another(tmp_path):
     assert np.array_equal(x, X.astype("f4")) and np.array_equal(y, Y)
     with h5py.File(tmp_path / "out.h5") as file:
         assert list(file["train/y"].attrs["class_names"]) == list("abcde")
-    assert sum("left out: 'words' (holds text" in note for note in done.notes) == 3
+    (note,) = (note for note in done.notes if "'words'" in note)
+    assert "run0.h5' and 2 more files: left out: 'words' (holds text" in note
     assert done.datasets[0].source_dtype == "big-endian float64"
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file["x"], file["once"] = X, [1.0]
+    (note,) = convert(tmp_path / "one.h5", tmp_path / "out-one.h5").notes
+    assert note == "left out: 'once' (it has 1 row, and the others have 300)"
 
 
 @pytest.mark.optional

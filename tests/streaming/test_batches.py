@@ -162,7 +162,7 @@ def test_last_batch_is_kept_or_dropped(numbered):
     assert [len(y) for _, y in cut] == [32, 32, 32]
     left_out = {frozenset(range(100)) - frozenset(joined_epoch(cut, epoch)) for epoch in range(3)}
     assert len(left_out) == 3, "other rows are left out each epoch"
-    with pytest.raises(UsageError, match="100 rows make no full batch"):
+    with pytest.raises(UsageError, match="no full batch of 101 in 100 rows"):
         H5ChunkSequence(path, batch_size=101, remainder="drop")
     assert len(H5ChunkSequence(path, batch_size=101)) == 1
 

@@ -188,7 +188,7 @@ def test_who_this_worker_is_is_said_once(monkeypatch, capsys):
         ({"shard": (0, 2.5)}, "shard count: 2.5 is not a whole number"),
         ({"shard": (-1, 2)}, "shard index: -1"),
         ({"shard": (0, 200)}, "100 rows cannot be shared out among 200 workers"),
-        ({"shard": (0, 4), "remainder": "drop"}, "100 rows make no full batch of 32 for each of 4 workers"),
+        ({"shard": (0, 4), "remainder": "drop"}, "no full batch of 32 in 100 rows for each of 4 workers"),
         ({"shard": (0, 3), "batch_size": 1}, "batches of 1 give 3 workers unequal numbers"),
         ({"shard": (0, 2), "seed": None}, "seed: None draws another seed in every worker"),
     ],

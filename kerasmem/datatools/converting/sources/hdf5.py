@@ -15,6 +15,7 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.file_order import read_windows
+from kerasmem.units import format_count
 
 _MOST_SPARSE = 1 << 22  # stored values of a sparse matrix added at a time
 
@@ -141,6 +142,6 @@ def _choose_entries(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entr
     notes = []
     for entry in read:
         if entry not in chosen and not entry.name.endswith(f"_{CLASS_NAMES}"):
-            why = entry.problem or f"it has {rows(entry):,} rows, and the others have {size:,}"
+            why = entry.problem or f"it has {format_count(rows(entry), 'row')}, and the others have {size:,}"
             notes.append(f"left out: {shown(entry.name)} ({why})")
     return chosen, notes

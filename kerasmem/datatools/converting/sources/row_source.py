@@ -18,6 +18,7 @@ import numpy as np
 from kerasmem.datatools.converting.fields import Field, Rows, check_names
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
+from kerasmem.units import format_count
 
 
 class RowSource(ABC):
@@ -124,7 +125,7 @@ def _concatenate(pieces: Sequence[Rows]) -> Rows:
 class _CombinedSource(RowSource):
     def __init__(self, label: str, sources: Sequence[RowSource]) -> None:
         super().__init__(label, *(path for source in sources for path in source.paths))
-        self.notes = [note for source in sources for note in source.notes]
+        self.notes = list(dict.fromkeys(note for source in sources for note in source.notes))
         self._sources = list(sources)
 
     @property
@@ -148,6 +149,7 @@ class ConcatenatedSource(_CombinedSource):
         first = sources[0]
         super().__init__(f"{first.label} and {len(sources) - 1:,} more", sources)
         self.rows = sum(source.rows for source in sources)
+        self.notes = [self._with_files(note) for note in self.notes]
         self.fields = first.fields
         for other in sources[1:]:
             by_name = {field.name: field for field in other.fields}
@@ -163,6 +165,12 @@ class ConcatenatedSource(_CombinedSource):
                         raise DataError(
                             f"{other.label}: {shown(field.name)} has {what} {two}, and in {first.label} {one}"
                         )
+
+    def _with_files(self, note: str) -> str:
+        """Return a note with the first file that it is about, and the number of the others."""
+        labels = [source.label for source in self._sources if note in source.notes]
+        more = f" and {format_count(len(labels) - 1, 'more file')}" if len(labels) > 1 else ""
+        return f"{labels[0]}{more}: {note}"
 
     @property
     def starts(self) -> Sequence[int] | None:  # type: ignore[override]
@@ -211,6 +219,12 @@ class SideBySideSource(_CombinedSource):
             counts = ", ".join(f"{source.label} has {source.rows:,}" for source in sources)
             raise DataError(f"the sources differ in their number of rows: {counts}")
         check_names(self.fields, self.label)
+
+    def _with_files(self, note: str) -> str:
+        """Return a note with the first file that it is about, and the number of the others."""
+        labels = [source.label for source in self._sources if note in source.notes]
+        more = f" and {format_count(len(labels) - 1, 'more file')}" if len(labels) > 1 else ""
+        return f"{labels[0]}{more}: {note}"
 
     @property
     def starts(self) -> Sequence[int] | None:  # type: ignore[override]

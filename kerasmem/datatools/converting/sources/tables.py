@@ -359,10 +359,6 @@ def open_tables(paths: Sequence[str], options: ReadOptions) -> list[TableSource]
         groups.setdefault(frozenset(each.columns), []).append(each)
     for group in groups.values():
         _agree(group, options.text)
-    told: set[str] = set()
-    for source in opened:  # what is true of many files is said once
-        source.notes = [note for note in source.notes if note not in told]
-        told.update(source.notes)
     return [source for group in groups.values() for source in group]
 
 
