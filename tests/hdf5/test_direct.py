@@ -149,20 +149,6 @@ def test_types_whose_bytes_mean_something_else_go_through_hdf5(tmp_path):
     stream.close()
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_user_block_moves_everything(tmp_path, chunked):
-    path = tmp_path / "matlab.mat"
-    x = np.random.default_rng(0).random((100, 300))
-    with h5py.File(path, "w", userblock_size=512) as file:
-        file.create_dataset("x", data=x, chunks=(10, 300) if chunked else None)
-    with open(path, "r+b") as file:
-        file.write(b"MATLAB 7.3 MAT-file".ljust(512))
-    stream = H5ChunkSequence(path, y=None, shuffle=False, batch_size=100, dtype="float64")
-    assert np.array_equal(stream[0][0], x)
-    assert not isinstance(stream.opened().reader.files._files[0].source("x"), Hdf5Source)
-    stream.close()
-
-
 def test_fill_values_take_the_place_of_what_was_never_written(tmp_path):
     path = tmp_path / "holes.h5"
     with h5py.File(path, "w") as file:

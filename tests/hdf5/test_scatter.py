@@ -112,19 +112,6 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("chunks", [None, 7, 64])
-def test_batches_are_the_files_rows(numbered, scattered_reads, settings, chunks):
-    path = numbered(rows=400, chunks=chunks, width=WIDTH)
-    stream = H5ChunkSequence(path, batch_size=16, memory_budget="360KiB", **settings)
-    for epoch in range(2):
-        got = [(x.copy(), y) for x, y in stream.next_epoch()]
-        expected = np.concatenate([stream.batch_rows(place, epoch) for place in range(len(stream))])
-        x, y = (np.concatenate(each) for each in zip(*got, strict=True))
-        assert np.array_equal(y, expected) and (x == expected[:, None]).all()
-    assert scattered_reads, "none of the rows was scattered by the kernel"
-
-
 def test_rows_that_change_on_their_way_or_are_small_are_not(numbered, scattered_reads):
     for changes, width in (({"scale": 0.5}, WIDTH), ({"dtype": "float64"}, WIDTH), ({}, 3)):
         path = numbered(rows=100, chunks=8, width=width, name=f"{width}{list(changes)}.h5")

@@ -134,15 +134,6 @@ def test_a_blosc_chunk_gives_no_foreign_memory(tmp_path, name):
         read(write_chunk(tmp_path / "blosc.h5", BLOSC_CHUNKS[name], filters, (1, 1 << 20)))
 
 
-@pytest.mark.parametrize("code", [LZ4, BITSHUFFLE, ZSTD])
-@pytest.mark.parametrize("size", [7, 16, 4000])
-def test_other_codecs_refuse_garbage(tmp_path, code, size):
-    pytest.importorskip("hdf5plugin")
-    chunk = np.random.default_rng(0).bytes(size)
-    with pytest.raises(DataError, match="cannot be read"):
-        read(write_chunk(tmp_path / "codec.h5", chunk, optional(code, (0, 0, 1, 0, 2)), (1, 1 << 20)))
-
-
 @pytest.mark.parametrize("numbers", [(), (0,)])
 def test_a_shuffle_without_an_element_size_is_left_to_hdf5(numbers):
     with pytest.raises(DecodeError, match="no size of an element"):

@@ -14,18 +14,6 @@ def joined(sequence, part=0):
     return np.concatenate([batch[part] for batch in sequence])
 
 
-@pytest.mark.parametrize("stored", ["<f4", ">f4", "<f8", ">f8", "<f2", "|u1", "|i1", ">u2", "<i4", ">i8", "|b1"])
-@pytest.mark.parametrize("chunks", [None, 8])
-def test_features_come_out_as_float32(write, stored, chunks):
-    values = np.arange(60).reshape(20, 3) % 100
-    path = write(x=values.astype(stored), chunks=chunks)
-    sequence = H5ChunkSequence(path, y=None, batch_size=7, shuffle=False)
-    batches = list(sequence)
-    assert [len(batch) for batch in batches] == [1, 1, 1]
-    assert {batch[0].dtype for batch in batches} == {np.dtype("float32")}
-    assert np.array_equal(joined(sequence), values.astype(stored).astype("float32"))
-
-
 @pytest.mark.parametrize("stored", ["|u1", ">u2", "<i8", "|i1", "|b1", "<f2", "<f4", "<f8", ">f8"])
 def test_targets_of_integers_keep_their_type_and_all_else_becomes_float32(write, stored):
     values = (np.arange(20) % 2 / 3 if "f" in stored else np.arange(20) % 2).astype(stored)
@@ -209,16 +197,6 @@ def test_windows_in_file_order_are_no_larger_than_they_need_be(write):
     assert small.windows == large.windows == 2
     assert small.window_bytes < 35e6
     assert large.window_bytes > 45e6
-
-
-def test_an_epoch_can_be_chosen_and_a_drawn_seed_used_again(numbered):
-    path = numbered(rows=200)
-    one, two = (H5ChunkSequence(path, seed=5, memory_budget="20kB") for _ in range(2))
-    one.set_epoch(3)
-    assert one.epoch == 3
-    assert joined(one, 1).tolist() == joined_epoch(two, 3)
-    drawn = H5ChunkSequence(path, seed=None)
-    assert joined(drawn, 1).tolist() == joined_epoch(H5ChunkSequence(path, seed=drawn.seed), 0)
 
 
 def test_transform(numbered):

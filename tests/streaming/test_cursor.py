@@ -129,16 +129,6 @@ def test_predict_and_evaluate_within_an_epoch_of_fit(path, workers):
     sequence.close()
 
 
-def test_validation_with_the_same_sequence_uses_no_epoch_up(path):
-    alone, both = RowModel(), RowModel()
-    alone.fit(stream(path), epochs=3, verbose=0)
-    sequence = stream(path)
-    both.fit(sequence, validation_data=sequence, epochs=3, verbose=0)
-    assert both.trained == alone.trained
-    assert sequence.epoch == 3
-    assert [sorted(both.tested[k * ROWS :][:ROWS]) for k in range(3)] == [list(range(ROWS))] * 3
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_where_keras_cannot_be_seen_every_row_comes_once(path, shuffle, monkeypatch):
     monkeypatch.setattr("kerasmem.streaming.sequence.attach_reader", lambda dataset, make_reader: None)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import h5py
-import numpy as np
 import pytest
 from streams import RowModel
 
 from kerasmem import H5ChunkSequence
-from kerasmem.errors import DataError, UsageError
+from kerasmem.errors import UsageError
 
 ROWS = 200
 
@@ -106,17 +104,3 @@ def test_validation_steps_with_the_same_sequence(path, steps):
         assert len(model.tested) == 2 * steps * 8
     assert train.epoch in (1, 2)
     assert model.trained[:ROWS] == expected(path)[0]
-
-
-@pytest.mark.parametrize("options", [{}, {"fillvalue": 7}, {"chunks": (8, 3), "fillvalue": 7, "compression": "gzip"}])
-def test_a_dataset_that_was_never_written_comes_as_its_fill_value(tmp_path, options):
-    path = tmp_path / "declared.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", (40, 3), "f4", **options)
-        file["y"] = np.arange(40)
-    with pytest.raises(DataError, match=r"'x'.* never written.*trust_file=True"):
-        stream(path)
-    with pytest.warns(UserWarning, match="never written; fill values are read"):
-        data = stream(path, trust_file=True)
-    with data:
-        assert {value for x, _ in data for value in x.ravel().tolist()} == {options.get("fillvalue", 0)}

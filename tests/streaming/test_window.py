@@ -97,22 +97,6 @@ def fill(tasks, threads=3, reader=None):
     return filling
 
 
-def test_each_task_runs_once_with_the_buffers_of_its_thread():
-    done, lock = [], threading.Lock()
-
-    def task(number):
-        def run(scratch):
-            with lock:
-                done.append((number, id(scratch), threading.get_ident()))
-
-        return run
-
-    filling = fill([task(number) for number in range(200)])
-    assert filling.error is None
-    assert sorted(number for number, _, _ in done) == list(range(200))
-    assert len({scratch for _, scratch, _ in done}) == len({thread for _, _, thread in done})
-
-
 def test_the_first_error_ends_the_filling():
     done = []
 
