@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import io
+import linecache
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from operator import attrgetter
@@ -113,6 +115,7 @@ def _exception_texts(error: BaseException) -> Iterator[str]:
         if current is None or id(current) in seen:
             return
         seen.add(id(current))
+        yield from _frames(current)
         name = type(current).__name__.lstrip("_")
         text = _quietly(attrgetter("message"), current)
         text = text if isinstance(text, str) and text else _quietly(str, current) or ""
@@ -126,6 +129,15 @@ def _exception_texts(error: BaseException) -> Iterator[str]:
         if isinstance(group := _quietly(attrgetter("exceptions"), current), (tuple, list)) and group:
             yield from (f"{type(each).__name__}: {_quietly(str, each) or ''}" for each in group[:_CHAIN])
         current = current.__cause__ or current.__context__
+
+
+def _frames(error: BaseException) -> Iterator[str]:
+    """Yield the functions that raised, as a traceback lists them, with lines that set a batch size."""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        yield f'  File "{code.co_filename}", line {number}, in {code.co_name}'
+        if "batch_size" in (line := linecache.getline(code.co_filename, number)):
+            yield line.rstrip()
 
 
 def _quietly(read: Callable[[Any], Any], thing: Any) -> Any:

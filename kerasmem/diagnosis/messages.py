@@ -36,7 +36,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 _MOST_PROCESSES = 64
 _FORM = re.compile(r"<(\w+):(size|count|kilobytes|shape)>")
 _GROUPS = {
-    "size": r"(?P<{0}__size>\d{{1,20}}(?:,\d{{3}}){{0,6}}(?:\.\d{{1,6}})?) ?(?P<{0}__unit>[kKMGTP]?i?[bB]?(?:ytes)?)\b",
+    "size": r"(?P<{0}__size>\d{{1,20}}(?:,\d{{3}}){{0,6}}(?:\.\d{{0,6}})?) ?(?P<{0}__unit>[kKMGTP]?i?[bB]?(?:ytes)?)\b",
     "count": r"(?P<{0}__count>\d{{1,20}})",
     "kilobytes": r"(?P<{0}__kilobytes>\d{{1,18}})",
     "shape": r"(?P<{0}__shape>[\d, ]{{1,200}})",

@@ -46,7 +46,8 @@ def model_number(operation: str) -> tuple[str, int] | None:
         ('functional_3', 4)
     """
     for part in operation[:400].split("/"):
-        if match := _scope("unnamed models").fullmatch(part):
+        match = _scope("models").fullmatch(part)
+        if match and match["number"]:
             return part[: match.end("number")], int(match["number"]) + 1
     return None
 
@@ -93,8 +94,10 @@ def _layer(scopes: list[str], keras: int | None) -> str | None:
                 break
             inside.append(found[1])
         return "/".join(inside) or None
-    kept = [scopes[0]]
-    for each in scopes[1:]:
+    is_model = _scope("models").fullmatch(scopes[0]) is not None
+    known = 2 if len(scopes) > 1 and (is_model or _NUMBERED.fullmatch(scopes[1])) else 1  # "conv2d_5" is a layer here
+    kept = scopes[:known]
+    for each in scopes[known:]:
         if _scope("inside").fullmatch(each):
             break
         kept.append(each)

@@ -54,6 +54,18 @@ def test_message_and_operation_of_tensorflow():
     assert kerasmem.explain_oom(ResourceExhaustedError("Received message larger than max (9 vs. 4)")).family == "limit"
 
 
+def test_the_call_in_the_traceback_has_the_batch_size():
+    class Model:
+        def fit(self, x, batch_size):
+            raise ResourceExhaustedError(OOM.replace("256", str(len(x))))
+
+    try:
+        Model().fit([0] * 60000, batch_size=32)
+    except ResourceExhaustedError as error:
+        found = kerasmem.explain_oom(error)
+    assert "whole arrays" in found.summary and "Stream" in found.suggestions[0].what
+
+
 def test_causes_are_read():
     found = kerasmem.explain_oom(raised(RuntimeError("the trial failed"), ResourceExhaustedError(OOM)))
     assert found.out_of_memory and found.tensor_shape == (256, 28, 28, 96)
