@@ -66,6 +66,52 @@ class Found:
         return DOES_NOT_FIT if all(each.verdict == DOES_NOT_FIT for each in self.evaluations) else TOO_CLOSE
 
 
+def bracket(
+    fits: Callable[[int], bool],
+    guess: Callable[[int | None, int | None], int | None],
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    gap: Callable[[int], int] = lambda low: 1,
+    most: int = MOST_EVALUATIONS,
+) -> tuple[int | None, int | None]:
+    """Narrow down the largest size that fits, between one that fits and a larger one that does not.
+
+    Args:
+        fits: whether a size fits.
+        guess: from the two ends so far to the next size between them; None ends the search. An end is None if unknown.
+        low: a size that fits. Defaults to unknown.
+        high: a larger one that does not. Defaults to unknown.
+        gap: distance between the two at which the search ends, for a size that fits. Defaults to 1.
+        most: maximum number of sizes that are tried.
+
+    Returns:
+        Both ends.
+
+    Examples:
+        >>> bracket(lambda size: size <= 70, lambda low, high: (low + high) // 2, low=1, high=128)
+        (70, 71)
+    """
+    for _ in range(most):
+        if low is not None and high is not None and high - low <= gap(low):
+            break
+        size = guess(low, high)
+        if size is None:
+            break
+        if fits(size):
+            low = size
+        else:
+            high = size
+    return low, high
+
+
+def on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:
+    """Return the integer below the intersection of the limit with the line through two points."""
+    if y1 <= y0:
+        return (x0 + x1) // 2 if y1 > limit else 2 * x1
+    return x0 + (limit - y0) * (x1 - x0) // (y1 - y0)
+
+
 def search(
     ask: Callable[[int], Bytes],
     available_bytes: int,
@@ -79,16 +125,16 @@ def search(
     """Return the largest size that fits.
 
     Args:
-        ask: from a size to what it needs; asked once a size at most.
-        available_bytes: what there is.
+        ask: from a size to its need; asked once a size at most.
+        available_bytes: bytes available.
         minimum: the smallest size.
-        maximum: the largest; None: as large as fits.
+        maximum: the largest. Defaults to as large as fits.
         step: only minimum, minimum + step, … are asked.
         guess: the second size that is asked, after the smallest.
         tolerance: the share of the size within which the search may stop; 0 searches to the last one.
 
     Raises:
-        UsageError: the sizes are no range.
+        UsageError: If the sizes are no range.
 
     Examples:
         >>> search(lambda n: Bytes(100 + 7 * n, 100 + 7 * n, 100 + 7 * n, *[None] * 7), 1000).largest
@@ -107,77 +153,84 @@ def search(
             asked[index] = ask(minimum + step * index)
         return asked[index]
 
-    def does_not_surely_fit(index: int) -> bool:
-        return verdict(need(index), available_bytes) != FITS
-
-    def surely_fails(index: int) -> bool:
-        return verdict(need(index), available_bytes) == DOES_NOT_FIT
-
-    second = min(max((guess - minimum) // step, 1), last)
-    if does_not_surely_fit(0):
-        second = min(second, 1)  # it will hardly get better: look only whether the next says so too
-
     def reach(index: int) -> int:
         return max(1, int((minimum + step * index) * tolerance / step))
 
-    _first_true(does_not_surely_fit, lambda index: at_most(need(index)), available_bytes, second, last, asked, reach)
-    if any(not surely_fails(index) for index in list(asked)):
-        _first_true(surely_fails, lambda index: at_least(need(index)), available_bytes, second, last, asked, reach)
+    second = min(max((guess - minimum) // step, 1), last)
+    if verdict(need(0), available_bytes) != FITS:
+        second = min(second, 1)  # it will hardly get better: look only whether the next says so too
+    for verdicts, end in (((FITS,), at_most), ((FITS, TOO_CLOSE), at_least)):
+        known = {index: verdict(size, available_bytes) in verdicts for index, size in asked.items()}
+        if not any(known.values()):
+            continue
+        high = min((index for index, fits in known.items() if not fits), default=None)
+        low = max((index for index, fits in known.items() if fits and (high is None or index < high)), default=None)
+        bracket(
+            lambda index, verdicts=verdicts: verdict(need(index), available_bytes) in verdicts,
+            _LineGuess(lambda index, end=end: end(need(index)), available_bytes, second, last, reach),
+            low=low, high=high, gap=reach, most=MOST_EVALUATIONS - len(asked),
+        )  # fmt: skip
     return _found(asked, available_bytes, minimum, step, last)
 
 
-def _first_true(
-    holds: Callable[[int], bool],
-    bytes_of: Callable[[int], int],
-    limit: int,
-    second: int,
-    last: int,
-    asked: Mapping[int, Bytes],
-    reach: Callable[[int], int],
-) -> None:
-    """Ask until the first index that holds is within reach of one that does not, or there is none."""
-    holds(0)
-    is_rough = reach(last) > 1
-    width: int | None = None
-    short = slow = 0  # extrapolations that fell short, steps that did not halve what is left
-    latest: int | None = None  # the index that the line led to last, from which a step as far as the reach may end it
-    while len(asked) < MOST_EVALUATIONS:
-        true = min((index for index in asked if holds(index)), default=None)
-        false = max((index for index in asked if not holds(index) and (true is None or index < true)), default=None)
-        if false is None:  # the smallest does not hold out
-            return
-        if true is None:
-            if false == last:
-                return
-            if false < second and len(asked) == 1:
-                index = second
-            else:  # on the line through the smallest and the largest, at most sixteen times as far
-                index = _on_the_line(0, bytes_of(0), false, bytes_of(false), limit) + 1
-                further = (1, reach(false) if is_rough else false, false)[min(short, 2)]
-                index = min(max(index, false + further), 16 * false + 16)
-                short += index - false < 16 * reach(false) or not is_rough
-            latest = min(index, last)
-            holds(latest)
-            continue
-        if true - false <= reach(false):
-            return
-        beside = {false: false + reach(false), true: true - reach(true - reach(true))}
-        if latest in beside and is_rough:
-            holds(min(max(beside[latest], false + 1), true - 1))
-            latest = None
-            continue
-        slow += width is not None and true - false > width // 2
-        width = true - false
-        index = _on_the_line(false, bytes_of(false), true, bytes_of(true), limit)
-        latest = (true + false) // 2 if slow >= MOST_SLOW else min(max(index, false + 1), true - 1)
-        holds(latest)
+class _LineGuess:
+    """Guesses on the line through the needs at both ends.
 
+    If two guesses do not halve the gap, it halves it itself from then on. Next to an index that the line led to, it
+    guesses one tolerance beyond, which mostly ends the search.
 
-def _on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:
-    """Return the integer below the intersection of the limit with the line through two points."""
-    if y1 <= y0:
-        return (x0 + x1) // 2 if y1 > limit else 2 * x1
-    return x0 + (limit - y0) * (x1 - x0) // (y1 - y0)
+    Args:
+        need: bytes at an index.
+        limit: bytes available.
+        second: the guess after the first index.
+        last: the largest index.
+        reach: tolerance at an index.
+    """
+
+    def __init__(
+        self, need: Callable[[int], int], limit: int, second: int, last: int, reach: Callable[[int], int]
+    ) -> None:
+        self._need, self._limit, self._second, self._last, self._reach = need, limit, second, last, reach
+        self._is_rough = reach(last) > 1
+        self._short = self._slow = 0  # extrapolations that fell short, steps that did not halve the gap
+        self._latest: int | None = None  # the index that the line led to last
+        self._gap: int | None = None
+
+    def __call__(self, low: int | None, high: int | None) -> int | None:
+        if low is None or low == self._last:
+            return None
+        if high is None:
+            self._latest = min(self._beyond(low), self._last)
+        elif (beside := self._beside(low, high)) is not None:
+            self._latest = None
+            return beside
+        else:
+            self._latest = self._between(low, high)
+        return self._latest
+
+    def _beyond(self, low: int) -> int:
+        """Return an index on the line through the smallest and the largest, at most sixteen times as far."""
+        if low == 0 and low < self._second:
+            return self._second
+        index = on_the_line(0, self._need(0), low, self._need(low), self._limit) + 1
+        further = (1, self._reach(low) if self._is_rough else low, low)[min(self._short, 2)]
+        index = min(max(index, low + further), 16 * low + 16)
+        self._short += index - low < 16 * self._reach(low) or not self._is_rough
+        return index
+
+    def _beside(self, low: int, high: int) -> int | None:
+        beside = {low: low + self._reach(low), high: high - self._reach(high - self._reach(high))}
+        if self._latest not in beside or not self._is_rough:
+            return None
+        return min(max(beside[self._latest], low + 1), high - 1)
+
+    def _between(self, low: int, high: int) -> int:
+        self._slow += self._gap is not None and high - low > self._gap // 2
+        self._gap = high - low
+        if self._slow >= MOST_SLOW:
+            return (low + high) // 2
+        index = on_the_line(low, self._need(low), high, self._need(high), self._limit)
+        return min(max(index, low + 1), high - 1)
 
 
 def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step: int, last: int) -> Found:
@@ -252,30 +305,26 @@ def largest_that_ran(
     def on_grid(size: int) -> int:
         return minimum + max(0, size - minimum) // step * step
 
-    low: int | None = None
-    high = fails_from
-    if maximum is not None:
-        beyond = on_grid(maximum) + step
-        high = beyond if high is None else min(high, beyond)
-    size = on_grid(first)
-    while len(trials) < MOST_TRIES:
-        if low is None and trials and len(trials) == MOST_TRIES - 1:
-            size = minimum  # whether anything fits at all
+    def fits(size: int) -> bool:
         trials.append(try_size(size))
-        if trials[-1].fits:
-            low = size
-        else:
-            high = size
-            if size == minimum:
-                break
-        if high is None or (low is not None and high - low <= max(step, int(low * TRIED_TOLERANCE))):
-            break
+        return trials[-1].fits
+
+    def guess(low: int | None, high: int | None) -> int | None:
+        if not trials:
+            return on_grid(first)
+        if high is None or high == minimum:
+            return None
+        if low is None and len(trials) == MOST_TRIES - 1:
+            return minimum  # whether anything fits at all
         floor = minimum - step if low is None else low
         size = max(on_grid((floor + high) // 2), floor + step)
         if low is None and len(trials) == 1:
             size = max(minimum, on_grid(int(high * 0.9)))  # the estimate is seldom far off
-        if size >= high:
-            break
+        return size if size < high else None
+
+    ends = [] if maximum is None else [on_grid(maximum) + step]
+    high = min([*ends, *([] if fails_from is None else [fails_from])], default=None)
+    low, _ = bracket(fits, guess, high=high, gap=lambda low: max(step, int(low * TRIED_TOLERANCE)), most=MOST_TRIES)
     return low, tuple(trials)
 
 

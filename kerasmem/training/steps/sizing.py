@@ -21,6 +21,7 @@ import tensorflow as tf
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.estimation.live import live_outcome
 from kerasmem.estimation.report import Outcome
+from kerasmem.estimation.search import bracket, on_the_line
 from kerasmem.estimation.verdict import at_least, at_most
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.units import format_size
@@ -145,23 +146,25 @@ def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callab
     """
     if most == 1 or need(most) <= room:
         return most
-    fits, fails, is_above = 1, most, False
-    if need(fits) > room:
+    if need(1) > room:
         return 1
-    for _ in range(_MOST_BETWEEN):
-        if fails - fits <= max(1, fits // 4):
-            break
-        slope = (need(fails) - need(fits)) / (fails - fits)
-        middle = fits + int((room - need(fits)) / slope) if slope > 0 else (fits + fails) // 2
-        middle = min(max(middle, fits + 1), fails - 1, (fits + fails) // 2 if is_above else fails)
+    tried, untried = [], []
+
+    def guess(fits: int | None, fails: int | None) -> int | None:
+        assert fits is not None and fails is not None
+        middle = on_the_line(fits, need(fits), fails, need(fails), room)
+        was_above = bool(tried) and need(tried[-1]) > room
+        middle = min(max(middle, fits + 1), fails - 1, (fits + fails) // 2 if was_above else fails)
         if not has_time():
-            return middle
-        is_above = need(middle) > room
-        if is_above:
-            fails = middle
-        else:
-            fits = middle
-    return fits
+            untried.append(middle)
+            return None
+        tried.append(middle)
+        return middle
+
+    rows, _ = bracket(
+        lambda size: need(size) <= room, guess, low=1, high=most, gap=lambda fits: max(1, fits // 4), most=_MOST_BETWEEN
+    )
+    return untried[0] if untried else rows or 1
 
 
 def even_rows(rows: int, most: int) -> int:
