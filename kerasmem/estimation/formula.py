@@ -133,7 +133,7 @@ def known_networks() -> tuple[tuple[str, int, int], ...]:
     return tuple((name, parameters, elements) for name, parameters, elements in found)
 
 
-def place(report: MemoryReport) -> Reference:
+def networks_beside(report: MemoryReport) -> Reference:
     """Return the known networks that take a little less and a little more than a model, at its batch and mode.
 
     Examples:

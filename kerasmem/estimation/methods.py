@@ -13,7 +13,7 @@ from kerasmem.devices.live import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
 from kerasmem.estimation.graph.exchange import gradients_exchanged, not_exchanged, with_exchange
-from kerasmem.estimation.live import standing_in, traced_outcome
+from kerasmem.estimation.outcomes import standing_in, traced_outcome
 from kerasmem.estimation.report import Bytes, Outcome
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import formula_notes, not_in_the_formula

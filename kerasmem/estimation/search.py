@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from kerasmem.errors import UsageError
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport
@@ -153,24 +154,33 @@ def search(
             asked[index] = ask(minimum + step * index)
         return asked[index]
 
+    def need_at(end: Callable[[Bytes], int], index: int) -> int:
+        return end(need(index))
+
+    def is_judged(verdicts: tuple[str, ...], index: int) -> bool:
+        return verdict(need(index), available_bytes) in verdicts
+
     def reach(index: int) -> int:
         return max(1, int((minimum + step * index) * tolerance / step))
 
     second = min(max((guess - minimum) // step, 1), last)
-    if verdict(need(0), available_bytes) != FITS:
+    if not is_judged((FITS,), 0):
         second = min(second, 1)  # it will hardly get better: look only whether the next says so too
-    for verdicts, end in (((FITS,), at_most), ((FITS, TOO_CLOSE), at_least)):
-        known = {index: verdict(size, available_bytes) in verdicts for index, size in asked.items()}
-        if not any(known.values()):
-            continue
-        high = min((index for index, fits in known.items() if not fits), default=None)
-        low = max((index for index, fits in known.items() if fits and (high is None or index < high)), default=None)
-        bracket(
-            lambda index, verdicts=verdicts: verdict(need(index), available_bytes) in verdicts,
-            _LineGuess(lambda index, end=end: end(need(index)), available_bytes, second, last, reach),
-            low=low, high=high, gap=reach, most=MOST_EVALUATIONS - len(asked),
-        )  # fmt: skip
+    ends: tuple[tuple[tuple[str, ...], Callable[[Bytes], int]], ...]
+    ends = ((FITS,), at_most), ((FITS, TOO_CLOSE), at_least)
+    for verdicts, end in ends:
+        low, high = _known_ends({index: is_judged(verdicts, index) for index in asked})
+        guesses = _LineGuess(partial(need_at, end), available_bytes, second, last, reach)
+        most = MOST_EVALUATIONS - len(asked)
+        bracket(partial(is_judged, verdicts), guesses, low=low, high=high, gap=reach, most=most)
     return _found(asked, available_bytes, minimum, step, last)
+
+
+def _known_ends(fits: Mapping[int, bool]) -> tuple[int | None, int | None]:
+    """Return the smallest index that does not fit, after the largest below it that does; None if there is none."""
+    high = min((index for index in fits if not fits[index]), default=None)
+    low = max((index for index in fits if fits[index] and (high is None or index < high)), default=None)
+    return low, high
 
 
 class _LineGuess:

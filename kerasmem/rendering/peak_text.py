@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.formula import place
+from kerasmem.estimation.formula import networks_beside
 from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, MemoryReport, Settings
 from kerasmem.profiling.results import ProfileSettings, StepProfile
 from kerasmem.rendering.escape import printable
@@ -140,7 +140,7 @@ def missing_line(report: MemoryReport) -> str:
 
 def reference_line(report: MemoryReport) -> str:
     """Return where the model stands among known networks, in one line."""
-    found = place(report)
+    found = networks_beside(report)
     at = f"at batch {found.batch_size:,} by the formula (images of 224 × 224)"
 
     def shown(network: tuple[str, int]) -> str:

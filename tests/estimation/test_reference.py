@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.formula import known_networks, place
+from kerasmem.estimation.formula import known_networks, networks_beside
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,12 @@ def test_published_counts_of_parameters():
     assert (millions["ResNet-50"], millions["MobileNet"], millions["GoogLeNet"]) == (25.6, 4.3, 7.0)
 
 
-def test_place():
+def test_the_known_networks_beside_a_model():
     report = estimate(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]), method="formula", batch_size=32)
 
     def at(total, copies=2):
-        return place(replace(report, formula=replace(report.formula, total_bytes=total, copies=copies)))
+        formula = replace(report.formula, total_bytes=total, copies=copies)
+        return networks_beside(replace(report, formula=formula))
 
     figures = sorted((8 * (p + 32 * e), name) for name, p, e in known_networks())
     assert at(1).below is None

@@ -16,7 +16,7 @@ from keras import ops
 import kerasmem
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.estimation.live import live_outcome
+from kerasmem.estimation.outcomes import model_outcome
 from kerasmem.training.model_state import read_state
 from kerasmem.training.steps.engine import LocalEngine, RanOut
 
@@ -212,7 +212,7 @@ def test_a_step_of_its_own_is_not_divided_unless_asked(make, step, limited):
 def test_a_step_of_its_own_is_estimated():
     model, data = vae()
     model.fit(*data, verbose=0)
-    assert live_outcome(model, data, 1024).total > live_outcome(model, data, 16).total
+    assert model_outcome(model, data, 1024).total > model_outcome(model, data, 16).total
 
 
 EXACT = {

@@ -14,7 +14,7 @@ import pytest
 from kerasmem.devices.kernels import CUDA, TITLES
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.errors import ModelError
-from kerasmem.estimation.live import live_outcome
+from kerasmem.estimation.outcomes import model_outcome
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import RemoteEngine
@@ -43,7 +43,7 @@ def dense(jit_compile=False):
 def test_the_models_own_step_is_estimated_and_stays_as_it_is(jit_compile):
     model = dense(jit_compile)
     before = model.get_weights()
-    small, large = (live_outcome(model, (*BATCH, np.ones(ROWS)), rows) for rows in (16, 4096))
+    small, large = (model_outcome(model, (*BATCH, np.ones(ROWS)), rows) for rows in (16, 4096))
     held = 4 * 3 * model.count_params()
     assert held < small.low < small.total <= small.high < large.low
     assert large.total - small.total > 4080 * 512 * 4, "a layer's output at least"
@@ -57,10 +57,10 @@ def test_the_models_own_step_is_estimated_and_stays_as_it_is(jit_compile):
 def test_beside_a_card_its_kernels_count(monkeypatch, jit_compile):
     import tensorflow as tf
 
-    here = live_outcome(dense(jit_compile), BATCH, 16)
+    here = model_outcome(dense(jit_compile), BATCH, 16)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["card"])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda card: {"compute_capability": (7, 5)})
-    found = live_outcome(dense(jit_compile), BATCH, 16)
+    found = model_outcome(dense(jit_compile), BATCH, 16)
     assert (TITLES[CUDA] in found.notes[0]) != jit_compile
     held = sum(found.categories[name] for name in ("weights", "optimizer", "inputs"))
     assert (found.low == held < here.low) == jit_compile, "XLA's plan for the CPU stands in for the card's"
@@ -82,7 +82,7 @@ def test_most_rows_asks_seldom():
 
 def test_what_does_not_surely_fit_is_told_from_what_does():
     model = dense()
-    outcomes = [live_outcome(model, BATCH, rows) for rows in (1, ROWS)]
+    outcomes = [model_outcome(model, BATCH, rows) for rows in (1, ROWS)]
     for room, is_sure in ((2 * outcomes[1].high, True), (min(each.total for each in outcomes), False), (10, False)):
         found = estimate_fitting(model, "train", BATCH, ROWS, Room(room), accumulates=False)
         assert found.is_in_doubt != is_sure and (found.rows == ROWS) == (room >= outcomes[1].total)
@@ -155,7 +155,7 @@ def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried)
 def test_nothing_is_tried_where_one_row_holds_more_than_there_is(monkeypatch, recwarn):
     engine, model = Engine(lambda n: True, lambda n: n), dense()
     driver = Driver(engine, model)
-    known = Fitting(1, *HOPELESS, live_outcome(model, BATCH, 1), Room(100), 0, is_impossible=True)
+    known = Fitting(1, *HOPELESS, model_outcome(model, BATCH, 1), Room(100), 0, is_impossible=True)
     monkeypatch.setattr(driver, "_ask", lambda *_: known)
     monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
     with pytest.raises(ModelError, match=r"(?s)not even one row at a time.*a step on one row takes"):
@@ -220,7 +220,7 @@ def test_a_process_that_ends_between_two_steps_is_told_of_too():
 def test_an_estimate_that_takes_long_is_not_asked_again():
     now = itertools.count(0.0, MOST_SECONDS + 1)
     model = dense()
-    limit = live_outcome(model, BATCH, 4096).total
+    limit = model_outcome(model, BATCH, 4096).total
     batch = tuple(np.zeros((2**16, each.shape[1]), "float32") for each in BATCH)
     found = estimate_fitting(model, "train", batch, 2**15, Room(limit), accumulates=False, clock=lambda: next(now))
     assert 1 < found.rows < 2**15, "on the line between one row and all of them"

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.estimation.live import live_outcome
+from kerasmem.estimation.outcomes import model_outcome
 from kerasmem.estimation.report import Outcome
 from kerasmem.estimation.search import bracket, on_the_line
 from kerasmem.estimation.verdict import at_least, at_most
@@ -103,7 +103,7 @@ def estimate_fitting(
 
     def outcome_of(rows: int) -> Outcome:
         if rows not in outcomes:
-            outcomes[rows] = live_outcome(model, batch, rows, mode=_MODES[kind])
+            outcomes[rows] = model_outcome(model, batch, rows, mode=_MODES[kind])
         return outcomes[rows]
 
     for bound in _BOUNDS:
@@ -148,7 +148,8 @@ def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callab
         return most
     if need(1) > room:
         return 1
-    tried, untried = [], []
+    tried: list[int] = []
+    untried: list[int] = []
 
     def guess(fits: int | None, fails: int | None) -> int | None:
         assert fits is not None and fails is not None

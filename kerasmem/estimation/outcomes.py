@@ -68,7 +68,7 @@ def standing_in(outcome: Outcome) -> Outcome:
     return replace(outcome, low=min(outcome.low or 0, held), stands_in=True, notes=(*outcome.notes, note))
 
 
-def live_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> Outcome:
+def model_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> Outcome:
     """Return the peak of the model's own step on so many rows: with its variables, in graph mode or under XLA.
 
     Unlike `kerasmem.estimate` this looks at the model itself, not at one made from its configuration, so that every
