@@ -189,9 +189,9 @@ def test_an_error_names_the_file(cli, tmp_path, monkeypatch):
 
 
 def test_a_defect_is_named_as_one(cli, model_file, monkeypatch):
-    from kerasmem.estimation import tracing
+    from kerasmem.estimation import shapes
 
-    monkeypatch.setattr(tracing, "infer_layers", lambda *a: 1 / 0)
+    monkeypatch.setattr(shapes, "infer_layers", lambda *a: 1 / 0)
     result = cli("estimate", model_file)
     assert result.code == 1
     assert "unexpected ZeroDivisionError" in result.err

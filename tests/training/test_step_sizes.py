@@ -60,6 +60,7 @@ def test_beside_a_card_its_kernels_count(monkeypatch, jit_compile):
     here = model_outcome(dense(jit_compile), BATCH, 16)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["card"])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda card: {"compute_capability": (7, 5)})
+    monkeypatch.setattr("kerasmem.devices.training_device.allocator_limit", lambda: 2**34)
     found = model_outcome(dense(jit_compile), BATCH, 16)
     assert (TITLES[CUDA] in found.notes[0]) != jit_compile
     held = sum(found.categories[name] for name in ("weights", "optimizer", "inputs"))
