@@ -37,7 +37,12 @@ CUDA_CONTEXT = Unmodelled(
     "outside the allocator; the verdict on a card takes the context off, and TensorFlow leaves room for libraries",
 )
 XLA_AUTOTUNING = Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs")
-CPU_SCRATCH = Unmodelled("scratch of kernels", "what matrix products and convolutions take from the C library")
+
+
+def cpu_scratch(most: int) -> Unmodelled:
+    """Return the entry for what kernels on a CPU may take beside XLA's plan."""
+    why = "what matrix products and convolutions take from the C library; in the interval, not in the total"
+    return Unmodelled("scratch of kernels", why, most or None)
 
 
 def prefetched_batches(batch_bytes: int) -> Unmodelled:

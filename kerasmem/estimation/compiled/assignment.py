@@ -7,6 +7,7 @@ which Keras on JAX does not install, and without TensorFlow's classes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ Fields = dict[int, list[Any]]  # number → values: an int, or bytes of a text o
 _ALLOCATED, _FREED = 0, 1  # kinds of events in a trace of the heap
 _CONVOLUTION = "__cudnn$conv"
 _RECOMPUTED = ".remat"
+_LIBRARY = re.compile(r'"kind":"__(ynn|xnn|onednn)')  # kernels of a library on a CPU
 _BYTES_OF_TYPE = {
     **dict.fromkeys((1, 2, 6, 19, 20, 23, 24, 25, 28, 29, 33), 1),  # PRED, S8, U8, F8…
     **dict.fromkeys((3, 7, 10, 16), 2),  # S16, U16, F16, BF16
@@ -40,6 +42,7 @@ class Instruction:
         shapes: bytes of its result, of each element of a tuple.
         operands: ids of the instructions it takes from.
         called: ids of the computations it calls.
+        fields: of the message.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Instruction:
     shapes: tuple[int, ...]
     operands: tuple[int, ...]
     called: tuple[int, ...]
+    fields: Fields
 
 
 def read_plan(serialised: bytes) -> XlaPlan:
@@ -76,18 +80,20 @@ def read_plan(serialised: bytes) -> XlaPlan:
         at=at,
         convolutions=tuple(module.convolutions()),
         is_recomputed=module.is_recomputed(),
+        cpu_scratch=module.cpu_scratch(),
     )
 
 
 def _fullest(plan: Fields, module: _Module) -> tuple[tuple[tuple[int, str], ...], str | None]:
     """Replay XLA's longest trace of a heap, and return the heap's contents at its peak."""
     buffers = {_number(buffer, 1): buffer for buffer in map(_fields, plan.get(1, ()))}
-    traces = [_fields(trace).get(1, []) for trace in plan.get(4, ())]
+    traces: list[list[bytes]] = [_fields(trace).get(1, []) for trace in plan.get(4, ())]
     live: dict[int, int] = {}
     total = most = 0
     fullest: dict[int, int] = {}
     at: int | None = None
-    for event in map(_fields, max(traces, key=len, default=[])):
+    longest = max(traces, key=len) if traces else []
+    for event in map(_fields, longest):
         kind, buffer = _number(event, 1), _number(event, 2)
         if kind == _ALLOCATED:
             live[buffer] = _number(buffers[buffer], 2)
@@ -145,6 +151,30 @@ class _Module:
                     operands = [sum(computation[each].shapes) for each in instruction.operands]
                     yield sum((*instruction.shapes, *operands)), instruction.operation or instruction.name
 
+    def cpu_scratch(self) -> tuple[int, int]:
+        """Return the bytes that one call of a library's kernel on a CPU copies beside the plan, and takes at most.
+
+        YNNPACK's convolution is a matrix product of a copy that has, for each place of the output, the part of the
+        input it is made of ("im2col"). It makes that copy whole if it takes the input as it is, and none for one
+        channel at a time. If the input is padded it makes the padded input, and reads that in place. (XLA's
+        `ynn_emitter.cc` defines pad, stencil copy and product; how much each takes was measured.) A matrix product may
+        copy its operand and its result into blocks. Weights are copied block by block.
+        """
+        copied = most = 0
+        for caller in (each for computation in self.computations.values() for each in computation.values()):
+            library = _LIBRARY.search(_text(caller.fields, 43))
+            for number in caller.called if library else ():
+                inside = self.computations[number]
+                for instruction in inside.values():
+                    kind, operands = _text(instruction.fields, 2), [inside[each] for each in instruction.operands]
+                    if kind == "dot":
+                        most = max(most, sum(operands[0].shapes) + sum(instruction.shapes))
+                    elif kind == "convolution":
+                        columns, padded = _convolution_copies(instruction, *operands)
+                        most = max(most, columns, padded)
+                        copied = max(copied, (padded or columns) * (library.group(1) == "ynn"))
+        return copied, most
+
     def is_recomputed(self) -> bool:
         """Return whether XLA computes values a second time to save memory."""
         return any(_RECOMPUTED in each.name for part in self.computations.values() for each in part.values())
@@ -159,7 +189,30 @@ def _instruction(fields: Fields) -> Instruction:
         shapes=tuple(_shape_bytes(fields[3][0])) if 3 in fields else (),
         operands=_numbers(fields, 36),
         called=_numbers(fields, 38),
+        fields=fields,
     )
+
+
+def _convolution_copies(convolution: Instruction, left: Instruction, kernel: Instruction) -> tuple[int, int]:
+    """Return the bytes of a convolution's input for all places (0: one channel at a time) and padded (0: it is not)."""
+    numbers, groups = _fields(convolution.fields[16][0]), _number(convolution.fields, 50)
+    sizes, of_kernel, of_output = (_dimensions(each) for each in (left, kernel, convolution))
+    places = math.prod(of_output) // of_output[_number(numbers, 10)]
+    columns = places * sum(kernel.shapes) // of_kernel[_number(numbers, 4)] * max(groups, 1)
+    if groups > 1 and of_kernel[_number(numbers, 3)] == 1:
+        columns = 0
+    window = [_fields(each) for each in _fields(convolution.fields[15][0]).get(1, ())]
+    edges = [_number(each, 3) + _number(each, 4) for each in window]
+    if not any(edges):
+        return columns, 0
+    unpadded = math.prod(sizes)
+    for dimension, edge in zip(_numbers(numbers, 11), edges, strict=True):
+        sizes[dimension] += edge
+    return columns, sum(left.shapes) * math.prod(sizes) // unpadded
+
+
+def _dimensions(instruction: Instruction) -> list[int]:
+    return list(_numbers(_fields(instruction.fields[3][0]), 3))
 
 
 def _shape_bytes(serialised: bytes) -> Iterator[int]:
@@ -207,7 +260,8 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _number(fields: Fields, number: int) -> int:
-    return int(fields[number][-1]) if number in fields else 0
+    value = int(fields[number][-1]) if number in fields else 0
+    return value - (1 << 64) if value >> 63 else value
 
 
 def _text(fields: Fields, number: int) -> str:

@@ -17,11 +17,13 @@ from kerasmem.estimation.compiled.naming import JaxNames
 from kerasmem.estimation.compiled.plan import CompiledStep, XlaPlan
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
 from kerasmem.estimation.shapes import ShapedStep
-from kerasmem.estimation.unmodelled import CPU_SCRATCH, XLA_AUTOTUNING, prefetched_batches
+from kerasmem.estimation.unmodelled import XLA_AUTOTUNING, cpu_scratch, prefetched_batches
 from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.processes.task import ChildFailure
+
+_DUMP, _NEXT_DUMP = "*_after_optimizations.hlo.pb", "*_after_optimizations-memory-usage-report.pb"
 
 
 def jax_outcome(step: ShapedStep) -> Outcome:
@@ -55,20 +57,23 @@ def jax_outcome(step: ShapedStep) -> Outcome:
     requests, spread = compiled.requests(plan), SPREAD["xla"]
     # JAX has one region (it takes three quarters of a GPU at once unless told otherwise) with each buffer rounded up.
     # The upper end is for regions that grow, and what their chunks waste.
-    total, limit = sum(-(-size // GRAIN) * GRAIN for _, size in requests), smallest_limit(requests)
+    planned, limit = sum(-(-size // GRAIN) * GRAIN for _, size in requests), smallest_limit(requests)
+    copied, most = plan.cpu_scratch
+    total = planned + copied
     names = JaxNames(compiled.layers, compiled.optimizer, frozenset(step.rows))
-    shares = plan.divided(total, compiled.held(step.weights()), names)
+    shares = plan.divided(planned, compiled.held(step.weights()), names)
+    shares.add(copied, "workspace")
     return Outcome(
         method="xla",
         execution="xla",
         total=total,
         low=int(total * (1 - spread)),
-        high=int(max(compiled.allocated(plan).peak, limit) * (1 + spread)),
-        pool=Pool(plan.total, total, None, None, limit),
+        high=int((max(compiled.allocated(plan).peak, limit) + most) * (1 + spread)),
+        pool=Pool(plan.total, planned, None, None, limit),
         categories=shares.categories,
         layers=shares.layers,
         instant=plan.instant(names),
-        unmodelled=_unmodelled(compiled, device),
+        unmodelled=_unmodelled(compiled, plan, device),
         notes=(_note(plan, device), *compiled.notes),
     )
 
@@ -133,17 +138,16 @@ def compile_plan(lowered: Any, options: dict[str, Any], where: str, folder: str)
         lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, **options})
     except jax.errors.JaxRuntimeError as error:
         raise ChildFailure(f"XLA does not compile the step for {where}: {first_line(error)}") from error
-    plan = dumped_plan(folder)
-    if plan is None:
+    dumps = list(Path(folder).glob(_DUMP))
+    if not dumps:
         raise ChildFailure(f"this version of XLA does not write its plan for {where}")
-    return plan
+    return read_plan(dumps[0].read_bytes())
 
 
 def dumped_plan(folder: str) -> XlaPlan | None:
     """Return the plan in XLA's dumps, once XLA has written it and begun the file that follows it."""
-    endings = (".hlo.pb", "-memory-usage-report.pb")
-    plans, following = (list(Path(folder).glob(f"*_after_optimizations{ending}")) for ending in endings)
-    return read_plan(plans[0].read_bytes()) if plans and following else None
+    dumps, following = (list(Path(folder).glob(name)) for name in (_DUMP, _NEXT_DUMP))
+    return read_plan(dumps[0].read_bytes()) if dumps and following else None
 
 
 @contextlib.contextmanager
@@ -168,7 +172,7 @@ def _note(plan: XlaPlan, device: Any) -> str:
     )
 
 
-def _unmodelled(compiled: CompiledStep, device: Any) -> tuple[Unmodelled, ...]:
+def _unmodelled(compiled: CompiledStep, plan: XlaPlan, device: Any) -> tuple[Unmodelled, ...]:
     if device.platform == "cpu":
-        return (CPU_SCRATCH,)
+        return (cpu_scratch(plan.cpu_scratch[1] - plan.cpu_scratch[0]),)
     return prefetched_batches(sum(compiled.arguments.get("inputs", ()))), XLA_AUTOTUNING

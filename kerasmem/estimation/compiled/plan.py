@@ -38,6 +38,7 @@ class XlaPlan(Record, what="XLA plan"):
         convolutions: for each of cuDNN's convolutions without workspace in the plan the bytes of its inputs and
             outputs, and its operation.
         is_recomputed: whether XLA computes values a second time to save memory.
+        cpu_scratch: bytes that one call of a library's kernel on a CPU copies beside the plan, and takes at most.
     """
 
     argument: int
@@ -47,6 +48,7 @@ class XlaPlan(Record, what="XLA plan"):
     at: str | None = None
     convolutions: tuple[tuple[int, str], ...] = ()
     is_recomputed: bool = False
+    cpu_scratch: tuple[int, int] = (0, 0)
 
     @property
     def requested(self) -> int:
