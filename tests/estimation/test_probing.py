@@ -6,18 +6,11 @@ import pytest
 
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe import probing, running
-from kerasmem.estimation.probe.probing import default_batch_sizes, probe
+from kerasmem.estimation.probe.probing import probe
 from kerasmem.estimation.probe.running import MeasuredSteps, Run, run_steps, try_batch
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.children import ChildFailure
 from kerasmem.units import GIB
-
-
-def test_batch_sizes():
-    assert default_batch_sizes(25) == (8, 16, 24)
-    assert default_batch_sizes(100) == (16, 32, 48)
-    assert default_batch_sizes(4096) == (64, 128, 192)
-    assert default_batch_sizes(6000, is_xla=True) == (1000, 2000, 3000)
 
 
 @pytest.fixture
@@ -25,9 +18,13 @@ def outcome(monkeypatch):
     """Return the outcome of a probe from peaks by batch size."""
 
     def ask(peaks, target, *, execution="graph", optimizer=60, **options):
-        runs = tuple(Run(batch, 5 * batch, 0, 0, sizes, 0.1) for batch, sizes in peaks.items())
-        measured = MeasuredSteps("CPU:0", execution, 30, optimizer, ("assumed",), runs)
-        monkeypatch.setattr(probing, "run_steps", lambda request, runs, **_: measured)
+        def run_steps(request, runs, **_):
+            size = runs[0][0]
+            return MeasuredSteps(
+                "CPU:0", execution, 30, optimizer, ("assumed",), (Run(size, 5 * size, 0, 0, peaks[size], 0.1),)
+            )
+
+        monkeypatch.setattr(probing, "run_steps", run_steps)
         return probe(StepSpec("m.keras", batch_size=target), **options)
 
     return ask
@@ -47,32 +44,35 @@ def line(batch):
 
 
 def test_the_peak_lies_on_the_line_through_the_measured_ones(outcome):
-    peaks = {batch: (line(batch) - 1, line(batch), line(batch) + 1) for batch in (24, 16, 8)}
-    measured = outcome(peaks, 512)
-    assert (measured.total, measured.pool.in_use) == (line(512), line(512))
-    assert (measured.low, measured.high) == (int(line(512) * 0.91), int(line(512) * 1.09))
-    assert measured.categories["inputs"] == 5 * 512
+    peaks = {batch: (line(batch) - 1, line(batch), line(batch) + 1) for batch in (16, 32, 48)}
+    measured = outcome(peaks, 64)
+    assert (measured.total, measured.pool.in_use) == (line(64), line(64))
+    assert (measured.low, measured.high) == (int(line(64) * 0.91), int(line(64) * 1.09))
+    assert measured.categories["inputs"] == 5 * 64
 
 
 def test_the_interval_covers_what_the_spread_of_the_peaks_grows_to(outcome):
-    measured = outcome({24: (1230, 1440), 16: (1160, 1160), 8: (1060, 1100)}, 104)
-    assert measured.low == 1230 + 5 * (1230 - 1100)
-    assert measured.high == 1440 + 5 * (1440 - 1060)
+    measured = outcome({16: (900, 1100), 32: (1200,), 48: (1200, 1600)}, 64)
+    assert measured.low == 1200 + (1200 - 1100) / 2
+    assert measured.high == 1600 + (1600 - 900) / 2
 
 
-def test_the_upper_end_follows_the_last_two_batches_if_growth_increases(outcome):
-    measured = outcome({24: (1300,), 16: (1200,), 8: (1180,)}, 104)
-    assert measured.high >= 1300 + 10 * (1300 - 1200)
+def test_the_interval_covers_growth_that_increases(outcome):
+    peaks = {batch: (line(batch) + batch * batch // 8,) for batch in (16, 32, 48)}
+    measured = outcome(peaks, 64)
+    assert measured.total < line(64) + 64 * 64 // 8 <= measured.high
 
 
-def test_memory_that_does_not_grow_in_proportion_is_refused(outcome):
-    peaks = {batch: (100 + batch * batch,) for batch in (24, 16, 8)}
-    with pytest.raises(KerasmemError, match=r"batches 8, 16, 24 .*graph mode.*measure batch 512 itself"):
-        outcome(peaks, 512)
-    bent = {24: (3000,), 16: (2100,), 8: (1000,)}
-    assert outcome(bent, 512).total > 3000
-    with pytest.raises(KerasmemError, match="xla mode"):
-        outcome(bent, 512, execution="xla")
+def test_memory_that_grows_with_the_square_of_the_batch_is_refused(outcome):
+    peaks = {batch: (batch * batch,) for batch in (16, 32, 48)}
+    with pytest.raises(KerasmemError, match=r"batches 16, 32, 48 .*graph mode.*measure batch 64 itself"):
+        outcome(peaks, 64)
+
+
+def test_a_plan_of_xla_is_not_extrapolated(outcome):
+    with pytest.raises(KerasmemError, match="use method xla"):
+        outcome({16: (1,)}, 64, execution="xla")
+    assert outcome({64: (9,)}, 64, execution="xla", is_fixed=True).total == 9
 
 
 @pytest.mark.parametrize("available", [10 * GIB, 2 * GIB])

@@ -26,13 +26,3 @@ def perceptron():
     model = keras.Sequential([keras.Input((64,)), layers.Dense(256, activation="relu"), layers.Dense(10)])
     model.compile(optimizer="sgd", loss="mse")
     return model
-
-
-def pairwise():
-    """Memory that grows with the square of the batch."""
-    inputs = keras.Input((16,))
-    x = layers.Dense(64)(inputs)
-    scores = layers.Lambda(lambda x: keras.ops.matmul(x, keras.ops.transpose(x)), output_shape=(None,))(x)
-    model = keras.Model(inputs, layers.Lambda(lambda x: keras.ops.sum(x, -1, True), output_shape=(1,))(scores))
-    model.compile(optimizer="sgd", loss="mse")
-    return model

@@ -2,61 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, MeasuredSteps, Run, run_steps
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.models.spec import StepSpec
 
-# The smallest default batch is this share of the target, within these bounds; the others are twice and three times as
-# large. Larger batches predict better: at a small one the optimizer's updates, which do not grow with it, may be the
-# peak. XLA makes another plan for each batch size, so only batches near the target show how memory grows.
-SHARE, LEAST_UNIT, MOST_UNIT = 6, 8, 64
+LEAST_BATCH = 8
 STEPS = 10
-MOST_BENT = 0.03  # of the growth between the outer batches that the middle one may be off the line
+MOST_BENT = 0.2  # of the line's total, by which a parabola through the three peaks may exceed it
 _SECONDS_A_RUN = 30.0
 
 
-def probe(
-    request: StepSpec,
-    *,
-    batch_sizes: Sequence[int] | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    is_fixed: bool = False,
-) -> Outcome:
-    """Predict the memory of a step from steps at smaller batches.
-
-    A batch size that is no larger than the largest of `batch_sizes` is run itself.
+def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool = False) -> Outcome:
+    """Predict the memory of a step from steps at smaller batches, or run it itself at a small batch.
 
     Args:
         request: the model, how it is trained, and the requested batch size.
-        batch_sizes: three small ones, rising. Defaults to `default_batch_sizes`.
-        timeout: seconds for the process that runs the steps.
+        timeout: seconds for each process that runs steps.
         is_fixed: whether the model takes no other batch size than the request's.
 
     Raises:
         ModelError: If a step failed, or ran out of memory.
         KerasmemError: If the process gave no answer, or memory does not grow in proportion to the batch.
     """
-    target = request.batch_size
-    sizes = default_batch_sizes(target, request.jit_compile is True) if batch_sizes is None else tuple(batch_sizes)
-    if is_fixed or target <= sizes[-1]:
-        return _direct(run_steps(request, [(target, STEPS)], timeout=timeout))
-    runs = [(size, STEPS) for size in sizes[::-1]]
-    measured = run_steps(request, runs, timeout=timeout, seconds=_SECONDS_A_RUN)
-    return _extrapolated(measured, request)
+    sizes = smaller_batches(request.batch_size)
+    if is_fixed or request.batch_size <= sizes[-1]:
+        return _direct(run_steps(request, [(request.batch_size, STEPS)], timeout=timeout))
+    # A process for each: the chunks of one size would be reused by the next, and waste memory in other ways.
+    measured = []
+    for size in sizes:
+        measured.append(run_steps(request, [(size, STEPS)], timeout=timeout, seconds=_SECONDS_A_RUN))
+        if measured[-1].execution == "xla":
+            raise KerasmemError(
+                f"probe of {request.label}: XLA asks for one large buffer, whose chunk may be "
+                "nearly twice as large, so peaks jump from batch to batch; use method xla, or measure the batch itself"
+            )
+    return _extrapolated(replace(measured[-1], runs=tuple(each.runs[0] for each in measured)), request)
 
 
-def default_batch_sizes(target: int, is_xla: bool = False) -> tuple[int, int, int]:
-    """Return the batch sizes that are run to predict a target.
+def smaller_batches(target: int) -> tuple[int, int, int]:
+    """Return the batch sizes that are run to predict a target: a quarter of it, a half and three quarters.
+
+    Smaller ones predict worse: at a small batch the optimizer's updates, which do not grow with it, may be the peak.
 
     Examples:
-        >>> default_batch_sizes(64), default_batch_sizes(1024)
-        ((10, 20, 30), (64, 128, 192))
+        >>> smaller_batches(64), smaller_batches(25)
+        ((16, 32, 48), (8, 16, 24))
     """
-    unit = max(target // SHARE, LEAST_UNIT)
-    unit = unit if is_xla else min(unit, MOST_UNIT)
+    unit = max(target // 4, LEAST_BATCH)
     return unit, 2 * unit, 3 * unit
 
 
@@ -67,27 +62,34 @@ def _direct(measured: MeasuredSteps) -> Outcome:
 
 
 def _extrapolated(measured: MeasuredSteps, request: StepSpec) -> Outcome:
-    large, middle, small = measured.runs
+    small, middle, large = measured.runs
     target, spread = request.batch_size, SPREAD[measured.execution]
-    sizes = ", ".join(str(run.batch_size) for run in (small, middle, large))
-    growth = large.median - small.median
-    bent = abs(middle.median - _on_line(small, large, small.median, large.median, middle.batch_size))
-    if bent > MOST_BENT * growth + spread * middle.median:
+    sizes = ", ".join(str(run.batch_size) for run in measured.runs)
+    total = _on_line(small, large, small.mean, large.mean, target)
+    bent = _bent(small, middle, large, target)
+    if bent > MOST_BENT * total:
         raise KerasmemError(
             f"probe of {request.label}: the peaks at batches {sizes} "
-            f"({', '.join(f'{run.median:,} B' for run in (small, middle, large))}; {measured.execution} mode) do not "
+            f"({', '.join(f'{run.mean:,} B' for run in measured.runs)}; {measured.execution} mode) do not "
             f"grow in proportion to the batch; measure batch {target} itself, or use another method"
         )
-    total = _on_line(small, large, small.median, large.median, target)
-    steepest = _on_line(middle, large, middle.median, large.median, target)
+    least = _on_line(small, large, max(small.peaks), min(large.peaks), target)
+    most = _on_line(small, large, min(small.peaks), max(large.peaks), target)
     return _outcome(
         measured,
         total,
-        min(_on_line(small, large, max(small.peaks), min(large.peaks), target), int(total * (1 - spread))),
-        max(_on_line(small, large, min(small.peaks), max(large.peaks), target), int(total * (1 + spread)), steepest),
+        min(least, int(total * (1 - spread)), total + bent),
+        max(most, int(total * (1 + spread)), total + bent),
         _on_line(small, large, small.inputs, large.inputs, target),
         f"run at batches {sizes} on {measured.device}; a line through their peaks gives batch {target}",
     )
+
+
+def _bent(small: Run, middle: Run, large: Run, batch_size: int) -> int:
+    """Return the bytes at a batch size from the line through the outer peaks to the parabola through all three."""
+    off = middle.mean - _on_line(small, large, small.mean, large.mean, middle.batch_size)
+    first, half, last = small.batch_size, middle.batch_size, large.batch_size
+    return round(off * (batch_size - first) * (batch_size - last) / ((half - first) * (half - last)))
 
 
 def _on_line(small: Run, large: Run, at_small: int, at_large: int, batch_size: int) -> int:

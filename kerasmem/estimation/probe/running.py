@@ -55,6 +55,11 @@ class Run:
         """The usual peak, in bytes."""
         return int(statistics.median(self.peaks))
 
+    @property
+    def mean(self) -> int:
+        """The mean peak, which depends less on the steps that were drawn, in bytes."""
+        return int(statistics.mean(self.peaks))
+
 
 @dataclass(frozen=True)
 class MeasuredSteps(Record, what="measured steps"):
