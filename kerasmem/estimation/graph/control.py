@@ -1,9 +1,9 @@
-"""Loops and branches unrolled: the program with every iteration spelled out. Pure Python.
+"""Unroll loops and branches: a program with a node for each run of an operation. Pure Python.
 
-TensorFlow lowers `while` and `cond` to Enter, Merge, Switch, NextIteration and Exit. Here the tokens that the executor
-would pass between them are passed without computing anything but the loop's counters, and each operation that would
-run becomes a node of its own, which takes its inputs from where they were made and waits for what hands them on. Where
-a branch depends on the data, the one that makes more is taken, and it is said.
+TensorFlow lowers `while` and `cond` to Enter, Merge, Switch, NextIteration and Exit. Here tokens pass between those as
+they do in the executor, but only the loop's counters are computed. Each operation that would run becomes a node. It
+takes its inputs from the nodes that made them, and waits for those that passed them on. If a branch depends on the
+data, the larger one is taken, with a note.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kerasmem.estimation.graph.program import Node, NotModelled, Program
 
 CONTROL = frozenset({"Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond"})
 SIZED_BY_DATA = frozenset({"Where", "Unique", "UniqueV2", "ListDiff", "DynamicPartition", "BooleanMask"})
-LONGEST = 400_000  # nodes; a longer step is not worth simulating
+LONGEST = 400_000  # nodes; a longer step is not simulated
 
 _Context = tuple[tuple[str, int], ...]
 _Instance = tuple[int, _Context]
@@ -45,7 +45,13 @@ _EVALUATED: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """What an edge carries: the new node and output behind it (None: nothing), its value if known; or it is dead."""
+    """A value on an edge.
+
+    Attributes:
+        source: the new node and output that it comes from, or None.
+        value: None if unknown.
+        dead: whether it comes from a branch that is not taken.
+    """
 
     source: tuple[int, int] | None
     value: Any = None
@@ -56,10 +62,10 @@ _DEAD, _ENDED = _Token(None, None, True), _Token(None)
 
 
 def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
-    """Return the program without control flow, and notes on the branches that were chosen.
+    """Return the program without control flow, and notes on the branches taken.
 
     Raises:
-        NotModelled: how often a loop runs depends on the data, or it runs too long.
+        NotModelled: If the number of iterations depends on the data, or is too large.
     """
     if not any(node.type in CONTROL for node in program.nodes):
         return program, ()
@@ -69,33 +75,34 @@ def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
 
 
 def _as_lowered(program: Program) -> Program:
-    """Return the program with what is in a loop's functions waiting for its first variable alone, not for all of them.
+    """Return the program with the nodes of a loop's functions waiting for its first variable alone.
 
-    So TensorFlow's runtime lowers it (lower_while_op.cc). Grappler, which is asked here, has a function wait for all
-    that it is given (function_optimizer.cc), so that no iteration would begin before the last is done.
+    TensorFlow's runtime lowers loops in this way (lower_while_op.cc). Grappler lets a function wait for all its inputs
+    (function_optimizer.cc), so that no iteration would begin before the last one ends.
     """
     nodes = program.nodes
 
     def controls(node: Node) -> tuple[int, ...]:
-        merges = [each for each in node.controls if nodes[each].type == "Merge"]
-        first = min(merges, key=lambda each: (len(nodes[each].name), nodes[each].name), default=None)  # by its number
-        if len(merges) < 2 and not any("/loop_body_control/" in nodes[each].name for each in node.controls):
+        merges = [source for source in node.controls if nodes[source].type == "Merge"]
+        # Names end with the variable's number.
+        first = min(merges, key=lambda source: (len(nodes[source].name), nodes[source].name), default=None)
+        if len(merges) < 2 and not any("/loop_body_control/" in nodes[source].name for source in node.controls):
             return node.controls
-        handed = ("Merge", "Switch", "Enter")
-        return tuple(each for each in node.controls if each == first or nodes[each].type not in handed)
+        passed_on = ("Merge", "Switch", "Enter")
+        return tuple(source for source in node.controls if source == first or nodes[source].type not in passed_on)
 
     return replace(program, nodes=tuple(replace(node, controls=controls(node)) for node in nodes))
 
 
 class _Waiting:
-    """An operation of one iteration: what has arrived, and how much it still waits for."""
+    """An operation of one iteration that still waits for tokens."""
 
     __slots__ = ("controls", "has_run", "inputs", "is_dead", "left")
 
     def __init__(self, left: int) -> None:
         self.left, self.is_dead, self.has_run = left, False, False
         self.inputs: dict[int, _Token] = {}
-        self.controls: list[int] = []  # new nodes that have handed on to it
+        self.controls: list[int] = []  # new nodes that its tokens came through
 
 
 class _Walk:
@@ -104,8 +111,8 @@ class _Walk:
         self._consumers: list[list[tuple[int, int, int]]] = [[] for _ in program.nodes]  # (output, consumer, input)
         self._after: list[list[int]] = [[] for _ in program.nodes]
         for number, node in enumerate(program.nodes):
-            for place, (source, output) in enumerate(node.inputs):
-                self._consumers[source].append((output, number, place))
+            for index, (source, output) in enumerate(node.inputs):
+                self._consumers[source].append((output, number, index))
             for source in node.controls:
                 self._after[source].append(number)
         self._waiting: dict[_Instance, _Waiting] = {}
@@ -115,7 +122,7 @@ class _Walk:
         self._branches: dict[tuple[int, int], bool] = {}
         self._new: list[Node] = []
         self._origins: list[int] = []  # of new nodes: their old numbers
-        self._place: dict[int, int] = {}  # nodes outside frames: old number → new
+        self._number_of: dict[int, int] = {}  # of nodes outside frames: old number → new
         self._tokens: dict[tuple[int, int], _Token] = {}
         self.notes: list[str] = []
 
@@ -137,7 +144,7 @@ class _Walk:
             for end in program.results
             if (token := self._tokens.get(end)) is not None and token.source is not None
         )
-        arguments = tuple(self._place[number] for number in program.arguments if number in self._place)
+        arguments = tuple(self._number_of[number] for number in program.arguments if number in self._number_of)
         return Program(tuple(self._new), program.variables, arguments, results, program, tuple(self._origins))
 
     def _at(self, number: int, context: _Context) -> _Waiting:
@@ -148,17 +155,17 @@ class _Walk:
             waiting = self._waiting[number, context] = _Waiting(data + len(node.controls))
         return waiting
 
-    def _arrive(self, number: int, context: _Context, token: _Token, by: int | None, place: int | None = None) -> None:
-        """Hand an operation a token, by a new node: the input of this place; None for a control edge."""
+    def _arrive(self, number: int, context: _Context, token: _Token, by: int | None, index: int | None = None) -> None:
+        """Pass an operation a token for an input (None: a control edge) from a new node."""
         node, waiting = self._program.nodes[number], self._at(number, context)
         if waiting.has_run:
             return
-        if place is not None:
-            waiting.inputs[place] = token
+        if index is not None:
+            waiting.inputs[index] = token
         if node.type != "Merge":
             waiting.is_dead |= token.dead
-        elif place is not None:  # the first that is alive will do, or all of them dead
-            alive = sum(not each.dead for each in waiting.inputs.values())
+        elif index is not None:  # the first live token suffices, or all dead ones
+            alive = sum(not received.dead for received in waiting.inputs.values())
             if (token.dead or alive != 1) and (alive or len(waiting.inputs) < len(node.inputs)):
                 return
         if by is not None:
@@ -174,7 +181,7 @@ class _Walk:
         waiting.has_run = True
         tokens, waiting.inputs = waiting.inputs, {}
         if node.type == "Merge":
-            alive = next(((place, each) for place, each in tokens.items() if not each.dead), None)
+            alive = next(((index, token) for index, token in tokens.items() if not token.dead), None)
             if alive is None:
                 self._send(number, context, [_DEAD, _DEAD], None)
             else:
@@ -184,7 +191,7 @@ class _Walk:
             if node.type not in ("NextIteration", "Exit"):
                 self._send(number, context, [_DEAD] * len(node.outputs), None)
         else:
-            inputs = [tokens[place] for place in range(len(node.inputs))]
+            inputs = [tokens[index] for index in range(len(node.inputs))]
             if node.type in CONTROL:
                 by = self._add(number, Node(node.name, node.type, (), _once(waiting), (), {}))
                 self._control(number, node, context, inputs, by)
@@ -231,9 +238,9 @@ class _Walk:
         return self._branches[key]
 
     def _heavier(self, condition: tuple[int, int]) -> tuple[bool, str]:
-        """Return whether what hangs on the branch for "true" makes at least as many bytes as the other, and why.
+        """Return whether the branch for "true" makes at least as many bytes as the other, and the reason.
 
-        A branch whose sizes depend on the data too, as of places that are looked for, gives way to one whose do not.
+        A branch of known sizes is preferred to one whose sizes depend on the data.
         """
         switches = [
             number
@@ -243,7 +250,9 @@ class _Walk:
         weights, known = [], []
         for branch in (0, 1):
             seen: set[int] = set()
-            pending = [each for switch in switches for output, each, _ in self._consumers[switch] if output == branch]
+            pending = [
+                consumer for switch in switches for output, consumer, _ in self._consumers[switch] if output == branch
+            ]
             while pending:
                 number = pending.pop()
                 if number not in seen and self._program.nodes[number].type != "Merge":
@@ -261,13 +270,11 @@ class _Walk:
     ) -> None:
         # Which input a Merge took is a number without memory of its own, and has no source.
         sources = tuple(token.source for token in inputs if token.source is not None)
-        made = Node(node.name, node.type, sources, controls, node.outputs, node.attributes, node.variable)
-        place = self._add(number, made)
+        new = self._add(number, replace(node, inputs=sources, controls=controls))
         if not context:
-            self._place[number] = place
-        values = self._values(node, inputs)
-        outputs = [_Token((place, output), value) for output, value in enumerate(values)]
-        self._send(number, context, outputs, place)
+            self._number_of[number] = new
+        outputs = [_Token((new, output), value) for output, value in enumerate(self._values(node, inputs))]
+        self._send(number, context, outputs, new)
 
     def _add(self, number: int, node: Node) -> int:
         """Add a new node for one run of an operation, and return its number."""
@@ -276,7 +283,7 @@ class _Walk:
         return len(self._new) - 1
 
     def _values(self, node: Node, inputs: Sequence[_Token]) -> list[Any]:
-        """Return what is known of the values of a node's outputs; a list's is (what was pushed last, the rest)."""
+        """Return the known values of a node's outputs. A list's value is (last item, rest)."""
         known = [token.value for token in inputs]
         value = None
         if node.type == "Const":
@@ -286,15 +293,15 @@ class _Walk:
             value = (known[1], known[0])
         elif node.type == "TensorListPopBack" and known[0] is not None:
             return [known[0][1], known[0][0]]
-        elif node.type in _EVALUATED and not any(each is None for each in known):
+        elif node.type in _EVALUATED and None not in known:
             value = _EVALUATED[node.type](*known)
         return [value, *[None] * (len(node.outputs) - 1)][: len(node.outputs)]
 
     def _send(self, number: int, context: _Context, outputs: list[_Token], by: int | None) -> None:
-        """Hand on what an operation puts out to those in an iteration, by the new node; None where it is dead."""
-        for output, consumer, place in self._consumers[number]:
+        """Pass an operation's outputs to its consumers in an iteration, from a new node (None if it is dead)."""
+        for output, consumer, index in self._consumers[number]:
             token = outputs[output]
-            self._arrive(consumer, context, token, None if token.dead else by, place)
+            self._arrive(consumer, context, token, None if token.dead else by, index)
         for consumer in self._after[number]:
             self._arrive(consumer, context, _DEAD if by is None else _ENDED, by)
         if not context:
