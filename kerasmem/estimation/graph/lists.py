@@ -1,8 +1,8 @@
-"""Tensor lists followed to what is in them, and shapes that only then are known. Pure Python.
+"""Follow tensor lists to their items, and infer the shapes that depend on them. Pure Python.
 
-A loop's forward pass pushes what the backward pass needs onto lists, and the backward pass pops it. In a program
-without control flow it is known which is which: the operation that takes a tensor out of a list gets it as an input of
-its own, so that it lives from where it was made to where it is used.
+A loop's forward pass pushes tensors onto lists, and the backward pass pops them. In a program without control flow it
+is known which is which: an operation that takes an item from a list gets it as a further input, so that the item lives
+until then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
 from kerasmem.estimation.graph.rules import ALIASES
 from kerasmem.models.sizes import element_bytes
 
-SMALL, DEEPEST = 64, 40  # elements of a value that a shape depends on; operations that lead to it
+SMALL, DEEPEST = 64, 40  # most elements of a value that a shape depends on; most operations that lead to it
 
 Shape = tuple[int, ...]
 Infer = Callable[[Node, Sequence[Tensor], Sequence[Any]], "list[Shape | None] | None"]
@@ -35,13 +35,13 @@ def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_
 
     Args:
         program: without control flow, each node after those it takes from.
-        infer: from a node, its inputs and their values where they are constants to the shapes of its outputs (None
-            for one that depends on the data), or None where that is not known.
-        evaluate: from a node, the number of an output, the node's inputs and their values to the output's value, or
-            None where that depends on the data. It is asked only for what a shape depends on.
+        infer: returns the shapes of a node's outputs from its inputs and their values, or None if unknown. A shape is
+            None if it depends on the data.
+        evaluate: returns the value of a node's output, or None if it depends on the data. It is called only for values
+            that a shape depends on.
 
     Raises:
-        NotModelled: a list's contents or a shape depend on the data.
+        NotModelled: If a list's contents or a shape depend on the data.
     """
     if not any(_is_open(node) for node in program.nodes):
         return program
@@ -58,7 +58,7 @@ def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_
 
 
 class _Stack:
-    """A list that grows and shrinks at its end; the rest is shared with the lists it was made from."""
+    """A list that grows and shrinks at its end, and shares the rest with other lists."""
 
     __slots__ = ("rest", "top")
 
@@ -70,23 +70,23 @@ _EMPTY = _Stack((-1, 0), None)
 
 
 class _Lists:
-    """What is known of the lists of a program, each by the output that it is."""
+    """The contents and uses of a program's lists, by the output that holds the list."""
 
     def __init__(self) -> None:
         self.contents: dict[_Source, _Items | _Stack] = {}
-        self.origin: dict[_Source, _Source] = {}  # list → the list that it became of
+        self.origin: dict[_Source, _Source] = {}  # list → the first list that it derives from
         self.written: Counter[_Source] = Counter()  # by origin
         self.read: Counter[_Source] = Counter()
         self._user: dict[_Source, int] = {}  # list → the last operation that takes it
-        self._goes_on: set[_Source] = set()  # lists that others are made of
+        self._goes_on: set[_Source] = set()  # lists that others derive from
 
     def items(self, source: _Source) -> _Items:
-        """Return the items of a list with numbered places; none for a stack."""
+        """Return the items of a list with indices; none for a stack."""
         contents = self.contents.get(source, ())
         return contents if isinstance(contents, tuple) else ()
 
     def use(self, number: int, source: _Source, becomes: _Source | None = None) -> _Source:
-        """Note that an operation takes a list, and what it makes of it; return where the list comes from."""
+        """Note that an operation takes a list, and which list it makes of it; return the list's origin."""
         origin = self.origin.get(source, source)
         self._user[source] = number
         if becomes is not None:
@@ -95,7 +95,7 @@ class _Lists:
         return origin
 
     def last_holders(self) -> Iterator[tuple[int, list[_Source]]]:
-        """Return the last operation that takes a list that no other is made from, and what dies with that list."""
+        """Yield the last operation on each final list, and the items that die with the list."""
         for source, number in self._user.items():
             items = [item for item in self.items(source) if item is not None]
             if source not in self._goes_on and items:
@@ -107,10 +107,10 @@ def _is_open(node: Node) -> bool:
 
 
 def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Note what lists a node makes; return it with what it takes out of one as a further input.
+    """Note the lists that a node makes, and return it with an item that it takes as a further input.
 
-    Which place is read or written at which time is often not known and matters little: rows are as large as each
-    other. The k-th reading or writing is taken to be of the k-th place.
+    The index that is read or written is often unknown and matters little, since rows have one size. The k-th read or
+    write is taken to be at index k.
     """
     rule = _LIST_RULES.get(node.type)
     if rule is not None:
@@ -121,7 +121,7 @@ def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -
         lists.use(number, source)
         of = [nodes[item[0]].outputs[item[1]] for item in lists.items(source) if item is not None]
         return _with_rows(number, node, of, lists)
-    if node.type == "AddN" and node.inputs and all(isinstance(contents.get(each), tuple) for each in node.inputs):
+    if node.type == "AddN" and node.inputs and all(isinstance(contents.get(end), tuple) for end in node.inputs):
         return _with_sums(number, node, nodes, lists)
     if source in contents and (node.type in ALIASES or node.type in ("ZerosLike", "AddN")):
         contents[number, 0] = contents[source]
@@ -143,7 +143,7 @@ def _pushed(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> No
 def _popped(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
     stack = lists.contents.get(node.inputs[0])
     if not isinstance(stack, _Stack) or stack.top[0] < 0 or stack.rest is None:
-        raise NotModelled(f"what {node.name} takes from its list is not known")
+        raise NotModelled(f"the item that {node.name} takes from its list is not known")
     lists.contents[number, 0] = stack.rest
     if stack.top in lists.contents:  # a list of an inner loop, on one of the outer
         lists.contents[number, 1] = lists.contents[stack.top]
@@ -160,53 +160,53 @@ def _split_into_rows(number: int, node: Node, nodes: Sequence[Node], lists: _Lis
 
 def _read(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
     items, origin = lists.items(node.inputs[0]), lists.use(number, node.inputs[0])
-    read = items[min(lists.read[origin], len(items) - 1)] if items else None
+    item = items[min(lists.read[origin], len(items) - 1)] if items else None
     lists.read[origin] += 1
-    known = read or next((each for each in items if each is not None), None)
+    known = item or next((item for item in items if item is not None), None)
     return node if known is None else replace(node, inputs=(*node.inputs, known))
 
 
 def _stacked(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
     items = lists.items(node.inputs[0])
-    return replace(node, inputs=(*node.inputs, *(each for each in items if each is not None)))
+    return replace(node, inputs=(*node.inputs, *(item for item in items if item is not None)))
 
 
 def _with_rows(number: int, node: Node, rows: Sequence[Tensor], lists: _Lists) -> Node:
     """Return the node with the rows of the list that it makes as further outputs."""
-    lists.contents[number, 0] = tuple((number, 1 + place) for place in range(len(rows)))
+    lists.contents[number, 0] = tuple((number, 1 + index) for index in range(len(rows)))
     return replace(node, outputs=(node.outputs[0], *rows))
 
 
 def _with_item(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Return the node that writes an item; the one that was there before lives until then."""
+    """Return the node that writes an item, and takes the item that it replaces."""
     here, items = (number, 0), lists.items(node.inputs[0])
     origin = lists.use(number, node.inputs[0], here)
-    place = _number(node.inputs[1], nodes)
-    if place is None:
-        place = lists.written[origin]
+    index = _number(node.inputs[1], nodes)
+    if index is None:
+        index = lists.written[origin]
     lists.written[origin] += 1
-    items += (None,) * (place + 1 - len(items))
-    lists.contents[here] = (*items[:place], node.inputs[2], *items[place + 1 :])
-    before = items[place]
+    items += (None,) * (index + 1 - len(items))
+    lists.contents[here] = (*items[:index], node.inputs[2], *items[index + 1 :])
+    before = items[index]
     return node if before is None else replace(node, inputs=(*node.inputs, before))
 
 
 def _with_sums(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Return the node that adds lists: a new row where several have one, else the one that there is."""
+    """Return the node that adds lists: a new row if several lists have one, else that row."""
     here = (number, 0)
     rows: list[Tensor] = []
     items: list[_Source | None] = []
     added: list[_Source] = []
-    for place in itertools.zip_longest(*(lists.items(each) for each in node.inputs)):
-        there = [item for item in place if item is not None]
-        if len(there) > 1:
-            added += there
-            rows.append(nodes[there[0][0]].outputs[there[0][1]])
+    for row in itertools.zip_longest(*map(lists.items, node.inputs)):
+        existing = [item for item in row if item is not None]
+        if len(existing) > 1:
+            added += existing
+            rows.append(nodes[existing[0][0]].outputs[existing[0][1]])
             items.append((number, len(rows)))
         else:
-            items.append(there[0] if there else None)
-    for each in node.inputs:
-        lists.use(number, each, here)
+            items.append(existing[0] if existing else None)
+    for source in node.inputs:
+        lists.use(number, source, here)
     lists.contents[here] = tuple(items)
     return replace(node, inputs=(*node.inputs, *added), outputs=(node.outputs[0], *rows))
 
@@ -229,14 +229,14 @@ def _number(source: _Source, nodes: Sequence[Node]) -> int | None:
 
 
 class _Values:
-    """Values of small tensors, computed where a shape depends on them."""
+    """Values of small tensors, computed only if a shape depends on them."""
 
     def __init__(self, nodes: Sequence[Node], evaluate: Evaluate) -> None:
         self._nodes, self._evaluate = nodes, evaluate
         self._known: dict[_Source, Any] = {}
 
     def of(self, source: _Source, depth: int = 0) -> Any:
-        """Return the value of an output, or None where it depends on the data or takes too much to find."""
+        """Return the value of an output, or None if it depends on the data or on too many operations."""
         node = self._nodes[source[0]]
         if node.type == "Const":
             return node.attributes.get("value")
@@ -245,51 +245,53 @@ class _Values:
         return self._known[source]
 
     def _find(self, node: Node, output: int, depth: int) -> Any:
-        made = node.outputs[output]
-        if made.dtype not in ("int32", "int64", "bool") or math.prod(made.shape or ()) > SMALL:
+        tensor = node.outputs[output]
+        if tensor.dtype not in ("int32", "int64", "bool") or math.prod(tensor.shape or ()) > SMALL:
             return None
         if node.type == "TensorListPopBack":
             return self.of(node.inputs[2], depth + 1)
-        inputs = [self._nodes[source].outputs[place] for source, place in node.inputs]
+        inputs = [self._nodes[source].outputs[index] for source, index in node.inputs]
         if node.type in ("Shape", "ShapeN"):
             shape = inputs[output].shape
-            return None if shape is None else np.array(shape, made.dtype)
-        values = [self.of(each, depth + 1) for each in node.inputs]
-        if node.type == "Minimum" and len(known := [each for each in values if each is not None]) == 1:
+            return None if shape is None else np.array(shape, tensor.dtype)
+        values = [self.of(source, depth + 1) for source in node.inputs]
+        if node.type == "Minimum" and len(known := [value for value in values if value is not None]) == 1:
             other = node.inputs[0 if values[0] is None else 1]
             least = self._least(other, depth + 1)  # both ends of `tf.math.bincount` may be the same
             return known[0] if least is not None and np.all(least >= known[0]) else None
-        return self.made(node, output, inputs, values)
+        return self.evaluated(node, output, inputs, values)
 
-    def made(self, node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-        """Return the value of an output, by those of all inputs; None where one is not known."""
-        return (
-            None if not values or any(each is None for each in values) else self._evaluate(node, output, inputs, values)
-        )
+    def evaluated(self, node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        """Return the value of an output from the values of all inputs, or None if one is unknown."""
+        if not values or any(value is None for value in values):
+            return None
+        return self._evaluate(node, output, inputs, values)
 
     def _least(self, source: _Source, depth: int) -> Any:
-        """Return what an output that depends on the data is never below, where it is a maximum of it."""
+        """Return the known lower bound of a maximum that depends on the data, or None."""
         node = self._nodes[source[0]]
-        values = [self.of(each, depth + 1) for each in node.inputs] if node.type == "Maximum" else []
-        return next((each for each in values if each is not None), None)
+        values = [self.of(operand, depth + 1) for operand in node.inputs] if node.type == "Maximum" else []
+        return next((value for value in values if value is not None), None)
 
 
 def _with_shapes(node: Node, inputs: Sequence[Tensor], values: _Values, infer: Infer) -> Node:
-    if not any(_is_unknown(each) for each in node.outputs):
+    if not any(map(_is_unknown, node.outputs)):
         return node
     shapes, known = _of_list(node, inputs), []
-    if shapes is None and all(each.shape is not None or each.dtype in ("variant", "resource") for each in inputs):
+    if shapes is None and all(tensor.shape is not None or tensor.dtype in ("variant", "resource") for tensor in inputs):
         known = [values.of(source) for source in node.inputs]
         shapes = infer(node, inputs, known)
     if shapes is None:
         return node
     outputs = list(node.outputs)
-    for place, (each, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
-        if shape is None and _is_unknown(each):  # how long the value is may follow from other values alone
-            value = values.made(node, place, inputs, known)
+    for index, (tensor, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
+        if not _is_unknown(tensor):
+            continue
+        if shape is None:  # the value, and so its length, may follow from other values alone
+            value = values.evaluated(node, index, inputs, known)
             shape = None if value is None else value.shape
-        if shape is not None and _is_unknown(each):
-            outputs[place] = Tensor(shape, each.dtype, math.prod(shape) * element_bytes(each.dtype))
+        if shape is not None:
+            outputs[index] = Tensor(shape, tensor.dtype, math.prod(shape) * element_bytes(tensor.dtype))
     return replace(node, outputs=tuple(outputs))
 
 
@@ -298,7 +300,7 @@ def _is_unknown(tensor: Tensor) -> bool:
 
 
 def _of_list(node: Node, inputs: Sequence[Tensor]) -> list[Shape | None] | None:
-    """Return the shapes of what comes out of a list, by what went in."""
+    """Return the shapes of an operation's outputs that are a list's items, or None for other operations."""
     kind = node.type
     if kind == "LookupTableFindV2" and len(inputs) > 2 and inputs[2].shape == ():
         return [inputs[1].shape]
