@@ -20,8 +20,8 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
     Attributes:
         name: what is changed, in a few words.
         changes: kinds and values, as `Change.to_data` gives them.
-        result: what becomes of the result: "same training trajectory", "same network, other rounding", "same network,
-            other training", "other optimizer" or "other network".
+        result: what becomes of the result: "same outputs", "same training trajectory", "same network, other
+            rounding", "same network, other training", "other optimizer" or "other network".
         cost: what it costs in time, hardware or quality, in words.
         compute: the arithmetic of a step against now (1.33: a third more; the number of cards for several), at most.
         total: the predicted peak in bytes.
@@ -87,7 +87,8 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
         notes: what else a reader should know.
         kernels: whose kernels `need` holds for, as in `Remedy`.
         data_bytes: what Keras keeps on the device of arrays that it is given whole, at most: their copy, and of
-            `predict` all outputs, twice at its end. All figures count it; 0 if the number of samples is unknown.
+            `predict` all outputs, twice at its end. All figures count it. 0 without whole arrays, None if their shapes
+            are unknown.
     """
 
     model: ModelFacts
@@ -99,7 +100,7 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
     kernels: str | None = None
-    data_bytes: int = 0
+    data_bytes: int | None = 0
 
     @property
     def verdict(self) -> str:

@@ -5,8 +5,9 @@ orders changes from what leaves the training as it is to what trains another net
 
 The words of each kind stand in `data/changes.json`, in the order in which changes are made to a model. A row has a
 name, what becomes of the result (one of `RESULTS`), the cost in words, and `compute` and `steps` where they are not 1;
-under "values" what is other for a value; under "with_batch_norm" what the cost ends with for a model that normalises by
-the statistics of a batch: the result is another training then.
+under "values" what is other for a value; under "without_training" what is other for evaluation and inference; under
+"with_batch_norm" what the cost ends with for a model that normalises by the statistics of a batch: the result is
+another training then.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ STREAM = "stream"  # the kind of the change that no longer gives Keras whole arr
 SAME, TRAINING = "same training trajectory", "same network, other training"
 # From the least to the most that a change does to the result, and how far apart these lie in `Change.harm`.
 RESULTS = {
-    SAME: 1.0, "same network, other rounding": 10.0, TRAINING: 100.0, "other optimizer": 100.0, "other network": 1000.0,
+    "same outputs": 1.0, SAME: 1.0, "same network, other rounding": 10.0, TRAINING: 100.0,
+    "other optimizer": 100.0, "other network": 1000.0,
 }  # fmt: skip
 
 
@@ -102,7 +104,9 @@ class Change:
 _GROUPS = {"micro_batches": "batch", "batch_size": "batch", "replicas": "batch", "freeze": "trained", "lora": "trained"}
 
 
-def make_change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_size: int | None = None) -> Change:
+def make_change(
+    kind: str, value: Any, *, has_batch_norm: bool = False, batch_size: int | None = None, trains: bool = True
+) -> Change:
     """Return a change with its words.
 
     Args:
@@ -110,12 +114,14 @@ def make_change(kind: str, value: Any, *, has_batch_norm: bool = False, batch_si
         value: what it is set to.
         has_batch_norm: the model normalises by the statistics of a batch, so that a smaller one gives others.
         batch_size: samples in a batch as they are now.
+        trains: the step is a training step.
 
     Examples:
         >>> make_change("micro_batches", 4).result
         'same training trajectory'
     """
     row = _DATA["changes"][kind]
+    row = row if trains else {**row, **row.get("without_training", {})}
     row = {**row, **row.get("values", {}).get(str(value), {})}
     words = _words(kind, value, batch_size)
     result, cost = row["result"], row["cost"].format(**words)

@@ -39,6 +39,11 @@ _STREAMED = {
         "    outputs = model.predict_on_batch(x[n : n + {batch}])   # NumPy arrays: save or collect them"
     ),
 }
+_STREAMED_INPUTS = (
+    "for n in range(0, len(keras.tree.flatten(x)[0]), {batch}):\n"
+    "    inputs = keras.tree.map_structure(lambda each: each[n : n + {batch}], x)\n"
+    "    outputs = model.predict_on_batch(inputs)   # NumPy arrays: save or collect them"
+)
 _DATA = 'data = kerasmem.H5ChunkSequence("data.h5", batch_size={batch})   # or another PyDataset'
 _STREAMED_MICRO_BATCHES = "kerasmem.fit(model, data, micro_batches={value})"
 
@@ -72,6 +77,8 @@ def code_of(changes: Iterable[Change], traits: Traits, mode: str, *, is_loaded: 
     if "micro_batches" in values:
         template = _STREAMED_MICRO_BATCHES if streams else _MICRO_BATCHES
         lines.append(template.format(value=values["micro_batches"], **words))
+    elif streams and mode == "inference" and traits.sample and not traits.sample.has_one_input:
+        lines.append(_STREAMED_INPUTS.format(**words))
     elif streams or "batch_size" in values:
         lines.append((_STREAMED if streams else _RUN_LINES)[mode].format(**words))
     return "\n".join(lines) + "\n"

@@ -96,9 +96,9 @@ class StepEstimator:
         `fit` and `evaluate` keep a copy of inputs and targets. `predict` keeps a copy of the inputs and the outputs of
         every batch, and joins these at the end into one more copy.
         """
-        if self.samples is None:
-            return
         predicts = self.mode == "inference"
+        if self.samples is None or (predicts and sample.outputs is None):
+            return
         outputs = (sample.outputs or 0) * self.samples if predicts else 0
         inputs = (sample.inputs + (0 if predicts else sample.targets)) * self.samples
         self.data_bytes = inputs + outputs

@@ -116,14 +116,14 @@ def _advice(search: RemedySearch, plans: list[Remedy]) -> Advice:
     notes = [*current.notes, *search.notes]
     if unsure := [each.name for each in remedies if _may_save_nothing(each, current.bytes)]:
         notes.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
-    notes += [*_on_other_kernels(estimator), *_on_data(estimator)]
+    notes += _on_other_kernels(estimator)
     if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
         available = f"{format_size(target.available_bytes)} of {target.name}"
         notes.append(f"nothing that was estimated surely fits the {available}")
     return Advice(
         current.model, current.settings, current.bytes, current.device, tuple(remedies), tuple(plans),
         tuple(search.considered), tuple(notes), estimator.kernels(estimator.method),
-        max(estimator.data_bytes, estimator.joined_bytes),
+        None if _ignores_arrays(estimator) else max(estimator.data_bytes, estimator.joined_bytes),
     )  # fmt: skip
 
 
@@ -140,10 +140,9 @@ def _on_other_kernels(estimator: StepEstimator) -> Iterator[str]:
     )
 
 
-def _on_data(estimator: StepEstimator) -> Iterator[str]:
-    """Note that arrays were given and are not counted."""
-    if estimator.samples is not None and not estimator.data_bytes:
-        yield "the arrays are not counted: the model does not tell the shapes of its inputs"
+def _ignores_arrays(estimator: StepEstimator) -> bool:
+    """Return whether whole arrays were given whose shapes are unknown."""
+    return estimator.samples is not None and not estimator.data_bytes
 
 
 def _may_save_nothing(remedy: Remedy, now: Bytes) -> bool:

@@ -31,11 +31,13 @@ class SampleBytes:
         inputs: of all inputs.
         targets: of all targets; 0 if the step takes none.
         outputs: of all outputs; None if unknown.
+        has_one_input: the model takes one array.
     """
 
     inputs: int
     targets: int
     outputs: int | None
+    has_one_input: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Traits:
         head_start: index in `model.layers` at which the head begins; 0 if there is no backbone.
         can_lora: a layer of the backbone can train thin factors in place of its kernel.
         sample: bytes of one sample; None if unknown.
+        trains: the step is a training step.
     """
 
     batch_size: int
@@ -57,10 +60,12 @@ class Traits:
     head_start: int
     can_lora: bool
     sample: SampleBytes | None = None
+    trains: bool = True
 
     def change(self, kind: str, value: Any) -> Change:
         """Describe a change to this model."""
-        return make_change(kind, value, has_batch_norm=self.has_batch_norm, batch_size=self.batch_size)
+        has_batch_norm, batch_size = self.has_batch_norm, self.batch_size
+        return make_change(kind, value, has_batch_norm=has_batch_norm, batch_size=batch_size, trains=self.trains)
 
 
 def traits_of(origin: StepSpec, batch_size: int) -> Traits:
@@ -82,6 +87,7 @@ def traits_of(origin: StepSpec, batch_size: int) -> Traits:
             head_start=start if any(layer.weights for layer in backbone) else 0,
             can_lora=any(takes_lora(each, LORA_RANK) for each in backbone),
             sample=_sample_bytes(model, origin),
+            trains=origin.mode == "train",
         )
 
 
@@ -100,7 +106,7 @@ def _sample_bytes(model: Any, origin: StepSpec) -> SampleBytes | None:
         returned = _tensor_bytes(outputs()) // batch
     except Exception:  # a model whose `train_step` takes something else than its `call`
         returned = None
-    return SampleBytes(_tensor_bytes(flat) // batch, _tensor_bytes(targets) // batch, returned)
+    return SampleBytes(_tensor_bytes(flat) // batch, _tensor_bytes(targets) // batch, returned, len(flat) == 1)
 
 
 def _tensor_bytes(tensors: Any) -> int:

@@ -90,7 +90,9 @@ _KEPT = {
 
 def _arrays(advice: Advice) -> Iterator[Text]:
     """Yield the share of whole arrays in the need as it is."""
-    if advice.data_bytes:
+    if advice.data_bytes is None:
+        yield Text("The arrays are not counted: the model does not tell their shapes.")
+    elif advice.data_bytes:
         kept, total = format_size(advice.data_bytes), format_size(advice.need.total)
         yield Text(f"As it is, {kept} of {total} is {_KEPT[advice.settings.mode]}.")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import advised_models
 import keras
+import numpy as np
 import pytest
 from advice_scripts import measured
 
@@ -19,7 +21,7 @@ from kerasmem.recovery.building import build, is_loaded
 from kerasmem.recovery.code import code_of
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
-from kerasmem.recovery.traits import Traits, traits_of
+from kerasmem.recovery.traits import SampleBytes, Traits, traits_of
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -140,6 +142,24 @@ def test_code_has_the_changed_lines(kinds, mode, expected):
     compile(code, "code", "exec")
     assert expected in code
     assert (COMPILE in code) == bool({"optimizer", "freeze", "lora", "jit_compile"} & set(kinds))
+
+
+def test_a_smaller_batch_trains_otherwise_and_predicts_alike():
+    assert TRAITS.change("batch_size", 16).result == "same network, other training"
+    predicts = replace(TRAITS, trains=False)
+    for kind, value in (("batch_size", 16), ("stream", "inference"), ("stream", "evaluate")):
+        assert predicts.change(kind, value).result == "same outputs"
+
+
+def test_a_loop_of_predict_slices_every_input():
+    several = replace(TRAITS, sample=SampleBytes(8, 0, 4, has_one_input=False))
+    code = code_of([several.change("stream", "inference")], several, "inference", is_loaded=False)
+
+    class Model:
+        def predict_on_batch(self, x):
+            assert {name: len(each) for name, each in x.items()} in ({"a": 64, "b": 64}, {"a": 6, "b": 6})
+
+    exec(code, {"keras": keras, "model": Model(), "x": {"a": np.zeros(70), "b": np.zeros(70)}})
 
 
 def test_a_loaded_model_changes_the_policies_of_its_layers(tmp_path):
