@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
@@ -52,39 +52,14 @@ class Call:
     steps: int = 0
 
 
-class Reader(Protocol):
-    """The object that an adapter reads instead of the data set."""
-
-    workers: int
-    use_multiprocessing: bool
-    max_queue_size: int
-
-    @property
-    def num_batches(self) -> int | None:
-        """Batches of an epoch, or None if endless."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a batch without counting it as read."""
-
-    def batches(self) -> Iterator[Any]:
-        """Yield the batches of an epoch."""
-
-    def on_epoch_begin(self) -> None:
-        """Begin an epoch."""
-
-    def on_epoch_end(self) -> None:
-        """End an epoch. `fit` and `evaluate` also call this before their first epoch."""
-
-    def for_tensorflow(self, data: Any, look: Callable[[], Iterator[Any]]) -> Any:
-        """Return a `tf.data.Dataset` of the batches. `look` yields batches without it."""
-
-
-def attach_reader(dataset: Any, make_reader: Callable[[Call], Reader]) -> None:
+def attach_reader(dataset: Any, make_reader: Callable[[Call], Any]) -> None:
     """Have Keras read a `PyDataset` through a reader, if it is just making an adapter for it.
 
     Args:
         dataset: the `PyDataset`, one of whose properties Keras asks for.
-        make_reader: returns the reader for a call; not called if Keras does not ask.
+        make_reader: returns the reader for a call; not called if Keras does not ask. A reader has the attributes of a
+            `PyDataset`, `batches()`, which yields the batches of an epoch, and `for_tensorflow(data, look)`, which
+            returns a `tf.data.Dataset` of them; `look()` yields batches without it.
     """
     try:
         adapter_class, kind = _adapter_class(), ADAPTER.get()

@@ -36,27 +36,36 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
         dispatcher = _dispatchers.get((id(owner), name)) or _Dispatcher(owner, name)
         dispatcher.enter()
     stack = dispatcher.in_thread.stack
-    stack.append(functools.partial(replacement, stack[-1] if stack else dispatcher.original))
+    inner = functools.partial(replacement, stack[-1] if stack else dispatcher.original)
     try:
-        yield
+        with dispatcher.in_thread.pushed(inner):
+            yield
     finally:
-        stack.pop()
         with _lock:
             dispatcher.leave()
 
 
-class _InThread(threading.local):
-    """A thread's replacements of one function, the innermost last."""
+class ThreadStack(threading.local):
+    """A list of each thread's own, the innermost scope's entry last."""
 
     def __init__(self) -> None:
-        self.stack: list[Callable[..., Any]] = []
+        self.stack: list[Any] = []
+
+    @contextlib.contextmanager
+    def pushed(self, entry: Any) -> Iterator[None]:
+        """Keep an entry on this thread's stack while the context lasts."""
+        self.stack.append(entry)
+        try:
+            yield
+        finally:
+            self.stack.pop()
 
 
 class _Dispatcher:
     """Stands in for one function, while any thread patches it."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        self.in_thread = _InThread()
+        self.in_thread = ThreadStack()
         self._owner, self._name, self._users = owner, name, 0
         self._is_inherited = name not in vars(owner)
         self.original = original = getattr(owner, name)

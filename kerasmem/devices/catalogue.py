@@ -21,8 +21,8 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import unquote
 
 from kerasmem.devices.cards import Card, all_cards, allocator_bytes, families, largest_context
@@ -57,19 +57,6 @@ class DeviceTarget:
     compute_capability: tuple[int, int] | None
     source: Literal["catalogue", "size"]
     note: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the device as JSON values: sizes in bytes, the compute capability as "7.5" or None.
-
-        Returns:
-            A new dictionary with one entry a field.
-
-        Examples:
-            >>> resolve_device("8GB").to_dict()["compute_capability"] is None
-            True
-        """
-        capability = self.compute_capability
-        return {**asdict(self), "compute_capability": None if capability is None else "{}.{}".format(*capability)}
 
 
 def available_on_device(memory_bytes: int, name: str, compute_capability: tuple[int, int]) -> int:

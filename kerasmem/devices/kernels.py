@@ -12,12 +12,12 @@ import contextlib
 import functools
 import os
 import platform
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kerasmem.compat.borrowing import NotAvailableError
+from kerasmem.compat.patching import ThreadStack
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.host import usable_cores
@@ -32,6 +32,7 @@ TITLES = {
 SHORT_TITLES = {ONEDNN: "oneDNN, CPU", EIGEN: "Eigen, CPU"}
 
 _X86 = ("x86_64", "AMD64")
+_assumed = ThreadStack()  # kinds of kernels
 _CHOOSES_ONEDNN = ("avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16")
 # What oneDNN computes only where the CPU can (tensorflow/core/util/util.cc); elsewhere TensorFlow's own kernels do.
 _NEEDED_FOR = {
@@ -41,16 +42,6 @@ _NEEDED_FOR = {
 }
 # There its products and convolutions copy blocks of their operands, whose sizes it chooses by heuristics of its own.
 _COPIED_WHERE = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
-
-
-class _Assumed(threading.local):
-    """Kinds of kernels that this thread assumes, the innermost scope's last."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-
-_assumed = _Assumed()
 
 
 @dataclass(frozen=True)
@@ -104,8 +95,8 @@ def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
 def cpu_kernels() -> CpuKernels:
     """Return the kernels of a step in this process, from TensorFlow."""
     flags = cpu_flags()
-    if _assumed.kinds:
-        is_on = _assumed.kinds[-1] == ONEDNN
+    if _assumed.stack:
+        is_on = _assumed.stack[-1] == ONEDNN
     else:
         try:
             is_on = onednn_is_on()
@@ -123,14 +114,9 @@ def onednn_is_left_off() -> bool:
     return platform.machine() in _X86 and cpu_kernels().kind == EIGEN
 
 
-@contextlib.contextmanager
-def assumed(kind: str) -> Iterator[None]:
+def assumed(kind: str) -> contextlib.AbstractContextManager[None]:
     """Have `cpu_kernels` report kernels of a kind to this thread, whichever run."""
-    _assumed.kinds.append(kind)
-    try:
-        yield
-    finally:
-        _assumed.kinds.pop()
+    return _assumed.pushed(kind)
 
 
 # A convolution over volumes works on as many samples at a time as Eigen takes the processor's last cache to hold. It

@@ -19,24 +19,19 @@ from kerasmem.compat.keras_variables import (
     optimizers_know_stand_ins,
     stand_ins_for,
 )
-from kerasmem.compat.patching import patched
+from kerasmem.compat.patching import ThreadStack, patched
 from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
 
 
-class _InThread(threading.local):
-    """A thread's own models.
-
-    Attributes:
-        shaped: every variable that was made without a value and is still in use, by its id.
-        giving: gives a new variable a stand-in while a step is being traced, the innermost last.
-    """
+class _Shaped(threading.local):
+    """A thread's variables that were made without a value and are still in use, by id."""
 
     def __init__(self) -> None:
-        self.shaped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.giving: list[Callable[[Any], None]] = []
+        self.variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-_in_thread = _InThread()
+_shaped = _Shaped()
+_giving = ThreadStack()  # functions that give a new variable a stand-in while a step is being traced
 
 
 @contextlib.contextmanager
@@ -73,7 +68,7 @@ def weightless() -> Iterator[None]:
     def create_traced(create: Callable[..., None], variable: Any, initializer: Any, **options: Any) -> None:
         with keras.StatelessScope(initialize_variables=False):
             create(variable, initializer, **options)
-        _in_thread.giving[-1](variable)
+        _giving.stack[-1](variable)
 
     def create_deferred(
         create: Callable[..., None], variable: Any, initializer: Any, shape: Any = None, dtype: Any = None,
@@ -86,9 +81,9 @@ def weightless() -> Iterator[None]:
             def initializer(shape: Any, dtype: Any = None) -> Any:
                 return keras.ops.convert_to_tensor(value, dtype=dtype)
 
-        make = functools.partial(create_traced, create) if _in_thread.giving else create
+        make = functools.partial(create_traced, create) if _giving.stack else create
         make(variable, initializer, shape=shape, dtype=dtype, **options)
-        _in_thread.shaped[id(variable)] = variable
+        _shaped.variables[id(variable)] = variable
 
     with (
         variables_stay_uninitialized(),
@@ -110,17 +105,13 @@ def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
     Args:
         make: from a Keras variable to the `tf.Variable` that stands for it.
     """
-    with stand_ins_for(shaped_variables(), make) as give:
-        _in_thread.giving.append(give)
-        try:
-            yield
-        finally:
-            _in_thread.giving.pop()
+    with stand_ins_for(shaped_variables(), make) as give, _giving.pushed(give):
+        yield
 
 
 def shaped_variables() -> list[Any]:
     """Return the variables in use that this thread made without a value, even if they have one by now."""
-    return list(_in_thread.shaped.values())
+    return list(_shaped.variables.values())
 
 
 def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:

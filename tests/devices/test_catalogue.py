@@ -122,7 +122,7 @@ def test_text_that_is_nothing(text):
 def test_a_size_is_taken_as_it_is(text, memory):
     device = resolve_device(text)
     assert device.memory_bytes == device.available_bytes == memory
-    assert (device.source, device.to_dict()["compute_capability"], device.name) == ("size", None, text.strip())
+    assert (device.source, device.compute_capability, device.name) == ("size", None, text.strip())
 
 
 @pytest.mark.parametrize("text", ["16", "4061", "0", "900KiB"])
