@@ -122,14 +122,6 @@ def test_the_command(parts, cli):
     assert "no file matches" in done.err
 
 
-def test_index_and_files_can_be_moved_together(parts, tmp_path_factory):
-    kerasmem.data.index(parts / "part-*.h5", parts / "train.index")
-    there = tmp_path_factory.mktemp("moved")
-    for path in list(parts.iterdir()):
-        shutil.move(path, there)
-    assert batches(there / "train.index")
-
-
 def test_damaged_indexes_are_refused_before_memory_is_taken(parts):
     path = parts / "train.index"
     kerasmem.data.index(parts / "part-*.h5", path)
@@ -199,30 +191,3 @@ def test_a_remote_index_names_files_of_its_own_server_only(parts):
         with pytest.raises(DataError, match=words):
             batches(server.url("bad.index"), y=None, shuffle=False)
         server.close()
-
-
-def test_workers_of_many_remote_files_ask_for_their_own_rows_alone(tmp_path):
-    pytest.importorskip("aiohttp")
-    server = FileServer()
-    for part in range(40):
-        with h5py.File(tmp_path / "part.h5", "w") as file:
-            file.create_dataset("x", data=np.full((64, 16), part, "f4"), chunks=(32, 16), compression="gzip")
-            file["y"] = np.arange(64) + 64 * part
-        server.put(f"part-{part}.h5", (tmp_path / "part.h5").read_bytes())
-    urls = [server.url(f"part-{part}.h5") for part in range(40)]
-    kerasmem.data.index(urls, tmp_path / "train.index")
-    server.log.clear()
-    with H5ChunkSequence(tmp_path / "train.index", shard=(0, 10), batch_size=32) as sequence:
-        assert not server.requests, "nothing is asked for until rows are due"
-        assert sum(len(y) for _, y in sequence.next_epoch()) == 256
-    assert len(server.requests) <= 8 + 8, "a request a block, and one for its labels"
-    server.put("train.index", (tmp_path / "train.index").read_bytes())
-    server.log.clear()
-    with H5ChunkSequence(server.url("train.index"), shard=(1, 10), batch_size=32) as sequence:
-        assert 0 < len(server.requests) <= 5
-        assert sum(len(y) for _, y in sequence.next_epoch()) == 256
-    for part in range(40):
-        server.put(f"part-{part}.h5", server.files[f"part-{part}.h5"] + b" ")
-    with pytest.raises(DataError, match=r"part-\d+\.h5.*replaced or rewritten"):
-        batches(tmp_path / "train.index")
-    server.close()

@@ -14,7 +14,7 @@ from kerasmem import H5ChunkSequence
 from kerasmem.hdf5.direct import delivery
 from kerasmem.hdf5.direct import handle as handles
 from kerasmem.hdf5.direct.delivery import ScatterRead, _pieces
-from kerasmem.hdf5.direct.handle import FileHandle, view_of
+from kerasmem.hdf5.direct.handle import FileHandle
 from kerasmem.hdf5.direct.sources import DirectSource
 
 WIDTH = 300  # values: 1,200 bytes a row
@@ -81,25 +81,6 @@ def test_reads_that_bring_less_than_asked_go_on(tmp_path, monkeypatch):
     for share in plan.shares():
         plan.read(handle, share)
     assert np.array_equal(target[places], stored)
-
-
-def test_what_the_system_refuses_is_an_error(tmp_path, monkeypatch):
-    path = tmp_path / "bytes"
-    path.write_bytes(bytes(1000))
-    handle = FileHandle(str(path), 1000)
-    target = np.zeros((10, 100), np.uint8)
-    with pytest.raises(EOFError, match="ends at byte 1,000"):
-        plan = ScatterRead(np.arange(10) * 100 + 50, np.arange(10)[::-1].copy(), target, np.arange(10))
-        plan.read(handle, next(iter(plan.shares())))
-
-    def fails(*given):
-        ctypes.set_errno(5)
-        return -1
-
-    monkeypatch.setattr(handles, "_preadv", fails)
-    with pytest.raises(OSError, match="Input/output"):
-        plan.read(handle, next(iter(plan.shares())))
-    assert view_of(target).nbytes == 1000
 
 
 SETTINGS = {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import glob
-import os
 import struct
 import zlib
 
@@ -209,38 +206,6 @@ def test_a_chunk_that_its_own_filter_refuses(tmp_path, changes):
             file["x"][...]
     with pytest.raises(DataError, match="cannot be read: "):
         read(path)
-
-
-def chunk_options():
-    """HDF5's own function that leaves the filters out at the edge, which h5py lacks; None where it is not found."""
-    h5py_folder = os.path.dirname(h5py.__file__)
-    for path in glob.glob(os.path.join(h5py_folder, "..", "h5py.libs", "libhdf5-*")):
-        function = ctypes.CDLL(path).H5Pset_chunk_opts
-        function.argtypes = (ctypes.c_int64, ctypes.c_uint)
-        return function
-    return None
-
-
-@pytest.mark.parametrize("filters", [{"shuffle": True}, {"compression": "gzip"}])
-@pytest.mark.parametrize("user_block", [0, 512])
-def test_edges_without_filters_are_known_by_the_header(tmp_path, filters, user_block):
-    set_options = chunk_options()
-    if set_options is None:
-        pytest.skip("this h5py brings no HDF5 of its own")
-    x = np.arange(100, dtype="f4").reshape(20, 5)
-    for plain in (False, True):
-        path = tmp_path / f"{plain}.h5"
-        with h5py.File(path, "w", libver="latest", userblock_size=user_block) as file:
-            creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            creation.set_chunk((7, 3))
-            creation.set_shuffle()
-            if "compression" in filters:
-                creation.set_deflate(4)
-            if plain:
-                set_options(creation.id, 2)
-            h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((20, 5)), creation)
-            file["x"][:] = x
-        assert np.array_equal(read(path), x)
 
 
 def test_what_only_hdf5_can_undo_is_read_where_the_file_is_trusted(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 
 import numpy as np
@@ -80,37 +79,6 @@ def test_a_folder_of_another_user_is_not_used(tmp_path, arrays):
     given_away(tmp_path / "out.h5.kerasmem-partial")
     with pytest.raises(UsageError, match="belongs to another user"):
         kerasmem.data.convert(arrays, tmp_path / "out.h5")
-
-
-def test_where_files_have_no_owners_nothing_is_refused(tmp_path, monkeypatch):
-    """As on some network drives: every file has the same mode, whatever was asked for."""
-    make = tempfile.mkstemp
-
-    def made_for_all(**options):
-        number, path = make(**options)
-        os.fchmod(number, 0o777)
-        return number, path
-
-    os.mkdir(tmp_path / "folder")
-    os.chmod(tmp_path / "folder", 0o777)
-    with pytest.raises(UsageError):
-        files.own_folder("x", str(tmp_path / "folder"))
-    monkeypatch.setattr(tempfile, "mkstemp", made_for_all)
-    files.own_folder("x", str(tmp_path / "folder"))
-    assert os.listdir(tmp_path / "folder") == []
-
-
-def test_a_group_of_the_users_own_may_write(tmp_path):
-    """Many systems make one for each user, and folders that it can write to."""
-    path = tmp_path / "folder"
-    path.mkdir()
-    os.chmod(path, 0o775)
-    if path.stat().st_gid != os.getegid() or os.geteuid() != 0:
-        pytest.skip("the test's own group is another")
-    files.own_folder("x", str(path))
-    os.chown(path, -1, SOMEBODY)
-    with pytest.raises(UsageError, match="chmod go-w"):
-        files.own_folder("x", str(path))
 
 
 class TestCacheOfRemoteFiles:

@@ -178,36 +178,6 @@ def test_a_place_in_the_data_that_makes_no_sense(checkpoint, place):
         checkpoint.go_to(saved.run)
 
 
-def test_epochs_that_were_not_trained_are_not_gone_through(tmp_path):
-    """A run that a callback ended has the epochs that it was to have, and trained on fewer."""
-    import keras
-
-    import kerasmem
-
-    class Counted(keras.utils.PyDataset):
-        begun = 0
-
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            return np.ones((4, 3), "f4"), np.ones((4, 1), "f4")
-
-        def on_epoch_begin(self):
-            self.begun += 1
-            assert self.begun < 10
-
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    data = Counted()
-    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True))
-    fit = {"epochs": 1000, "checkpoint": str(tmp_path / "run.npz"), "keep": True, "verbose": 0}
-    kerasmem.fit(model, data, callbacks=[stop], **fit)
-    again = Counted()
-    kerasmem.fit(model, again, **fit)
-    assert 0 < again.begun <= 3
-
-
 def test_links_are_neither_read_nor_written_through(checkpoint, tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"the only copy")

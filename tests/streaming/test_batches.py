@@ -67,14 +67,6 @@ def test_scaling_loses_nothing(write, stored, values, factor, offset, dtype, pic
     assert np.isfinite(x).all()
 
 
-@pytest.mark.parametrize("stored", ["|u1", "|i1"])
-def test_scaling_bytes_beyond_float32_overflows(write, stored):
-    path = write(x=np.arange(256, dtype="u1").view(stored))
-    with pytest.warns(RuntimeWarning, match="overflow"):
-        (x,) = H5ChunkSequence(path, y=None, shuffle=False, batch_size=256, scale=1e300)[0]
-    assert np.isinf(x).sum() == 255
-
-
 def test_arrays_as_elements(tmp_path):
     """As PyTables writes them for atoms with a shape."""
     x = np.arange(360.0).reshape(60, 3, 2)
@@ -87,16 +79,6 @@ def test_arrays_as_elements(tmp_path):
         for features, rows in stream:
             assert features.shape[1:] == (3, 2)
             assert np.array_equal(features, x[rows] * settings.get("scale", 1))
-
-
-def test_names_may_be_written_in_several_ways(write):
-    path = write(train__x=np.arange(8), y=np.arange(8.0))
-    stream = H5ChunkSequence(path, "/train//x", "/y", shuffle=False, scale={"train/x": 2}, dtype={"y/": "float64"})
-    x, y = stream[0]
-    assert np.array_equal(x, y * 2)
-    assert y.dtype == np.float64
-    stream = H5ChunkSequence(path, "train/x", "train/x", scale={"/train/x/": 2})
-    assert stream[0][1].dtype == np.float32
 
 
 def test_the_other_dtypes(write):
@@ -187,16 +169,6 @@ def test_large_batches_in_file_order_need_small_windows(write, chunks, settings)
     read = stream.opened().reader.rows_read
     assert 2 * stream.num_rows >= read >= 2 * (stream.num_rows // 1024 * 1024)
     stream.close()
-
-
-def test_windows_in_file_order_are_no_larger_than_they_need_be(write):
-    path = write(x=np.zeros((6000, 8192), "f4"), y=np.arange(6000))
-    small, large = (
-        H5ChunkSequence(path, shuffle=shuffle, memory_budget="160MiB").stream_plan.memory for shuffle in (False, True)
-    )
-    assert small.windows == large.windows == 2
-    assert small.window_bytes < 35e6
-    assert large.window_bytes > 45e6
 
 
 def test_transform(numbered):

@@ -64,18 +64,6 @@ def test_more_threads_than_cores_where_they_only_wait(monkeypatch):
     assert 4 <= plan(packed).threads <= 16, "as many as the budget has buffers for"
 
 
-def test_parts_of_plain_chunks_mix_as_well_as_data_without_chunks():
-    for budget in ("8MiB", "64MiB", "1GiB"):
-        whole, chunked = plan(dataset(), budget=budget), plan(dataset(chunk=2048), budget=budget)
-        assert chunked.block_rows == whole.block_rows
-        assert chunked.window_blocks == whole.window_blocks > 100
-
-
-def test_rows_that_fit_make_one_window():
-    made = plan(dataset(rows=1000), budget="64MiB")
-    assert (made.windows, made.window_rows) == (1, 1000)
-
-
 def test_batches_ahead_count_and_leave_the_windows_alone():
     for batch_size in (32, 256, 2000):
         none, some, many = (
@@ -116,9 +104,3 @@ def test_light_datasets_are_cached_and_heavy_ones_share_the_blocks():
     assert not heavy.cache_bytes
     assert heavy.block_rows % 640 == 0
     assert heavy.total_bytes <= GIB
-
-
-def test_a_thin_selection_still_fills_the_window():
-    selection = np.arange(0, 1_000_000, 100)
-    made = plan(dataset(chunk=100, rows=1_000_000), budget="32MiB", selection=selection)
-    assert made.window_rows > 2000

@@ -91,16 +91,3 @@ def test_hooks_need_not_call_their_base(path):
     model.fit(train, epochs=3, verbose=0)
     assert [model.trained[k * ROWS :][:ROWS] for k in range(3)] == expected(path)
     assert (train.begun, train.ended) == (3, 4)
-
-
-@pytest.mark.parametrize("steps", [10, 25, 40])
-def test_validation_steps_with_the_same_sequence(path, steps):
-    train, model = stream(path), RowModel()
-    if steps == 40:
-        with pytest.warns(UserWarning, match="ran out of data"):
-            model.fit(train, validation_data=train, validation_steps=steps, verbose=0)
-    else:
-        model.fit(train, validation_data=train, validation_steps=steps, epochs=2, verbose=0)
-        assert len(model.tested) == 2 * steps * 8
-    assert train.epoch in (1, 2)
-    assert model.trained[:ROWS] == expected(path)[0]

@@ -124,25 +124,3 @@ def test_large_data_is_looked_at_in_parts(class_sorted, monkeypatch):
     assert len(runs) == 16
     assert runs[-1][1] == 100_000
     assert sum(last - first for first, last in runs) <= 1000
-
-
-@pytest.mark.parametrize(
-    ("options", "rows"),
-    [
-        ({}, None),
-        ({"compression": "gzip"}, None),
-        ({"compression": "gzip"}, np.arange(3, ROWS, 2)),
-        ({}, (100, 30_000)),
-    ],
-)
-def test_what_is_read_is_as_told(class_sorted, options, rows):
-    path = class_sorted(chunks=100, options={"x": options})
-    with H5ChunkSequence(path, memory_budget=a_tenth(), rows=rows) as stream:
-        quality = stream.quality()
-        for _ in stream.next_epoch():
-            pass
-        read = stream.opened().reader.bytes_read
-    assert read <= 1.02 * quality.bytes_read + 10_000
-    assert read > 0.5 * quality.bytes_read
-    if rows is None:
-        assert quality.read_amplification < 1.01

@@ -132,25 +132,6 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, (3, 4)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script's own program, without srun
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
-        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
-        (CHIEF | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (0, 2)),
-        # srun starts torchrun on each of two machines, and that four processes
-        (TORCHRUN | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (5, 8)),
-    ],
-    ids=str,
-)
-def test_auto_is_what_launchers_say(environ, expected):
-    assert find_shard(environ) == expected
-
-
-@pytest.mark.parametrize(
     "environ",
     [
         CHIEF | {"RANK": "1", "WORLD_SIZE": "2"},
@@ -163,13 +144,6 @@ def test_auto_is_what_launchers_say(environ, expected):
 def test_sources_that_contradict_each_other_are_an_error(environ):
     with pytest.raises(UsageError, match=r"shard: 'auto' finds worker .* by .*, and .* give shard=\(index, count\)"):
         find_shard(environ)
-
-
-def test_who_this_worker_is_is_said_once(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "6")
-    monkeypatch.setenv("WORLD_SIZE", "7")
-    assert read_shard("auto") == read_shard("auto") == (6, 7)
-    assert capsys.readouterr().err == "kerasmem: shard='auto': worker 6 of 7, by torchrun's RANK and WORLD_SIZE\n"
 
 
 @pytest.mark.parametrize(

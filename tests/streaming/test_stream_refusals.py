@@ -106,18 +106,6 @@ def virtual(file, name, source, dataset, rows=8, of=8):
     file.create_virtual_dataset(name, layout)
 
 
-def test_data_that_moves_to_another_file_after_the_check_is_not_read(write, tmp_path):
-    raw = tmp_path / "raw.bin"
-    raw.write_bytes(np.arange(8.0).tobytes())
-    path = write(x=np.zeros(8), y=np.zeros(8))
-    sequence = H5ChunkSequence(path)
-    with h5py.File(path, "a") as file:
-        del file["x"]
-        file.create_dataset("x", (8,), "f8", external=[(str(raw), 0, 64)])
-    with pytest.raises(DataError, match="another file"):
-        sequence[0]
-
-
 def test_missing_parts_are_no_silent_zeros(write, tmp_path):
     path = tmp_path / "parts.h5"
     write(name="there.h5", x=np.ones(4))
@@ -261,10 +249,3 @@ def test_weights_have_one_value_a_row(write):
     refuse(DataError, "one weight a row", path, sample_weight="w")
     refuse(DataError, r"shape \(4, 3\); one weight a row is needed: \(4,\) or \(4, 1\)", path, sample_weight="v")
     assert H5ChunkSequence(path, sample_weight="u")[0][2].shape == (4, 1)
-
-
-def test_keras_is_told_one_worker(numbered):
-    sequence = H5ChunkSequence(numbered(), workers=4, use_multiprocessing=True)
-    assert (sequence.workers, sequence.use_multiprocessing) == (1, False)
-    with pytest.raises(AttributeError, match="workers"):
-        sequence.workers = 2
