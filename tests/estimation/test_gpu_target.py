@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -77,9 +78,9 @@ def shape(kind, *sizes):
     return message((2, kind), (3, b"".join(map(varint, sizes))))
 
 
-def instruction(number, name, made, *, operation="", target="", operands=(), calls=()):
+def instruction(number, name, made, *, opcode="", operation="", target="", operands=(), calls=()):
     return message(
-        (1, name), (3, made), (7, message((2, operation))), (28, target), (35, number),
+        (1, name), (2, opcode), (3, made), (7, message((2, operation))), (28, target), (35, number),
         (36, b"".join(map(varint, operands))), *((38, called) for called in calls),
     )  # fmt: skip
 
@@ -156,6 +157,28 @@ def test_a_convolution_without_workspace_counts_with_all_its_tensors():
     assert convolution == (size, "jit(train_step)/jvp(conv1)/conv")
 
 
+def test_a_product_in_a_triton_kernel_counts_with_what_only_the_kernel_holds():
+    def product(number, *after):
+        """Transposed columns times rows, and what follows."""
+        return message(
+            (5, number),
+            (2, instruction(1, "columns", shape(F32, 8, 16), opcode="parameter")),
+            (2, instruction(2, "rows", shape(F32, 32, 16), opcode="parameter")),
+            (2, instruction(3, "transpose", shape(F32, 16, 8), opcode="transpose", operands=(1,))),
+            (2, instruction(4, "as_matrix", shape(F32, 16, 8), opcode="bitcast", operands=(3,))),
+            (2, instruction(5, "dot", shape(F32, 8, 32), opcode="dot", operands=(4, 2))),
+            *((2, each) for each in after),
+        )
+
+    view = instruction(6, "view", shape(F32, 256), opcode="bitcast", operands=(5,))
+    bias = instruction(6, "bias", shape(F32, 8, 32), opcode="add", operands=(5,))
+    cublas = message((5, 10), (2, instruction(1, "gemm", shape(F32, 8, 32), target="__cublas$lt$matmul")))
+    parts = (product(7), product(8, view), product(9, bias), cublas)
+    plan = read_plan(message((1, message(*((3, part) for part in parts))), (3, message())))
+    transposed, result = 4 * 16 * 8, 4 * 8 * 32
+    assert plan.products == (transposed, transposed, transposed + result, 0)
+
+
 def test_recomputation_is_seen():
     assert not read_plan(proto()).is_recomputed
     assert read_plan(proto(remat=".remat2")).is_recomputed
@@ -185,13 +208,13 @@ def test_layers_inside_a_row_count_as_the_row():
 
 
 def test_a_dump_is_read_once_xla_has_written_it_whole(tmp_path):
-    stem = "module_0001.jit_step.sm_8.0_gpu_after_optimizations"
-    (tmp_path / "module_0001.jit_step.debug_options").write_text("")
-    (tmp_path / f"{stem}.hlo.pb").write_bytes(proto()[:-9])
-    assert dumped_plan(tmp_path) is None  # the rest is still being written
-    (tmp_path / f"{stem}.hlo.pb").write_bytes(proto())
-    (tmp_path / f"{stem}-memory-usage-report.pb").write_bytes(b"")
-    assert dumped_plan(tmp_path) == read_plan(proto())
+    path, whole = tmp_path / "module_0001.jit_step.sm_8.0_gpu_after_optimizations.hlo.pb", proto()
+    (tmp_path / "module_0001.jit_step.sm_8.0_gpu_after_optimizations-memory-usage-report.pb").write_bytes(b"")
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert dumped_plan(tmp_path) is None  # the rest is still being written
+    path.write_bytes(whole)
+    assert dumped_plan(tmp_path) == read_plan(whole)
 
 
 # Arithmetic
@@ -234,6 +257,24 @@ def test_the_workspace_of_the_largest_convolution_widens_the_interval_upwards():
     assert (answer.total, answer.low, answer.high) == (3 * 256 + 1024, 1000, 3 * 256 + 1024 + 500)
     assert "large" in answer.notes[-1]
     assert plan.workspace_bytes(one_plan(0, convolutions=((9 * GIB, "huge"),))) == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("plans", "arguments", "kept", "peak"),
+    [  # of vision_transformer and mixer in scripts/bench/results/gpu.json
+        ((647_892_164, 660_501_236), 29_168_520, 18_874_368, 700_935_168),
+        ((736_951_788, 720_359_404), 18_510_984, 20_971_520, 774_719_488),
+    ],
+)
+def test_products_that_a_card_runs_in_cublas_are_in_the_interval(plans, arguments, kept, peak):
+    triton, cublas = (one_plan(total - arguments, argument=arguments) for total in plans)
+    step = compiled(
+        replace(triton, products=(0, kept)), replace(cublas, products=(0, 0)), arguments={"trainable": (arguments,)}
+    )
+    answer = gpu_target_outcome(step, H100)
+    assert answer.total < peak <= answer.high
+    assert plan.product_bytes(step.plans, (8, 0)) == kept + 4 * MIB
+    assert plan.product_bytes((one_plan(1),), (9, 0)) == 0
 
 
 def test_recomputation_is_said_with_what_it_saves():

@@ -18,7 +18,7 @@ from kerasmem.estimation.compiled.plan import XlaPlan
 Fields = dict[int, list[Any]]  # number → values: an int, or bytes of a text or of a message inside
 
 _ALLOCATED, _FREED = 0, 1  # kinds of events in a trace of the heap
-_CONVOLUTION = "__cudnn$conv"
+_CONVOLUTION, _PRODUCT = "__cudnn$conv", "__cublas$"
 _RECOMPUTED = ".remat"
 _LIBRARY = re.compile(r'"kind":"__(ynn|xnn|onednn)')  # kernels of a library on a CPU
 _BYTES_OF_TYPE = {
@@ -37,6 +37,7 @@ class Instruction:
 
     Attributes:
         name: XLA's.
+        opcode: XLA's.
         operation: the name that the program gave it, or "".
         target: of a custom call, or "".
         shapes: bytes of its result, of each element of a tuple.
@@ -46,6 +47,7 @@ class Instruction:
     """
 
     name: str
+    opcode: str
     operation: str
     target: str
     shapes: tuple[int, ...]
@@ -55,7 +57,12 @@ class Instruction:
 
 
 def read_plan(serialised: bytes) -> XlaPlan:
-    """Return the plan in a serialised `HloProto`."""
+    """Return the plan in a serialised `HloProto`.
+
+    Raises:
+        IndexError: it is cut off within a part.
+        KeyError: it is cut off between parts.
+    """
     proto = _fields(serialised)
     plan = _fields(proto[3][0])
     argument = temporary = 0
@@ -79,6 +86,7 @@ def read_plan(serialised: bytes) -> XlaPlan:
         live=live,
         at=at,
         convolutions=tuple(module.convolutions()),
+        products=tuple(module.products()),
         is_recomputed=module.is_recomputed(),
         cpu_scratch=module.cpu_scratch(),
     )
@@ -166,7 +174,7 @@ class _Module:
             for number in caller.called if library else ():
                 inside = self.computations[number]
                 for instruction in inside.values():
-                    kind, operands = _text(instruction.fields, 2), [inside[each] for each in instruction.operands]
+                    kind, operands = instruction.opcode, [inside[each] for each in instruction.operands]
                     if kind == "dot":
                         most = max(most, sum(operands[0].shapes) + sum(instruction.shapes))
                     elif kind == "convolution":
@@ -175,15 +183,39 @@ class _Module:
                         copied = max(copied, (padded or columns) * (library.group(1) == "ynn"))
         return copied, most
 
+    def products(self) -> Iterator[int]:
+        """Yield for each matrix product the bytes of its tensors that have no buffer in a kernel of Triton's.
+
+        Such a kernel computes operands while it reads them and goes on with the result before it writes. cuBLAS reads
+        operands from buffers and writes the product itself to another.
+        """
+        for computation in self.computations.values():
+            for instruction in computation.values():
+                if instruction.target.startswith(_PRODUCT):
+                    yield 0
+                elif instruction.opcode == "dot":
+                    operands = [_source(computation, computation[each]) for each in instruction.operands]
+                    inside = [each for each in operands if each.opcode != "parameter"]
+                    root = _source(computation, list(computation.values())[-1])
+                    yield sum(sum(each.shapes) for each in (*inside, *[instruction] * (root != instruction)))
+
     def is_recomputed(self) -> bool:
         """Return whether XLA computes values a second time to save memory."""
         return any(_RECOMPUTED in each.name for part in self.computations.values() for each in part.values())
+
+
+def _source(computation: dict[int, Instruction], instruction: Instruction) -> Instruction:
+    """Return the instruction whose buffer this one names differently, or the instruction itself."""
+    while instruction.opcode == "bitcast":
+        instruction = computation[instruction.operands[0]]
+    return instruction
 
 
 def _instruction(fields: Fields) -> Instruction:
     metadata = _fields(fields[7][0]) if 7 in fields else {}
     return Instruction(
         name=_text(fields, 1),
+        opcode=_text(fields, 2),
         operation=_text(metadata, 2),
         target=_text(fields, 28),
         shapes=tuple(_shape_bytes(fields[3][0])) if 3 in fields else (),

@@ -23,7 +23,7 @@ from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
 from kerasmem.processes.task import ChildFailure
 
-_DUMP, _NEXT_DUMP = "*_after_optimizations.hlo.pb", "*_after_optimizations-memory-usage-report.pb"
+_DUMP = "*_after_optimizations.hlo.pb"
 
 
 def jax_outcome(step: ShapedStep) -> Outcome:
@@ -145,9 +145,12 @@ def compile_plan(lowered: Any, options: dict[str, Any], where: str, folder: str)
 
 
 def dumped_plan(folder: str) -> XlaPlan | None:
-    """Return the plan in XLA's dumps, once XLA has written it and begun the file that follows it."""
-    dumps, following = (list(Path(folder).glob(name)) for name in (_DUMP, _NEXT_DUMP))
-    return read_plan(dumps[0].read_bytes()) if dumps and following else None
+    """Return the plan in XLA's dumps, or None until XLA has written it to its end."""
+    dumps = list(Path(folder).glob(_DUMP))
+    try:
+        return read_plan(dumps[0].read_bytes()) if dumps else None
+    except (IndexError, KeyError):  # the rest is still being written
+        return None
 
 
 @contextlib.contextmanager

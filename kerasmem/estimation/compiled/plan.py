@@ -37,6 +37,7 @@ class XlaPlan(Record, what="XLA plan"):
         at: the operation that runs then.
         convolutions: for each of cuDNN's convolutions without workspace in the plan the bytes of its inputs and
             outputs, and its operation.
+        products: for each matrix product the bytes of buffers that it has in cuBLAS and not in a kernel of Triton's.
         is_recomputed: whether XLA computes values a second time to save memory.
         cpu_scratch: bytes that one call of a library's kernel on a CPU copies beside the plan, and takes at most.
     """
@@ -47,6 +48,7 @@ class XlaPlan(Record, what="XLA plan"):
     live: tuple[tuple[int, str], ...] = ()
     at: str | None = None
     convolutions: tuple[tuple[int, str], ...] = ()
+    products: tuple[int, ...] = ()
     is_recomputed: bool = False
     cpu_scratch: tuple[int, int] = (0, 0)
 

@@ -6,7 +6,7 @@ what has no rule is named without bytes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
 from string import Template
@@ -22,7 +22,7 @@ from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.task import run_child, started_ahead
-from kerasmem.units import GIB
+from kerasmem.units import GIB, MIB
 
 WORKER = "kerasmem.estimation.gpu_target.worker"
 DEFAULT_TIMEOUT = 600.0
@@ -39,6 +39,7 @@ ENVIRONMENT = {
 }
 # XLA writes matrix products with Triton from Ampere on; before, there is nothing to choose.
 _TRITON_CAPABILITY = (8, 0)
+_HOPPER, _HOPPER_WORKSPACE, _CUBLAS_WORKSPACE = (9, 0), 32 * MIB, 4 * MIB
 
 
 def compiler_ahead(card: Card) -> AbstractContextManager[None]:
@@ -120,8 +121,8 @@ def gpu_target_outcome(
     """Return the outcome of XLA's plans for a card, their buffers replayed through the allocator.
 
     The total is the plan that XLA makes by itself. The interval spans all plans, from what none of the allocator's
-    waste is added to (where it holds all of the card's memory from the start, that is next to nothing) to what cuDNN
-    may take besides.
+    waste is added to (where it holds all of the card's memory from the start, that is next to nothing) to what cuDNN or
+    cuBLAS may take besides.
 
     Args:
         compiled: the step, compiled for the card.
@@ -132,20 +133,20 @@ def gpu_target_outcome(
     plan, plans = compiled.likely, (*compiled.plans, *compiled.unlimited)
     allocator, names = compiled.allocated(plan), JaxNames(compiled.layers, compiled.optimizer, frozenset(rows))
     limit = max(smallest_limit(compiled.requests(each)) for each in plans)
-    workspace = workspace_bytes(plan)
+    workspace, product = workspace_bytes(plan), product_bytes(plans, card.compute_capability)
     shares = plan.divided(allocator.peak, compiled.held(weights or {}), names)
     return Outcome(
         method="gpu-target",
         execution="xla",
         total=allocator.peak,
         low=min(each.total for each in plans),
-        high=max(max(compiled.allocated(each).peak for each in plans) + workspace, limit),
+        high=max(max(compiled.allocated(each).peak for each in plans) + max(workspace, product), limit),
         pool=Pool(plan.total, allocator.peak, allocator.reserved, None, limit),
         categories=shares.categories,
         layers=shares.layers,
         instant=plan.instant(names),
         unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(sum(compiled.arguments.get("inputs", ())))),
-        notes=_notes(compiled, card, workspace),
+        notes=_notes(compiled, card, workspace, product),
     )
 
 
@@ -160,9 +161,21 @@ def workspace_bytes(plan: XlaPlan) -> int:
     return min(max((size for size, _ in plan.convolutions), default=0), XLA_WORKSPACE_LIMIT)
 
 
-def _notes(compiled: CompiledStep, card: Card, workspace: int) -> tuple[str, ...]:
+def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
+    """Return the most that a matrix product may take beside the plans on a card, where XLA takes the fastest kernel.
+
+    One that is planned for Triton may run in cuBLAS, with buffers for operands and results that the kernel kept to
+    itself. cuBLAS has a workspace: 32 MiB from Hopper on (`GemmConfig::kHopperWorkspace`), where plans without the card
+    have 4 MiB (`CublasLtBackend::GetDefaultConfig`), as everywhere before. Products run one after another.
+    """
+    products = [size for plan in plans for size in plan.products]
+    workspace = _HOPPER_WORKSPACE if capability >= _HOPPER else _CUBLAS_WORKSPACE
+    return max(products) + workspace if products else 0
+
+
+def _notes(compiled: CompiledStep, card: Card, workspace: int, product: int) -> tuple[str, ...]:
     plan = compiled.likely
-    notes = [f"XLA's plan for {card.key}, made without the card; not compared with a measurement on it"]
+    notes = [f"XLA's plan for {card.key}, made without the card"]
     if plan.is_recomputed:
         wanted = f"; without that limit it would take {compiled.unlimited[0].total:,} B" if compiled.unlimited else ""
         notes.append(f"XLA recomputes values to keep within {card.memory_bytes:,} B{wanted}")
@@ -173,4 +186,6 @@ def _notes(compiled: CompiledStep, card: Card, workspace: int) -> tuple[str, ...
             "is chosen when XLA compiles on the card, and the verdict counts it; at most a copy of the input, filter "
             f"and output of the largest, {max(plan.convolutions)[1]})"
         )
+    if product:
+        notes.append(f"a matrix product in cuBLAS: up to {product:,} B more (the fastest kernel is chosen on the card)")
     return tuple(notes)
