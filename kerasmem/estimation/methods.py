@@ -66,8 +66,8 @@ def step_outcome(step: ShapedStep) -> Outcome:
             break
         else:
             return _with_notes(outcome, (*reasons, f"{name}, since {why}"))
-    reasons.append("the formula answers in their place")
-    return _with_notes(run_method("formula", step), tuple(reasons), fallback=reasons[-2])
+    notes = (*reasons, "the formula answers in their place")
+    return _with_notes(run_method("formula", step), notes, fallback="; ".join(reasons))
 
 
 def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:

@@ -337,9 +337,9 @@ class NoGradient(layers.Layer):
 
 @pytest.mark.parametrize("layer", [Chosen, Endless, NoGradient])
 def test_what_cannot_be_simulated_says_why_and_auto_falls_back(layer, monkeypatch):
-    from kerasmem.estimation import choice
+    from kerasmem.estimation import methods
 
-    monkeypatch.setattr(choice, "PROBED_SHARE", 0)  # no step is run
+    monkeypatch.setattr(methods, "PROBED_SHARE", 0)  # no step is run
 
     def build():
         inputs = keras.Input((4,))
@@ -352,6 +352,7 @@ def test_what_cannot_be_simulated_says_why_and_auto_falls_back(layer, monkeypatc
     report = estimate(build)
     assert report.settings.method == "formula"
     assert any("graph has no answer" in note for note in report.notes)
+    assert report.fallback.startswith("graph has no answer")
 
 
 @pytest.mark.parametrize(("megabytes", "is_in_place"), [(30, False), (120, True)])

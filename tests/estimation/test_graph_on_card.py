@@ -121,6 +121,7 @@ def report():
 
 def test_the_report_says_that_it_is_predicted_and_what_is_missing(report):
     assert any("CUDA kernels: predicted, not read off a card yet" in note for note in report.notes)
+    assert not report.settings.stands_in, "its kernels are the card's, not a CPU's"
     missing = {each.what: each for each in report.unmodelled}
     assert {"workspace of cuDNN's convolutions", "host memory", "CUDA context and libraries"} <= set(missing)
     assert missing["host memory"].bytes >= 16 * (32 * 32 * 3 + 1) * 4
