@@ -166,12 +166,13 @@ def _compiler_ahead(spec: StepSpec, target: DeviceTarget | None) -> AbstractCont
 
 @contextlib.contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Disable the cyclic garbage collector if no other thread of Python runs, which might need it.
+    """Disable the cyclic garbage collector if no other thread may need it.
 
     It would traverse all objects of TensorFlow and Keras again and again, for a tenth to a third of the time, and
-    nearly all that an estimate allocates lives until its end.
+    nearly all that an estimate allocates lives until its end. Daemon threads, such as a progress bar's, do not count.
     """
-    if not gc.isenabled() or threading.active_count() > 1:
+    others = [each for each in threading.enumerate() if each is not threading.current_thread() and not each.daemon]
+    if not gc.isenabled() or others:
         yield
         return
     gc.disable()
