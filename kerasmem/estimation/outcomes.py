@@ -93,7 +93,9 @@ def model_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> 
     def spec(leaf: Any) -> Any:
         if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
             raise KerasmemError("batches of sparse or ragged tensors cannot be estimated")
-        return None if leaf is None else tf.TensorSpec((rows, *leaf.shape[1:]), leaf.dtype)
+        if leaf is None:
+            return None
+        return keras.KerasTensor((rows, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
 
     x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(spec, batch))
     is_xla, kernels = bool(model.jit_compile), training_kernels()

@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from kerasmem.compat.keras_functional import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
@@ -43,7 +41,7 @@ class WithNumbers:
 
     Attributes:
         structure: of the other inputs.
-        numbers: by name; Python numbers, and arrays without dimensions for tensors.
+        numbers: by name; Python numbers, and Keras tensors without dimensions.
     """
 
     structure: Any
@@ -220,8 +218,9 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
         _check_takes(model, numbers)
         others = {name: shape for name, shape in given.items() if name not in numbers}
         structure, flat = model_inputs(model, others)
+        tensor = import_keras().KerasTensor
         values = {
-            name: np.zeros((), shape.dtype) if shape.number is None else shape.number for name, shape in numbers.items()
+            name: tensor((), shape.dtype) if shape.number is None else shape.number for name, shape in numbers.items()
         }
         return WithNumbers(structure, values), flat
     declared = _declared_inputs(model)

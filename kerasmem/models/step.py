@@ -1,4 +1,4 @@
-"""The training step of an opened model: ready to be traced, compiled or run, without its weights being allocated.
+"""The step of an opened model, ready to be traced, compiled or run, without its weights being allocated.
 
     with open_model("keras.applications:ResNet50") as opened:
         prepared = prepare_step(opened.model, opened.training, structure, inputs, batch_size=32)
@@ -11,11 +11,10 @@ runs.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
-
-import numpy as np
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.graphs import functions_traced_anew, stacks_left_out
@@ -23,7 +22,7 @@ from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
 from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
 from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError, UsageError
-from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
+from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax, symbolic_outputs
 from kerasmem.models.batch import output_spec, pack_inputs, step_targets
 from kerasmem.models.compiling import compile_model
 from kerasmem.models.inputs import ModelInput
@@ -41,7 +40,7 @@ class PreparedStep:
 
     Attributes:
         model: the Keras model, compiled, its optimizer built.
-        x: the inputs as the model takes them, each a `tf.TensorSpec` with the batch in its shape.
+        x: the inputs as the model takes them, each a Keras tensor with the batch in its shape, or a number.
         y: the targets likewise; None if the step takes none.
         mode: "train", "evaluate" or "inference".
         jit_compile: whether XLA compiles the step.
@@ -130,33 +129,23 @@ def prepare_step(
     Raises:
         ModelError: If Keras cannot compile or build it.
     """
-    import tensorflow as tf
-
     keras = import_keras()
-    flat = [tf.TensorSpec((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
-    x = keras.tree.map_structure(
-        lambda leaf: tf.TensorSpec((), leaf.dtype) if isinstance(leaf, np.ndarray) else leaf,
-        pack_inputs(structure, flat),
-    )
+    flat = [keras.KerasTensor((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
+    x = pack_inputs(structure, flat)
     check_mode(model, mode)
-
-    @cache
-    def outputs() -> Any:
-        return output_spec(model, structure, [keras.KerasTensor(spec.shape, spec.dtype.name) for spec in flat])
-
+    outputs = cache(partial(output_spec, model, structure, flat))
     try:
         if mode == "inference":
             if has_call(model):
                 outputs()
             return PreparedStep(model, x, None, mode, jit_compile)
         notes = compile_model(model, training, outputs, jit_compile) if known is None else known.notes
-        labels = step_targets(model, training.targets, outputs, batch_size)
-        y = None
-        if labels is not None:
-            y = keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), labels)
+        y = step_targets(model, training.targets, outputs, batch_size)
         prepared = PreparedStep(model, x, y, mode, jit_compile, notes)
-        if known is None and not has_own_step(model):  # which makes what it needs when it is traced
+        if known is None and not has_own_step(model):
             _build(prepared, outputs())
+        elif known is None and runs_on_jax():  # else it makes what it needs when it is traced
+            symbolic_build(model, prepared.data)
     except KerasmemError:
         raise
     except Exception as error:
@@ -192,7 +181,8 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
     keras = import_keras()
     leaves = keras.tree.flatten(prepared.data)
-    flat = tuple(leaf for leaf in leaves if isinstance(leaf, tf.TensorSpec))  # else a number
+    is_tensor = [isinstance(leaf, keras.KerasTensor) for leaf in leaves]  # else a number
+    flat = tuple(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in itertools.compress(leaves, is_tensor))
     stand_ins: dict[int, Any] = {}
     kept: list[Any] = [] if keep_alive is None else keep_alive
 
@@ -207,7 +197,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     @tf.autograph.experimental.do_not_convert
     def step(*tensors: Any) -> Any:
         left = iter(tensors)
-        parts = [next(left) if isinstance(leaf, tf.TensorSpec) else leaf for leaf in leaves]
+        parts = [next(left) if takes else leaf for leaf, takes in zip(leaves, is_tensor, strict=True)]
         return run(keras.tree.pack_sequence_as(prepared.data, parts))
 
     with with_stand_ins(make), stacks_left_out(), functions_traced_anew(), scopes_noted() as noted:
@@ -247,7 +237,7 @@ def _hint(prepared: PreparedStep) -> str:
         return ""
     keras = import_keras()
     given = keras.tree.map_structure(
-        lambda spec: f"{spec.dtype.name} {tuple(spec.shape)}" if hasattr(spec, "shape") else spec, prepared.data
+        lambda leaf: f"{leaf.dtype} {tuple(leaf.shape)}" if hasattr(leaf, "shape") else leaf, prepared.data
     )
     return f"; its {_STEPS[prepared.mode]} was given {given}: see --input-shape and --target-shape"
 
@@ -265,10 +255,7 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
 
 def _build_loss_and_metrics(prepared: PreparedStep, outputs: Any) -> None:
     """Build them as Keras does, without its further call of the model."""
-    keras, model = import_keras(), prepared.model
-    x, y = keras.tree.map_structure(
-        lambda each: keras.KerasTensor(each.shape, each.dtype.name), (prepared.x, prepared.y)
-    )
+    model, x, y = prepared.model, prepared.x, prepared.y
     loss_built, metrics_built = loss_and_metrics_built(model)
     if not metrics_built:
         symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=None)

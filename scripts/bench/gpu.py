@@ -97,12 +97,14 @@ def card(case: Case) -> Case:
 
     from kerasmem.estimation.compiled import on_jax
     from kerasmem.models.inputs import model_inputs
-    from kerasmem.models.symbolic_step import symbolic_step
+    from kerasmem.models.step import prepare_step
 
     request = request_of(case)
     with request.opened() as opened:
         structure, inputs = model_inputs(opened.model, {})
-        step = symbolic_step(opened.model, opened.training, structure, inputs, request.batch_size, request.mode)
+        step = prepare_step(
+            opened.model, opened.training, structure, inputs, request.batch_size, request.mode, jit_compile=True
+        )
     lowered, _ = on_jax.lower(step, jax.devices()[0])
     begin = time.monotonic()
     compiled = lowered.compile()
@@ -110,7 +112,7 @@ def card(case: Case) -> Case:
     planned = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
     answer: Case = {"compile_seconds": time.monotonic() - begin, "plan": planned}
     answer["after_compiling"] = allocator()
-    shapes = (step.state(), step.data)
+    shapes = (tuple(on_jax.state_of(step).values()), on_jax.batch_of(step))
     state, data = keras.tree.map_structure(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
     form, seconds = jax.tree.structure(state), []
     for _ in range(4):

@@ -27,7 +27,7 @@ def stepped(source, batch_size=4, mode="train", traces=True, **options):
 
 
 def specs(data):
-    return keras.tree.map_structure(lambda each: (tuple(each.shape), each.dtype.name), data)
+    return keras.tree.map_structure(lambda each: (tuple(each.shape), each.dtype), data)
 
 
 def kinds(traced):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import KerasmemError, ModelError, first_line
 from kerasmem.estimation.allocator import GRAIN, smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
@@ -20,7 +21,7 @@ from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import XLA_AUTOTUNING, cpu_scratch, prefetched_batches
 from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
-from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
+from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.processes.task import ChildFailure
 
 _DUMP = "*_after_optimizations.hlo.pb"
@@ -41,7 +42,9 @@ def jax_outcome(step: ShapedStep) -> Outcome:
     import jax
 
     opened, mode = step.opened, step.spec.mode
-    prepared = symbolic_step(opened.model, opened.training, step.structure, step.inputs, step.batch_size, mode)
+    prepared = prepare_step(
+        opened.model, opened.training, step.structure, step.inputs, step.batch_size, mode, jit_compile=True
+    )
     device = jax.devices()[0]
     try:
         lowered, compiled = lower(prepared, device)
@@ -78,7 +81,32 @@ def jax_outcome(step: ShapedStep) -> Outcome:
     )
 
 
-def lower(step: SymbolicStep, device: Any) -> tuple[Any, CompiledStep]:
+def state_of(step: PreparedStep) -> dict[str, list[Any]]:
+    """Return the variables of a step, in the groups and order of Keras's step functions on JAX."""
+    model = step.model
+    groups = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
+    if step.mode == "train":
+        groups["optimizer"] = model.optimizer.variables
+    if step.mode != "inference":
+        groups["metrics"] = model.metrics_variables
+    return groups
+
+
+def batch_of(step: PreparedStep) -> tuple[Any, ...]:
+    """Return the shapes of a step's batch: (x, y), or (x,) if it takes no targets."""
+    return step.data if isinstance(step.data, tuple) else (step.data,)
+
+
+def _function(step: PreparedStep) -> Callable[..., Any]:
+    """Return Keras's function of the state and the batch."""
+    model = step.model
+    if step.mode == "inference":
+        return lambda state, data: model.predict_step(state, data)[0]
+    function: Callable[..., Any] = model.train_step if step.mode == "train" else model.test_step
+    return function
+
+
+def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
     """Lower a step for one device.
 
     Keras's trainer donates the state to a step that returns a new one; so does this.
@@ -101,18 +129,22 @@ def lower(step: SymbolicStep, device: Any) -> tuple[Any, CompiledStep]:
         dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)
         return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=sharding)
 
-    state, data = import_keras().tree.map_structure(shaped, (step.state(), step.data))
-    options = {} if step.keeps_state else {"donate_argnums": 0}
+    model, groups = step.model, state_of(step)
+    state, data = import_keras().tree.map_structure(shaped, (tuple(groups.values()), batch_of(step)))
+    options = {} if step.mode == "inference" else {"donate_argnums": 0}
     try:
-        lowered = jax.jit(step.function, **options).lower(state, data)
+        lowered = jax.jit(_function(step), **options).lower(state, data)
     except KerasmemError:
         raise
     except Exception as error:  # the model's own code runs while it is traced, and may raise anything
         raise ChildFailure(f"the step cannot be traced on JAX: {type(error).__name__}: {first_line(error)}") from error
-    groups = zip((*step.variables, "inputs"), (*state, data), strict=True)
-    arguments = {name: tuple(map(_bytes, jax.tree.leaves(group))) for name, group in groups}
+    named = zip((*groups, "inputs"), (*state, data), strict=True)
     return lowered, CompiledStep(
-        arguments=arguments, plans=(), layers=tuple(step.layers), optimizer=step.optimizer, notes=step.notes
+        arguments={name: tuple(map(_bytes, jax.tree.leaves(group))) for name, group in named},
+        plans=(),
+        layers=tuple({str(layer.name) for layer in flatten_layers(model, include_self=False)}),
+        optimizer=str(model.optimizer.name) if step.mode == "train" else None,
+        notes=step.notes,
     )
 
 

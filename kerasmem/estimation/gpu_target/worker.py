@@ -25,7 +25,7 @@ from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec
-from kerasmem.models.symbolic_step import SymbolicStep, symbolic_step
+from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
 from kerasmem.processes.task import ChildFailure, serve
 
@@ -98,7 +98,7 @@ def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
     return compiled.result()
 
 
-def _requested_step(opened: OpenedModel, request: StepSpec) -> SymbolicStep:
+def _requested_step(opened: OpenedModel, request: StepSpec) -> PreparedStep:
     """Return the step of a model that runs on TensorFlow in the process that asks.
 
     Raises:
@@ -113,7 +113,7 @@ def _requested_step(opened: OpenedModel, request: StepSpec) -> SymbolicStep:
     if request.mode != "inference" and has_own_step(model):
         raise UsageError(f"model {model.name!r} has a train_step of its own, written for TensorFlow: {WAY_OUT}")
     training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
-    return symbolic_step(model, training, structure, inputs, request.batch_size, request.mode)
+    return prepare_step(model, training, structure, inputs, request.batch_size, request.mode, jit_compile=True)
 
 
 def load_libraries() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 from kerasmem.devices.host import held_bytes, process_status
 from kerasmem.errors import KerasmemError
+from kerasmem.estimation.compiled.on_jax import batch_of, state_of
 from kerasmem.estimation.probe.session import Session, give_values
 from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.spec import StepSpec
-from kerasmem.models.symbolic_step import symbolic_step
+from kerasmem.models.step import prepare_step
 
 _PROCESS = Path("/proc/self")
 _PAUSE, _PATIENCE = 0.02, 2.0  # seconds
@@ -35,14 +36,14 @@ class JaxSession(Session):
     def prepare(self, batch_size: int, mode: str) -> int:
         """Make the step and a batch of zeros; return the batch's bytes."""
         keras, model = import_keras(), self.model
-        step = symbolic_step(model, self.training, self.structure, self.inputs, batch_size, mode)
+        step = prepare_step(model, self.training, self.structure, self.inputs, batch_size, mode, jit_compile=True)
         give_values(self.model)
         self.notes = step.notes
-        batch = keras.tree.map_structure(lambda spec: keras.ops.zeros(spec.shape, spec.dtype), step.data)
+        batch = keras.tree.map_structure(lambda spec: keras.ops.zeros(spec.shape, spec.dtype), batch_of(step))
         name = {"train": "train_on_batch", "evaluate": "test_on_batch", "inference": "predict_on_batch"}[mode]
         self._take = lambda: getattr(model, name)(*batch)
         inputs = sum(int(tensor.nbytes) for tensor in keras.tree.flatten(batch))
-        self._held = inputs + sum(variable_bytes(each) for group in step.variables.values() for each in group)
+        self._held = inputs + sum(variable_bytes(each) for group in state_of(step).values() for each in group)
         return inputs
 
     def bytes_in_use(self) -> int:

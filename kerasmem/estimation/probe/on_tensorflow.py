@@ -118,9 +118,9 @@ def _filled(spec: Any) -> Any:
     """Return a tensor of zeros, made the same way whatever its size. Numbers stay as they are."""
     import tensorflow as tf
 
-    if not isinstance(spec, tf.TensorSpec):
+    if not hasattr(spec, "shape"):
         return spec
-    return tf.fill(spec.shape, tf.constant("" if spec.dtype == tf.string else 0, spec.dtype))
+    return tf.fill(spec.shape, tf.constant("" if spec.dtype == "string" else 0, spec.dtype))
 
 
 def _tensor_bytes(tensor: Any) -> int:
