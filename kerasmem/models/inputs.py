@@ -16,6 +16,7 @@ from kerasmem.models.own_step import has_own_step
 
 Shape = tuple[int | None, ...]
 NO_TARGETS = "none"
+_INPUT_SHAPE = "--input-shape"
 _SCALAR, _NUMBER = "scalar", "number"
 _EXAMPLES = ("224,224,3", "10", "16:int32")
 
@@ -77,7 +78,7 @@ class GivenShape:
         return sizes if self.dtype is None else f"{sizes}:{self.dtype}"
 
 
-def normalise_input_shapes(given: Any, option: str = "--input-shape") -> dict[str, GivenShape]:
+def normalise_input_shapes(given: Any, option: str = _INPUT_SHAPE) -> dict[str, GivenShape]:
     """Read shapes without the batch: None, a shape, a text, a list of texts or a dict from name to shape.
 
     A text is "image=224,224,3", or "224,224,3" for a model with one input. A dtype may follow, for models that do not
@@ -96,20 +97,23 @@ def normalise_input_shapes(given: Any, option: str = "--input-shape") -> dict[st
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        return {str(name): _shape(shape, f"{option} {name}=") for name, shape in given.items()}
+        return {str(name): _shape(shape, f"{option} {name}=", option == _INPUT_SHAPE) for name, shape in given.items()}
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, (list, tuple)) and texts and all(isinstance(text, str) for text in texts):
         named = (text.rpartition("=") for text in texts)
-        return {name.strip(): _shape(shape, f"{option} {name}{equals}") for name, equals, shape in named}
+        return {
+            name.strip(): _shape(shape, f"{option} {name}{equals}", bool(name) and option == _INPUT_SHAPE)
+            for name, equals, shape in named
+        }
     return {"": _shape(given, f"{option} ")}
 
 
-def _shape(value: Any, where: str) -> GivenShape:
+def _shape(value: Any, where: str, may_be_number: bool = False) -> GivenShape:
     if isinstance(value, GivenShape):
         return value
-    if isinstance(value, (bool, int, float)):
+    if may_be_number and isinstance(value, (bool, int, float)):
         return GivenShape((), number=value)
-    if isinstance(value, str) and value.partition(":")[0] in (_SCALAR, _NUMBER):
+    if may_be_number and isinstance(value, str) and value.partition(":")[0] in (_SCALAR, _NUMBER):
         return _number(value, where)
     shown, dtype = value, ""
     if isinstance(value, str):
