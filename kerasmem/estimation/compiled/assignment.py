@@ -171,7 +171,9 @@ class _Module:
         copied = most = 0
         for caller in (each for computation in self.computations.values() for each in computation.values()):
             library = _LIBRARY.search(_text(caller.fields, 43))
-            for number in caller.called if library else ():
+            if library is None:
+                continue
+            for number in caller.called:
                 inside = self.computations[number]
                 for instruction in inside.values():
                     kind, operands = instruction.opcode, [inside[each] for each in instruction.operands]
