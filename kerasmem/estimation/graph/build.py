@@ -15,7 +15,7 @@ from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.placement import on_card, placement_of
 from kerasmem.estimation.graph.program import Node, Program, Tensor, Variable, tensor_of
-from kerasmem.estimation.graph.rewriting import UNFED, rewritten
+from kerasmem.estimation.graph.rewriting import UNFED, rewrite
 from kerasmem.estimation.graph.rules import KINDS, table_of
 from kerasmem.estimation.graph.scratch import AXES, REPLICAS, Kernels, reduction
 from kerasmem.models.sizes import element_bytes
@@ -55,7 +55,7 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     Raises:
         NotModelled: If Grappler refuses the graph, or a loop or a size depends on the data.
     """
-    graph, definition, lowered = rewritten(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
+    graph, definition, lowered = rewrite(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
     program, notes = unroll(_plain(graph, traced, kernels))
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_shape_functions(by_name, definition.versions))

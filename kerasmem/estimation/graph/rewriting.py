@@ -1,4 +1,4 @@
-"""The graph of a traced step as TensorFlow's runtime makes it over before it runs: on one CPU, or beside a card."""
+"""Rewrite the graph of a traced step as TensorFlow's runtime does: for one CPU, or for a card beside it."""
 
 from __future__ import annotations
 
@@ -15,54 +15,56 @@ from kerasmem.models.step import TracedStep
 
 DEEP = 20_000  # operations
 LARGE = 1 << 20  # bytes
-# Grappler makes a tensor of zeros for each placeholder, as large as the batch; beyond so many elements it is given
-# another source of a known shape, for which it makes no zeros.
+# Grappler creates a tensor of zeros for each placeholder, as large as the batch. A larger one than this is replaced by
+# another source of known shape, for which it creates none.
 LARGEST_FED, UNFED = 16 * 2**20, "InfeedDequeue"
 _FUNCTIONAL = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 
 
-class Rewritten(NamedTuple):
-    """A graph that Grappler has made over: as TensorFlow reads it, its definition, and notes."""
+class OptimisedGraph(NamedTuple):
+    """A graph that Grappler has rewritten: a `tf.Graph`, its `GraphDef`, and notes."""
 
     graph: Any
     definition: Any
     notes: tuple[str, ...]
 
 
-def rewritten(traced: TracedStep, capability: tuple[int, int] | None) -> Rewritten:
+def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> OptimisedGraph:
     """Optimise the graph of a traced step as TensorFlow's runtime does.
 
     Args:
         traced: the step.
-        capability: compute capability of the card that it runs on; None for a CPU.
+        capability: compute capability of the card, or None for a CPU.
 
     Raises:
-        NotModelled: Grappler refuses the graph, or TensorFlow what comes of it.
+        NotModelled: If Grappler refuses the graph, or TensorFlow its result.
     """
     graph, is_on_card = traced.function.graph, capability is not None
     definition = _runnable(traced, is_on_card)
-    notes = _lowered(definition)
-    fetches = list(dict.fromkeys([each.name for each in graph.outputs] + [each.name for each in graph.control_outputs]))
+    notes = _lower(definition)
+    fetches = list(dict.fromkeys(result.name for result in (*graph.outputs, *graph.control_outputs)))
     if len(definition.node) > DEEP:
         _fold_large(graph, definition)
     reason = ""
-    for fuses in (True, False):  # operations may be fused for whose dtype there is none, as bfloat16 convolutions
-        optimised = _optimised(definition, fetches, fuses, capability)
+    for fuses in (True, False):  # Grappler may fuse operations without a kernel, such as bfloat16 convolutions
         try:
-            return Rewritten(_imported(optimised, is_on_card), optimised, notes)
+            optimised = optimise(definition, fetches, fuses, capability)
+        except KerasmemError:
+            raise
+        except Exception as error:
+            raise NotModelled(f"Grappler refuses the step's graph: {first_line(error)}") from error
+        try:
+            return OptimisedGraph(_import(optimised, is_on_card), optimised, notes)
         except ValueError as error:
             reason = first_line(error)
     raise NotModelled(f"the optimised graph cannot be read: {reason}")
 
 
-def _lowered(definition: Any) -> tuple[str, ...]:
-    """Let loops and branches that a kernel runs as a whole, as in TensorFlow's CTC loss, be spelled out as others are.
-
-    Returns a note where there are such.
-    """
+def _lower(definition: Any) -> tuple[str, ...]:
+    """Have loops and branches lowered that one kernel runs, as in TensorFlow's CTC loss, and return a note on them."""
     inside = (node for function in definition.library.function for node in function.node_def)
-    found = [node for node in (*definition.node, *inside) if node.op in _FUNCTIONAL]
-    whole = [node for node in found if not node.attr["_lower_using_switch_merge"].b]
+    functional = (node for node in (*definition.node, *inside) if node.op in _FUNCTIONAL)
+    whole = [node for node in functional if not node.attr["_lower_using_switch_merge"].b]
     for node in whole:
         node.attr["_lower_using_switch_merge"].b = True
     if not whole:
@@ -71,46 +73,46 @@ def _lowered(definition: Any) -> tuple[str, ...]:
 
 
 def _fold_large(graph: Any, definition: Any) -> None:
-    """Put a constant without a value in place of each operation that makes a large tensor out of constants alone.
+    """Replace each operation that computes a large tensor from constants alone by a placeholder.
 
-    A decoder makes a mask in each of its blocks. Grappler would compute every one before it finds that they are the
-    same, in memory and time that grow with the depth.
+    A decoder computes a mask in each of its blocks. Grappler would evaluate all of them before it finds that they are
+    the same, in memory and time that grow with the depth.
     """
     nodes = {node.name: node for node in definition.node}
-    values: dict[str, str] = {}  # operations on constants alone → what stands for their value
+    values: dict[str, str] = {}  # operations on constants alone → digest of their value
     large: dict[str, str] = {}
     for operation in graph.get_operations():
-        sizes = [tensor_of(each) for each in operation.outputs]
+        outputs = [tensor_of(output) for output in operation.outputs]
         on_shapes = operation.type in ("Shape", "ShapeN", "Size", "Rank") and all(
             tensor.shape.is_fully_defined() for tensor in operation.inputs
         )
         on_constants = bool(operation.inputs) and all(tensor.op.name in values for tensor in operation.inputs)
         if not (operation.type == "Const" or on_shapes or (on_constants and not operation.op_def.is_stateful)):
             continue
-        if not sizes or any(each.bytes is None for each in sizes):
+        if not outputs or any(output.bytes is None for output in outputs):
             continue
-        values[operation.name] = _value_of(operation, nodes[operation.name], values)
-        if operation.type != "Const" and len(sizes) == 1 and (sizes[0].bytes or 0) > LARGE:
+        values[operation.name] = _digest(operation, nodes[operation.name], values)
+        if operation.type != "Const" and len(outputs) == 1 and (outputs[0].bytes or 0) > LARGE:
             large[operation.name] = values[operation.name]
     first: dict[str, str] = {}
     for name, value in large.items():
         node, is_first = nodes[name], value not in first
         first.setdefault(value, name)
-        made = graph.get_operation_by_name(name).outputs[0]
+        output = graph.get_operation_by_name(name).outputs[0]
         node.attr.clear()
         del node.input[:]
         if is_first:
             node.op = "Placeholder"
-            node.attr["dtype"].type = made.dtype.as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(made.shape.as_proto())
+            node.attr["dtype"].type = output.dtype.as_datatype_enum
+            node.attr["shape"].shape.CopyFrom(output.shape.as_proto())
         else:
             node.op = "Identity"
             node.input.append(first[value])
-            node.attr["T"].type = made.dtype.as_datatype_enum
+            node.attr["T"].type = output.dtype.as_datatype_enum
 
 
-def _value_of(operation: Any, node: Any, values: dict[str, str]) -> str:
-    """Return a digest that two operations share only where they make the same value."""
+def _digest(operation: Any, node: Any, values: dict[str, str]) -> str:
+    """Return a digest that two operations share only if they compute the same value."""
     digest = hashlib.sha256(operation.type.encode())
     for key in sorted(node.attr):
         if not key.startswith("_"):
@@ -122,7 +124,7 @@ def _value_of(operation: Any, node: Any, values: dict[str, str]) -> str:
 
 
 def _runnable(traced: TracedStep, is_on_card: bool) -> Any:
-    """Return the function's graph with its captured variables as operations of their own, all on their devices."""
+    """Return the function's graph on its devices, with an operation for each captured variable."""
     import tensorflow as tf
 
     graph = traced.function.graph
@@ -137,11 +139,11 @@ def _runnable(traced: TracedStep, is_on_card: bool) -> Any:
             node.attr["dtype"].type = tf.as_dtype(variable.dtype).as_datatype_enum
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(tuple(variable.shape)).as_proto())
             node.attr["shared_name"].s = node.name.encode()
-        elif node.op == "Placeholder" and math.prod(each.size for each in node.attr["shape"].shape.dim) > LARGEST_FED:
+        elif node.op == "Placeholder" and math.prod(size.size for size in node.attr["shape"].shape.dim) > LARGEST_FED:
             node.op = UNFED
     if is_on_card:
         # `fit` takes the batch from a dataset, which is on the host.
-        batch = [each.op.name for each in graph.inputs[: len(traced.flat)]]
+        batch = [tensor.op.name for tensor in graph.inputs[: len(traced.flat)]]
         by_name = {node.name: node for node in definition.node}
         for node in definition.node:
             node.device = ""
@@ -150,7 +152,7 @@ def _runnable(traced: TracedStep, is_on_card: bool) -> Any:
     return definition
 
 
-def _imported(definition: Any, is_on_card: bool) -> Any:
+def _import(definition: Any, is_on_card: bool) -> Any:
     import tensorflow as tf
 
     if not is_on_card:
@@ -159,12 +161,3 @@ def _imported(definition: Any, is_on_card: bool) -> Any:
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(definition, name="")
     return graph
-
-
-def _optimised(definition: Any, fetches: list[str], fuses: bool, capability: tuple[int, int] | None) -> Any:
-    try:
-        return optimise(definition, fetches, fuses, capability)
-    except KerasmemError:
-        raise
-    except Exception as error:
-        raise NotModelled(f"Grappler refuses the step's graph: {first_line(error)}") from error
