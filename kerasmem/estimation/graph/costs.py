@@ -27,13 +27,13 @@ VARIATION = 0.2
 
 
 def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float:
-    """Return the time that a node takes alone: by its arithmetic or the bytes it moves, whichever holds it up."""
+    """Return the time that a node takes alone: the longer of its arithmetic and its transfers."""
     if node.type in UPDATES:
-        return OVERHEAD_SECONDS + 3 * sum(each.bytes or 0 for each in inputs) / rates.elements
+        return OVERHEAD_SECONDS + 3 * sum(tensor.bytes or 0 for tensor in inputs) / rates.elements
     if node.type in NOTHING or node.type in ALIASES:
         return OVERHEAD_SECONDS / 3
     is_product = "MatMul" in node.type
-    moved = sum(each.bytes or 0 for each in inputs) + sum(each.bytes or 0 for each in node.outputs)
+    moved = sum(tensor.bytes or 0 for tensor in (*inputs, *node.outputs))
     usual = rates.factors if is_product else rates.elements
     moving = moved / SLOWER_BYTES_PER_SECOND.get(node.type, usual)
     took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
@@ -55,7 +55,7 @@ def _gathering(first: Tensor, second: Tensor, rates: Rates) -> float:
 
 def operations(node: Node, inputs: Sequence[Tensor]) -> float:
     """Return the floating-point operations of a matrix product or a convolution; 0 for others."""
-    shapes = [each.shape for each in inputs]
+    shapes = [tensor.shape for tensor in inputs]
     result = node.outputs[0].shape if node.outputs else None
     if len(shapes) < 2 or result is None or shapes[0] is None or shapes[1] is None:
         return 0.0
@@ -72,7 +72,7 @@ def operations(node: Node, inputs: Sequence[Tensor]) -> float:
 
 
 def _copying(node: Node, inputs: Sequence[Tensor], rates: Rates) -> float:
-    """Return the time in which a convolution's gradient copies patches, and the filter where each sample is alone."""
+    """Return the time in which a convolution's gradient copies patches, and the filter for each single sample."""
     if node.type not in rates.patches or len(inputs) < 3 or not node.outputs:
         return 0.0
     patches = patches_of(node, tuple(inputs), 4)

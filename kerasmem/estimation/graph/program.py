@@ -12,7 +12,7 @@ from kerasmem.models.sizes import element_bytes
 
 
 class NotModelled(KerasmemError):
-    """The step holds something that the simulation has no rule for; `probe` runs it for real."""
+    """The simulation has no rule for a part of the step; `probe` runs real steps."""
 
 
 COPY = "_Recv"  # the operation that copies a tensor between a card's memory and the host's
@@ -21,13 +21,13 @@ ON_HOST = "on_host"  # the attribute of an operation that runs on the CPU beside
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What comes out of an operation.
+    """An output of an operation.
 
     Attributes:
-        shape: None where it depends on the data.
-        dtype: as Keras names it.
-        bytes: None as the shape.
-        on_host: whether it lies in the host's memory beside that of the card that the step runs on.
+        shape: None if it depends on the data.
+        dtype: Keras's name of it.
+        bytes: None if the shape is.
+        on_host: whether it is in the host's memory beside a card's.
     """
 
     shape: tuple[int, ...] | None
@@ -37,7 +37,7 @@ class Tensor:
 
 
 def tensor_of(tensor: Any) -> Tensor:
-    """Return a symbolic tensor as plain data; what only names a value elsewhere takes nothing."""
+    """Return a symbolic tensor as plain data. Handles of values elsewhere have 0 bytes."""
     dtype = tensor.dtype.base_dtype.name
     if dtype in ("resource", "variant"):
         return Tensor(None, dtype, 0)
@@ -53,13 +53,13 @@ class Node:
     """An operation of the executed graph.
 
     Attributes:
-        name: as TensorFlow names it; it holds the names of Keras's layers.
+        name: TensorFlow's name, which contains the names of Keras's layers.
         type: "Conv2D", "ReadVariableOp", …
-        inputs: for each input the number of the node that makes it, and which of its outputs it is.
-        controls: the nodes that must have run before; where loops were spelled out, also those that hand on its inputs.
-        outputs: what it makes.
-        attributes: the few that rules look at (strides, padding, constants).
-        variable: for operations on a variable, its number in `Program.variables`.
+        inputs: (node, output) that each input comes from.
+        controls: nodes that must have run before. In unrolled loops also those that passed its inputs on.
+        outputs: its tensors.
+        attributes: those that rules read (strides, padding, constants).
+        variable: index in `Program.variables` of the variable that it works on, or None.
     """
 
     name: str
@@ -79,9 +79,8 @@ class Variable:
         path: in Keras.
         bytes: of its value.
         kind: "weights", "optimizer" or "metrics".
-        initial: how it gets its first value: "random" (drawn, scaled and shifted, each in a buffer of its own) or
-            "filled" (with one number).
-        shape: of its value; with the dtype it says which fillings are the same.
+        initial: "random" (drawn, scaled and shifted, in a buffer each) or "filled" (with one number).
+        shape: of its value.
         dtype: of its value.
     """
 
@@ -95,15 +94,15 @@ class Variable:
 
 @dataclass(frozen=True)
 class Program:
-    """All that the simulation needs, without TensorFlow.
+    """A step as plain data, without TensorFlow.
 
     Attributes:
-        nodes: the operations; an index in it is a node's number.
-        variables: those that the step touches.
-        arguments: numbers of the nodes that stand for the batch, held by the caller.
-        results: (node, output) of what the step returns.
-        folded: where loops were spelled out, the step with them.
-        origins: where they were, for each node the number of that in `folded` which it is an execution of.
+        nodes: the operations; a node's number is its index.
+        variables: the step's variables.
+        arguments: numbers of the batch's placeholders, whose tensors the caller holds.
+        results: (node, output) of the step's results.
+        folded: the step before its loops were unrolled, or None.
+        origins: number in `folded` of each node's operation, if loops were unrolled.
     """
 
     nodes: tuple[Node, ...]
@@ -115,11 +114,11 @@ class Program:
 
     @property
     def has_loops(self) -> bool:
-        """Whether loops were spelled out."""
+        """Whether loops were unrolled."""
         return any(node.type == "NextIteration" for node in self.nodes)
 
     def awaited(self, number: int) -> Iterable[int]:
-        """Return the nodes that the executor has run before it runs one, as often as they hand it something."""
+        """Return the nodes that a node waits for, once for each value that they pass to it."""
         node = self.nodes[number]
         sources = (source for source, _ in node.inputs)
         if self.folded is None or number >= len(self.origins):

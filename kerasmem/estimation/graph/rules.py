@@ -1,9 +1,10 @@
-"""What TensorFlow's operations do with memory: tables of data, one for each kind of kernel.
+"""Tables of what TensorFlow's operations do with memory, one for each kind of kernels: oneDNN, Eigen, CUDA.
 
-An operation *aliases* (its output is its input's buffer), *forwards* (its output takes an input's buffer over where
-nobody else holds it and the sizes agree), *allocates*, or makes nothing. Some need scratch while they run. Sources:
-the kernels' calls of `forward_input_or_allocate_output` and `allocate_temp` in tensorflow/core/kernels, and
-allocator events recorded from real steps.
+An operation *aliases* (its output is its input's buffer), *forwards* (its output reuses an input's buffer if nothing
+else holds it and the sizes agree), *allocates*, or makes nothing. Some need scratch while they run. Add an operation in
+`data/operations.json`, and its scratch in `data/kernels.json`. Sources: the kernels' calls of
+`forward_input_or_allocate_output` and `allocate_temp` in tensorflow/core/kernels, and allocator events recorded from
+real steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from kerasmem.estimation.graph.program import ON_HOST, Node
 from kerasmem.estimation.graph.scratch import FUNCTIONS, Inputs, Kernels, Need, Scratch
 from kerasmem.files import package_data
 
-# Names of operations by what they do; `data/operations.json` is where one is added.
 OPERATIONS = package_data("kerasmem.estimation", "operations")
 
 # The output is a view of an input's buffer (the number of the input).
@@ -27,26 +27,25 @@ ALIASES = frozenset(OPERATIONS["views"])
 # Nothing is allocated while a step runs: handles, persistent values, control.
 NOTHING = frozenset(OPERATIONS["nothing"])
 
-# The tensor that comes out of a list is the one that went in: its place among the inputs (see `lists`).
+# Number of the input that is the list's item and becomes the output (see `lists`).
 TAKEN_FROM_LIST = {"TensorListPopBack": 2, "TensorListGetItem": 3}
 
 # A variable is changed in place: value and change are read, the value is written.
 UPDATES = frozenset(OPERATIONS["updates"])
 
-# The output may take over the buffer of one of these inputs: `None` for any.
+# The output may reuse the buffer of one of these inputs; None: of any.
 FORWARDS: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(OPERATIONS["unary"], (0,)),
     **dict.fromkeys(OPERATIONS["binary"], (0, 1)),
-    **{name: None if places is None else tuple(places) for name, places in OPERATIONS["forwards"].items()},
+    **{name: None if inputs is None else tuple(inputs) for name, inputs in OPERATIONS["forwards"].items()},
 }
 
 # Each output is new memory.
 ALLOCATES = frozenset(OPERATIONS["allocates"])
 
-# Done at once on the thread that made it ready: the kernels that call themselves inexpensive.
+# Kernels that declare themselves inexpensive run at once on the thread that made them ready.
 INEXPENSIVE = frozenset(OPERATIONS["inexpensive"])
 
-# What depends on whose kernels they are; `data/kernels.json` is where a kind is described.
 KINDS = package_data("kerasmem.estimation", "kernels")
 
 
@@ -162,5 +161,5 @@ def needs(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
 
 
 def is_known(type_name: str) -> bool:
-    """Return whether the tables say what the operation does."""
+    """Return whether an operation is in the tables."""
     return type_name in ALIASES or type_name in NOTHING or type_name in FORWARDS or type_name in ALLOCATES
