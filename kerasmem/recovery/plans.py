@@ -32,8 +32,9 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
     changes = {change.key: change for change, _, _ in offered}
     options = [Option(change.key, change.group, change.harm, ratio, change.kind) for change, ratio, _ in offered]
     needs: dict[Combination, Need] = {frozenset(): estimator.estimate(base)}
+    with_base = [search.remedy(base, needs[frozenset()])] if base else []
     if needs[frozenset()].verdict == FITS:
-        return [search.remedy(base, needs[frozenset()])]
+        return with_base
     needs |= {frozenset([change.key]): need for change, _, need in offered if need is not None}
     known = {keys: _answer(need) for keys, need in needs.items()}
 
@@ -51,7 +52,8 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
         return _answer(needs[keys])
 
     chosen = search_combinations(options, known, ask, estimator.target.available_bytes)
-    return [search.remedy([*base, *(changes[key] for key in keys)], needs[keys]) for keys in chosen]
+    plans = [search.remedy([*base, *(changes[key] for key in keys)], needs[keys]) for keys in chosen]
+    return plans or with_base
 
 
 def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]]:

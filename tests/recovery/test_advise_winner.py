@@ -90,6 +90,12 @@ def test_arrays_larger_than_the_device_come_in_batches():
     assert "67.1 GiB" in head and "model.fit keeps" in head
 
 
+def test_data_in_batches_is_what_comes_nearest_without_time():
+    advice = kerasmem.advise(f"{MODELS}:residual", device="2MiB", method="graph", budget_seconds=0, samples=10**9)
+    assert [each["kind"] for each in advice.plans[0].changes] == ["stream"]
+    assert advice.plans[0].verdict == advice.verdict == "does not fit"
+
+
 def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):
     asked = estimator("64MB", samples=BATCH)
     asked.data_bytes = 4_000_000
