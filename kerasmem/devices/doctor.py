@@ -9,7 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -40,12 +40,12 @@ class Finding:
     Attributes:
         kind: "problem", "note" or "fine".
         what: the observation.
-        way_out: the fix, or None if nothing needs fixing.
+        fix: the remedy, or None if nothing needs fixing.
     """
 
     kind: Literal["problem", "note", "fine"]
     what: str
-    way_out: str | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,24 +111,24 @@ class Examination(Record, what="examination", version=1, also=("works", "sees_gp
         machine: the cards that the driver lists, and host memory.
         environment: variables that TensorFlow, Keras, CUDA or Slurm read.
         findings: the diagnosis, the worst first.
-        said: TensorFlow's report on itself.
+        tensorflow: TensorFlow's report on itself.
     """
 
     python: str
     machine: LiveMachine
     environment: dict[str, str]
     findings: tuple[Finding, ...]
-    said: SelfReport = field(metadata={"json": "tensorflow"})
+    tensorflow: SelfReport
 
     @property
     def sees_gpu(self) -> bool:
         """Whether TensorFlow sees a GPU."""
-        return bool(self.said.gpus)
+        return bool(self.tensorflow.gpus)
 
     @property
     def works(self) -> bool:
         """Whether TensorFlow ran a small step to its end, on any device."""
-        return self.said.failure is None
+        return self.tensorflow.failure is None
 
 
 def examine(timeout: float = 120.0) -> Examination:
@@ -142,13 +142,13 @@ def examine(timeout: float = 120.0) -> Examination:
     """
     if not timeout > 0:
         raise UsageError(f"timeout must be seconds above 0; got {timeout!r}")
-    machine, said = read_machine(), _ask_tensorflow(timeout)
+    machine, report = read_machine(), _ask_tensorflow(timeout)
     names = sorted(name for name in os.environ if name.startswith(_PREFIXES) and not name.startswith("TF_CLI_"))
-    findings = judge(said, machine, os.environ)
+    findings = judge(report, machine, os.environ)
     findings += [Finding("note", text) for text in read_limits().notes]
     findings.sort(key=lambda finding: _KINDS.index(finding.kind))
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return Examination(python, machine, {name: os.environ[name] for name in names}, tuple(findings), said)
+    return Examination(python, machine, {name: os.environ[name] for name in names}, tuple(findings), report)
 
 
 def _ask_tensorflow(timeout: float) -> SelfReport:
@@ -199,100 +199,100 @@ def _read_log(text: str) -> LogFacts:
     return LogFacts(missing, dict(placed), driver, errors[-1] if errors else None, tuple(tail))
 
 
-def judge(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
+def judge(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
     """Return the findings on a machine."""
-    found = [*_about_gpus(said, machine, environ), *_about_variables(said, environ), *_about_borrowed(said)]
-    if said.failure is not None:
-        found.insert(0, Finding("problem", f"TensorFlow {said.failure}", _cure(said)))
-    if said.jit_compile is not None:
-        state = "on" if said.jit_compile else "off"
-        found.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')"))
-    if said.onednn_is_left_off and not said.gpus:
+    findings = [*_about_gpus(report, machine, environ), *_about_variables(report, environ), *_about_borrowed(report)]
+    if report.failure is not None:
+        findings.insert(0, Finding("problem", f"TensorFlow {report.failure}", _cure(report)))
+    if report.jit_compile is not None:
+        state = "on" if report.jit_compile else "off"
+        findings.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')"))
+    if report.onednn_is_left_off and not report.gpus:
         what = "TensorFlow runs its own kernels on this CPU: in graph mode convolutions can take twice what oneDNN's do"
-        way_out = "TF_ENABLE_ONEDNN_OPTS=1 before Python starts; `kerasmem advise` estimates a model with both"
-        found.append(Finding("note", what, way_out))
-    return found
+        fix = "TF_ENABLE_ONEDNN_OPTS=1 before Python starts; `kerasmem advise` estimates a model with both"
+        findings.append(Finding("note", what, fix))
+    return findings
 
 
-def _cure(said: SelfReport) -> str:
-    error = said.log.error or ""
+def _cure(report: SelfReport) -> str:
+    error = report.log.error or ""
     if error.startswith("ModuleNotFoundError") and "tensorflow" in error:
         return f"install it: {_INSTALL} (or 'tensorflow' for the CPU alone)"
-    if said.failure is not None and "SIGILL" in said.failure:
+    if "SIGILL" in (report.failure or ""):
         return "this wheel uses processor instructions (AVX) that this machine lacks; build TensorFlow for it"
     return "run `python -c 'import tensorflow'` for the whole message"
 
 
-def _about_gpus(said: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _about_gpus(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
     hidden = environ.get("CUDA_VISIBLE_DEVICES")
-    cards = f"the driver lists {len(machine.devices)}, TensorFlow none"
-    if said.gpus:
-        yield from _about_seen(said)
-    elif hidden is not None and (not hidden.strip() or hidden.strip().startswith("-")):
+    if report.gpus:
+        return _about_seen(report)
+    if hidden is not None and (not hidden.strip() or hidden.strip().startswith("-")):
         what = f"TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES={hidden!r} hides them all"
-        yield Finding("problem" if machine.devices else "note", what, "unset CUDA_VISIBLE_DEVICES")
-    elif not machine.devices:
-        yield Finding("note", f"no GPU to use: {machine.reason}")
-    elif hidden is not None and all(device.cuda_index is None for device in machine.devices):
-        what = f"{cards}: CUDA_VISIBLE_DEVICES={hidden!r} names no card of this machine"
-        yield Finding("problem", what, "unset it, or name a card that `kerasmem devices` lists")
+        return [Finding("problem" if machine.devices else "note", what, "unset CUDA_VISIBLE_DEVICES")]
+    if not machine.devices:
+        return [Finding("note", f"no GPU to use: {machine.reason}")]
+    if hidden is not None and all(device.cuda_index is None for device in machine.devices):
+        cause = f"CUDA_VISIBLE_DEVICES={hidden!r} names no card of this machine"
+        fix = "unset it, or name a card that `kerasmem devices` lists"
+    elif report.built_with_cuda is False:
+        cause, fix = "this TensorFlow was built without CUDA", _INSTALL
+    elif report.log.driver is not None:
+        cause, fix = report.log.driver, "update the NVIDIA driver, and restart the machine"
+    elif report.log.missing:
+        cause = f"libraries could not be loaded: {', '.join(report.log.missing)}"
+        fix = _library_fix(report.log.missing, environ)
+    elif report.failure is None:
+        cause, fix = "its log does not say why", "see the log below; restart the machine"
     else:
-        yield from _about_unseen(said, cards, environ)
+        return []
+    return [Finding("problem", f"the driver lists {len(machine.devices)}, TensorFlow none: {cause}", fix)]
 
 
-def _about_unseen(said: SelfReport, cards: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    if said.built_with_cuda is False:
-        yield Finding("problem", f"{cards}: this TensorFlow was built without CUDA", _INSTALL)
-    elif said.log.driver is not None:
-        yield Finding("problem", f"{cards}: {said.log.driver}", "update the NVIDIA driver, and restart the machine")
-    elif said.log.missing:
-        way_out = f"{_INSTALL} brings them"
-        if "libcuda.so.1" in said.log.missing:
-            way_out = "libcuda.so.1 comes with the NVIDIA driver: install it, or start the container with --gpus all"
-        elif environ.get("LD_LIBRARY_PATH"):
-            way_out += "; LD_LIBRARY_PATH is set and may lead to others"
-        yield Finding("problem", f"{cards}: libraries could not be loaded: {', '.join(said.log.missing)}", way_out)
-    elif said.failure is None:
-        what = f"{cards}, and its log does not say why"
-        yield Finding("problem", what, "see the log below; restart the machine")
+def _library_fix(missing: Sequence[str], environ: Mapping[str, str]) -> str:
+    if "libcuda.so.1" in missing:
+        return "libcuda.so.1 comes with the NVIDIA driver: install it, or start the container with --gpus all"
+    other = "; LD_LIBRARY_PATH is set and may lead to others" if environ.get("LD_LIBRARY_PATH") else ""
+    return f"{_INSTALL} brings them{other}"
 
 
-def _about_seen(said: SelfReport) -> Iterator[Finding]:
-    names = ", ".join(f"{gpu['name'].removeprefix('/physical_device:')} ({gpu['card'] or '?'})" for gpu in said.gpus)
-    yield Finding("fine", f"TensorFlow sees {names}")
-    if not any(gpu["growth"] for gpu in said.gpus):
+def _about_seen(report: SelfReport) -> list[Finding]:
+    names = ", ".join(f"{gpu['name'].removeprefix('/physical_device:')} ({gpu['card'] or '?'})" for gpu in report.gpus)
+    findings = [Finding("fine", f"TensorFlow sees {names}")]
+    if not any(gpu["growth"] for gpu in report.gpus):
         what = "memory growth is off: TensorFlow takes nearly a whole card when it first touches it"
-        yield Finding("note", what, "call kerasmem.enable_memory_growth() first, or set TF_FORCE_GPU_ALLOW_GROWTH=true")
-    if said.log.placed and not any(place.startswith("GPU") for place in said.log.placed):
-        yield Finding("problem", "a small training step ran on the CPU although there is a GPU")
+        fix = "call kerasmem.enable_memory_growth() first, or set TF_FORCE_GPU_ALLOW_GROWTH=true"
+        findings.append(Finding("note", what, fix))
+    if report.log.placed and not any(device.startswith("GPU") for device in report.log.placed):
+        findings.append(Finding("problem", "a small training step ran on the CPU although there is a GPU"))
+    return findings
 
 
-def _about_variables(said: SelfReport, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _about_variables(report: SelfReport, environ: Mapping[str, str]) -> Iterator[Finding]:
     allocator = environ.get("TF_GPU_ALLOCATOR")
     if allocator == "cuda_malloc_async":
-        what = "TF_GPU_ALLOCATOR=cuda_malloc_async: CUDA's pool in place of TensorFlow's allocator"
+        what = "TF_GPU_ALLOCATOR=cuda_malloc_async: CUDA's pool instead of TensorFlow's allocator"
         yield Finding("note", f"{what}; estimates of chunk waste do not hold for it")
     elif allocator:
-        what = f"TF_GPU_ALLOCATOR={allocator!r} is no allocator that TensorFlow knows"
+        what = f"TF_GPU_ALLOCATOR={allocator!r} is not an allocator of TensorFlow"
         yield Finding("problem", what, "unset it, or write cuda_malloc_async")
     growth = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if growth not in (None, "true", "false"):
         what = f"TF_FORCE_GPU_ALLOW_GROWTH={growth!r} is not understood and has no effect"
         yield Finding("problem", what, "write true or false, in small letters")
-    if said.backend == "jax":
-        taken = environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ".75")
-        how = f"takes {taken} of a card at once"
+    if report.backend == "jax":
+        how = f"takes {environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION', '.75')} of a card at once"
         if environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
             how = "takes memory as it needs it, in regions that grow"
-        way_out = "XLA_PYTHON_CLIENT_PREALLOCATE=false, or XLA_PYTHON_CLIENT_MEM_FRACTION=.9"
-        yield Finding("note", f"Keras runs on jax, not on TensorFlow; JAX {how}", way_out)
-    elif said.backend not in (None, "tensorflow"):
-        yield Finding("note", f"Keras runs on {said.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow")
+        fix = "XLA_PYTHON_CLIENT_PREALLOCATE=false, or XLA_PYTHON_CLIENT_MEM_FRACTION=.9"
+        yield Finding("note", f"Keras runs on jax, not on TensorFlow; JAX {how}", fix)
+    elif report.backend not in (None, "tensorflow"):
+        yield Finding("note", f"Keras runs on {report.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow")
 
 
-def _about_borrowed(said: SelfReport) -> Iterator[Finding]:
-    if said.borrowed and not said.lost:
-        yield Finding("fine", f"all {said.borrowed} private parts of other packages that kerasmem uses are there")
-    for each in said.lost:
-        what = f"off or unsure: {each['feature']} ({each['missing']})"
-        yield Finding("note", what, f"install a version of {each['package']} that has it")
+def _about_borrowed(report: SelfReport) -> Iterator[Finding]:
+    if report.borrowed and not report.lost:
+        yield Finding("fine", f"all {report.borrowed} private parts of other packages that kerasmem uses are there")
+    for part in report.lost:
+        what = f"off or unsure: {part['feature']} ({part['missing']})"
+        yield Finding("note", what, f"install a version of {part['package']} that has it")

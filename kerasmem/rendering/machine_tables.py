@@ -85,13 +85,13 @@ def doctor_table(found: Examination, terminal: int | None = None) -> RenderableT
         mark, style = _MARKS[finding.kind]
         line = Text(f"{mark}: ", style=style if styled else "")
         line.append(printable(finding.what), style="none")
-        if finding.way_out:
-            line.append(f"\n  way out: {printable(finding.way_out)}", style="none")
+        if finding.fix:
+            line.append(f"\n  fix: {printable(finding.fix)}", style="none")
         parts.append(line)
     parts += ["", fact_list(((name, printable(value)) for name, value in _facts(found)), style="")]
-    if found.said.failure is not None or any(finding.kind == "problem" for finding in found.findings):
+    if found.tensorflow.failure is not None or any(finding.kind == "problem" for finding in found.findings):
         parts += ["", Text("The last lines of TensorFlow's log", style="bold" if styled else "")]
-        parts += [Text("  " + printable(line, 200)) for line in found.said.log.tail]
+        parts += [Text("  " + printable(line, 200)) for line in found.tensorflow.log.tail]
     return Group(*parts)
 
 
@@ -99,7 +99,7 @@ def _verdict(found: Examination) -> Text:
     """Return in one line whether TensorFlow runs, and on what."""
     problems = [finding for finding in found.findings if finding.kind == "problem"]
     if not problems:
-        cards = ", ".join(printable(str(gpu["card"]), 60) for gpu in found.said.gpus)
+        cards = ", ".join(printable(str(gpu["card"]), 60) for gpu in found.tensorflow.gpus)
         where = f"sees {cards}" if cards else "runs, on the CPU: it sees no GPU"
         return Text(f"✔ TensorFlow {where}", style=VERDICT_STYLES["fits"])
     more = f" ({len(problems) - 1} more below)" if len(problems) > 1 else ""
@@ -107,7 +107,7 @@ def _verdict(found: Examination) -> Text:
 
 
 def _facts(found: Examination) -> list[tuple[str, str]]:
-    said, host = found.said, found.machine.host
+    said, host = found.tensorflow, found.machine.host
     built = "" if said.built_with_cuda is None else ", without CUDA" if not said.built_with_cuda else ", with CUDA"
     if said.built_with_cuda and said.cuda:
         built += f" {said.cuda}, cuDNN {said.cudnn or '?'}"

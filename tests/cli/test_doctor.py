@@ -23,7 +23,7 @@ PLACED = "I0000 placer.cc:162] dense/MatMul: (MatMul): /job:localhost/replica:0/
 
 
 def sentences(facts, machine, environ, log):
-    return {f"{f.kind}: {f.what} | {f.way_out}" for f in judge(self_report(facts, log), machine, environ)}
+    return {f"{f.kind}: {f.what} | {f.fix}" for f in judge(self_report(facts, log), machine, environ)}
 
 
 def case(expected, facts=DONE, machine=WITH_CARD, log="", **environ):
@@ -48,7 +48,7 @@ def case(expected, facts=DONE, machine=WITH_CARD, log="", **environ):
         case("problem: a small training step ran on the CPU", SEEN, log=STEP + PLACED),
         case("note: memory growth is off", {**SEEN, "gpus": [{**SEEN["gpus"][0], "growth": False}]}),
         case("note: TF_GPU_ALLOCATOR=cuda_malloc_async", SEEN, TF_GPU_ALLOCATOR="cuda_malloc_async"),
-        case("problem: TF_GPU_ALLOCATOR='bfc2' is no allocator", SEEN, TF_GPU_ALLOCATOR="bfc2"),
+        case("problem: TF_GPU_ALLOCATOR='bfc2' is not an allocator", SEEN, TF_GPU_ALLOCATOR="bfc2"),
         case("problem: TF_FORCE_GPU_ALLOW_GROWTH='1' is not", SEEN, TF_FORCE_GPU_ALLOW_GROWTH="1"),
         case("note: Keras runs on jax", {**SEEN, "backend": "jax"}),
         case("takes .5 of a card", {**SEEN, "backend": "jax"}, XLA_PYTHON_CLIENT_MEM_FRACTION=".5"),
@@ -102,7 +102,7 @@ def test_a_tensorflow_that_fails_is_reported(cli, monkeypatch, tmp_path, body, e
     assert done.code == 1 and "Traceback" not in done.err
     assert done.out.startswith("✘ TensorFlow " + expected), done.out
     assert "\nPROBLEM: TensorFlow " + expected in done.out
-    assert "\x1b" not in done.out and "way out: " in done.out
+    assert "\x1b" not in done.out and "fix: " in done.out
 
 
 def test_modules_of_the_folder_are_not_run(cli, monkeypatch, tmp_path):
