@@ -47,9 +47,3 @@ def test_each_missing_end_is_refused_and_so_is_what_follows_it():
     for damaged in (*(data[:size] for size in range(len(data))), data + b"\0", data + data):
         with pytest.raises(ValueError, match=r"."):
             read(damaged)
-
-
-def test_one_without_a_checksum_is_read():
-    file = io.BytesIO()
-    np.savez(file, **ARRAYS)
-    assert sorted(read(file.getvalue())) == sorted(ARRAYS)

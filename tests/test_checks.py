@@ -23,24 +23,6 @@ def test_what_is_not_whole(value, words):
         checks.whole("steps", value)
 
 
-def test_a_range():
-    with pytest.raises(UsageError, match="too large; it must be from 1 to 5"):
-        checks.whole("steps", 6, 1, 5)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "3", None, -1])
-def test_what_is_no_number(value):
-    with pytest.raises(UsageError, match="rate"):
-        checks.number("rate", value)
-
-
-def test_flags():
-    assert checks.flag("shuffle", np.True_) is True
-    for value in (1, "yes", None):
-        with pytest.raises(UsageError, match="neither True nor False"):
-            checks.flag("shuffle", value)
-
-
 def test_choices_name_the_nearest():
     assert checks.choice("method", "graph", ("graph", "xla")) == "graph"
     with pytest.raises(UsageError, match="did you mean 'graph'"):

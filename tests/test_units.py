@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kerasmem.errors import UsageError
-from kerasmem.units import format_count, format_size, is_size, parse_size, printable
+from kerasmem.units import format_size, is_size, parse_size, printable
 
 
 @pytest.mark.parametrize(
@@ -30,10 +29,6 @@ def test_refuses(text):
     assert not is_size(text)
 
 
-def test_numpys_whole_numbers_are_bytes():
-    assert type(parse_size(np.int64(2**34))) is int and parse_size(np.uint8(7)) == 7
-
-
 @pytest.mark.parametrize("value", [-1, True, 1.5, None])
 def test_refuses_other_types(value):
     with pytest.raises(UsageError, match="budget"):
@@ -50,11 +45,6 @@ def test_refuses_other_types(value):
 )  # fmt: skip
 def test_formats(count, text):
     assert format_size(count) == text
-
-
-def test_formats_counts():
-    assert format_count(1_111_946) == "1,111,946"
-    assert format_count(None) == "?"
 
 
 @given(st.integers(0, 2**70))

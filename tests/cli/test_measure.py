@@ -10,7 +10,6 @@ import pytest
 
 from kerasmem.cli import main
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.probe.running import MeasuredSteps, Run
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -30,41 +29,6 @@ def test_real_steps_as_json(cli):
     assert need["activations"] is None
     assert data["device"]["verdict"] == "fits"
     assert "3 steps" in data["notes"][0]
-
-
-def test_a_table_of_what_the_process_found(cli, monkeypatch):
-    asked = {}
-
-    def run_steps(request, runs, **options):
-        asked.update(options, request=request, runs=runs)
-        run = Run(32, 9000, 100_000, 450_000, (200_000, 420_000, 210_000, 190_000), 0.25)
-        return MeasuredSteps("GPU:0", "xla", 76_840, 76_844, ("a note",), (run,))
-
-    monkeypatch.setattr("kerasmem.estimation.measuring.run_steps", run_steps)
-    arguments = (
-        "measure",
-        f"{MODELS}:perceptron",
-        "--optimizer",
-        "momentum",
-        "--steps",
-        4,
-        "--timeout",
-        5,
-        "--jit-compile",
-        "-v",
-    )
-    assert cli(*arguments).code == 2  # no such optimizer
-    result = cli(*(each if each != "momentum" else "adam" for each in arguments))
-    assert result.code == 0, result.err
-    request = asked["request"]
-    assert (request.optimizer, request.jit_compile, request.batch_size) == ("adam", True, 32)
-    assert (asked["runs"], asked["timeout"]) == ([(32, 4)], 5)
-    assert "adam · method: measure" in result.out
-    assert "measured on GPU:0 through TensorFlow's allocator: 4 steps of 0.25 s" in result.out
-    assert "205,000" in result.out  # the median
-    assert "186 KiB to 410 KiB (the least and the most that a step took)" in result.out
-    assert "Note: a note." in result.out
-    assert "Not in the total" not in result.out
 
 
 def test_what_goes_wrong_is_one_clear_message(cli):

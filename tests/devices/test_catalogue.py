@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from urllib.parse import unquote, urlparse
 
 import pytest
@@ -109,12 +107,6 @@ def test_unknown_name_offers_the_nearest(text, near):
     assert repr(text) in message and "a size such as 16GB" in message and "`kerasmem devices`" in message
 
 
-@pytest.mark.parametrize("text", ["", "  ", "nvidia", "zzzzzz", "-16GB", "16 XB", "MI300"])
-def test_text_that_is_nothing(text):
-    with pytest.raises(UsageError, match="a size such as 16GB"):
-        resolve_device(text)
-
-
 @pytest.mark.parametrize(
     ("text", "memory"),
     [("16GB", 16 * 10**9), ("16GiB", 16 * GIB), (" 11 gib ", 11 * GIB), ("1MiB", MIB), ("25769803776", 24 * GIB)],
@@ -147,11 +139,6 @@ def test_reserve_by_compute_capability(major, reserve):
         assert allocator_bytes(memory, (major, 0)) == allocator_bytes(memory, (major, 9)) == memory - reserve * MIB
     assert allocator_bytes(2 * GIB - 1, (major, 0)) == 2 * GIB - 1 - 225 * MIB
     assert allocator_bytes(225 * MIB + 1, (major, 0)) == 1
-
-
-@pytest.mark.parametrize("memory", [0, 1, 225 * MIB - 1, 225 * MIB])
-def test_a_reserve_that_would_take_everything_takes_nothing(memory):
-    assert allocator_bytes(memory, (8, 6)) == memory
 
 
 def test_negative_memory_is_refused():
@@ -191,12 +178,3 @@ def test_available_memory_of_a_live_device():
     assert available_on_device(total, "Tesla T4", (7, 5)) == total - 220 * MIB - 1050 * MIB
     assert available_on_device(total, "NVIDIA Unheard", (7, 0)) == total - 317 * MIB - 1050 * MIB
     assert available_on_device(total, "NVIDIA Unheard", (99, 0)) < total - 1800 * MIB
-
-
-def test_imports_nothing_heavy():
-    code = (
-        "import sys, kerasmem.devices.catalogue\n"
-        "print([m for m in ('tensorflow', 'keras', 'click', 'rich', 'pynvml', 'psutil') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

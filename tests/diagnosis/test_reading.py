@@ -13,7 +13,7 @@ from corpus import NEGATIVE, POSITIVE
 
 import kerasmem
 from kerasmem.diagnosis.explaining import explain_stream
-from kerasmem.diagnosis.log_lines import BLOCK, NEEDLES, interesting_lines
+from kerasmem.diagnosis.log_lines import NEEDLES
 from kerasmem.diagnosis.messages import all_messages
 from kerasmem.errors import InputError
 
@@ -70,24 +70,6 @@ def test_a_log_without_lines_takes_no_more_memory(kind, size):
     found = explain_stream(Stream((size, block), (1, b" " + OOM + b" "), (3, block)))
     assert found.tensor_shape == (64, 32, 32, 48)
     assert peak() - before < 50 * M
-
-
-def test_every_place_in_a_block_is_read():
-    for place in [*range(BLOCK - 300, BLOCK + 300, 37), 2 * BLOCK - 60, BLOCK - len(OOM), BLOCK - 1, BLOCK]:
-        filler = (b"." * 79 + b"\n") * (3 * BLOCK // 80)
-        text = filler[:place] + b"\n" + OOM + b"\n" + filler
-        found = explain_stream(io.BytesIO(text))
-        assert found.tensor_shape == (64, 32, 32, 48), place
-        line = text[:place].count(b"\n") + 2
-        assert found.lines == (line, line)
-
-
-def test_each_line_comes_once_and_in_order():
-    lines = [f"line {n} " + ("memory" if n % 977 == 0 else "x" * (n % 300)) for n in range(1, 20_001)]
-    read = list(interesting_lines(io.BytesIO("\n".join(lines).encode())))
-    numbers = [number for number, _ in read]
-    assert numbers == sorted(set(numbers)) and all(text == lines[number - 1].rstrip() for number, text in read)
-    assert {977 * n for n in range(1, 21)} <= set(numbers) and 20_000 in numbers
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import keras
 import numpy as np
 import pytest
@@ -289,42 +287,3 @@ def test_a_live_model_is_not_touched(method):
     assert all(np.array_equal(a, b) for a, b in zip(weights, model.get_weights(), strict=True))
     assert model.optimizer is optimizer
     model.fit(x, y, verbose=0)
-
-
-def test_an_uncompiled_live_model_stays_so():
-    model = classifier(None)
-    estimate(model, method="graph")
-    assert not model.compiled
-    assert getattr(model, "optimizer", None) is None
-
-
-def test_several_threads():
-    other = classifier("mse")
-    found, failures, stop = [], [], threading.Event()
-
-    def train():
-        try:
-            while not stop.is_set():
-                other.train_on_batch(np.zeros((2, 6)), np.zeros((2, 3)))
-        except Exception as error:
-            failures.append(error)
-
-    def run(build):
-        try:
-            found.append(estimate(build, method="graph", batch_size=16).bytes)
-        except Exception as error:
-            failures.append(error)
-
-    live = classifier("mse")
-    threads = [threading.Thread(target=run, args=(each,)) for each in (live, classifier, live, classifier)]
-    trainer = threading.Thread(target=train)
-    for thread in (trainer, *threads):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    trainer.join()
-    assert failures == []
-    assert {each.weights for each in found} == {found[0].weights}
-    assert found[0].optimizer > 2 * 53 * 4
-    assert len(found) == 4

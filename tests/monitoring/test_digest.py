@@ -55,20 +55,6 @@ def test_a_peak_between_batches_is_told_as_such():
     assert (run.peak_bytes, run.peak_batch, run.peak_phase) == (9, None, "epoch")
 
 
-def test_what_is_not_known_stays_so_and_nonsense_counts_as_not_known():
-    log = summarise(Timeline([sample(float("nan"), -5, rss=-1), sample(float("inf"), None)]), "x")
-    (run,) = log.runs
-    assert run.peak_bytes is None and run.rss_bytes is None and run.seconds == 0 and log.curves == ()
-    assert summarise(Timeline(), "x").runs == ()
-
-
-def test_a_clock_that_begins_anew_begins_another_stretch():
-    rows = [sample(seconds, 5, run=run) for run in range(40) for seconds in (1.0, 2.0)]
-    log = summarise(Timeline(rows), "x")
-    assert len(log.runs) == 40 and len(log.curves) == 16
-    assert "24 more stretches" in log.notes[0]
-
-
 def test_thinning_keeps_what_stands_out():
     values = np.sin(np.arange(100_000) / 500)
     values[77_777], values[12_345] = 9, -9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +18,7 @@ from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 from kerasmem.rendering.escape import html_text, middle, svg_text
 from kerasmem.rendering.page import render_page
-from kerasmem.rendering.page.charts import Bar, Limit, bars, over_time
+from kerasmem.rendering.page.charts import Limit, over_time
 
 MIB = 2**20
 HOSTILE = '</script><img src=x onerror="a()"><b>\u202e\x1b[31m\'&'
@@ -161,23 +160,7 @@ def test_the_page_names_nothing_outside_itself():
     assert page.count("<h2>") == page.count("</h2>") == 4
 
 
-def test_the_style_knows_phones_and_the_dark():
-    page = page_of(summarise(timeline(50, rss_bytes=5), "run.csv"), reports=[("e.json", report())])
-    assert "@media (prefers-color-scheme: dark)" in page and "@media (max-width: 640px)" in page
-    assert 'name="viewport" content="width=device-width' in page and 'data-name="Peak"' in page
-    used = {name for key, value in Elements(page).attributes if key == "class" for name in value.split()}
-    style = page[page.index("<style>") : page.index("</style>")]
-    assert {name for name in used if f".{name}" not in style} <= {"dash0"}
-
-
 # --------------------------------------------------------------------- sizes
-
-
-def test_the_whole_page_is_small_whatever_the_log():
-    log = summarise(timeline(60_000, rss_bytes=5, in_use_bytes=6, reserved_bytes=7), "run.csv")
-    assert max(len(line.values) for line in log.curves[0].lines) <= 1000
-    many = [TrainingLogs(f"run{place}", (log,)) for place in range(30)]
-    assert len(render_page(PageContents(tuple(many), ()))) < 1.5e6
 
 
 def test_what_there_is_too_much_of_is_counted():
@@ -198,45 +181,12 @@ def panels(figure):
     return ElementTree.fromstring(figure).findall("div/svg")
 
 
-def test_epochs_are_marked_and_host_memory_has_its_own_panel():
-    (stretch,) = summarise(timeline(3000, rss_bytes=9 * 2**30), "run.csv").curves
-    device, host = panels(over_time(stretch, "caption"))
-    titles = [panel.find("text[@class='title']").text for panel in (device, host)]
-    assert titles == ["device, MiB", "host, GiB"]
-    assert [text.text for text in device.findall("text") if text.text.startswith("epoch")] == ["epoch 1", "epoch 2",
-                                                                                             "epoch 3"]  # fmt: skip
-    assert len(device.findall("svg/path[@class='epoch']")) == 3
-
-
-def test_no_line_leads_from_training_to_validation():
-    (stretch,) = summarise(alternating(), "run.csv").curves
-    (line,) = stretch.lines
-    assert line.starts == (10, 12, 22, 24, 34)
-    (panel,) = panels(over_time(stretch, "caption"))
-    path = panel.find("svg/path[@class='peak line dash0']").get("d")
-    heights = [{point.split()[1] for point in part.split("L")} for part in path.split("M")[1:]]
-    assert len(heights) == 6 and all(len(part) == 1 for part in heights)
-    assert len(panel.findall("svg/rect[@class='shade']")) == 3
-    many = summarise(alternating(40, 200, 50), "run.csv", points=1000).curves[0].lines[0]
-    parts = [set(many.values[start:end]) for start, end in pairwise([0, *many.starts, len(many.values)])]
-    assert all(len(part) == 1 for part in parts) and len(many.values) <= 1000
-
-
 @pytest.mark.parametrize(("available", "y", "beyond"), [(600 * MIB, "12.5", ""), (2**40, "0.0", ", beyond this chart")])
 def test_the_devices_limit_stands_in_the_chart(available, y, beyond):
     (stretch,) = summarise(timeline(50, rss_bytes=5), "run.csv").curves
     device, host = panels(over_time(stretch, "caption", Limit(available, "card")))
     assert device.find("line[@class='limit']").get("y1") == y and host.find("line[@class='limit']") is None
     assert device.find("text[@class='limit-label end']").text.endswith(beyond)
-
-
-def test_a_bar_of_nothing_is_left_out_and_a_missed_interval_marked():
-    figure = bars("caption", ["a", "b"], {"x": [Bar(5, 4, 6, missed=True), Bar(None)]})
-    (panel,) = panels(figure)
-    (bar,) = panel.findall("rect")
-    assert float(bar.get("width")[:-1]) == pytest.approx(100 * 5 / 6.36, abs=0.01)
-    assert panel.find("text[@class='value missed']").text == "5 B ✘"
-    assert len(panel.findall("line[@class='interval missed']")) == 3
 
 
 # ------------------------------------------------------------------ sections

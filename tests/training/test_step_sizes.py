@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from contextlib import nullcontext
@@ -19,7 +18,6 @@ from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import RanOut
 from kerasmem.training.steps.remote import RemoteEngine
 from kerasmem.training.steps.sizing import (
-    MOST_SECONDS,
     Fitting,
     Room,
     estimate_fitting,
@@ -216,12 +214,3 @@ def test_a_process_that_ends_between_two_steps_is_told_of_too():
     assert (told.kind, told.rows, told.micro_batch_rows, told.replayed) == ("state", 0, None, 1)
     assert "was ended by SIGKILL" in told.summary
     engine.close()
-
-
-def test_an_estimate_that_takes_long_is_not_asked_again():
-    now = itertools.count(0.0, MOST_SECONDS + 1)
-    model = dense()
-    limit = model_outcome(model, BATCH, 4096).total
-    batch = tuple(np.zeros((2**16, each.shape[1]), "float32") for each in BATCH)
-    found = estimate_fitting(model, "train", batch, 2**15, Room(limit), accumulates=False, clock=lambda: next(now))
-    assert 1 < found.rows < 2**15, "on the line between one row and all of them"
