@@ -68,7 +68,7 @@ def accuracy() -> str:
 @part
 def estimates() -> str:
     summary = results("estimates")["summary"]
-    goals = {"xla": "≤ 2 % / ≤ 8 %", "graph": "≤ 3 % / ≤ 12 %", "probe": "≤ 2 % / ≤ 8 %"}
+    goals = {"xla": "≤ 2 % / ≤ 8 %", "graph": "≤ 3 % / ≤ 12 %"}
     rows = [
         (
             method, *errors(summary["methods"][method]),
