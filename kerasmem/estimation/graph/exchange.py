@@ -1,11 +1,10 @@
-"""The gradient exchange of `tf.distribute` in a step that is traced in one process, with no other worker there.
+"""Trace the gradient exchange of `tf.distribute` in one process, without other workers.
 
 Under `MultiWorkerMirroredStrategy`, and `MirroredStrategy` over several GPUs, Keras's optimizer sums its gradients
-over all replicas before it applies the first of them. So all gradients are there at once; they are packed end to end
-into one buffer (`bytes_per_pack` is 0 unless the user's `CommunicationOptions` say otherwise), that buffer is reduced
-in place, and it is split again: twice the gradients, before and after. Here the same operations are put into the
-graph, where the simulation meets them as any other (from `batch_all_reduce` in
-`tensorflow/python/distribute/cross_device_utils.py`).
+over all replicas before it applies the first of them. They are packed into one buffer (`bytes_per_pack` is 0 unless
+`CommunicationOptions` set it), which is reduced in place and split again. So the gradients are in memory twice. The
+same operations are added to the graph here, and simulated like all others (`batch_all_reduce` in
+tensorflow/python/distribute/cross_device_utils.py).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SCOPE = "exchange_of_gradients"
 
 @dataclass
 class Exchanged:
-    """What a traced step exchanges: tensors and bytes of the packed gradients, and of the rows gathered beside them."""
+    """Counts and bytes of a traced step's packed gradients, and of its gathered rows."""
 
     tensors: int = 0
     packed: int = 0
@@ -34,78 +33,78 @@ class Exchanged:
 
 @contextlib.contextmanager
 def gradients_exchanged(replicas: int) -> Iterator[Exchanged]:
-    """Have steps that are traced inside exchange their gradients with so many replicas.
+    """Let steps traced inside exchange their gradients with other replicas.
 
     Args:
-        replicas: devices, this one among them.
+        replicas: number of devices, with this one.
     """
     import_keras()
-    found = Exchanged()
+    exchanged = Exchanged()
 
     def exchange(pairs: Pairs) -> Pairs:
-        summed = iter(_sum(replicas, [gradient for gradient, _ in pairs if gradient is not None], found))
+        summed = iter(_sum(replicas, [gradient for gradient, _ in pairs if gradient is not None], exchanged))
         return [(None if gradient is None else next(summed), variable) for gradient, variable in pairs]
 
     with gradients_summed_by(exchange):
-        yield found
+        yield exchanged
 
 
-def _sum(replicas: int, gradients: list[Any], found: Exchanged) -> list[Any]:
+def _sum(replicas: int, gradients: list[Any], exchanged: Exchanged) -> list[Any]:
     import tensorflow as tf
 
-    dense = [each for each in gradients if not isinstance(each, tf.IndexedSlices)]
+    dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
     with tf.name_scope(SCOPE):
-        reduced = iter(_reduced(replicas, dense, found))
+        reduced = iter(_reduced(replicas, dense, exchanged))
         return [
-            _gathered(replicas, each, found) if isinstance(each, tf.IndexedSlices) else next(reduced)
-            for each in gradients
+            _gathered(replicas, gradient, exchanged) if isinstance(gradient, tf.IndexedSlices) else next(reduced)
+            for gradient in gradients
         ]
 
 
-def _reduced(replicas: int, gradients: list[Any], found: Exchanged) -> list[Any]:
-    """Return dense gradients after one all-reduce for each dtype: what was computed last comes first in the pack."""
+def _reduced(replicas: int, gradients: list[Any], exchanged: Exchanged) -> list[Any]:
+    """Return dense gradients after one all-reduce for each dtype. The last computed ones come first in the pack."""
     import tensorflow as tf
 
     results: dict[int, Any] = {}
-    for dtype in dict.fromkeys(each.dtype for each in gradients):
-        places = [place for place, each in enumerate(gradients) if each.dtype == dtype][::-1]
-        pack = [gradients[place] for place in places]
-        packed = tf.concat([tf.reshape(each, [-1]) for each in pack], 0)
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        indices = [index for index, gradient in enumerate(gradients) if gradient.dtype == dtype][::-1]
+        pack = [gradients[index] for index in indices]
+        packed = tf.concat([tf.reshape(gradient, [-1]) for gradient in pack], 0)
         whole = tf.raw_ops.CollectiveReduceV2(
             input=packed, group_size=replicas, group_key=1, instance_key=1, ordering_token=[], merge_op="Add",
             final_op="Id",
         )  # fmt: skip
-        parts = tf.split(whole, [tf.reduce_prod(tf.shape(each)) for each in pack], axis=0)
-        for place, part, each in zip(places, parts, pack, strict=True):
-            results[place] = tf.reshape(part, tf.shape(each))
-        found.tensors += len(pack)
-        found.packed += sum((each.shape.num_elements() or 0) * dtype.size for each in pack)
-    return [results[place] for place in range(len(gradients))]
+        parts = tf.split(whole, [tf.reduce_prod(tf.shape(gradient)) for gradient in pack], axis=0)
+        for index, part, gradient in zip(indices, parts, pack, strict=True):
+            results[index] = tf.reshape(part, tf.shape(gradient))
+        exchanged.tensors += len(pack)
+        exchanged.packed += sum((gradient.shape.num_elements() or 0) * dtype.size for gradient in pack)
+    return [results[index] for index in range(len(gradients))]
 
 
-def _gathered(replicas: int, rows: Any, found: Exchanged) -> Any:
-    """Return a gradient of some rows (an embedding's): those of all replicas are put one after another."""
+def _gathered(replicas: int, rows: Any, exchanged: Exchanged) -> Any:
+    """Return an embedding's gradient: its rows on all replicas, concatenated."""
     import tensorflow as tf
 
     # The operation itself (CollectiveGatherV2) has no shape until it runs; this one allocates the same.
     values, indices = tf.concat([rows.values] * replicas, 0), tf.concat([rows.indices] * replicas, 0)
-    found.sparse += 1
-    found.gathered += (values.shape.num_elements() or 0) * values.dtype.size
+    exchanged.sparse += 1
+    exchanged.gathered += (values.shape.num_elements() or 0) * values.dtype.size
     return tf.IndexedSlices(values, indices, rows.dense_shape)
 
 
-def with_exchange(outcome: Outcome, replicas: int, found: Exchanged) -> Outcome:
-    """Return the outcome of a step with its exchange named."""
+def with_exchange(outcome: Outcome, replicas: int, exchanged: Exchanged) -> Outcome:
+    """Return a step's outcome with notes on its exchange."""
     notes = []
-    if found.tensors:
+    if exchanged.tensors:
         notes.append(
-            f"before the first update {found.tensors} gradients are packed into one buffer of {found.packed:,} B, "
-            f"reduced over {replicas} replicas and split again: while that is done they are there twice"
+            f"before the first update {exchanged.tensors} gradients are packed into one buffer of "
+            f"{exchanged.packed:,} B, reduced over {replicas} replicas and split again: they are then in memory twice"
         )
-    if found.sparse:
+    if exchanged.sparse:
         notes.append(
-            f"of {found.sparse} gradients only rows are exchanged: those of all {replicas} replicas take "
-            f"{found.gathered:,} B"
+            f"of {exchanged.sparse} gradients only rows are exchanged: those of all {replicas} replicas take "
+            f"{exchanged.gathered:,} B"
         )
     why = "on GPUs its channels and staging buffers lie outside the allocator; they depend on its version and the links"
     missing = (Unmodelled("NCCL's own buffers", why),) if notes else ()
@@ -116,7 +115,7 @@ def with_exchange(outcome: Outcome, replicas: int, found: Exchanged) -> Outcome:
 
 
 def not_exchanged(outcome: Outcome) -> Outcome:
-    """Return the outcome of a method that knows one device only, with what it leaves out named."""
+    """Return the outcome of a method for one device, with the exchange as unmodelled."""
     why = (
         f"{outcome.method} looks at one device; graph has the buffers in which TensorFlow's replicas exchange gradients"
     )
