@@ -44,8 +44,7 @@ GIB = 2**30
          "? too close to call on 8GiB: needs 4.00 GiB, no upper end known, of 8.00 GiB"),
         ("8GiB", 4 * GIB, 4 * GIB, 4 * GIB, "✔ fits 8GiB: needs 4.00 GiB, of 8.00 GiB"),
         ("t4", 3 * GIB, 2 * GIB, 4 * GIB,
-         "✔ fits Tesla T4 16GB: needs 3.00 GiB, at most 4.00 GiB, of 13.4 GiB (a CPU's plan; --method gpu-target plans "
-         "for the card)"),
+         "✔ fits Tesla T4 16GB: needs 3.00 GiB, at most 4.00 GiB, of 13.4 GiB"),
     ],
 )  # fmt: skip
 def test_the_first_line_answers(report, device, total, low, high, line):
