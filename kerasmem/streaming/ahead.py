@@ -103,13 +103,16 @@ class TransformPool:
             ProcessPoolExecutor, processes, initializer=_start_worker, initargs=(transform,)
         )
         self._pool = self._start()
+        self._replacing = threading.Lock()
 
     def run(self, batch: Batch) -> Batch:
         """Return the transformed batch, or raise `TransformFailure`."""
+        pool = self._pool
         try:
-            result, message, details = self._pool.submit(_run_in_worker, batch).result()
+            result, message, details = pool.submit(_run_in_worker, batch).result()
         except BrokenProcessPool as error:
-            self._pool = self._start()
+            with self._replacing:  # several threads may have waited for it
+                self._pool = self._start() if self._pool is pool else self._pool
             raise TransformFailure(
                 "ended with its worker process; most often the system kills one for lack of memory: use "
                 "fewer workers, or threads (use_multiprocessing=False)"
@@ -181,10 +184,7 @@ class BatchesAhead:
                 self._drop()
 
     def close(self) -> None:
-        """Cancel queued batches and wait for the one in progress.
-
-        Whoever closes the file next would otherwise see it opened again by the rest of that batch.
-        """
+        """Cancel queued batches and wait for the one in progress."""
         with self._lock:
             self._closed = True
             self._drop()

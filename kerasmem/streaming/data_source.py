@@ -80,6 +80,8 @@ class H5DataSource:
         dtypes, scales = read_dtype(dtype, names), read_scale(scale, names)
         self._columns, self._uses = choose_columns(self._layout, self._parts, dtypes, scales)
         self._rows = read_rows(rows, self._layout.datasets[0].rows, ordered=True)
+        heaviest = max(self._layout.datasets, key=lambda dataset: dataset.row_bytes)
+        self._grid = self._layout.block_grid(heaviest.chunk_rows)  # made once: it looks at each file
         self._reader: tuple[int, RowReader] | None = None
         self._lock = threading.Lock()
 
@@ -150,8 +152,7 @@ class H5DataSource:
         rows, back = np.unique(chosen, return_inverse=True)
         arrays = [np.empty((len(rows), *column.row_shape), column.dtype) for column in self._columns]
         if len(rows):
-            heaviest = max(self._layout.datasets, key=lambda dataset: dataset.row_bytes)
-            blocks = Blocks(rows, self._layout.block_grid(heaviest.chunk_rows))
+            blocks = Blocks(rows, self._grid)
             order = EpochOrder(blocks, blocks.count, None, 0)
             scratch = Scratch()
             for task in self._opened().tasks(order, 0, arrays, in_file_order=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 
 import h5py
@@ -202,6 +203,20 @@ def test_other_peoples_files(tmp_path):
             kerasmem.data.inspect(tmp_path / "bad.h5")
     with pytest.raises(DataError, match="there is no such file"):
         kerasmem.data.inspect(tmp_path / "none.h5")
+
+
+def test_a_listing_that_fails_leaves_nothing_open(tmp_path, monkeypatch):
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(9)
+
+    def fail(*given):
+        raise OSError("damaged")
+
+    monkeypatch.setattr("kerasmem.datatools.inspecting.listing.walk_objects", fail)
+    with pytest.raises(DataError, match="damaged") as error:
+        kerasmem.data.inspect(path)
+    assert str(path) not in {os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")}, error
 
 
 def test_the_line_of_a_conversion_runs(tmp_path):

@@ -15,7 +15,7 @@ from converted import content, left_in, streamed
 import kerasmem
 from kerasmem.data import repack
 from kerasmem.datatools.converting import parts
-from kerasmem.datatools.inspecting import statistics
+from kerasmem.datatools.inspecting import indexing, statistics
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.processes.executors import open_executor
 
@@ -152,6 +152,17 @@ def test_to_a_store(raw, whole, threads, store):
     kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", force=True, **given)
     with pytest.raises(UsageError, match="web server"):
         kerasmem.data.convert(raw / "raw-*.npz", "http://127.0.0.1:9/train.index", force=True, **given)
+
+
+def test_storage_options_reach_each_request_to_a_store(raw, store, monkeypatch):
+    options = []
+    for module, name in ((parts, "put_file"), (parts, "expand"), (parts, "remove_file"), (indexing, "put_file")):
+        call = getattr(module, name)
+        noting = lambda *args, call=call: (options.append(args[-1].storage_options), call(*args))[1]  # noqa: E731
+        monkeypatch.setattr(module, name, noting)
+    remote = {"storage_options": {"account": "mine"}}
+    kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", part_size="20KB", remote=remote)
+    assert len(options) > 6 and all(each == {"account": "mine"} for each in options)
 
 
 def test_an_interrupted_run_to_a_store_keeps_its_parts(raw, whole, store, interrupted):

@@ -14,6 +14,7 @@ import pytest
 import kerasmem
 from kerasmem import H5DataSource
 from kerasmem.errors import DataError
+from kerasmem.hdf5.layout import DataLayout
 
 ROWS = 300
 
@@ -49,6 +50,13 @@ def test_a_row_is_the_files_row_whatever_is_asked_for_with_it(data, name):
         source[300]
     source.close()
     assert source[7][1] == 7
+
+
+def test_a_row_costs_no_walk_through_all_files(data, monkeypatch):
+    source = H5DataSource(data)
+    monkeypatch.setattr(DataLayout, "block_grid", None)
+    monkeypatch.setattr(DataLayout, "chunk_grid", None)
+    assert source[120][1] == 120
 
 
 def test_structures_rows_and_an_index(data, tmp_path):

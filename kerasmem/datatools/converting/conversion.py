@@ -56,6 +56,7 @@ def convert(
     force: bool = False,
     executor: Executor | None = None,
     part_size: int | str = PART_SIZE,
+    remote: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **reading: Any,
 ) -> Conversion:
@@ -86,6 +87,7 @@ def convert(
         executor: writes the parts of an index, such as `ProcessPoolExecutor(4)`, Dask's `client.get_executor()` or an
             `MPIPoolExecutor`. Defaults to this process.
         part_size: bytes of rows that such a file is to have, or text.
+        remote: for outputs behind a URL, as for `H5ChunkSequence`.
         progress: called with what goes on, the rows done and all rows.
         **reading: how sources of one kind are read: `ReadOptions`.
 
@@ -113,7 +115,7 @@ def convert(
     run = RunOptions(
         verify, force, progress or tell_nobody, executor, parse_size(part_size, field="part_size"),
         attributes_from=paths[0] if len(paths) == 1 and h5py.is_hdf5(paths[0]) else None,
-        trust_file=options.trust_file,
+        trust_file=options.trust_file, remote=remote,
     )  # fmt: skip
     in_parts = is_index(output, executor)
     target = read_index(output, settings) if in_parts else read_output(output)

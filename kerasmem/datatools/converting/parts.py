@@ -26,7 +26,7 @@ from kerasmem.datatools.progress import tell_nobody
 from kerasmem.errors import DataError, UsageError
 from kerasmem.files import open_kept, read_json, replacing
 from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import RemoteAccess
+from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
 from kerasmem.hdf5.remote.file import RemoteFile, expand, put_file, refuse_web, remove_file
 from kerasmem.hdf5.remote.urls import is_url
 from kerasmem.hdf5.settings import INDEX_SUFFIX, read_place
@@ -86,12 +86,13 @@ def write_parts(
         target: the index, a path or a URL.
         run: options.
     """
+    remote = read_remote(run.remote)
     bounds = part_bounds(source, max(1, run.part_bytes // plan.row_bytes))
     folder = target.rsplit("/", 1)[0] if is_url(target) else os.path.dirname(target)
     outputs = [f"{folder}/part-{number:05}.h5" for number in range(len(bounds) - 1)]
     state_path = target + PARTIAL
     told = _fingerprint(source, plan, settings, bounds)
-    state = _read_state(state_path)
+    state = _read_state(state_path, remote)
     if state is not None and state.get("settings") != told:
         if not run.force:
             raise UsageError(
@@ -100,9 +101,9 @@ def write_parts(
             )
         state = None
     if state is None:
-        _clear(folder, [target, *outputs], source.paths, force=run.force)
-    done = _present(state or {}, outputs)
-    _write_state(state_path, told, done)
+        _clear(folder, [target, *outputs], source.paths, remote, force=run.force)
+    done = _present(state or {}, outputs, remote)
+    _write_state(state_path, told, done, remote)
     left = [number for number in range(len(outputs)) if number not in done]
     before = sum(bounds[number + 1] - bounds[number] for number in done)
     parts = (_Part(source.part(bounds[number], bounds[number + 1]), outputs[number]) for number in left)
@@ -113,11 +114,13 @@ def write_parts(
     for number, outcome in zip(left, run_tasks(run.executor, write, parts), strict=True):
         _check_reached(outputs[number])
         done[number] = outcome
-        _write_state(state_path, told, done)
+        _write_state(state_path, told, done, remote)
         run.progress("writing", bounds[number + 1], plan.rows)
     names = [field.name for field in plan.datasets]
-    index = indexing.index(outputs, target, datasets=names, executor=run.executor, progress=run.progress)
-    _remove_state(state_path)
+    index = indexing.index(
+        outputs, target, datasets=names, remote=run.remote, executor=run.executor, progress=run.progress
+    )
+    _remove_state(state_path, remote)
     return Outcome(
         sums=[None] * len(plan.targets),
         stored=np.sum([outcome.stored for outcome in done.values()], axis=0).tolist(),
@@ -143,11 +146,11 @@ def _fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings, bo
     return dict(json.loads(json.dumps(found)))
 
 
-def _read_state(path: str) -> dict[str, Any] | None:
+def _read_state(path: str, access: RemoteAccess) -> dict[str, Any] | None:
     """Return the state that an interrupted conversion left; None if there is none."""
     try:
         if is_url(path):
-            with contextlib.closing(RemoteFile(path, RemoteAccess())) as remote:
+            with contextlib.closing(RemoteFile(path, access)) as remote:
                 data = remote.readall() or b""
         else:
             with open_kept(path) as file:
@@ -157,30 +160,30 @@ def _read_state(path: str) -> dict[str, Any] | None:
         return None  # a damaged state is none
 
 
-def _write_state(path: str, settings: Mapping[str, Any], done: Mapping[int, Outcome]) -> None:
+def _write_state(path: str, settings: Mapping[str, Any], done: Mapping[int, Outcome], access: RemoteAccess) -> None:
     state = {"settings": settings, "parts": {str(number): asdict(each) for number, each in done.items()}}
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         here = os.path.join(folder, "state") if is_url(path) else path
         with replacing(here, durable=True) as file:
             file.write(json.dumps(state).encode())
         if is_url(path):
-            put_file(here, path, RemoteAccess())
+            put_file(here, path, access)
 
 
-def _remove_state(path: str) -> None:
+def _remove_state(path: str, access: RemoteAccess) -> None:
     if not is_url(path):
         os.unlink(path)
         return
     with contextlib.suppress(DataError):  # it may not be deleted, and does no harm
-        remove_file(path, RemoteAccess())
+        remove_file(path, access)
 
 
-def _present(state: Mapping[str, Any], outputs: Sequence[str]) -> dict[int, Outcome]:
+def _present(state: Mapping[str, Any], outputs: Sequence[str], access: RemoteAccess) -> dict[int, Outcome]:
     """Return the parts that an interrupted run wrote and that are still there."""
     try:
         found = {int(number): Outcome(**each) for number, each in state.get("parts", {}).items()}
         if found and is_url(outputs[0]):
-            there = {path.rsplit("/", 1)[1] for path in _at_url(outputs[0].rsplit("/", 1)[0])}
+            there = {path.rsplit("/", 1)[1] for path in _at_url(outputs[0].rsplit("/", 1)[0], access)}
             return {number: each for number, each in found.items() if outputs[number].rsplit("/", 1)[1] in there}
         return {number: each for number, each in found.items() if os.path.exists(outputs[number])}
     except (AttributeError, IndexError, TypeError, ValueError):
@@ -200,10 +203,10 @@ def part_bounds(source: RowSource, rows: int) -> list[int]:
     return [int(bound) for bound in bounds]
 
 
-def _clear(folder: str, outputs: Sequence[str], sources: Sequence[str], *, force: bool) -> None:
+def _clear(folder: str, outputs: Sequence[str], sources: Sequence[str], access: RemoteAccess, *, force: bool) -> None:
     """Refuse to overwrite outputs and parts; with `force`, remove parts that would be left over."""
     if is_url(folder):
-        if not force and (found := _at_url(folder)):
+        if not force and (found := _at_url(folder, access)):
             raise UsageError(f"output: {shown(found[0])} exists already; choose another place, or force=True (--force)")
         return
     present = [
@@ -214,9 +217,9 @@ def _clear(folder: str, outputs: Sequence[str], sources: Sequence[str], *, force
         os.unlink(path)
 
 
-def _at_url(folder: str) -> list[str]:
+def _at_url(folder: str, access: RemoteAccess) -> list[str]:
     try:
-        return sorted(expand(f"{folder}/part-*.h5", RemoteAccess()))
+        return sorted(expand(f"{folder}/part-*.h5", access))
     except DataError:
         return []  # or the place cannot be reached, which the first part will tell
 
@@ -229,7 +232,7 @@ def _write_part(part: _Part, settings: WriteSettings, options: ReadOptions, run:
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         path = os.path.join(folder, "part.h5")
         outcome = write_files(part.source, plan, settings, options.threads, path, run)
-        put_file(path, part.output, RemoteAccess())
+        put_file(path, part.output, read_remote(run.remote))
         return outcome
 
 

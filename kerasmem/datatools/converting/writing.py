@@ -7,7 +7,7 @@ import os
 import shutil
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -336,6 +336,7 @@ class RunOptions:
         part_bytes: bytes of rows of such a part.
         attributes_from: the HDF5 file whose attributes are copied.
         trust_file: whether that file is trusted.
+        remote: how outputs behind a URL are reached, as for `H5ChunkSequence`.
     """
 
     verify: bool
@@ -345,6 +346,7 @@ class RunOptions:
     part_bytes: int
     attributes_from: str | None = None
     trust_file: bool = False
+    remote: Mapping[str, Any] | None = None
 
 
 def write_files(

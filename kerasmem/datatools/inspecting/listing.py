@@ -96,8 +96,11 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
         DataError: the file cannot be read.
     """
     access = access or Access()
-    with opened(path, f"{shown(path)}: its list of datasets") as file:
-        entries, complete = _Listing(file, path, access).list()
+    with (
+        opened(path, f"{shown(path)}: its list of datasets") as file,
+        contextlib.closing(FileHandle(path, os.path.getsize(path))) as handle,
+    ):
+        entries, complete = _Listing(file, path, access, handle).list()
     return Contents(path, os.path.getsize(path), entries, complete)
 
 
@@ -136,9 +139,8 @@ def checksums(path: str, names: Sequence[str]) -> dict[str, int]:
 class _Listing:
     """Lists a file that is open."""
 
-    def __init__(self, file: h5py.File, path: str, access: Access) -> None:
-        self._file, self._path, self._access = file, path, access
-        self._handle = FileHandle(path, os.path.getsize(path))
+    def __init__(self, file: h5py.File, path: str, access: Access, handle: FileHandle) -> None:
+        self._file, self._path, self._access, self._handle = file, path, access, handle
         self._characters = 0  # of all class names
 
     def list(self) -> tuple[tuple[Entry, ...], bool]:
