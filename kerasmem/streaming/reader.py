@@ -130,8 +130,6 @@ class RowReader:
 
     def close(self) -> None:
         """Close the files for good, after the tasks that read from them."""
-        self._resident = {}
-        self._now = self._next = None
         self.files.close()
 
     def _make_resident(self, row: int) -> None:
