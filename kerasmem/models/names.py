@@ -77,19 +77,13 @@ def is_factory_name(text: str) -> bool:
     return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
 
 
-def optimizer_names() -> frozenset[str]:
-    """Return the names of Keras's optimizers in lower case (empty if Keras is not found)."""
-    classes = frozenset(each.lower() for each in public_names("keras.optimizers") if each[:1].isupper())
-    return classes - {"optimizer"}
-
-
 def check_optimizer_name(name: str) -> None:
     """Refuse the name of an optimizer that Keras does not have, as far as its public module tells.
 
     Raises:
         UsageError: If Keras has no such optimizer.
     """
-    classes = optimizer_names()
+    classes = {each.lower() for each in public_names("keras.optimizers") if each[:1].isupper()} - {"optimizer"}
     if classes and name.lower() not in classes:
         known = ", ".join(sorted(classes))
         raise UsageError(f"optimizer {name!r} is not one of Keras's: {known}{nearest(name, classes)}")

@@ -166,7 +166,8 @@ def _grouped(
 ) -> Iterator[_Group]:
     """Yield the calls between two cuts together, and each nested model with cuts inside alone."""
     names = [name for call in chain for name, _ in call.inner]
-    numbers = [number for number, size in enumerate(_sizes(bounds)) for _ in range(size)]  # of each call's segment
+    sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
+    numbers = [number for number, size in enumerate(sizes) for _ in range(size)]  # of each call's segment
     group: _Group | None = None
     begin = 0
     for call in chain:
@@ -184,7 +185,3 @@ def _grouped(
             group.nodes.append(call.node)
         begin = end
     yield from () if group is None else (group,)
-
-
-def _sizes(bounds: Sequence[int]) -> list[int]:
-    return [end - begin for begin, end in itertools.pairwise(bounds)]
