@@ -112,8 +112,8 @@ def _fullest(plan: Fields, module: _Module) -> tuple[tuple[tuple[int, str], ...]
             most, fullest, at = total, dict(live), buffer
 
     def maker(buffer: int) -> str:
-        place = _fields(buffers[buffer][3][0])
-        return module.operation(_number(place, 4), _text(place, 2))
+        location = _fields(buffers[buffer][3][0])
+        return module.operation(_number(location, 4), _text(location, 2))
 
     return tuple((size, maker(buffer)) for buffer, size in fullest.items()), None if at is None else maker(at)
 

@@ -56,10 +56,10 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="kerasmem-profile-") as folder:
         start_recording(folder)
         session = _ProfiledSession(StepSpec.from_dict(data["request"]))
-        found = session.run(run["batch_size"], run["steps"] + WARM_UP_STEPS, SECONDS)
+        measured = session.run(run["batch_size"], run["steps"] + WARM_UP_STEPS, SECONDS)
         tf.profiler.experimental.stop()
         events, marks = read_recording(folder, MARKS)
-    return session.profile(data["planned"], found, of_device(events, session.device), marks).to_dict()
+    return session.profile(data["planned"], measured, of_device(events, session.device), marks).to_dict()
 
 
 class _ProfiledSession(TensorFlowSession):
