@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kerasmem.devices.doctor_child import STEP
+from kerasmem.devices.growth import jax_grows
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.live import LiveMachine, read_machine
 from kerasmem.errors import UsageError
@@ -282,7 +283,7 @@ def _about_variables(report: SelfReport, environ: Mapping[str, str]) -> Iterator
         yield Finding("problem", what, "write true or false, in small letters")
     if report.backend == "jax":
         how = f"takes {environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION', '.75')} of a card at once"
-        if environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
+        if jax_grows(environ):
             how = "takes memory as it needs it, in regions that grow"
         fix = "XLA_PYTHON_CLIENT_PREALLOCATE=false, or XLA_PYTHON_CLIENT_MEM_FRACTION=.9"
         yield Finding("note", f"Keras runs on jax, not on TensorFlow; JAX {how}", fix)

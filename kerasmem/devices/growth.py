@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -121,6 +122,11 @@ def _switch_on(config: Any, gpus: list[Any]) -> tuple[GrowthState, str]:
 
 def _listing(gpus: list[Any]) -> str:
     return ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in gpus)
+
+
+def jax_grows(environ: Mapping[str, str]) -> bool:
+    """Return whether JAX takes a card's memory in regions as it needs it; by default three quarters at once."""
+    return environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0")
 
 
 def _other_backend() -> str | None:

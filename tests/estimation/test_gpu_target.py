@@ -13,7 +13,7 @@ from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.compiled.assignment import read_plan
 from kerasmem.estimation.compiled.naming import JaxNames
-from kerasmem.estimation.compiled.on_jax import dumped_plan
+from kerasmem.estimation.compiled.on_jax import dumped_plan, planned_bytes
 from kerasmem.estimation.compiled.plan import CompiledStep, XlaPlan
 from kerasmem.estimation.gpu_target import plan, worker
 from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
@@ -275,6 +275,17 @@ def test_products_that_a_card_runs_in_cublas_are_in_the_interval(plans, argument
     assert answer.total < peak <= answer.high
     assert plan.product_bytes(step.plans, (8, 0)) == kept + 4 * MIB
     assert plan.product_bytes((one_plan(1),), (9, 0)) == 0
+
+
+def test_a_growing_allocator_of_jax_hands_out_larger_chunks():
+    arguments = {
+        "trainable": (3456, 64, 55_296, 128, 1280, 40), "metrics": (4, 4), "inputs": (16 * MIB, 5120),
+        "optimizer": (4, 4, *(size for size in (3456, 64, 55_296, 128, 1280, 40) for _ in range(2))),
+    }  # fmt: skip
+    conv3d = one_plan(429_670_192, argument=16_963_144, results=(188,))  # as planned by an H100
+    step = compiled(conv3d, arguments=arguments)
+    assert planned_bytes(step, conv3d, grows=True) == pytest.approx(553_838_080, rel=1e-5)  # peak of its steps
+    assert planned_bytes(step, conv3d, grows=False) == pytest.approx(conv3d.total, rel=1e-4)
 
 
 def test_recomputation_is_said_with_what_it_saves():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.devices.growth import jax_grows
 from kerasmem.errors import KerasmemError, ModelError, first_line
 from kerasmem.estimation.allocator import GRAIN, smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
@@ -57,10 +59,8 @@ def jax_outcome(step: ShapedStep) -> Outcome:
     if mode == "evaluate":  # Keras on JAX makes the slots for it too, which its step does not take
         slots = tuple(map(variable_bytes, opened.model.optimizer.variables))
         compiled = replace(compiled, arguments={**compiled.arguments, "optimizer": slots})
-    requests, spread = compiled.requests(plan), SPREAD["xla"]
-    # JAX has one region (it takes three quarters of a GPU at once unless told otherwise) with each buffer rounded up.
-    # The upper end is for regions that grow, and what their chunks waste.
-    planned, limit = sum(-(-size // GRAIN) * GRAIN for _, size in requests), smallest_limit(requests)
+    grows, spread = device.platform != "cpu" and jax_grows(os.environ), SPREAD["xla"]
+    planned, limit = planned_bytes(compiled, plan, grows), smallest_limit(compiled.requests(plan))
     copied, most = plan.cpu_scratch
     total = planned + copied
     names = JaxNames(compiled.layers, compiled.optimizer, frozenset(step.rows))
@@ -79,6 +79,20 @@ def jax_outcome(step: ShapedStep) -> Outcome:
         unmodelled=_unmodelled(compiled, plan, device),
         notes=(_note(plan, device), *compiled.notes),
     )
+
+
+def planned_bytes(compiled: CompiledStep, plan: XlaPlan, grows: bool) -> int:
+    """Return the bytes in use when a plan has all its buffers.
+
+    Args:
+        compiled: the step.
+        plan: one of it.
+        grows: whether the allocator takes regions as it needs them, whose chunks may be larger than the buffers. In one
+            region each buffer is only rounded up.
+    """
+    if grows:
+        return compiled.allocated(plan).peak
+    return sum(-(-size // GRAIN) * GRAIN for _, size in compiled.requests(plan))
 
 
 def state_of(step: PreparedStep) -> dict[str, list[Any]]:
