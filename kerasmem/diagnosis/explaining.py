@@ -117,12 +117,13 @@ def _exception_texts(error: BaseException) -> Iterator[str]:
         seen.add(id(current))
         yield from _frames(current)
         name = type(current).__name__.lstrip("_")
+        is_of_jax = type(current).__module__.split(".")[0] in ("jax", "jaxlib")
         text = _quietly(attrgetter("message"), current)
         text = text if isinstance(text, str) and text else _quietly(str, current) or ""
         if name in _NAMES and "out of memory" not in text.lower() and "allocat" not in text.lower():
             yield "MemoryError: " + text[:_EVIDENCE].replace("\n", " ")
         else:
-            yield f"{name}: {text}"
+            yield f"{'jax.errors.' * is_of_jax}{name}: {text}"
         operation = _quietly(attrgetter("op.name"), current)
         if isinstance(operation, str) and operation:
             yield f"[[{{{{node {operation}}}}}]]"

@@ -58,6 +58,8 @@ def _host_sentence(failure: Failure, found: Figures) -> str:
 
 
 def _moment(failure: Failure, layer: str | None, phase: str | None) -> str:
+    if failure.facts.get("autotuning"):
+        return "while XLA compiled a step and tried kernels (autotuning)"
     if failure.family in ("xla", "jax"):  # a compiled step fails as a whole; the operation is that of a buffer in it
         return f"in a compiled step whose largest buffer belongs to {layer}" if layer else ""
     moments = {
@@ -174,6 +176,8 @@ def _device(failure: Failure, found: Figures, batch: int | None, phase: str | No
     chosen.append("smaller batch" if batch is None else "look" if is_small else "that batch")
     if family == "theano":
         return [*chosen, *([] if found.cause == "other process" else ["processes"])]
+    if failure.facts.get("autotuning"):
+        chosen.append("no autotuning")
     if family == "xla" and failure.what == "program":
         chosen.append("no xla")
     if family in ("tensorflow", "xla") and not is_tpu:  # what runs on TensorFlow, on one card

@@ -66,6 +66,23 @@ def test_the_call_in_the_traceback_has_the_batch_size():
     assert "whole arrays" in found.summary and "Stream" in found.suggestions[0].what
 
 
+class JaxRuntimeError(RuntimeError):
+    """Named as JAX names it."""
+
+    __module__ = "jax.errors"
+
+
+def test_an_exception_of_jax_says_what_its_text_says():
+    message = (
+        "RESOURCE_EXHAUSTED: Failed to get configs for: 17 out of 106 instructions. Example failure: \n"
+        "Out of memory while trying to allocate 2.02GiB with allocator GPU_0_bfc on device 0."
+    )  # a step of batch 8192 on an H100
+    found = kerasmem.explain_oom(JaxRuntimeError(message))
+    assert found == kerasmem.explain_oom(f"jax.errors.JaxRuntimeError: {message}")
+    assert (found.family, found.warnings) == ("jax", ())
+    assert "autotuning" in found.summary
+
+
 def test_causes_are_read():
     found = kerasmem.explain_oom(raised(RuntimeError("the trial failed"), ResourceExhaustedError(OOM)))
     assert found.out_of_memory and found.tensor_shape == (256, 28, 28, 96)
