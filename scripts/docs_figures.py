@@ -90,32 +90,27 @@ def estimates() -> str:
 
 @part
 def gpu() -> str:
-    """Return how XLA's plans compare with one another and with steps on a GPU, by dtype policy."""
-    cases = {name: case for name, case in results("gpu")["cases"].items() if case["status"] == "done"}
-    rows = []
-    for policy in ("float32", "mixed_bfloat16"):
-        pairs = [
-            (case, gpu_figures(cases[f"card {name.removeprefix('plan ')}"]))
-            for name, case in cases.items()
-            if case["kind"] == "plan" and case["policy"] == policy and f"card {name.removeprefix('plan ')}" in cases
-        ]
-        comparisons = {
-            "plan without the card, plan on it": [(case["variants"][0]["total"], there) for case, (there, _) in pairs],
-            "plan without the card, steps": [(case["total"], peak) for case, (_, peak) in pairs],
-            "plan on the card, steps": [figures for _, figures in pairs],
-        }
-        for what, both in comparisons.items():
-            errors = sorted(100 * abs(one / other - 1) for one, other in both)
-            rows.append((what, policy, len(errors), f"{statistics.median(errors):.2f} %", f"{errors[-1]:.1f} %"))
-        within = sum(case["low"] <= peak <= case["high"] for case, (_, peak) in pairs)
-        rows.append(("steps within `low` to `high`", policy, len(pairs), f"{within} of {len(pairs)}", ""))
-    return table("compared|dtype policy|>steps|>median difference|>largest", rows)
-
-
-def gpu_figures(case: dict[str, Any]) -> tuple[int, int]:
-    """Return XLA's plan on the card and the peak of the steps, without what autotuning took before them."""
-    plan, steps = case["plan"], case.get("again", case)["after_steps"]
-    return plan["argument"] + plan["output"] - plan["alias"] + plan["temp"], steps["peak_bytes_in_use"]
+    """Return plans made without a card, that card's own plans, and the peaks of steps on it."""
+    cases, rows, wrong, inside = results("gpu")["cases"], [], [], 0
+    for name, case in cases.items():
+        on_card = cases.get(f"card {name.removeprefix('plan ')}")
+        if case["kind"] != "plan" or on_card is None:
+            continue
+        plan, steps = on_card["plan"], on_card.get("again", on_card)["after_steps"]["peak_bytes_in_use"]
+        own, tuning = plan["argument"] + plan["output"] - plan["alias"] + plan["temp"], on_card["after_compiling"]
+        is_inside = case["low"] <= steps <= case["high"]
+        wrong.append(100 * (case["total"] / steps - 1))
+        inside += is_inside
+        rows.append((
+            case["model"].removeprefix("keras.applications:"), case["batch"], case["policy"],
+            *(f"{size / 1e6:.0f}" for size in (case["total"], own, steps)), f"{wrong[-1]:+.1f} %",
+            "yes" if is_inside else "no", f"{tuning['peak_bytes_in_use'] / 1e6:.0f}",
+        ))  # fmt: skip
+    median, worst = statistics.median(map(abs, wrong)), max(map(abs, wrong))
+    columns = "network|>batch|dtype policy|>planned|>card's plan|>steps|>error|in the interval|>autotuning"
+    last = f"{median:.1f} %, {worst:.1f} %", f"{inside} of {len(rows)}"
+    rows.sort(key=lambda row: (row[2], row[0]))
+    return table(columns, [*rows, ("median, worst", *[""] * 5, *last, "")])
 
 
 @part

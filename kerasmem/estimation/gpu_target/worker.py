@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import MissingExtraError, UsageError, first_line
 from kerasmem.estimation.compiled.on_jax import compile_plan, dumped_plan, lower
 from kerasmem.estimation.compiled.plan import XlaPlan
@@ -56,6 +57,7 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     options = {"xla_gpu_cuda_data_dir": cuda_folder(), **_ONE_THREAD}
     with request.opened() as opened:
         lowered, compiled = lower(_requested_step(opened, request), _device(data["target"]))
+        notes = (*compiled.notes, *_recurrent_note(opened.model))
 
     def plan(more: dict[str, Any]) -> XlaPlan:
         return plan_early(lowered, {**options, **more}, tempfile.mkdtemp(dir=data["folder"]))
@@ -65,7 +67,16 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
         plans = tuple(pool.map(plan, variants))
         is_recomputed = any(each.is_recomputed for each in plans)
         unlimited = pool.map(plan, [{**_NO_LIMIT, **more} for more in variants]) if is_recomputed else ()
-        return replace(compiled, plans=plans, unlimited=tuple(unlimited)).to_dict()
+        return replace(compiled, plans=plans, unlimited=tuple(unlimited), notes=notes).to_dict()
+
+
+def _recurrent_note(model: Any) -> Iterator[str]:
+    names = [each.name for each in flatten_layers(model) if type(each).__name__ in ("LSTM", "GRU")]
+    if names:
+        yield (
+            f"{names[0]} is planned as a loop; Keras on JAX has cuDNN run it on a card, which no plan without the card "
+            "knows: a step may take twice as much"
+        )
 
 
 def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
