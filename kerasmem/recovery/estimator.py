@@ -112,7 +112,14 @@ class StepEstimator:
     @property
     def must_stream(self) -> bool:
         """Whether the arrays alone take more than the device has."""
-        return max(self.data_bytes, self.joined_bytes) >= self.target.available_bytes
+        return (self.arrays_bytes or 0) >= self.target.available_bytes
+
+    @property
+    def arrays_bytes(self) -> int | None:
+        """The most that whole arrays take; None if the model does not tell their shapes."""
+        if self.samples is not None and not self.data_bytes:
+            return None
+        return max(self.data_bytes, self.joined_bytes)
 
     @property
     def fits_now(self) -> bool:
@@ -249,8 +256,11 @@ class StepEstimator:
 
     def limit_for(self, changes: Iterable[Change]) -> int:
         """Return the bytes of the device that are left for a step, besides the arrays that Keras keeps."""
-        streams = any(each.kind == STREAM for each in changes)
-        return self.target.available_bytes - (0 if streams else self.data_bytes)
+        return self.target.available_bytes - (0 if _streams(changes) else self.data_bytes)
+
+
+def _streams(changes: Iterable[Change]) -> bool:
+    return any(each.kind == STREAM for each in changes)
 
 
 def _key(changes: Iterable[Change]) -> frozenset[tuple[str, str]]:

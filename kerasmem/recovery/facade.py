@@ -123,7 +123,7 @@ def _advice(search: RemedySearch, plans: list[Remedy]) -> Advice:
     return Advice(
         current.model, current.settings, current.bytes, current.device, tuple(remedies), tuple(plans),
         tuple(search.considered), tuple(notes), estimator.kernels(estimator.method),
-        None if _ignores_arrays(estimator) else max(estimator.data_bytes, estimator.joined_bytes),
+        estimator.arrays_bytes,
     )  # fmt: skip
 
 
@@ -138,11 +138,6 @@ def _on_other_kernels(estimator: StepEstimator) -> Iterator[str]:
         f"of {format_size(now)}, {found.verdict}, by the same simulation on oneDNN's kernels; TensorFlow runs its own "
         "on this CPU. What it does to the time of a step was not measured"
     )
-
-
-def _ignores_arrays(estimator: StepEstimator) -> bool:
-    """Return whether whole arrays were given whose shapes are unknown."""
-    return estimator.samples is not None and not estimator.data_bytes
 
 
 def _may_save_nothing(remedy: Remedy, now: Bytes) -> bool:
