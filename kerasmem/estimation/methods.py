@@ -166,7 +166,8 @@ def _formula(step: ShapedStep) -> Outcome:
 
 
 def _graph(step: ShapedStep) -> Outcome:
-    return traced_outcome(step.prepare(False), step.rows, step.inferred.owners, kernels_on(step.target))
+    kernels = kernels_on(step.target)
+    return traced_outcome(step.prepare(False), step.rows, step.inferred.owners, kernels)
 
 
 def _xla(step: ShapedStep) -> Outcome:

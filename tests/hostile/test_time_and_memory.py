@@ -174,15 +174,13 @@ def test_an_isolated_estimate_from_python(tmp_path, monkeypatch):
             kerasmem.estimate(tmp_path / "small.keras", method=method, isolated=each) for each in (False, True)
         )
         assert here.bytes.total == there.bytes.total and here.layers == there.layers
-    (tmp_path / "bomb.json").write_text(json.dumps(BOMBS["large state"]()))
-    monkeypatch.setattr(facade, "default_memory_limit", lambda: 900_000_000)
-    for model, error, words in (
-        (tmp_path / "absent.keras", ModelFileError, r"absent\.keras"),
-        (tmp_path / "bomb.json", ModelError, r"bomb\.json.*more than the 858 MiB it may have"),
-        (keras.Sequential(), UsageError, "^isolated: "),
-    ):
-        with pytest.raises(error, match=words):
-            kerasmem.estimate(model, isolated=True)
+    with pytest.raises(ModelFileError, match=r"absent\.keras"):
+        kerasmem.estimate(tmp_path / "absent.keras", isolated=True)
+    with pytest.raises(UsageError, match=r"^isolated: "):
+        kerasmem.estimate(keras.Sequential(), isolated=True)
+    monkeypatch.setattr(facade, "default_memory_limit", lambda: 2**20)
+    with pytest.raises(ModelError, match=r"small\.keras.*more than the 1\.00 MiB it may have"):
+        kerasmem.estimate(tmp_path / "small.keras", isolated=True)
 
 
 @pytest.mark.parametrize(("option", "value"), [("--memory-limit", "much"), ("--time-limit", "0")])
