@@ -66,8 +66,8 @@ def step_outcome(step: ShapedStep) -> Outcome:
             break
         else:
             return _with_notes(outcome, (*reasons, f"{name}, since {why}"))
-    notes = (*reasons, "the formula answers in their place")
-    return _with_notes(run_method("formula", step), notes, fallback="; ".join(reasons))
+    formula = run_method("formula", step)
+    return _with_notes(formula, (*reasons, "the formula answers in their place"), fallback="; ".join(reasons))
 
 
 def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
