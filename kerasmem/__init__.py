@@ -27,7 +27,7 @@ _PUBLIC = {
     "Timeline": "kerasmem.monitoring.timeline",
     "read_timeline": "kerasmem.monitoring",
     "report_page": "kerasmem.display",
-    "track": "kerasmem.display",
+    "track": "kerasmem.monitoring.tracking",
     "explain_oom": "kerasmem.diagnosis.explaining",
     "fit": "kerasmem.training.fitting",
     "find_executable_batch_size": "kerasmem.training.batch_size",
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from kerasmem.diagnosis.explaining import explain_oom as explain_oom
     from kerasmem.display import report_page as report_page
     from kerasmem.display import summary as summary
-    from kerasmem.display import track as track
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.card_ranking import rank_cards as rank_cards
     from kerasmem.estimation.comparing import compare as compare
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from kerasmem.monitoring.leak_watch import LeakWatch as LeakWatch
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger
     from kerasmem.monitoring.timeline import Timeline as Timeline
+    from kerasmem.monitoring.tracking import track as track
     from kerasmem.recovery.facade import advise as advise
     from kerasmem.streaming.data_source import H5DataSource as H5DataSource
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import html
 import os
-import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +16,11 @@ from kerasmem.estimation.report import MemoryReport
 from kerasmem.files import write_named
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE
 from kerasmem.monitoring.timeline import Timeline
-from kerasmem.monitoring.tracking import ActionTotals, Span, Tracker
 from kerasmem.profiling.results import StepProfile
-from kerasmem.rendering.layout import plain_text, terminal_console
-from kerasmem.rendering.run_tables import track_table
+from kerasmem.rendering.layout import plain_text
 from kerasmem.rendering.summary_table import DEFAULT_WIDTH, summary_table
 
 _FRAME_HEIGHT = 720  # of a page in a notebook, in CSS pixels; it scrolls inside
-_actions: dict[tuple[str, ...], ActionTotals] = {}  # what the table has yet to show
-_lock = threading.Lock()
-_shown_by: int | None = None  # the process that has promised the table
 
 
 def summary(
@@ -142,76 +134,3 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
     if not results:
         raise UsageError("report_page: nothing was given; give logger.timeline, or what kerasmem.estimate returned")
     return ReportPage(render_page(PageContents(tuple(trainings), tuple(reports), title)))
-
-
-def track(label: str, *, show: bool = True) -> Tracker:
-    """Measure what an action costs: TensorFlow's allocator, the card, and the host, before, after and at the peak.
-
-    Use it around a block or as a decorator, nested and in any thread. When the program ends, one table of all
-    actions is written to standard error; a notebook shows the new ones whenever an outermost block ends. The
-    allocator's peak is exact, and had by resetting its statistics, as `MemoryLogger` does; card and host are read 20
-    times a second by a thread that ends with the last action.
-    TensorFlow is neither loaded nor made to start its devices.
-
-    Args:
-        label: the action, such as "load data".
-        show: False keeps it out of the table.
-
-    Returns:
-        A context manager and decorator; its `result` is the `Span` of the call that ended last.
-
-    Raises:
-        UsageError: the label is no text, or empty.
-
-    Examples:
-        >>> import kerasmem
-        >>> with kerasmem.track("load data", show=False) as tracker:
-        ...     data = bytearray(2**24)
-        >>> tracker.result.host.kept_bytes is not None
-        True
-    """
-    return Tracker(label, _keep if show else None)
-
-
-def _keep(span: Span) -> None:
-    global _shown_by, _actions
-    with _lock:
-        if _shown_by != os.getpid():  # a forked child has its own
-            _shown_by = os.getpid()
-            _actions = {}
-            atexit.register(_show_the_rest, _shown_by)
-        _actions.setdefault(span.path, ActionTotals(span.started)).add(span)
-        if len(span.path) > 1 or not _in_notebook():
-            return
-        new, _actions = _actions, {}
-    _show(new, sys.stdout)
-
-
-def _in_notebook() -> bool:
-    """Return whether this is a notebook's kernel, where the program's end is far away."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")
-
-
-def _show_the_rest(pid: int) -> None:
-    if pid == os.getpid():
-        _show(_actions, sys.stderr)
-
-
-def _show(actions: Mapping[tuple[str, ...], ActionTotals], stream: Any) -> None:
-    if stream is None or stream.closed or not actions:
-        return
-    if stream.isatty():
-        console = terminal_console(stream)
-        console.print(track_table(actions, console.width))
-    else:
-        stream.write(plain_text(track_table(actions)))
-
-
-if hasattr(os, "register_at_fork"):
-
-    def _after_fork() -> None:
-        global _lock
-        _lock = threading.Lock()
-
-    os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from kerasmem.monitoring.peaks import LedgerAccount, ledger_of, running_allocato
 from kerasmem.monitoring.phases import BackgroundReading, PhaseMaxima, largest_known
 from kerasmem.monitoring.sampler import MachineReader, PeriodicThread
 from kerasmem.records import Record
+from kerasmem.units import format_size, printable
 
 _PERIOD = 0.05
 _PHASE = "action"
@@ -159,87 +160,58 @@ class Span(Record, what="span"):
     tree: Use
     error: str | None
 
-
-@dataclass
-class TotalUse:
-    """What many calls of an action used: the largest peak, and the sum of what they kept; None where not known."""
-
-    peak_bytes: int | None = None
-    kept_bytes: int | None = None
-
-    def add(self, use: Use) -> None:
-        """Count one call."""
-        if use.peak_bytes is not None:
-            self.peak_bytes = max(use.peak_bytes, self.peak_bytes or 0)
-        if use.kept_bytes is not None:
-            self.kept_bytes = use.kept_bytes + (self.kept_bytes or 0)
-
-
-@dataclass
-class ActionTotals:
-    """What all calls of one action cost.
-
-    Attributes:
-        started: when the first one began.
-        calls: how many there were.
-        failed: how many of them an exception ended.
-        seconds: that they took.
-        allocator: on all devices.
-        driver: on the card.
-        host: in this process.
-    """
-
-    started: float
-    calls: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    allocator: TotalUse = field(default_factory=TotalUse)
-    driver: TotalUse = field(default_factory=TotalUse)
-    host: TotalUse = field(default_factory=TotalUse)
-
-    def add(self, span: Span) -> None:
-        """Count one call."""
-        self.started = min(self.started, span.started)
-        self.calls += 1
-        self.failed += span.error is not None
-        self.seconds += span.seconds
-        self.driver.add(span.driver)
-        self.host.add(span.host)
-        for use in span.allocator.values():
-            self.allocator.add(use)
+    def __str__(self) -> str:
+        """Return seconds, and each memory before, after and at its peak, in one line."""
+        failed = "" if self.error is None else f", ended by {self.error}"
+        parts = [f"{printable(self.label)}: {self.seconds:.3g} s{failed}"]
+        for name, use in {**self.allocator, "card": self.driver, "host": self.host}.items():
+            if use.before_bytes is not None and use.after_bytes is not None and use.peak_bytes is not None:
+                before, after, peak = map(format_size, (use.before_bytes, use.after_bytes, use.peak_bytes))
+                parts.append(f"{name} {before} → {after}, peak {peak}")
+        return "; ".join(parts)
 
 
 _path: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("kerasmem_track", default=())
 
 
-class Tracker(contextlib.ContextDecorator):
-    """Measures an action: `with Tracker("load data") as tracker: …`, or as a decorator of a function.
+def track(label: str) -> Tracker:
+    """Measure an action: memory of TensorFlow's allocator, the card and the host before, after and at the peak.
 
-    May be entered again after it has ended, inside itself, and in several threads at once.
+    Use it around a block or as a decorator, nested and in any thread. The allocator's peak is exact: its statistics are
+    reset, as by `MemoryLogger`. A thread reads card and host 20 times a second until the last action ends. TensorFlow
+    is not loaded, and its devices are not started.
 
     Args:
-        label: the action.
-        done: called with each span when it has ended.
+        label: Name of the action, such as "load data".
 
-    Attributes:
-        result: the span that ended last; None before.
+    Returns:
+        A context manager and decorator. Its `result` is the `Span` of the call that ended last; `print` shows it.
 
     Raises:
-        UsageError: the label is no text, or empty.
+        UsageError: If the label is empty or not a string.
 
     Examples:
-        >>> with Tracker("load data") as tracker:
+        >>> import kerasmem
+        >>> with kerasmem.track("load data") as tracker:
         ...     data = bytearray(2**24)
         >>> tracker.result.host.peak_bytes >= 2**24
         True
     """
+    return Tracker(label)
 
-    def __init__(self, label: str, done: Callable[[Span], None] | None = None) -> None:
+
+class Tracker(contextlib.ContextDecorator):
+    """Context manager and decorator that `track` returns; may be nested and used in several threads at once.
+
+    Attributes:
+        result: the span that ended last; None before the first.
+    """
+
+    def __init__(self, label: str) -> None:
         if not isinstance(label, str) or not label.strip():
-            raise UsageError(f"label: {label!r} is no name for an action; write for example 'load data'")
+            raise UsageError(f"label must be a name such as 'load data'; got {label!r}.")
         self.label = label
         self.result: Span | None = None
-        self._done = done
         self._local = threading.local()
 
     def __enter__(self) -> Tracker:
@@ -250,7 +222,7 @@ class Tracker(contextlib.ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finished(self._local.open.pop().end(None if kind is None else kind.__name__))
+        self.result = self._local.open.pop().end(None if kind is None else kind.__name__)
 
     def __call__(self, function: F) -> F:
         """Return the function with each of its calls measured; coroutine functions too."""
@@ -264,15 +236,14 @@ class Tracker(contextlib.ContextDecorator):
 
         @functools.wraps(function)
         async def awaited(*args: Any, **options: Any) -> Any:
-            with Tracker(self.label, self._finished):  # calls of one thread need not end in turn
-                return await function(*args, **options)
+            call = Tracker(self.label)  # calls of one thread need not end in turn
+            try:
+                with call:
+                    return await function(*args, **options)
+            finally:
+                self.result = call.result
 
         return awaited  # type: ignore[return-value]
-
-    def _finished(self, span: Span) -> None:
-        self.result = span
-        if self._done is not None:
-            self._done(span)
 
 
 class _OpenSpan:

@@ -3,25 +3,17 @@
 import asyncio
 import json
 import os
-import sys
 import threading
 import time
-import types
 
 import numpy as np
 import pytest
 
 import kerasmem
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.tracking import ActionTotals, Span, Use
-from kerasmem.rendering.run_tables import track_table
 
 MIB = 2**20
 REST = 0.7  # seconds, longer than the thread rests between readings, also where the machine is busy
-
-
-def quiet(label):
-    return kerasmem.track(label, show=False)
 
 
 _before = set()
@@ -44,9 +36,9 @@ def hold(mebibytes, seconds=0.0):
 
 
 def test_what_stays_and_what_passes_are_told_apart():
-    with quiet("passes") as passes:
+    with kerasmem.track("passes") as passes:
         hold(200, REST)
-    with quiet("stays") as stays:
+    with kerasmem.track("stays") as stays:
         kept = hold(120, REST)
     host = passes.result.host
     assert 190 * MIB < host.peak_bytes - host.before_bytes < 260 * MIB and host.kept_bytes < 40 * MIB
@@ -57,18 +49,26 @@ def test_what_stays_and_what_passes_are_told_apart():
 
 def test_a_peak_too_short_to_be_sampled_is_the_kernels():
     hold(300)  # nothing below can rise above this: only the sampled peak is known then
-    with quiet("brief") as brief:
+    with kerasmem.track("brief") as brief:
         hold(700)
     host = brief.result.host
     assert host.peak_bytes - host.before_bytes > 600 * MIB
 
 
+def test_a_result_is_one_line():
+    with pytest.raises(KeyError), kerasmem.track("read [red]\x1b[2Jpart") as tracker:
+        raise KeyError("x")
+    line = str(tracker.result)
+    assert line.startswith("read [red]\\x1b[2Jpart: ") and ", ended by KeyError; host " in line
+    assert "\x1b" not in line and ", peak " in line
+
+
 def test_nested_actions_each_have_their_own_and_the_outer_has_all():
-    with quiet("outer") as outer:
-        with quiet("first") as first:
+    with kerasmem.track("outer") as outer:
+        with kerasmem.track("first") as first:
             hold(150, REST)
         assert threads() == ["kerasmem track"], "one thread for all"
-        with quiet("second") as second:
+        with kerasmem.track("second") as second:
             time.sleep(0.1)
     assert [t.result.path for t in (outer, first, second)] == [("outer",), ("outer", "first"), ("outer", "second")]
     assert first.result.host.peak_bytes - first.result.host.before_bytes > 140 * MIB
@@ -78,7 +78,7 @@ def test_nested_actions_each_have_their_own_and_the_outer_has_all():
 
 
 def test_as_decorator_it_keeps_name_result_and_recursion():
-    tracker = quiet("count")
+    tracker = kerasmem.track("count")
 
     @tracker
     def count(n):
@@ -90,7 +90,7 @@ def test_as_decorator_it_keeps_name_result_and_recursion():
 
 
 def test_coroutines_are_measured_to_their_end_and_generators_refused():
-    tracker = quiet("wait")
+    tracker = kerasmem.track("wait")
 
     @tracker
     async def wait():
@@ -100,29 +100,29 @@ def test_coroutines_are_measured_to_their_end_and_generators_refused():
     assert asyncio.run(wait()) == 7 and tracker.result.seconds > 0.09
     with pytest.raises(UsageError, match="is a generator"):
 
-        @quiet("pieces")
+        @kerasmem.track("pieces")
         def pieces():
             yield 1
 
 
 def test_an_exception_passes_and_is_named():
-    tracker = quiet("fails")
+    tracker = kerasmem.track("fails")
     with pytest.raises(KeyError), tracker:
         raise KeyError("x")
     assert tracker.result.error == "KeyError" and threads() == []
 
 
 def test_threads_do_not_mix():
-    found, tracker = [], quiet("work")
+    found, tracker = [], kerasmem.track("work")
     barrier = threading.Barrier(8)
 
     def work(number):
-        with kerasmem.track(f"thread {number}", show=False):
+        with kerasmem.track(f"thread {number}"):
             barrier.wait()
             for _ in range(10):
                 with tracker:
                     time.sleep(0.002)
-        with kerasmem.track(f"own {number}", show=False) as own:
+        with kerasmem.track(f"own {number}") as own:
             pass
         found.append(own.result.path)
 
@@ -137,10 +137,10 @@ def test_threads_do_not_mix():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_forked_inside_an_action_can_track_and_end():
-    with quiet("parent"):
+    with kerasmem.track("parent"):
         child = os.fork()
         if child == 0:
-            with quiet("child") as inner:
+            with kerasmem.track("child") as inner:
                 pass
             os._exit(0 if inner.result.host.before_bytes else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -148,7 +148,7 @@ def test_a_child_forked_inside_an_action_can_track_and_end():
 
 @pytest.mark.parametrize("label", ["", "  ", 7, None])
 def test_a_label_must_be_text(label):
-    with pytest.raises(UsageError, match="no name for an action"):
+    with pytest.raises(UsageError, match="label must be a name"):
         kerasmem.track(label)
 
 
@@ -156,19 +156,19 @@ ALLOCATOR = """
 import json, sys
 import kerasmem
 
-with kerasmem.track("without TensorFlow", show=False) as first:
+with kerasmem.track("without TensorFlow") as first:
     pass
 loaded = "tensorflow" in sys.modules
 import tensorflow as tf
-with kerasmem.track("not started", show=False) as second:
+with kerasmem.track("not started") as second:
     started = tf.python.eager.context.context()._initialized if hasattr(tf, "python") else False
 growable = kerasmem.enable_memory_growth().state
 kept = tf.zeros([1024])
-with kerasmem.track("outer", show=False) as outer:
-    with kerasmem.track("inner", show=False) as inner:
+with kerasmem.track("outer") as outer:
+    with kerasmem.track("inner") as inner:
         tf.zeros([2**24]).numpy()
     kept2 = tf.zeros([2**20])
-    with kerasmem.track("later", show=False) as later:
+    with kerasmem.track("later") as later:
         tf.zeros([2**18]).numpy()
 results = [tracker.result.to_dict()["allocator"] for tracker in (first, second, outer, inner, later)]
 print("RESULT", json.dumps([loaded, growable] + results))
@@ -185,65 +185,3 @@ def test_the_allocators_peak_is_exact_and_tensorflow_is_left_alone(run_python):
     assert peak["outer"] == peak["inner"]
     assert 5 * MIB <= peak["later"] < 7 * MIB
     assert outer["CPU:0"]["after_bytes"] - outer["CPU:0"]["before_bytes"] == 4 * MIB
-
-
-TABLE = """
-import kerasmem, numpy as np
-@kerasmem.track("read [red]\\x1b[2Jpart")
-def read():
-    return np.ones(2**20)
-with kerasmem.track("load data"):
-    parts = [read() for _ in range(3)]
-try:
-    with kerasmem.track("train"):
-        raise ValueError
-except ValueError:
-    pass
-with kerasmem.track("hidden", show=False):
-    pass
-"""
-
-
-def test_one_plain_table_at_the_end(run_python):
-    done = run_python("-c", TABLE)
-    assert done.stdout == "" and "\x1b" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if line]
-    assert lines[0].split() == ["Action", "Calls", "Seconds", "Allocator", "kept", "Card", "kept", "Host", "kept"]
-    assert lines[1].startswith("load data  ")
-    assert lines[2].startswith("  read [red]\\x1b[2Jpart") and " 3 " in lines[2]
-    assert lines[3].startswith("train (1 failed)")
-    assert len(lines) == 4
-
-
-def test_a_notebook_shows_the_table_when_the_outermost_block_ends(monkeypatch, capsys):
-    shell = types.SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    with kerasmem.track("outer block"):
-        with kerasmem.track("inner block"):
-            pass
-        assert capsys.readouterr().out == ""
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0].strip() or line.split()[0] for line in shown if line][:2] == ["Action", "outer block"]
-    assert "  inner block" in shown[2]
-    with kerasmem.track("second cell"):
-        pass
-    shown = capsys.readouterr().out
-    assert "second cell" in shown
-    assert "outer block" not in shown
-
-
-def test_the_table_orders_children_below_parents():
-    none = Use(None, None, None)
-
-    def span(path, started):
-        return Span(path[-1], path, "MainThread", started, 1.0, {}, none, Use(0, 5, 9), none, None)
-
-    spans = [span(("b", "d"), 4), span(("b", "c"), 3), span(("b",), 2), span(("a",), 1), span(("x", "inner"), 9)]
-    actions = {}
-    for each in [*spans, *spans]:
-        actions.setdefault(each.path, ActionTotals(each.started)).add(each)
-    table = track_table(actions)
-    columns = [[cell.plain for cell in column.cells] for column in table.columns]
-    assert columns[0] == ["a", "b", "  c", "  d", "  inner"]
-    assert columns[7] == ["9 B"] * 5 and columns[8] == ["+10 B"] * 5
-    assert columns[3] == ["–"] * 5 and columns[1] == columns[2] == ["2"] * 5
