@@ -98,19 +98,17 @@ def gpu() -> str:
             continue
         plan, steps = on_card["plan"], on_card.get("again", on_card)["after_steps"]["peak_bytes_in_use"]
         own, tuning = plan["argument"] + plan["output"] - plan["alias"] + plan["temp"], on_card["after_compiling"]
-        is_inside = case["low"] <= steps <= case["high"]
         wrong.append(100 * (case["total"] / steps - 1))
-        inside += is_inside
+        inside += case["low"] <= steps <= case["high"]
         rows.append((
             case["model"].removeprefix("keras.applications:"), case["batch"], case["policy"],
             *(f"{size / 1e6:.0f}" for size in (case["total"], own, steps)), f"{wrong[-1]:+.1f} %",
-            "yes" if is_inside else "no", f"{tuning['peak_bytes_in_use'] / 1e6:.0f}",
+            "yes" if case["low"] <= steps <= case["high"] else "no", f"{tuning['peak_bytes_in_use'] / 1e6:.0f}",
         ))  # fmt: skip
-    median, worst = statistics.median(map(abs, wrong)), max(map(abs, wrong))
     columns = "network|>batch|dtype policy|>planned|>card's plan|>steps|>error|in the interval|>autotuning"
-    last = f"{median:.1f} %, {worst:.1f} %", f"{inside} of {len(rows)}"
-    rows.sort(key=lambda row: (row[2], row[0]))
-    return table(columns, [*rows, ("median, worst", *[""] * 5, *last, "")])
+    last = f"{statistics.median(map(abs, wrong)):.1f} %, {max(map(abs, wrong)):.1f} %", f"{inside} of {len(rows)}"
+    by_policy = sorted(rows, key=lambda row: (row[2], row[0]))
+    return table(columns, [*by_policy, ("median, worst", *[""] * 5, *last, "")])
 
 
 @part

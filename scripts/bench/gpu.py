@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare what kerasmem says of a GPU with the GPU itself, in minutes: Keras on JAX, without TensorFlow.
 
-    python scripts/bench/gpu.py --output FILE [--seconds 330] [--rehearse]
+    python scripts/bench/gpu.py --output FILE [--seconds 330] [--only PART] [--rehearse]
     python scripts/bench/gpu.py --output scripts/bench/results/jax_estimates.json --cpu --seconds 3600
 
 FILE gets one object a case as soon as there is an answer; cases that it has an answer of are not run again. Each case
@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import threading
@@ -37,26 +36,15 @@ from common import ROOT, environment, run_python
 
 Case = dict[str, Any]
 ZOO = Path(__file__).with_name("zoo.py")
-# networks that take XLA longest come first
-NETWORKS = {
-    "keras.applications:EfficientNetB0": (32, 96),
-    "keras.applications:InceptionV3": (16, 48),
-    "keras.applications:ConvNeXtTiny": (16, 48),
-    "keras.applications:ResNet50": (32, 96),
-    "keras.applications:MobileNetV2": (32, 128),
-    "keras.applications:VGG16": (16, 64),
-    "decoder": (32, 256),
-    "vision_transformer": (128, 1024),
-    "transformer": (128, 1024),
-    "mixer": (128, 1024),
-    "unet": (64, 512),
-    "wavenet": (64, 512),
-    "conv3d": (128, 1024),
-    "bidirectional": (128, 1024),
-    "wide_mlp": (1024, 8192),
-}
+# batches; networks that take XLA longest come first
+APPLICATIONS = {
+    "EfficientNetB0": 32, "InceptionV3": 16, "ConvNeXtTiny": 16, "ResNet50": 32, "MobileNetV2": 32, "VGG16": 16,
+}  # fmt: skip
+NETWORKS = {f"keras.applications:{name}": batch for name, batch in APPLICATIONS.items()} | {
+    "decoder": 32, "vision_transformer": 128, "transformer": 128, "mixer": 128, "unet": 64, "wavenet": 64,
+    "conv3d": 128, "bidirectional": 128, "wide_mlp": 1024,
+}  # fmt: skip
 UNTUNED = ("keras.applications:ResNet50", "keras.applications:VGG16", "decoder", "unet")
-STREAMED = ("small", "ResNet50")
 ON_CPU = (
     ("mnist_cnn", 128, "float32", "adam", "train"),
     ("wide_mlp", 128, "float32", "sgd", "train"),
@@ -78,7 +66,6 @@ ON_CPU = (
     ("siamese", 32, "float32", "adam", "train"),
     ("keras.applications:VGG16", 4, "float32", "sgd", "inference"),
 )
-LANES = {"plan": "plan", "context": "alone", "logger": "alone", "stream": "stream"}  # of the others: "card"
 CASE_SECONDS, LEAST_SECONDS, STREAM_SECONDS = 200.0, 20.0, 80.0
 # By default, JAX takes three quarters of a GPU at once. Cases that run side by side take what they need.
 GROWING = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -87,6 +74,18 @@ IMAGE = (224, 224, 3)
 
 
 # Cases, each in a process of its own
+
+
+def plan(case: Case) -> Case:
+    """Have XLA plan a step for a card of the catalogue."""
+    from kerasmem.devices.catalogue import find_card
+    from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
+
+    card = find_card(case["card"])
+    compiled = gpu_target_plan(request_of(case), card, timeout=CASE_SECONDS)
+    outcome = gpu_target_outcome(compiled, card)
+    ends = {"total": outcome.total, "low": outcome.low, "high": outcome.high}
+    return {**ends, "plans": [each.total for each in (*compiled.plans, *compiled.unlimited)]}
 
 
 def card(case: Case) -> Case:
@@ -106,21 +105,16 @@ def card(case: Case) -> Case:
             opened.model, opened.training, structure, inputs, request.batch_size, request.mode, jit_compile=True
         )
     lowered, _ = on_jax.lower(step, jax.devices()[0])
-    begin = time.monotonic()
     compiled = lowered.compile()
-    memory = compiled.memory_analysis()
-    planned = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
-    answer: Case = {"compile_seconds": time.monotonic() - begin, "plan": planned}
-    answer["after_compiling"] = allocator()
+    memory, after_compiling = compiled.memory_analysis(), allocator()
+    parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
     shapes = (tuple(on_jax.state_of(step).values()), on_jax.batch_of(step))
     state, data = keras.tree.map_structure(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
-    form, seconds = jax.tree.structure(state), []
+    form = jax.tree.structure(state)
     for _ in range(4):
-        begin = time.monotonic()
         _, state = compiled(state, data)
         state = jax.block_until_ready(jax.tree.unflatten(form, jax.tree.leaves(state)))
-        seconds.append(time.monotonic() - begin)
-    return {**answer, "step_seconds": statistics.median(seconds), "after_steps": allocator(), "driver": driver()}
+    return {"plan": parts, "after_compiling": after_compiling, "after_steps": allocator(), "driver": driver()}
 
 
 def product(case: Case) -> Case:
@@ -128,9 +122,10 @@ def product(case: Case) -> Case:
     import kerasmem
 
     settings = {"batch_size": case["batch"], "dtype_policy": case["policy"], **case["training"]}
-    estimate = kerasmem.estimate(source_of(case), **settings)
-    measured = kerasmem.measure(source_of(case), steps=5, **settings)
-    reports = {"estimate": estimate, "measured": measured}
+    reports = {
+        "estimate": kerasmem.estimate(source_of(case), **settings),
+        "measured": kerasmem.measure(source_of(case), steps=5, **settings),
+    }
     return {name: {**each.to_dict()["bytes"], "notes": each.notes} for name, each in reports.items()}
 
 
@@ -147,7 +142,6 @@ def context(case: Case) -> Case:
 
     read("context", jnp.zeros(1))
     matrix, image = jnp.ones((2048, 2048)), jnp.ones((64, 64, 64, 64))
-    read("arrays", (matrix, image))
     read("cuBLAS", jax.jit(jnp.dot)(matrix, matrix))
     read("cuDNN", jax.jit(lambda x, kernel: jax.lax.conv(x, kernel, (1, 1), "SAME"))(image, image[:, :, :3, :3]))
     return readings
@@ -155,41 +149,36 @@ def context(case: Case) -> Case:
 
 def logger(case: Case) -> Case:
     """Train with `MemoryLogger`, which reads JAX's allocator and the driver."""
-    import numpy as np
-    import zoo
-
     from kerasmem import MemoryLogger
 
-    model, batch = zoo.compiled("unet", "adam", "float32", False, True), case["batch"]
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log.jsonl"
-        callback = MemoryLogger(str(log), epoch_logs="bytes")
-        x, y = np.zeros((8 * batch, 64, 64, 3), "float32"), np.zeros(8 * batch, "int32")
-        history = model.fit(x, y, batch_size=batch, epochs=2, verbose=0, callbacks=[callback]).history
-        rows = [json.loads(line) for line in log.read_text().splitlines()]
-    return {
-        "rows": rows, "epochs": history, "notes": callback.notes, "run_peaks": callback.run_peaks,
-        "allocator": allocator(), "driver": driver(),
-    }  # fmt: skip
+        callback = MemoryLogger(str(Path(folder) / "log.jsonl"), epoch_logs="bytes")
+        history = fit_unet(8 * case["batch"], case["batch"], epochs=2, callbacks=[callback]).history
+    return {"epochs": history, "notes": callback.notes, "run_peaks": callback.run_peaks, "driver": driver()}
 
 
 def oom(case: Case) -> Case:
     """Train past the limit of JAX's allocator and have the error explained."""
     import traceback
 
+    import kerasmem
+
+    answer: Case = {}
+    try:
+        fit_unet(case["batch"], case["batch"])
+    except Exception as error:
+        text = traceback.format_exc()[-6000:]
+        answer = {"text": text, "diagnosis": kerasmem.explain_oom(error).to_dict()}
+    return {**answer, "allocator": allocator()}
+
+
+def fit_unet(rows: int, batch: int, **settings: Any) -> Any:
     import numpy as np
     import zoo
 
-    import kerasmem
-
-    model, batch = zoo.compiled("unet", "adam", "float32", False, True), case["batch"]
-    text, diagnosis = None, None
-    try:
-        model.fit(np.zeros((batch, 64, 64, 3), "float32"), np.zeros(batch, "int32"), batch_size=batch, verbose=0)
-    except Exception as error:
-        text = traceback.format_exc()[-6000:]
-        diagnosis = {"exception": kerasmem.explain_oom(error).to_dict(), "text": kerasmem.explain_oom(text).to_dict()}
-    return {"text": text, "diagnosis": diagnosis, "allocator": allocator()}
+    model = zoo.compiled("unet", "adam", "float32", False, True)
+    x, y = np.zeros((rows, 64, 64, 3), "float32"), np.zeros(rows, "int32")
+    return model.fit(x, y, batch_size=batch, verbose=0, **settings)
 
 
 def stream(case: Case) -> Case:
@@ -201,11 +190,8 @@ def stream(case: Case) -> Case:
     from kerasmem import H5ChunkSequence
 
     keras.config.set_dtype_policy(case["policy"])
-    layers, batch = keras.layers, case["batch"]
-    network = [layers.Conv2D(32, 8, 4, activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10)]
-    if case["model"] == "ResNet50":
-        network = [keras.applications.ResNet50(weights=None, classes=10, classifier_activation=None)]
-    model = keras.Sequential([keras.Input(IMAGE, dtype="uint8"), layers.Rescaling(1 / 255), *network])
+    network, batch = keras.applications.ResNet50(weights=None, classes=10, classifier_activation=None), case["batch"]
+    model = keras.Sequential([keras.Input(IMAGE, dtype="uint8"), keras.layers.Rescaling(1 / 255), network])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
     rows = 32 * batch
 
@@ -227,13 +213,11 @@ def stream(case: Case) -> Case:
                 "step": lambda: model.fit((held for _ in range(len(sequence))), verbose=0),
                 "both": lambda: model.fit(sequence, verbose=0),
             }
-            for work in works.values():
-                work()
-            rates = {name: [rate(work) for _ in range(2)] for name, work in works.items()}
+            rates = {name: [rate(work) for _ in range(3)][1:] for name, work in works.items()}  # the first warms up
     return {"images_per_second": rates, "allocator": allocator()}
 
 
-KINDS = {each.__name__: each for each in (card, product, context, logger, oom, stream)}
+KINDS = {each.__name__: each for each in (plan, card, product, context, logger, oom, stream)}
 
 
 def source_of(case: Case) -> str:
@@ -264,29 +248,12 @@ def driver() -> dict[str, int | None]:
     nvml, _ = Nvml.open()
     if nvml is None or not nvml.devices:
         return {}
-    device = nvml.devices[0]
-    memory, _ = nvml.memory(device)
-    own = dict(nvml.processes(device)).get(os.getpid())
+    memory, _ = nvml.memory(nvml.devices[0])
+    own = dict(nvml.processes(nvml.devices[0])).get(os.getpid())
     return {"process": own, "all": None if memory is None else memory.used_bytes}
 
 
 # The process that starts them
-
-
-def plan(case: Case, seconds: float) -> Case:
-    """Have XLA plan a step for a card of the catalogue."""
-    from kerasmem.devices.catalogue import find_card
-    from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
-
-    card = find_card(case["card"])
-    compiled = gpu_target_plan(request_of(case), card, timeout=seconds)
-    outcome = gpu_target_outcome(compiled, card)
-    plans = (*compiled.plans, *compiled.unlimited)
-    return {
-        "total": outcome.total, "low": outcome.low, "high": outcome.high, "notes": outcome.notes,
-        "variants": [{"temporary": each.temporary, "total": each.total} for each in plans],
-        "largest_convolution": max((size for size, _ in compiled.likely.convolutions), default=None),
-    }  # fmt: skip
 
 
 def in_child(case: Case, seconds: float, cache: str) -> Case:
@@ -299,13 +266,7 @@ def in_child(case: Case, seconds: float, cache: str) -> Case:
     ended = run_python(__file__, "--case", json.dumps(case), environ={**environ, **case["environ"]}, timeout=seconds)
     if ended.code != 0:
         raise RuntimeError(ended.error[-1500:])
-    answer: Case = ended.answer
-    return answer
-
-
-def hides_steps(answer: Case) -> bool:
-    peak = answer["after_steps"].get("peak_bytes_in_use")
-    return peak is not None and peak == answer["after_compiling"]["peak_bytes_in_use"]
+    return dict(ended.answer)
 
 
 class Bench:
@@ -325,66 +286,54 @@ class Bench:
         row = {**case, "status": "not reached"}
         if left >= LEAST_SECONDS:
             try:
-                row |= plan(case, left) if case["kind"] == "plan" else in_child(case, left, self.cache)
-                if case["kind"] == "card" and hides_steps(row):
+                row |= in_child(case, left, self.cache)
+                before, after = (row.get(f"after_{part}", {}) for part in ("compiling", "steps"))
+                if before and before["peak_bytes_in_use"] == after["peak_bytes_in_use"]:
                     row["again"] = in_child(case, max(self.end - time.monotonic(), 1.0), self.cache)
                 row["status"] = "done"
             except Exception as error:
                 row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-        row["seconds"] = round(time.monotonic() - begin, 1)
         with self.lock:
             self.cases[name] = row
-            partial = self.output.with_suffix(".partial")
-            partial.write_text(json.dumps({"environment": self.head, "cases": self.cases}, indent=1) + "\n")
-            partial.replace(self.output)
-        print(f"{row['seconds']} {name}: {row['status']}", file=sys.stderr, flush=True)
+            self.output.write_text(json.dumps({"environment": self.head, "cases": self.cases}, indent=1) + "\n")
+        print(f"{time.monotonic() - begin:.1f} {name}: {row['status']}", file=sys.stderr, flush=True)
 
-    def run_all(self, cases: list[Case], workers: int) -> ThreadPoolExecutor:
+    def run_all(self, cases: list[Case], kinds: str, workers: int = 1) -> ThreadPoolExecutor:
         pool = ThreadPoolExecutor(workers)
         for case in cases:
-            pool.submit(self.run, case)
+            if case["kind"] in kinds.split():
+                pool.submit(self.run, case)
         return pool
 
 
-def make(kind: str, model: str = "", batch: int = 0, policy: str = "float32", **more: Any) -> Case:
-    training = {"optimizer": "adam", "mode": "train"}
-    return {"kind": kind, "model": model, "batch": batch, "policy": policy, "training": training, "environ": {}, **more}
-
-
-def cpu_cases() -> list[Case]:
-    cpu = {"JAX_PLATFORMS": "cpu"}
-    return [
-        make("product", *model, training={"optimizer": optimizer, "mode": mode}, environ=cpu)
-        for *model, optimizer, mode in ON_CPU
-    ]
+def make(kind: str, model: str = "", batch: int = 0, policy: str = "float32", *training: str, **more: Any) -> Case:
+    settings = dict(zip(("optimizer", "mode"), training or ("adam", "train"), strict=True))
+    return {"kind": kind, "model": model, "batch": batch, "policy": policy, "training": settings, "environ": {}, **more}
 
 
 def all_cases(card_name: str, rehearse: bool) -> list[Case]:
     """Return the cases, those that say most first."""
-    networks = {"mnist_cnn": (16, 32)} if rehearse else NETWORKS
-    few = list(networks)[:1] if rehearse else UNTUNED
-    order = ((place, policy) for place in (0, 1) for policy in ("float32", "mixed_bfloat16"))
-    steps = [(name, batches[place], policy) for place, policy in order for name, batches in networks.items()]
+    networks = {"mnist_cnn": 16} if rehearse else NETWORKS
+    few = list(networks) if rehearse else UNTUNED
+    steps = [(*each, policy) for policy in ("float32", "mixed_bfloat16") for each in networks.items()]
     past = {**AT_ONCE, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.03"}
     untuned = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
-    cards, first = [make("card", *each) for each in steps], len(networks)
     return [
         *(make("plan", *each, card=card_name) for each in steps),
         make("context", policy=""),
         make("context", policy="", environ=AT_ONCE, tag="at once"),
         make("logger", "unet", 8 if rehearse else 256),
-        *cards[:first],
         make("oom", "unet", 8 if rehearse else 8192, environ=past),
-        *(make("product", name, networks[name][0]) for name in few),
-        *(make("card", name, networks[name][0], environ=untuned, tag="untuned") for name in few),
-        *cards[first:],
-        *(make("stream", name, 8 if rehearse else 128, "mixed_bfloat16") for name in STREAMED[: len(few)]),
+        *(make("card", *each) for each in steps),
+        *(make("product", name, networks[name]) for name in few),
+        *(make("card", name, networks[name], environ=untuned, tag="untuned") for name in few),
+        make("stream", "ResNet50", 8 if rehearse else 128, "mixed_bfloat16"),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="file of the results")
+    parser.add_argument("--output", type=Path, default=Path("gpu.json"), help="file of the results")
     parser.add_argument("--seconds", type=float, default=330.0, help="time for all cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--rehearse", action="store_true", help="few and small cases")
@@ -392,30 +341,27 @@ def main() -> None:
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        answer = KINDS[options.case["kind"]](options.case)
-        print(json.dumps({**answer, "has_tensorflow": "tensorflow" in sys.modules}))
+        print(json.dumps(KINDS[options.case["kind"]](options.case)))
         return
-    if options.output is None:
-        parser.error("--output is required")
     from kerasmem.devices.live import list_devices
 
     begin, devices = time.monotonic(), list_devices()
-    name = devices[0].name if devices else None
-    lanes: dict[str, list[Case]] = {"plan": [], "alone": [], "card": [], "stream": []}
-    for case in cpu_cases() if options.cpu else all_cases(name or "h100-sxm", options.rehearse):
-        if options.only in name_of(case):
-            lanes[LANES.get(case["kind"], "card")].append(case)
+    name = devices[0].name if devices else "h100-sxm"
+    cases = all_cases(name, options.rehearse)
+    if options.cpu:
+        cases = [make("product", *each, environ={"JAX_PLATFORMS": "cpu"}) for each in ON_CPU]
+    cases = [case for case in cases if options.only in name_of(case)]
     workers = max(1, (os.cpu_count() or 1) * 3 // 8)
-    head = environment("keras", "jax", "jaxlib", "h5py", "numpy")
+    head = {**environment("keras", "jax", "jaxlib", "h5py", "numpy"), "devices": [each.to_dict() for each in devices]}
     with tempfile.TemporaryDirectory() as cache:
-        bench = Bench(options.output, cache, {**head, "devices": [each.to_dict() for each in devices]})
+        bench = Bench(options.output, cache, head)
         bench.end = begin + options.seconds - min(STREAM_SECONDS, options.seconds / 4)
-        planning = bench.run_all(lanes["plan"], workers)
-        bench.run_all(lanes["alone"], 1).shutdown()
-        bench.run_all(lanes["card"], workers).shutdown()
+        planning = bench.run_all(cases, "plan", workers)
+        bench.run_all(cases, "context logger").shutdown()
+        bench.run_all(cases, "card product oom", workers).shutdown()
         planning.shutdown()
         bench.end = begin + options.seconds
-        bench.run_all(lanes["stream"], 1).shutdown()
+        bench.run_all(cases, "stream").shutdown()
 
 
 if __name__ == "__main__":
