@@ -95,7 +95,9 @@ class GuardedCommand(Command):
             if is_parted:
                 return super().invoke(ctx)
         # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
-        if not ctx.find_object(Invocation).is_program or threading.active_count() > 1 or not hasattr(os, "fork"):
+        state = ctx.find_object(Invocation)
+        is_alone = state is not None and state.is_program and threading.active_count() == 1
+        if not is_alone or not hasattr(os, "fork"):
             return super().invoke(ctx)
         file = _input(ctx.params)
         try:
