@@ -33,12 +33,12 @@ def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float
     """Return the time that a node takes alone: the longer of its arithmetic and its transfers."""
     if node.type in UPDATES:
         return OVERHEAD_SECONDS + 3 * sum(tensor.bytes or 0 for tensor in inputs) / rates.elements
-    if node.type in NOTHING or node.type in ALIASES:
+    if (node.type in NOTHING or node.type in ALIASES) and node.type not in rates.others:
         return OVERHEAD_SECONDS / 3
     is_product = "MatMul" in node.type
     moved = sum(tensor.bytes or 0 for tensor in (*inputs, *node.outputs))
     usual = rates.factors if is_product else rates.elements
-    moving = moved / SLOWER_BYTES_PER_SECOND.get(node.type, usual)
+    moving = moved / rates.others.get(node.type, SLOWER_BYTES_PER_SECOND.get(node.type, usual))
     took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
     if is_product and node.attributes.get("transpose_b") and len(inputs) > 1:
         took += _ordering(inputs[0], inputs[1], rates)

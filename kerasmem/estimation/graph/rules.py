@@ -64,6 +64,7 @@ class Rates:
             of the cache, and for many rows. None if it is not gathered.
         patches: gradient of a convolution → bytes of the patches that it copies.
         filters: bytes of the filter that it copies for each sample.
+        others: bytes of single operations, and of views that are written to.
     """
 
     elements: float
@@ -75,11 +76,13 @@ class Rates:
     gathered: tuple[float, float, float] | None = None
     patches: Mapping[str, float] = field(default_factory=dict)
     filters: float = math.inf
+    others: Mapping[str, float] = field(default_factory=dict)
 
 
 def rates_of(kind: str) -> Rates:
     """Return the rates of a kind of kernels; on a card they do not matter."""
-    return Rates(**KINDS[kind].get("rates", KINDS[ONEDNN]["rates"]))
+    row = KINDS[kind].get("rates", KINDS[ONEDNN]["rates"])
+    return Rates(**{**row, "others": {**KINDS["both"]["others"], **row.get("others", {})}})
 
 
 @dataclass(frozen=True)
