@@ -14,6 +14,10 @@ Sources of the bounds, read in August 2026:
   a step takes the latter if there is no room (`AllocateScratchOrFallback`, conv_ops_gpu.h). So a step needs none.
 - XLA passes over algorithms without room too, but while it compiles. The workspace of the chosen one is then part of
   its plan and cannot be given up, so a verdict on an XLA plan counts it.
+- XLA's autotuner must have a copy of an instruction's operands, between red zones. Without, it fails for that
+  instruction ("Failed to get configs", `ConfigRunner::ProfileAll`). A kernel whose result or workspace has no room is
+  passed over (`ProfileCandidate`); one at least must run. So it needs the operands and the result of its largest
+  instruction.
 - How much an algorithm works in is cuDNN's own; `graph.cuda` bounds it by the tensors that each documented algorithm
   has to hold.
 """
@@ -36,7 +40,11 @@ CUDA_CONTEXT = Unmodelled(
     "CUDA context and libraries",
     "outside the allocator; the verdict on a card takes the context off, and TensorFlow leaves room for libraries",
 )
-XLA_AUTOTUNING = Unmodelled("autotuning", "while the first step is compiled on the card; freed before it runs")
+XLA_AUTOTUNING = Unmodelled(
+    "autotuning",
+    "while XLA compiles the first step on the card: it needs copies of one kernel's operands and result beside the "
+    "weights, and takes workspaces while there is room; freed before the step runs",
+)
 
 
 def cpu_scratch(most: int) -> Unmodelled:

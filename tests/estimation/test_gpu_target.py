@@ -259,6 +259,16 @@ def test_the_workspace_of_the_largest_convolution_widens_the_interval_upwards():
     assert plan.workspace_bytes(one_plan(0, convolutions=((9 * GIB, "huge"),))) == 4 * GIB
 
 
+def test_a_recurrent_layer_that_cudnn_runs_on_jax_is_named():
+    import keras
+
+    inputs, encoder = keras.Input((4, 3)), keras.layers.LSTM(2, name="encoder")
+    model = keras.Sequential([inputs, keras.layers.Bidirectional(encoder)])
+    (note,) = worker.recurrent_notes(model)
+    assert "encoder is planned as a loop" in note
+    assert not list(worker.recurrent_notes(keras.Sequential([inputs, keras.layers.SimpleRNN(2)])))
+
+
 @pytest.mark.parametrize(
     ("plans", "arguments", "kept", "peak"),
     [  # of vision_transformer and mixer in scripts/bench/results/gpu.json

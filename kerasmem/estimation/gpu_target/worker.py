@@ -57,7 +57,7 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
     options = {"xla_gpu_cuda_data_dir": cuda_folder(), **_ONE_THREAD}
     with request.opened() as opened:
         lowered, compiled = lower(_requested_step(opened, request), _device(data["target"]))
-        notes = (*compiled.notes, *_recurrent_note(opened.model))
+        notes = (*compiled.notes, *recurrent_notes(opened.model))
 
     def plan(more: dict[str, Any]) -> XlaPlan:
         return plan_early(lowered, {**options, **more}, tempfile.mkdtemp(dir=data["folder"]))
@@ -70,7 +70,8 @@ def compile_request(data: dict[str, Any]) -> dict[str, Any]:
         return replace(compiled, plans=plans, unlimited=tuple(unlimited), notes=notes).to_dict()
 
 
-def _recurrent_note(model: Any) -> Iterator[str]:
+def recurrent_notes(model: Any) -> Iterator[str]:
+    """Say so if the model has a layer that is planned otherwise than Keras on JAX runs it."""
     names = [each.name for each in flatten_layers(model) if type(each).__name__ in ("LSTM", "GRU")]
     if names:
         yield (
