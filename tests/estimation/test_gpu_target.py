@@ -14,7 +14,7 @@ from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.compiled.assignment import read_plan
 from kerasmem.estimation.compiled.naming import JaxNames
 from kerasmem.estimation.compiled.on_jax import dumped_plan, planned_bytes
-from kerasmem.estimation.compiled.plan import CompiledStep, XlaPlan
+from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, XlaPlan, product_bytes
 from kerasmem.estimation.gpu_target import plan, worker
 from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
 from kerasmem.models.op_names import Origin
@@ -283,8 +283,8 @@ def test_products_that_a_card_runs_in_cublas_are_in_the_interval(plans, argument
     )
     answer = gpu_target_outcome(step, H100)
     assert answer.total < peak <= answer.high
-    assert plan.product_bytes(step.plans, (8, 0)) == kept + 4 * MIB
-    assert plan.product_bytes((one_plan(1),), (9, 0)) == 0
+    assert product_bytes(step.plans, (8, 0)) == kept + 4 * MIB
+    assert product_bytes((one_plan(1),), HOPPER) == 0
 
 
 def test_a_growing_allocator_of_jax_hands_out_larger_chunks():

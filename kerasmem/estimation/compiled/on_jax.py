@@ -17,7 +17,7 @@ from kerasmem.errors import KerasmemError, ModelError, first_line
 from kerasmem.estimation.allocator import GRAIN, smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
 from kerasmem.estimation.compiled.naming import JaxNames
-from kerasmem.estimation.compiled.plan import CompiledStep, XlaPlan
+from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, XlaPlan, product_bytes
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import XLA_AUTOTUNING, cpu_scratch, prefetched_batches
@@ -62,6 +62,8 @@ def jax_outcome(step: ShapedStep) -> Outcome:
     grows, spread = device.platform != "cpu" and jax_grows(os.environ), SPREAD["xla"]
     planned, limit = planned_bytes(compiled, plan, grows), smallest_limit(compiled.requests(plan))
     copied, most = plan.cpu_scratch
+    if device.platform != "cpu":  # the next compilation may find other kernels the fastest
+        most = product_bytes((plan,), HOPPER)
     total = planned + copied
     names = JaxNames(compiled.layers, compiled.optimizer, frozenset(step.rows))
     shares = plan.divided(planned, compiled.held(step.weights()), names)

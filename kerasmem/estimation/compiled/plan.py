@@ -10,6 +10,10 @@ from kerasmem.estimation.allocator import BFCAllocator
 from kerasmem.estimation.report import Shares
 from kerasmem.models.op_names import CATEGORIES, Instant, Origin
 from kerasmem.records import Record
+from kerasmem.units import MIB
+
+HOPPER = (9, 0)  # compute capability
+_HOPPER_WORKSPACE, _CUBLAS_WORKSPACE = 32 * MIB, 4 * MIB
 
 Weights = Mapping[str, Sequence[tuple[int, str | None]]]  # by group: each weight's bytes and the row that counts it
 Held = Iterable[tuple[int, str, str | None]]  # bytes, category and layer of what a step holds from beginning to end
@@ -83,6 +87,18 @@ class XlaPlan(Record, what="XLA plan"):
         shares.add(self.requested - sum(size for size, _ in self.live), "workspace")
         shares.fill(total)
         return shares
+
+
+def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
+    """Return the most that a matrix product may take beside the plans on a card, where XLA takes the fastest kernel.
+
+    One that is planned for Triton may run in cuBLAS, with buffers for operands and results that the kernel kept to
+    itself. cuBLAS has a workspace: 32 MiB from Hopper on (`GemmConfig::kHopperWorkspace`), where plans without the card
+    have 4 MiB (`CublasLtBackend::GetDefaultConfig`), as everywhere before. Products run one after another.
+    """
+    products = [size for plan in plans for size in plan.products]
+    workspace = _HOPPER_WORKSPACE if capability >= HOPPER else _CUBLAS_WORKSPACE
+    return max(products) + workspace if products else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ what has no rule is named without bytes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
 from string import Template
@@ -16,13 +16,13 @@ from kerasmem.devices.cards import Card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled.naming import JaxNames
-from kerasmem.estimation.compiled.plan import CompiledStep, Weights, XlaPlan
+from kerasmem.estimation.compiled.plan import CompiledStep, Weights, XlaPlan, product_bytes
 from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
 from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.task import run_child, started_ahead
-from kerasmem.units import GIB, MIB
+from kerasmem.units import GIB
 
 WORKER = "kerasmem.estimation.gpu_target.worker"
 DEFAULT_TIMEOUT = 600.0
@@ -39,7 +39,6 @@ ENVIRONMENT = {
 }
 # XLA writes matrix products with Triton from Ampere on; before, there is nothing to choose.
 _TRITON_CAPABILITY = (8, 0)
-_HOPPER, _HOPPER_WORKSPACE, _CUBLAS_WORKSPACE = (9, 0), 32 * MIB, 4 * MIB
 
 
 def compiler_ahead(card: Card) -> AbstractContextManager[None]:
@@ -159,18 +158,6 @@ def workspace_bytes(plan: XlaPlan) -> int:
     algorithms may want more; XLA gives none more than `XLA_WORKSPACE_LIMIT`.
     """
     return min(max((size for size, _ in plan.convolutions), default=0), XLA_WORKSPACE_LIMIT)
-
-
-def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
-    """Return the most that a matrix product may take beside the plans on a card, where XLA takes the fastest kernel.
-
-    One that is planned for Triton may run in cuBLAS, with buffers for operands and results that the kernel kept to
-    itself. cuBLAS has a workspace: 32 MiB from Hopper on (`GemmConfig::kHopperWorkspace`), where plans without the card
-    have 4 MiB (`CublasLtBackend::GetDefaultConfig`), as everywhere before. Products run one after another.
-    """
-    products = [size for plan in plans for size in plan.products]
-    workspace = _HOPPER_WORKSPACE if capability >= _HOPPER else _CUBLAS_WORKSPACE
-    return max(products) + workspace if products else 0
 
 
 def _notes(compiled: CompiledStep, card: Card, workspace: int, product: int) -> tuple[str, ...]:
