@@ -107,8 +107,7 @@ def gpu() -> str:
         ))  # fmt: skip
     columns = "network|>batch|dtype policy|>planned|>card's plan|>steps|>error|in the interval|>autotuning"
     last = f"{statistics.median(map(abs, wrong)):.1f} %, {max(map(abs, wrong)):.1f} %", f"{inside} of {len(rows)}"
-    by_policy = sorted(rows, key=lambda row: (row[2], row[0]))
-    return table(columns, [*by_policy, ("median, worst", *[""] * 5, *last, "")])
+    return table(columns, [*sorted(rows, key=lambda row: (row[2], row[0])), ("median, worst", *[""] * 5, *last, "")])
 
 
 @part
