@@ -1,8 +1,8 @@
 """How much host memory this job may take: control groups and Slurm.
 
 A container or a batch job often gets a fraction of the machine, and is killed beyond it. Sources: the kernel's
-"Control Group v2" and "Memory Resource Controller" (v1), "PSI - Pressure Stall Information", proc(5), and the
-output environment variables of Slurm's sbatch(1).
+"Control Group v2" and "Memory Resource Controller" (v1), proc(5), and the output environment variables of Slurm's
+sbatch(1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from kerasmem.units import MIB, format_size
 
 _NO_LIMIT = 2**60  # version 1 writes the largest number of pages there is
 _OCTAL = re.compile(r"\\([0-7]{3})")
-_PRESSURE = re.compile(r"^some avg10=[\d.]+ avg60=([\d.]+) ", re.MULTILINE)
 _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 
 
@@ -45,12 +44,10 @@ class HostLimits:
     Attributes:
         machine_bytes: RAM of the machine.
         limits: every limit, the tightest first.
-        waiting: share of the last minute, from 0 to 1, in which tasks waited for memory; None if unknown.
     """
 
     machine_bytes: int
     limits: tuple[MemoryLimit, ...]
-    waiting: float | None
 
     @property
     def tightest(self) -> MemoryLimit | None:
@@ -60,16 +57,14 @@ class HostLimits:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on anything out of the ordinary."""
-        said = []
-        if (limit := self.tightest) is not None:
-            used = "" if limit.used_bytes is None else f" ({format_size(limit.used_bytes)} in use)"
-            said.append(
-                f"host: the job's limit is {format_size(limit.limit_bytes)}{used}, set by {limit.source}, "
-                f"not the machine's {format_size(self.machine_bytes)}"
-            )
-        if self.waiting is not None and self.waiting >= 0.1:
-            said.append(f"host: memory is scarce: tasks waited for it in {100 * self.waiting:.0f} % of the last minute")
-        return tuple(said)
+        limit = self.tightest
+        if limit is None:
+            return ()
+        used = "" if limit.used_bytes is None else f" ({format_size(limit.used_bytes)} in use)"
+        return (
+            f"host: the job's limit is {format_size(limit.limit_bytes)}{used}, set by {limit.source}, "
+            f"not the machine's {format_size(self.machine_bytes)}",
+        )
 
 
 def parse_limit(text: str) -> int | None:
@@ -141,8 +136,7 @@ def read_limits() -> HostLimits:
     if (slurm := slurm_limit(os.environ)) is not None:
         limits.append(slurm)
     limits.sort(key=lambda limit: limit.limit_bytes)
-    waiting = _PRESSURE.search(_text("/proc/pressure/memory"))
-    return HostLimits(host_memory().total_bytes, tuple(limits), float(waiting[1]) / 100 if waiting else None)
+    return HostLimits(host_memory().total_bytes, tuple(limits))
 
 
 def _text(path: str) -> str:

@@ -111,11 +111,6 @@ class Timeline:
         """All readings, as a new tuple; to walk through a long run, iterate over the timeline itself."""
         return tuple(self)
 
-    @property
-    def dropped(self) -> int:
-        """How many of the oldest readings were dropped to bound the memory that the timeline takes."""
-        return self._rows.dropped
-
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return each field of `Sample` as an array: numbers as float64, NaN where not known, and texts as objects."""
         return {name: self._rows.column(place) for place, name in enumerate(COLUMNS)}
@@ -269,9 +264,6 @@ class PackedRows:
         kinds: for each column "float", "int" (None allowed) or "text" (None allowed; few distinct values).
         keep: rows to hold at most; the oldest are dropped, some thousands at a time. None holds all.
         rows: the first ones.
-
-    Attributes:
-        dropped: how many rows were dropped.
     """
 
     def __init__(self, kinds: Sequence[str], keep: int | None = None, rows: Iterable[Iterable[Any]] = ()) -> None:
@@ -279,7 +271,6 @@ class PackedRows:
         self._columns: list[array[Any]] = [array({"float": "d", "int": "q", "text": "H"}[kind]) for kind in kinds]
         self._codes: dict[str | None, int] = {}  # of texts, in the order of their numbers
         self._keep = keep
-        self.dropped = 0
         for row in rows:
             self.append(row)
 
@@ -297,7 +288,7 @@ class PackedRows:
         """Return an independent copy, one memory copy a column."""
         twin = PackedRows(self._kinds, self._keep)
         twin._columns = [column[:] for column in self._columns]
-        twin._codes, twin.dropped = dict(self._codes), self.dropped
+        twin._codes = dict(self._codes)
         return twin
 
     def column(self, place: int) -> np.ndarray[Any, Any]:
@@ -337,4 +328,3 @@ class PackedRows:
     def _drop(self, count: int) -> None:
         for column in self._columns:
             del column[:count]
-        self.dropped += count

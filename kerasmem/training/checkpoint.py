@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.archives import open_archive, write_archive
+from kerasmem.archives import open_archive
 from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
 from kerasmem.files import follow, open_kept, read_json, replacing
 from kerasmem.hdf5.layout import one_line, shown
@@ -181,7 +181,7 @@ def _replace_file(path: str, content: Mapping[str, np.ndarray], *, keep_before: 
     """Write a file by way of another name, so that at any moment there is a whole one, this or the one before."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with replacing(path, durable=True, before=path + BEFORE if keep_before else None) as file:
-        write_archive(file, content)
+        np.savez(file, **content)  # type: ignore[arg-type]
     if os.name == "nt":  # a folder cannot be opened there, and its entries are written at once
         return
     folder = os.open(os.path.dirname(path), os.O_RDONLY)

@@ -23,9 +23,6 @@ SLURM_V2 = {
     "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/memory.max": f"{8 * GIB}\n",
     "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_4711/memory.current": f"{3 * GIB}\n",
     "/sys/fs/cgroup/system.slice/memory.max": "max\n",
-    "/proc/pressure/memory": (
-        "some avg10=40.21 avg60=25.00 avg300=3.51 total=181763\nfull avg10=12.50 avg60=8.00 avg300=1.02 total=88123\n"
-    ),
 }
 
 # Docker under cgroup v1: the group's name is the host's, the mount shows that group alone.
@@ -58,9 +55,6 @@ UNLIMITED = {
     ),
     "/sys/fs/cgroup/memory/user.slice/memory.limit_in_bytes": "9223372036854771712\n",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-    "/proc/pressure/memory": (
-        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
-    ),
 }
 
 
@@ -92,17 +86,14 @@ def test_the_tightest_limit_of_all_groups_above(limits, files, limit, used, sour
 
 
 def test_the_note_says_the_jobs_limit_and_the_machines_memory(limits):
-    first, second = limits(SLURM_V2).notes
+    (first,) = limits(SLURM_V2).notes
     assert first.startswith("host: the job's limit is 8.00 GiB (3.00 GiB in use), set by cgroup v2 ")
     assert first.endswith("not the machine's 256 GiB")
-    assert second == "host: memory is scarce: tasks waited for it in 25 % of the last minute"
 
 
 def test_without_a_limit_there_is_nothing_to_say(limits):
     found = limits(UNLIMITED)
     assert found.limits == () and found.tightest is None and found.notes == ()
-    assert found.waiting == 0
-    assert limits({}).waiting is None
 
 
 def test_a_limit_above_what_the_machine_has_is_none(limits):
@@ -137,11 +128,6 @@ def test_slurms_own_word_counts_where_no_group_holds_it(limits):
 @pytest.mark.parametrize("text", ["", "max", "nonsense", "-1", "9223372036854771712", "٣"])
 def test_what_is_no_limit(text):
     assert parse_limit(text) is None
-
-
-@pytest.mark.parametrize("text", ["", "cpu avg10=1", "some avg10=x avg60=0 avg300=0 total=0"])
-def test_what_is_no_pressure(limits, text):
-    assert limits({"/proc/pressure/memory": text}).waiting is None
 
 
 def test_groups_in_folders_with_spaces_and_outside_the_namespace(limits):

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kerasmem.compat.file_systems import close_connections
-from kerasmem.compat.s3 import is_s3, share_description
+from kerasmem.compat.s3 import is_s3
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.remote.access import SMALL_REQUESTS, RemoteAccess
@@ -90,8 +90,6 @@ class FileSystems:
         system, _ = url_to_fs(url, skip_instance_cache=True, **_with_defaults(scheme, options))
         if hasattr(system, "retries"):
             system.retries = 1  # what is tried again is decided in `failures`
-        if is_s3(system):
-            share_description(system)
         return system
 
 
