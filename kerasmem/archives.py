@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
-
-_LOCAL = struct.Struct("<26x2H")  # what stands before an entry: the lengths of its name and of what follows that
 
 
 @contextlib.contextmanager
@@ -48,12 +45,6 @@ def _check_entries(archive: zipfile.ZipFile, size: int) -> None:
             shape, _, dtype = read_npy_header(member)
             if math.prod(shape) * dtype.itemsize != entry.file_size - member.tell():
                 raise ValueError(f"{entry.filename!r} claims {shape} {dtype}, and has {entry.file_size:,} bytes")
-
-
-def entry_begin(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
-    """Return the offset of an entry's content in the file of an archive."""
-    file.seek(entry.header_offset)
-    return entry.header_offset + _LOCAL.size + sum(_LOCAL.unpack(file.read(_LOCAL.size)))
 
 
 def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

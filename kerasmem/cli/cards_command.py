@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
@@ -14,15 +13,15 @@ from kerasmem.errors import UsageError
 
 
 @click.command("cards", cls=GuardedCommand, seconds=7200)
-@model_options("--max-batch", "--method", output=("--json",))
-def command(model: str | None, max_batch: bool, **options: Any) -> int:
+@model_options("--method", output=("--json",))
+def command(model: str | None, **options: Any) -> int:
     """Say which cards of the catalogue are enough to train MODEL.
 
     MODEL is as for `kerasmem estimate`.
 
     Examples:
       kerasmem cards model.keras -b 64
-      kerasmem cards keras.applications:ResNet50 -b 256 --max-batch
+      kerasmem cards keras.applications:ResNet50 -b 256
 
     Exit codes: 0 a card fits · 1 the model failed · 2 wrong usage or unreadable
     input · 3 no card fits · 4 too close to call
@@ -35,6 +34,6 @@ def command(model: str | None, max_batch: bool, **options: Any) -> int:
     with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", options["method"]):
         from kerasmem.estimation.card_ranking import rank_cards
 
-        ranking = rank_cards(model, max_batch=max_batch, **step_settings(options))
-    show_result(ranking, options["as_json"], partial(cards_table, largest=max_batch))
+        ranking = rank_cards(model, **step_settings(options))
+    show_result(ranking, options["as_json"], cards_table)
     return EXIT_CODES[ranking.cards[0].verdict]

@@ -1,8 +1,7 @@
-"""`kerasmem.rank_cards`: the cards on which a training step fits, and the largest batch on each."""
+"""`kerasmem.rank_cards`: the cards on which a training step fits."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,7 @@ from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import UsageError
 from kerasmem.estimation.graph.cuda import channels_last
-from kerasmem.estimation.report import FORMAT_VERSION, Bytes, MemoryReport
-from kerasmem.estimation.search import search
+from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
 from kerasmem.estimation.session import EstimateSession
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
@@ -25,7 +23,6 @@ _ORDER = (FITS, TOO_CLOSE, DOES_NOT_FIT)
 _FIRST = "t4"  # asks `auto` for the plan of a card
 # What of a card's compute capability a method goes by; the others by nothing.
 _KINDS: dict[str, Callable[[tuple[int, int]], Any]] = {"gpu-target": tuple, "graph": channels_last}
-_TOLERANCE = 0.05  # of the largest batch
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ class RankedCard:
         needs: bytes at the peak.
         high: the most that it may take; None where that is not known.
         verdict: "fits", "too close to call" or "does not fit".
-        largest_batch: the largest batch that surely fits, to within 5 %; None where it was not asked for, or none fits.
     """
 
     key: str
@@ -48,7 +44,6 @@ class RankedCard:
     needs: int
     high: int | None
     verdict: str
-    largest_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ class CardRanking(Record, what="card ranking", version=FORMAT_VERSION, rows="car
 
 
 @shows_settings("device")
-def rank_cards(model: Any, *, max_batch: bool = False, **settings: Unpack[StepSettings]) -> CardRanking:
+def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
     """Rank the cards of the catalogue by whether a training step fits on them.
 
     One estimate serves all cards, unless the method depends on the card (`gpu-target`, `graph`): then one serves each
@@ -95,7 +90,6 @@ def rank_cards(model: Any, *, max_batch: bool = False, **settings: Unpack[StepSe
 
     Args:
         model: as for `kerasmem.estimate`.
-        max_batch: look for the largest batch on each card too, which takes several estimates.
         **settings: as for `kerasmem.estimate`, but for `device`.
 
     Returns:
@@ -116,29 +110,22 @@ def rank_cards(model: Any, *, max_batch: bool = False, **settings: Unpack[StepSe
         raise UsageError("device: rank_cards asks about all cards; kerasmem.estimate takes a device")
     spec = replace(spec, device=_FIRST)
     with EstimateSession(spec) as session:
-        return _ranked(session, spec, max_batch)
+        return _ranked(session, spec)
 
 
-def _ranked(session: EstimateSession, spec: StepSpec, max_batch: bool) -> CardRanking:
-    first, batch_size = session.estimate(), spec.batch_size
+def _ranked(session: EstimateSession, spec: StepSpec) -> CardRanking:
+    first = session.estimate()
     kind_of = _KINDS.get(first.settings.method, lambda capability: None)
     kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
     # XLA's compiler does not know every card of the catalogue; "auto" has another method for those.
     chosen = spec.method if first.settings.method == "gpu-target" else first.settings.method
-    planned = {(batch_size, kind_of(find_card(_FIRST).compute_capability)): first}
-
-    def need(kind: Any, size: int) -> Bytes:
-        if (size, kind) not in planned:
-            device = _FIRST if kind is None else kinds[kind]
-            planned[size, kind] = session.estimate(batch_size=size, method=chosen, device=device)
-        return planned[size, kind].bytes
-
+    planned = {kind_of(find_card(_FIRST).compute_capability): first}
     ranked = []
     for card in all_cards():
-        of, room = functools.partial(need, kind_of(card.compute_capability)), card.available_bytes
-        most = search(of, room, guess=batch_size, tolerance=_TOLERANCE).largest if max_batch else None
-        here = of(batch_size)
-        said = verdict(here, room)
-        ranked.append(RankedCard(card.key, card.name, room, here.total, here.high, said, most))
+        kind = kind_of(card.compute_capability)
+        if kind not in planned:
+            planned[kind] = session.estimate(method=chosen, device=kinds[kind])
+        need, available = planned[kind].bytes, card.available_bytes
+        ranked.append(RankedCard(card.key, card.name, available, need.total, need.high, verdict(need, available)))
     ranked.sort(key=lambda each: (_ORDER.index(each.verdict), each.available_bytes))
     return CardRanking(replace(first, device=None), tuple(ranked))

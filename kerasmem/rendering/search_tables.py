@@ -86,14 +86,8 @@ def _answer(result: SearchResult) -> Iterator[Text]:
         yield Text(f"{result.fails_from:,} and more will not fit{between}.")
 
 
-def cards_table(ranking: CardRanking, terminal: int | None = None, *, largest: bool = False) -> RenderableType:
-    """Return the answer, and a row for each card.
-
-    Args:
-        ranking: of the cards.
-        terminal: columns of one, None for plain text.
-        largest: whether the largest batch was looked for.
-    """
+def cards_table(ranking: CardRanking, terminal: int | None = None) -> RenderableType:
+    """Return the answer, and a row for each card."""
     report, best = ranking.report, ranking.best
     fitting = sum(each.verdict == "fits" for each in ranking.cards)
     if best is None:
@@ -102,12 +96,10 @@ def cards_table(ranking: CardRanking, terminal: int | None = None, *, largest: b
         answer = Text(f"✔ fits {fitting} of {len(ranking.cards)} known cards", style=VERDICT_STYLES["fits"])
         answer.append(f", with the least memory: {best.name}", style="not bold default")
     names = (Column(name, no_wrap=True) for name in ("Card", "--device"))
-    batches = figures("Largest batch") if largest else None
     verdict = Column("Verdict", no_wrap=True)
-    rows = table(terminal, *names, figures("For TensorFlow"), figures("At most"), verdict, batches)
-    for each in ranking.cards:
-        batch = "–" if each.largest_batch is None else f"{each.largest_batch:,}"
-        rows.add(each.name, each.key, each.available_bytes, each.high, verdict_text(each.verdict), batch)
+    rows = table(terminal, *names, figures("For TensorFlow"), figures("At most"), verdict)
+    for card in ranking.cards:
+        rows.add(card.name, card.key, card.available_bytes, card.high, verdict_text(card.verdict))
     return Group(answer, Text(asked_line(report), style="dim"), "", rows)
 
 

@@ -46,13 +46,6 @@ def test_one_estimate_ranks_all_cards(model, monkeypatch):
     assert fitting == sorted(fitting) and ranking.best == ranking.cards[0]
 
 
-def test_the_largest_batch_is_that_of_max_batch(model):
-    ranking = kerasmem.rank_cards(model, batch_size=32, method="formula", max_batch=True)
-    card = next(each for each in ranking.cards if each.key == "t4")
-    exact = kerasmem.max_batch_size(model, device="t4", method="formula").largest
-    assert 0.94 * exact <= card.largest_batch <= exact
-
-
 def test_the_smallest_card_that_fits_comes_first(cli, model_file):
     result = cli("cards", model_file, "-b", 4, "-m", "formula")
     assert result.code == 0, result.err

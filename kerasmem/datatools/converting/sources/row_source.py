@@ -137,6 +137,12 @@ class _CombinedSource(RowSource):
         """Return the identities of all sources."""
         return [source.identity() for source in self._sources]
 
+    def _with_files(self, note: str) -> str:
+        """Return a note with the first file that it is about, and the number of the others."""
+        labels = [source.label for source in self._sources if note in source.notes]
+        more = f" and {format_count(len(labels) - 1, 'more file')}" if len(labels) > 1 else ""
+        return f"{labels[0]}{more}: {note}"
+
 
 class ConcatenatedSource(_CombinedSource):
     """Sources with the same columns, one after another.
@@ -165,12 +171,6 @@ class ConcatenatedSource(_CombinedSource):
                         raise DataError(
                             f"{other.label}: {shown(field.name)} has {what} {two}, and in {first.label} {one}"
                         )
-
-    def _with_files(self, note: str) -> str:
-        """Return a note with the first file that it is about, and the number of the others."""
-        labels = [source.label for source in self._sources if note in source.notes]
-        more = f" and {format_count(len(labels) - 1, 'more file')}" if len(labels) > 1 else ""
-        return f"{labels[0]}{more}: {note}"
 
     @property
     def starts(self) -> Sequence[int] | None:  # type: ignore[override]
@@ -219,12 +219,6 @@ class SideBySideSource(_CombinedSource):
             counts = ", ".join(f"{source.label} has {source.rows:,}" for source in sources)
             raise DataError(f"the sources differ in their number of rows: {counts}")
         check_names(self.fields, self.label)
-
-    def _with_files(self, note: str) -> str:
-        """Return a note with the first file that it is about, and the number of the others."""
-        labels = [source.label for source in self._sources if note in source.notes]
-        more = f" and {format_count(len(labels) - 1, 'more file')}" if len(labels) > 1 else ""
-        return f"{labels[0]}{more}: {note}"
 
     @property
     def starts(self) -> Sequence[int] | None:  # type: ignore[override]
