@@ -23,8 +23,8 @@ _LARGEST_LOG = 2 * 2**30
 
 @click.command("report", cls=GuardedCommand)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@all_of("--output", "--ranks", "--title", "--json")
-def command(files: tuple[str, ...], output: str | None, ranks: bool, title: str, as_json: bool) -> None:
+@all_of("--output", "--json")
+def command(files: tuple[str, ...], output: str | None, as_json: bool) -> None:
     """Show runs, estimates and profiles together: as a page, a table or data.
 
     FILEs are logs of MemoryLogger (.jsonl, .csv), and what `kerasmem estimate --json` and
@@ -39,7 +39,7 @@ def command(files: tuple[str, ...], output: str | None, ranks: bool, title: str,
     Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged.
     """
     _check_output(files, output)
-    contents = _read(files, ranks, title)
+    contents = _read(files)
     if output is not None:
         from kerasmem.rendering.page import render_page
 
@@ -69,7 +69,7 @@ def _check_output(files: tuple[str, ...], output: str | None) -> None:
         raise UsageError(f"--output: {output} is one of the files to read; choose another name")
 
 
-def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
+def _read(files: tuple[str, ...]) -> PageContents:
     from kerasmem.monitoring.log_summary import LogSummary, TrainingLogs, group_by_rank, summarise
     from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 
@@ -81,12 +81,12 @@ def _read(files: tuple[str, ...], ranks: bool, title: str) -> PageContents:
             logs.append(path)
         else:
             reports.append(read_report(data, path))
-    groups = group_by_rank(logs, together=ranks)
+    groups = group_by_rank(logs)
     trainings = []
     for name, members in groups.items():
         summaries: list[LogSummary] = [summarise(_timeline(path), path, rank) for rank, path in members]
         trainings.append(TrainingLogs(name if len(members) > 1 else members[0][1], tuple(summaries)))
-    return PageContents(tuple(trainings), tuple(reports), title)
+    return PageContents(tuple(trainings), tuple(reports))
 
 
 def _saved_report(path: str) -> dict[str, Any] | None:

@@ -52,9 +52,9 @@ def test_runs_are_printed_as_a_table(cli, log, tmp_path):
 
 def test_a_page_is_written(cli, log, tmp_path):
     page = tmp_path / "page.html"
-    done = cli("report", log(), "-o", page, "--title", "<mine>")
+    done = cli("report", log(), "-o", page)
     assert (done.code, done.out, done.err) == (0, "", "")
-    assert "&lt;mine&gt;" in page.read_text() and "<svg" in page.read_text()
+    assert "<svg" in page.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "run.csv"]
 
 
@@ -65,8 +65,6 @@ def test_json_merges_ranks(cli, log, tmp_path):
     assert data["format_version"] == 1 and training["ranks"] == [0, 1] and training["missing_ranks"] == []
     assert (training["merged"]["peak_bytes"], training["merged"]["peak_rank"]) == (500, 1)
     assert [found["runs"][0]["peak_bytes"] for found in training["logs"]] == [300, 500]
-    together = json.loads(cli("report", log("a.csv"), log("b.csv"), "--ranks", "--json").out)
-    assert together["trainings"][0]["ranks"] == [0, 1]
     (tmp_path / "e.json").write_text(json.dumps(REPORT))
     assert json.loads(cli("report", tmp_path / "e.json", "--json").out)["reports"][0]["bytes"]["total"] == 1000
     assert "all 2 ranks" in cli("report", log("run.rank0.csv"), log("run.rank1.csv")).out

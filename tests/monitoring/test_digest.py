@@ -78,8 +78,6 @@ def test_logs_that_differ_in_their_rank_alone_belong_together():
         "other.csv": ((None, "other.csv"),),
         "worker_*/run.csv": ((0, "worker_0/run.csv"),),
     }
-    together = group_by_rank(["x.csv", "y.csv"], together=True)
-    assert together == {"x.csv and 1 more": ((0, "x.csv"), (1, "y.csv"))}
     with pytest.raises(UsageError, match="both rank 1"):
         group_by_rank(["run.rank1.csv", "run.rank01.csv"])
 
