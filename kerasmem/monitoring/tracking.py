@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import inspect
 import os
 import threading
@@ -140,7 +139,6 @@ class Span(Record, what="span"):
         label: the action.
         path: the labels of the actions around it, the outermost first, and its own.
         thread: the name of the thread that it ran in. Sizes are the process's: what other threads do meanwhile counts.
-        started: seconds on `time.perf_counter`, to order spans of one process.
         seconds: that it took.
         allocator: in use on each device, such as "GPU:0"; empty where TensorFlow is not loaded or does not tell.
         driver: in use on the fullest card that the process uses, by all processes.
@@ -152,7 +150,6 @@ class Span(Record, what="span"):
     label: str
     path: tuple[str, ...]
     thread: str
-    started: float
     seconds: float
     allocator: dict[str, Use]
     driver: Use
@@ -225,25 +222,13 @@ class Tracker(contextlib.ContextDecorator):
         self.result = self._local.open.pop().end(None if kind is None else kind.__name__)
 
     def __call__(self, function: F) -> F:
-        """Return the function with each of its calls measured; coroutine functions too."""
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        """Return the function with each of its calls measured."""
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise UsageError(
-                f"track: {function.__name__} is a generator, whose body runs later, piece by piece; "
+                f"track: the body of {function.__name__} runs later, since it is a generator or a coroutine; "
                 "use `with kerasmem.track(…):` inside it"
             )
-        if not inspect.iscoroutinefunction(function):
-            return super().__call__(function)
-
-        @functools.wraps(function)
-        async def awaited(*args: Any, **options: Any) -> Any:
-            call = Tracker(self.label)  # calls of one thread need not end in turn
-            try:
-                with call:
-                    return await function(*args, **options)
-            finally:
-                self.result = call.result
-
-        return awaited  # type: ignore[return-value]
+        return super().__call__(function)
 
 
 class _OpenSpan:
@@ -281,7 +266,6 @@ class _OpenSpan:
             label=self._path[-1],
             path=self._path,
             thread=threading.current_thread().name,
-            started=self._start,
             seconds=seconds,
             allocator=allocator,
             driver=Use(before.driver_used_bytes, after.driver_used_bytes, largest("driver_used_bytes")),
