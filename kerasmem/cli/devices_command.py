@@ -10,13 +10,14 @@ from kerasmem.cli.terminal import show_json, show_text
 
 
 @click.command("devices", cls=Command)
-@all_of("--sources", "--json")
-def command(sources: bool, as_json: bool) -> None:
+@all_of("--json")
+def command(as_json: bool) -> None:
     """List the cards that --device knows, and the GPUs and memory of this machine.
+
+    --json has the source of each figure.
 
     Examples:
       kerasmem devices
-      kerasmem devices --sources
       kerasmem devices --json
     """
     from kerasmem.devices.cards import all_cards
@@ -29,4 +30,4 @@ def command(sources: bool, as_json: bool) -> None:
         return
     from kerasmem.rendering.machine_tables import devices_table
 
-    show_text(lambda terminal: devices_table(all_cards(), machine, terminal, sources=sources))
+    show_text(lambda terminal: devices_table(all_cards(), machine, terminal))

@@ -10,7 +10,7 @@ recording        what TensorFlow's profiler recorded of the allocator, event by 
 nvml             what the NVIDIA driver sees (the only module that touches NVML)
 visible          which NVML device a CUDA ordinal is
 host             what this process and this machine use
-limits           what this job may have: control groups, Slurm; how hard memory is to get
+limits           what this job may have: control groups, Slurm
 processes        what processes and those under them hold, which files they have open, who is on the cards
 doctor           does TensorFlow see the GPU, and why not (doctor_child asks it)
 live             all of it as plain results, without TensorFlow

@@ -12,7 +12,7 @@ from kerasmem.devices.cards import Card
 from kerasmem.devices.doctor import Examination
 from kerasmem.devices.live import LiveMachine
 from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import VERDICT_STYLES, fact_list, figures, table, words
+from kerasmem.rendering.layout import VERDICT_STYLES, fact_list, figures, table
 from kerasmem.units import format_size
 
 _REMARK = (
@@ -21,24 +21,15 @@ _REMARK = (
 )
 
 
-def devices_table(
-    cards: Sequence[Card], machine: LiveMachine, terminal: int | None = None, *, sources: bool = False
-) -> RenderableType:
-    """Return both tables.
-
-    Args:
-        cards: rows of the catalogue.
-        machine: what is here.
-        terminal: columns of one, None for plain text.
-        sources: whether to show the address that each card's memory figure comes from.
-    """
+def devices_table(cards: Sequence[Card], machine: LiveMachine, terminal: int | None = None) -> RenderableType:
+    """Return the tables of this machine and of the catalogue."""
     return Group(
         Text("In this machine", style="bold"),
         _machine(machine, terminal),
         *(Text(printable(line)) for line in _remarks(machine)),
         "",
         Text("Catalogue (the names that --device takes)", style="bold"),
-        _catalogue(cards, terminal, sources),
+        _catalogue(cards, terminal),
         Text(_REMARK, style="dim"),
     )
 
@@ -63,14 +54,13 @@ def _machine(machine: LiveMachine, terminal: int | None) -> Table:
     return rows
 
 
-def _catalogue(cards: Sequence[Card], terminal: int | None, sources: bool) -> Table:
+def _catalogue(cards: Sequence[Card], terminal: int | None) -> Table:
     names = (Column(name, no_wrap=True) for name in ("Name", "Card"))
-    source = words("Source") if sources else None
-    rows = table(terminal, *names, *map(figures, ("Memory", "For TensorFlow", "Compute")), source)
+    rows = table(terminal, *names, *map(figures, ("Memory", "For TensorFlow", "Compute")))
     for card in cards:
         memory = ("" if card.memory_basis == "driver" else "~") + format_size(card.memory_bytes)
         capability = "{}.{}".format(*card.compute_capability)
-        rows.add(card.key, card.name, memory, card.available_bytes, capability, card.memory_source)
+        rows.add(card.key, card.name, memory, card.available_bytes, capability)
     return rows
 
 
