@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.devices.allocator import TrackedDevice, jax_allocator, tensorflow_allocator
@@ -19,30 +18,26 @@ _NO_CPU_STATS = (
 )
 
 
-def tracked_devices(names: Sequence[str] | None = None) -> tuple[list[TrackedDevice], list[str]]:
+def tracked_devices() -> tuple[list[TrackedDevice], list[str]]:
     """List the devices that training uses, each with its allocator, and notes on missing figures.
 
     Every GPU that TensorFlow sees; the CPU if there is no GPU. TensorFlow initialises its devices. On JAX every GPU
     of this process; a device without a name if there is none.
-
-    Args:
-        names: the logical devices to report on in place of those, such as ["GPU:0", "CPU:0"].
 
     Returns:
         The devices, at least one, and sentences on what cannot be read and why.
     """
     backend = _keras_backend()
     if backend == "jax":
-        return devices_of_jax(names)
+        return devices_of_jax()
     if backend != "tensorflow":
         notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; host memory is logged"]
         return [TrackedDevice(None)], notes
     import tensorflow as tf
 
     logical = _local_devices(tf)
-    if names is None:
-        gpus = [name for name in logical if name.startswith("GPU:")]
-        names = gpus or [name for name in logical if name == "CPU:0"]
+    gpus = [name for name in logical if name.startswith("GPU:")]
+    names = gpus or [name for name in logical if name == "CPU:0"]
     cards = cards_behind(tf)
     devices, notes = [], []
     for name in names:
@@ -76,16 +71,12 @@ def _local_devices(tf: Any) -> list[str]:
     return [name.rpartition("/device:")[2] for name in names if name.startswith(f"{worker}/device:")]
 
 
-def devices_of_jax(names: Sequence[str] | None) -> tuple[list[TrackedDevice], list[str]]:
+def devices_of_jax() -> tuple[list[TrackedDevice], list[str]]:
     """List this process's GPUs as JAX sees them, as `tracked_devices` does for TensorFlow."""
     try:
         found, notes = _jax_devices(importlib.import_module("jax"))
     except Exception as error:  # a broken driver, as a rule, or no JAX
         found, notes = [], [f"allocator: JAX could not be asked for its devices: {error}; host memory is logged"]
-    if names is not None:
-        there = {device.name: device for device in found}
-        notes += [f"allocator: {name}: JAX has no such device to ask" for name in names if name not in there]
-        found = [there.get(name, TrackedDevice(name)) for name in names]
     return found or [TrackedDevice(None)], notes
 
 

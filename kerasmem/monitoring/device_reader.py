@@ -9,7 +9,7 @@ what each of them reads (`peaks.py`), so that the resets of one do not spoil the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,7 +62,6 @@ class DeviceReader:
 
     Args:
         note: called with each new sentence on what cannot be read and why.
-        devices: logical devices to read; default: every GPU, or the CPU where there is none.
         nvml: a connection to the driver to use; True or "auto" opens one where there is a GPU; False none.
         reset_peaks: False leaves the allocator's peak alone; a stretch's peak is then known only where it
             rose above all before it.
@@ -72,7 +71,6 @@ class DeviceReader:
         self,
         note: Callable[[str], None],
         *,
-        devices: Sequence[str] | None = None,
         nvml: Nvml | bool | str = "auto",
         reset_peaks: bool = True,
     ) -> None:
@@ -81,7 +79,7 @@ class DeviceReader:
         self._host = HostReader()
         self._nvml: Nvml | None = None
         self._owns_nvml = False
-        found, notes = tracked_devices(devices)
+        found, notes = tracked_devices()
         for text in notes:
             note(text)
         has_gpu = any(device.ordinal is not None for device in found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
@@ -60,8 +59,6 @@ class MemoryLogger(keras.callbacks.Callback):
         nvml: "auto" asks the NVIDIA driver where a GPU is used; True warns where that fails; False does
             not ask; or an open `kerasmem.devices.nvml.Nvml`.
         verbose: 1 prints a line an epoch; 0 is silent.
-        devices: logical devices to log, such as ["GPU:0", "CPU:0"]; default: every GPU, or the CPU where
-            there is none.
         reset_peaks: a batch's peak is had by resetting the allocator's statistics, so
             `tf.config.experimental.get_memory_info` then tells the peak since the last batch only (`run_peak`
             and `process_peak` have the largest). False leaves it alone; a batch's peak is then known only
@@ -98,7 +95,6 @@ class MemoryLogger(keras.callbacks.Callback):
         memory_growth: bool = True,
         nvml: Nvml | bool | Literal["auto"] = "auto",
         verbose: int = 0,
-        devices: Sequence[str] | None = None,
         reset_peaks: bool = True,
         epoch_logs: bool | Literal["bytes"] = True,
         sampling: float = 20.0,
@@ -106,7 +102,7 @@ class MemoryLogger(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         settings = LoggerSettings(
-            filename, append, update_freq, nvml, verbose, devices, reset_peaks, epoch_logs, sampling, leaks
+            filename, append, update_freq, nvml, verbose, reset_peaks, epoch_logs, sampling, leaks
         )
         self._memory_growth = memory_growth
         self._recorder = Recorder(settings)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 import uuid
 import weakref
@@ -33,8 +32,6 @@ from kerasmem.monitoring.sampler import Sampler
 from kerasmem.monitoring.timeline import KINDS, PackedRows, Sample, Timeline
 from kerasmem.processes.children import GOES_ON
 
-_DEVICE_NAME = re.compile(r"[A-Za-z_]+:\d+\Z")
-
 
 @dataclass
 class LoggerSettings:
@@ -49,7 +46,6 @@ class LoggerSettings:
     update_freq: int
     nvml: Nvml | bool | str
     verbose: int
-    devices: Sequence[str] | None
     reset_peaks: bool
     epoch_logs: bool | str
     sampling: float
@@ -64,11 +60,6 @@ class LoggerSettings:
             choice("nvml", self.nvml, ("auto", True, False))
         choice("epoch_logs", self.epoch_logs, (True, False, "bytes"))
         choice("verbose", self.verbose, (0, 1, False, True))
-        if isinstance(self.devices, str) or not isinstance(self.devices, (Sequence, type(None))):
-            raise UsageError(f"devices: {self.devices!r} is no list of devices; write for example ['GPU:0']")
-        for name in self.devices or ():
-            if not isinstance(name, str) or not _DEVICE_NAME.match(name):
-                raise UsageError(f"devices: {name!r} is no logical device such as 'GPU:0'")
         self.sampling = number("sampling", self.sampling, 0, 1000)
         if self.filename is not None:
             format_of(self.filename)
@@ -211,9 +202,7 @@ class Recorder:
         self._open_file(worker)
         if self._reader is None:
             asked = self.settings
-            self._reader = DeviceReader(
-                self._reader_note, devices=asked.devices, nvml=asked.nvml, reset_peaks=asked.reset_peaks
-            )
+            self._reader = DeviceReader(self._reader_note, nvml=asked.nvml, reset_peaks=asked.reset_peaks)
         sampling = self.settings.sampling
         behind = self._pending.flush_quietly if sampling else None
         sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, sampling, behind)

@@ -252,7 +252,7 @@ def test_a_signal_to_the_command_alone_reaches_the_script(tmp_path, number, code
 def test_a_log_is_added_to_by_a_script_that_is_run_again(tmp_path, monkeypatch):
     def write():
         settings = LoggerSettings(
-            tmp_path / "log.jsonl", append=False, update_freq=1, nvml=False, verbose=0, devices=[], reset_peaks=True,
+            tmp_path / "log.jsonl", append=False, update_freq=1, nvml=False, verbose=0, reset_peaks=True,
             epoch_logs=False, sampling=0, leaks=False,
         )  # fmt: skip
         recorder = Recorder(settings)

@@ -302,7 +302,7 @@ def two_gpus():
     devices = [TrackedDevice(f"GPU:{i}", PretendAllocator(f"GPU:{i}", 1000 * (i + 1)), i, "Tesla T4") for i in (0, 1)]
     logger = MemoryLogger("log.csv", nvml=nvml, sampling=0)
     original = device_reader.tracked_devices
-    device_reader.tracked_devices = lambda names: (devices, [])
+    device_reader.tracked_devices = lambda: (devices, [])
     hidden = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
         asked = []
@@ -332,7 +332,7 @@ def absent_driver():
     """A pretend GPU without a driver to ask: silent by default, said where it was insisted on."""
     gpu = TrackedDevice("GPU:0", PretendAllocator("GPU:0", 1000), 0, None)
     original, opener = device_reader.tracked_devices, device_reader.Nvml.open
-    device_reader.tracked_devices = lambda names: ([gpu], [])
+    device_reader.tracked_devices = lambda: ([gpu], [])
     device_reader.Nvml.open = lambda: opener(RecordedNvml("no_driver"))
     found = {}
     try:

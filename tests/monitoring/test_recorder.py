@@ -49,13 +49,13 @@ class Ledger:
 @pytest.fixture
 def ledger(monkeypatch):
     ledger = Ledger()
-    monkeypatch.setattr(device_reader, "tracked_devices", lambda names: ([TrackedDevice("GPU:0", ledger)], ["a note"]))
+    monkeypatch.setattr(device_reader, "tracked_devices", lambda: ([TrackedDevice("GPU:0", ledger)], ["a note"]))
     return ledger
 
 
 def recorder(clock=None, **changes):
     settings = {
-        "filename": None, "append": False, "update_freq": 1, "nvml": False, "verbose": 0, "devices": None,
+        "filename": None, "append": False, "update_freq": 1, "nvml": False, "verbose": 0,
         "reset_peaks": True, "epoch_logs": "bytes", "sampling": 0.0, "leaks": False,
     }  # fmt: skip
     return Recorder(LoggerSettings(**{**settings, **changes}), clock or Clock())

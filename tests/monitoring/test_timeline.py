@@ -236,7 +236,7 @@ def test_formats():
 # ------------------------------------------------------------ arguments
 
 GOOD = {
-    "filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "devices": None, "sampling": 20,
+    "filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "sampling": 20,
     **dict.fromkeys(("append", "reset_peaks", "leaks")), "epoch_logs": True,
 }  # fmt: skip
 
@@ -246,8 +246,7 @@ GOOD = {
     [
         {"filename": 3}, {"filename": "/tmp"}, {"update_freq": 0}, {"update_freq": True}, {"update_freq": 1.5},
         {"nvml": "yes"}, {"epoch_logs": "byte"},
-        {"nvml": None}, {"verbose": 2}, {"verbose": "auto"}, {"devices": "GPU:0"}, {"devices": [0]},
-        {"devices": ["GPU:0,1"]}, {"devices": ["gpu"]}, {"sampling": -1}, {"update_freq": np.bool_(True)},
+        {"nvml": None}, {"verbose": 2}, {"verbose": "auto"}, {"sampling": -1}, {"update_freq": np.bool_(True)},
         {"update_freq": np.float32(2)}, {"update_freq": np.int64(0)}, {"filename": "a\0.csv"},
         {"filename": "\ud800.csv"},
     ],
