@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 
 import pytest
 import tensorflow as tf
 
 from kerasmem.compat import gradients
-from kerasmem.compat.living_objects import living_objects, living_types
 
 
 @tf.custom_gradient
@@ -204,27 +202,3 @@ def test_the_gradients_of_a_graph_that_nobody_differentiates_can_be_forgotten():
     assert of_kept <= gradients.custom_gradients().keys()
     assert not of_lost & gradients.custom_gradients().keys()
     assert slope(kept) == 5
-
-
-def test_a_search_of_all_objects_leaves_other_threads_their_tuples():
-    failed, is_over = [], threading.Event()
-
-    def build():
-        while not is_over.is_set():
-            try:
-                tuple(number for number in range(40))
-            except SystemError as error:
-                failed.append(error)
-
-    thread, before = threading.Thread(target=build), sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        thread.start()
-        for _ in range(10):
-            assert any(each is thread for each in living_objects())
-            assert living_types()[threading.Thread] >= 1
-    finally:
-        is_over.set()
-        thread.join()
-        sys.setswitchinterval(before)
-    assert not failed

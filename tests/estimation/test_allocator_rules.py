@@ -201,23 +201,3 @@ def test_the_smallest_limit_suffices_and_a_little_less_does_not(requests, descen
     if limit > RESOLUTION:
         with pytest.raises(OutOfMemory):
             replay(BFCAllocator(limit - RESOLUTION, descending=descending), steps)
-
-
-@pytest.mark.parametrize("descending", [False, True])
-def test_more_than_there_are_addresses_is_out_of_memory(descending):
-    simulated = BFCAllocator(descending=descending)
-    with pytest.raises(OutOfMemory):
-        for _ in range(40):
-            simulated.allocate(21_632_000_000_000)
-
-
-def test_the_smallest_limit_of_single_steps():
-    assert smallest_limit([(1, 10 * MIB)]) == 10 * MIB
-    assert smallest_limit([]) == GRAIN
-    # A limit that no region meets is not replayed.
-    steps = [(1, 3 << 20), (1, FREE), (2, 5 << 20), (3, 1 << 20), (2, FREE), (4, 7 << 20)]
-    for descending in (False, True):
-        pool = BFCAllocator(descending=descending)
-        replay(pool, steps)
-        alone = smallest_limit(steps, descending=descending)
-        assert smallest_limit(steps, descending=descending, enough=pool.reserved) == alone < pool.reserved

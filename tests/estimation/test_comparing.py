@@ -95,16 +95,6 @@ def test_other_settings_are_noted():
     assert compare(base, base).notes == ()
 
 
-def test_unknown_bytes_stay_unknown():
-    base = report()
-    measured = replace(base, layers=tuple(replace(row, bytes=None) for row in base.layers))
-    found = compare(base, measured)
-    assert all(each.change is None for each in found.layers)
-    data = found.to_dict()
-    assert data["layers"][0]["change"] is None
-    assert data["categories"][-1]["name"] == "total"
-
-
 def test_a_model_is_compared_with_a_report_by_the_settings_of_the_report(tmp_path):
     before = report()
     path = tmp_path / "before.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import threading
 
 import keras
 import numpy as np
@@ -276,47 +275,6 @@ def test_call_with_several_arguments():
     built = Net()
     built(np.zeros((2, 4), "float32"), np.zeros((2, 5), "float32"))
     assert [row.name for row in estimate(built).layers[:2]] == ["a", "b"]
-
-
-def test_threads_get_the_same_figures_and_leave_keras_as_it_was(mnist_cnn, tmp_path):
-    mnist_cnn.save(tmp_path / "m.keras")
-    before = [keras.Layer.__call__, keras.Operation.__call__, keras.Variable.__init__, keras.Layer._open_name_scope]
-    other = keras.Sequential([keras.Input((4,), name="other"), layers.Dense(3, name="users")])
-    other.compile("sgd", "mse")
-    found, stop = [], threading.Event()
-
-    def train():
-        while not stop.is_set():
-            other.train_on_batch(np.zeros((2, 4)), np.zeros((2, 3)))
-
-    def run(source):
-        found.extend(estimate(source) for _ in range(3))
-
-    trainer = threading.Thread(target=train)
-    threads = [threading.Thread(target=run, args=(source,)) for source in (mnist_cnn, tmp_path / "m.keras") * 2]
-    for thread in (trainer, *threads):
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    trainer.join()
-    assert len(found) == 12
-    assert {(r.model.parameters, r.formula.activation_elements_per_sample, len(r.layers)) for r in found} == {
-        (1_111_946, 29_978, 9)
-    }
-    after = [keras.Layer.__call__, keras.Operation.__call__, keras.Variable.__init__, keras.Layer._open_name_scope]
-    assert before == after
-
-
-def test_views_and_why_they_are_views():
-    model = keras.Sequential(
-        [
-            keras.Input((4, 4, 2)), layers.Dropout(0.1), layers.SpatialDropout2D(0.1), layers.GaussianNoise(0.1),
-            layers.Reshape((16, 2)), layers.Permute((2, 1)), layers.Flatten(), layers.Activation("relu"),
-        ]
-    )  # fmt: skip
-    kinds = [row.kind for row in estimate(model).layers]
-    assert kinds == ["input", "view", "view", "view", "view", "layer", "view", "layer"]
 
 
 OPTIMIZERS = [

@@ -135,17 +135,6 @@ def test_a_loop_in_a_loop():
     assert chain(straight, straight.results[0]) == ["inner_body", "inner_body", "outer_body"] * 3 + ["x"]
 
 
-def test_what_follows_a_loop_by_control_edge_runs_once_after_it():
-    sketch = Sketch()
-    sketch.add("x", "Placeholder")
-    out = sketch.loop("loop", 2, lambda x: sketch.add("body", "Square", [x]), "x")
-    sketch.add("after", "NoOp", controls=[out])
-    straight, _ = unroll(sketch.program(sketch.add("y", "Relu", ["x"], controls=["after"])))
-    (after,) = (node for node in straight.nodes if node.name == "after")
-    assert [straight.nodes[number].name for number in after.controls] == ["loop/exit_x"]
-    assert count(straight, "y") == 1
-
-
 def test_the_next_iteration_waits_for_the_counter_alone():
     """Grappler has the constants of a loop's condition wait for all its variables, TensorFlow's runtime does not."""
     sketch = Sketch()

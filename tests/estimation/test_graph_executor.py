@@ -10,7 +10,7 @@ import pytest
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE
 from kerasmem.estimation.graph.build import build_program
-from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, KEPT_IN_ORDER, Executor, consumers_in_order
+from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor, consumers_in_order
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory, recipes_of
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import TABLES
@@ -124,14 +124,6 @@ def test_a_kernel_that_takes_no_time_is_expensive_outside_loops_unless_it_says_o
 def test_the_other_thread_steals_from_the_back():
     # The first thread keeps z; its queue is y, x from the front; the thief takes x.
     assert starts(program(START, *BRANCHES), TWO, dict.fromkeys("xyz", COST)) == ["a", "z", "x", "y"]
-
-
-def test_times_may_vary_and_decide_who_is_free_first():
-    made = program(START, *BRANCHES, ("x2", "Conv2D", ["x"], 4), ("z2", "Conv2D", ["z"], 4))
-    quick_z = {"x": 3 * COST, "y": COST, "z": COST, "x2": COST, "z2": COST}
-    quick_x = {**quick_z, "x": COST, "z": 3 * COST}
-    assert starts(made, TWO, quick_z).index("z2") < starts(made, TWO, quick_z).index("x2")
-    assert starts(made, TWO, quick_x).index("x2") < starts(made, TWO, quick_x).index("z2")
 
 
 # Buffers
@@ -325,30 +317,3 @@ GRADIENTS = (
     ("x", "Placeholder", []), ("g", "ReluGrad", ["x"]), ("filter", "Conv2DBackpropFilter", ["g", "g", "g"]),
     ("input", "Conv2DBackpropInput", ["g"]), ("other", "Neg", ["g"]), ("end", "NoOp", [], ["g"]),
 )  # fmt: skip
-
-
-def test_what_onednn_rewrites_comes_behind_the_others_in_the_definitions_order():
-    own = written(*GRADIENTS[:2], GRADIENTS[5], *GRADIENTS[2:5])
-    assert consumers(own, "g", OWN) == ["filter", "filter", "filter", "input", "other", "end"]
-    assert consumers(written(*GRADIENTS), "g", OTHERS) == ["other", "filter", "filter", "filter", "input", "end"]
-
-
-def test_where_the_search_begins_decides_and_differs_between_processes():
-    """Found from the kernel, the gradient of the input is done before that of the filter; found from `x`, behind it."""
-    made = written(
-        ("x", "Placeholder", []), ("kernel", "Placeholder", []), ("conv", "Conv2D", ["x", "kernel"]),
-        ("g", "ReluGrad", ["conv"]), ("input", "Conv2DBackpropInput", ["g", "kernel"]),
-        ("filter", "Conv2DBackpropFilter", ["g"]),
-    )  # fmt: skip
-    found = {tuple(consumers(made, "g", OTHERS, process)) for process in range(20)}
-    assert found == {("filter", "input"), ("input", "filter")}
-    assert {tuple(consumers(made, "g", OWN, process)) for process in range(20)} == {("input", "filter")}
-
-
-def test_many_consumers_come_in_no_order():
-    few, many = (
-        written(("x", "Placeholder", []), *((f"c{number}", "Neg", ["x"]) for number in range(count)))
-        for count in (KEPT_IN_ORDER, KEPT_IN_ORDER + 1)
-    )
-    assert consumers(few, "x", OWN) == [f"c{number}" for number in range(KEPT_IN_ORDER)]
-    assert len({tuple(consumers(many, "x", OWN, process)) for process in range(5)}) == 5

@@ -98,28 +98,6 @@ def test_rows_of_a_tensor():
     assert {each for each in found["g1"][0] if each[0] == "l"} == {("l", 0), ("l", 1), ("l", 2), ("l", 3)}
 
 
-def test_rows_of_a_tensor_of_unknown_length():
-    with pytest.raises(NotModelled, match="how many rows l has depends on the data"):
-        settled(
-            ("x", "Placeholder", [], OPEN),
-            ("shape", "Const", [], Tensor((0,), "int32", 0)),
-            ("l", "TensorListFromTensor", ["x", "shape"], LIST),
-        )
-
-
-def test_items_set_one_by_one_are_stacked():
-    nodes = [("shape", "Const", [], Tensor((0,), "int32", 0)), ("l0", "TensorListReserve", ["shape", "shape"], LIST)]
-    for place in range(3):
-        nodes += [
-            (f"x{place}", "Placeholder", [], tensor(2, 5)),
-            (f"i{place}", "Const", [], Tensor((), "int32", 4), place),
-            (f"l{place + 1}", "TensorListSetItem", [f"l{place}", f"i{place}", f"x{place}"], LIST),
-        ]
-    found = settled(*nodes, ("all", "TensorListStack", ["l3", "shape"], OPEN))
-    assert [name for name, _ in found["all"][0]] == ["l3", "shape", "x0", "x1", "x2"]
-    assert found["all"][1] == [(3, 2, 5)]
-
-
 def test_shapes_left_open_are_inferred_from_inputs_and_constants():
     asked = []
 
@@ -139,23 +117,6 @@ def test_shapes_left_open_are_inferred_from_inputs_and_constants():
     assert found[3].outputs == found[4].outputs == (OPEN,)
     # Nothing is asked about an operation one of whose inputs is open itself.
     assert asked == [("y", [(4, 3), ()], [None, 1]), ("z", [(4, 7)], [None])]
-
-
-def test_where_the_shape_is_not_told_the_value_tells_it():
-    small, made = Tensor((2,), "int32", 8), Tensor(None, "int32", None)
-    nodes = (
-        Node("a", "Const", (), (), (small,), {"value": np.array([8, 1])}),
-        Node("b", "Placeholder", (), (), (small,), {}),
-        Node("known", "BroadcastGradientArgs", ((0, 0), (0, 0)), (), (made, made), {}),
-        Node("open", "BroadcastGradientArgs", ((0, 0), (1, 0)), (), (made, made), {}),
-    )
-
-    def evaluate(node, output, inputs, values):
-        return np.arange(output, dtype="int32")
-
-    found = resolve_lists(Program(nodes, (), (), ()), lambda *_: [None, None], evaluate).nodes
-    assert found[2].outputs == (Tensor((0,), "int32", 0), Tensor((1,), "int32", 4))
-    assert found[3].outputs == (made, made), "one of its inputs depends on the data"
 
 
 def test_rows_of_a_gradient_are_made_added_and_live_until_their_last_use():

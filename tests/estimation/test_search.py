@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.errors import InputError, UsageError
+from kerasmem.errors import UsageError
 from kerasmem.estimation.report import Bytes
-from kerasmem.estimation.search import MOST_EVALUATIONS, MOST_TRIES, SearchResult, Trial, largest_that_ran, search
+from kerasmem.estimation.search import MOST_EVALUATIONS, MOST_TRIES, Trial, largest_that_ran, search
 
 
 def need(total, low=None, high=None):
@@ -124,13 +124,6 @@ def test_steps_and_ranges():
     for options, message in [({"minimum": 0}, "minimum 0"), ({"step": 0}, "step 0"), ({"maximum": 0}, "less than")]:
         with pytest.raises(UsageError, match=message):
             search(model, 1000, **options)
-
-
-def test_only_results_are_read_back():
-    with pytest.raises(InputError, match="format_version"):
-        SearchResult.from_dict({"format_version": 9})
-    with pytest.raises(InputError, match=r"not a kerasmem search"):
-        SearchResult.from_dict({"format_version": 1})
 
 
 def ran_up_to(most, log):

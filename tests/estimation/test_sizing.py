@@ -109,15 +109,6 @@ def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
     assert len(opened) == 2
 
 
-def test_the_maximum_and_the_tolerance_are_said():
-    result = kerasmem.max_batch_size(deep, device="2GB", method="formula", maximum=16)
-    assert result.largest == 16
-    assert "everything up to the maximum fits (batch size 16)" in result.notes
-    result = kerasmem.max_batch_size(deep, device="700MB", method="formula")
-    if result.largest + 1 not in {each.size for each in result.evaluations}:
-        assert "to within 1 %" in result.notes[0]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"minimum": 0}, "minimum"), ({"minimum": 1.5}, "whole number"), ({"method": "magic"}, "magic"),

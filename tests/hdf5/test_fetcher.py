@@ -75,28 +75,6 @@ def test_as_many_bytes_as_allowed_are_on_their_way_in_the_order_of_need(fetcher)
     until(lambda: not fetcher._held and not fetcher._active)
 
 
-def test_what_somebody_waits_for_is_fetched_whatever_else_is_there(fetcher):
-    reader = Reader()
-    requests, held = claims(fetcher, reader, range(6), 32 * KIB)
-    fetcher.prefetch(requests)
-    until(lambda: len(reader.begun) == 2)
-    reader.allowed.set()
-    assert fetcher.result(requests[5])[0] == 5 and reader.begun[:3] == [0, 1, 5]
-    assert [claim.find(32 * KIB + 4) is requests[5] for claim in held] == [False] * 5 + [True]
-
-
-def test_many_small_ranges_are_asked_for_at_a_time_after_some_answers(fetcher):
-    reader = Reader()
-    requests, _held = claims(fetcher, reader, range(200), 1)
-    fetcher.prefetch(requests)
-    until(lambda: len(reader.begun) == 16)
-    time.sleep(0.05)
-    assert len(reader.begun) == 16
-    reader.allowed.set()
-    until(lambda: len(reader.ended) == 200)
-    assert reader.begun == list(range(200))
-
-
 def test_a_range_that_several_need_stays_until_the_last_lets_go(fetcher):
     reader = Reader()
     reader.allowed.set()

@@ -108,23 +108,6 @@ def test_kill_9_leaves_whole_lines(tmp_path):
     assert not [note for note in timeline.notes if "not whole" in note] or not text.endswith("\n")
 
 
-UNCAUGHT = """
-class Stop(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 200:
-            raise RuntimeError("nobody catches this")
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(np.ones((2400, 4)), np.ones((2400, 1)), batch_size=8, verbose=0, callbacks=[MemoryLogger("log.csv"), Stop()])
-"""
-
-
-def test_a_program_that_ends_by_an_exception_leaves_every_batch(run_python, tmp_path):
-    done = run_python("-c", PRELUDE + UNCAUGHT, check=False, new=True)
-    assert "nobody catches this" in done.stderr
-    assert [sample.batch for sample in read_timeline(tmp_path / "log.csv")] == list(range(201))
-
-
 def test_without_allocator_statistics_the_host_is_logged(run_python, tmp_path):
     environ = {"TF_CPU_ALLOCATOR_USE_BFC": "false", "TF_ENABLE_ONEDNN_OPTS": "0"}
     rows, notes, keys, run_peak, process_peak = result(run_python("-c", PRELUDE + NOTHING_TO_TELL, **environ))

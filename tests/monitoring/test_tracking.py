@@ -107,29 +107,6 @@ def test_an_exception_passes_and_is_named():
     assert tracker.result.error == "KeyError" and threads() == []
 
 
-def test_threads_do_not_mix():
-    found, tracker = [], kerasmem.track("work")
-    barrier = threading.Barrier(8)
-
-    def work(number):
-        with kerasmem.track(f"thread {number}"):
-            barrier.wait()
-            for _ in range(10):
-                with tracker:
-                    time.sleep(0.002)
-        with kerasmem.track(f"own {number}") as own:
-            pass
-        found.append(own.result.path)
-
-    workers = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert sorted(found) == [(f"own {n}",) for n in range(8)]
-    assert threads() == []
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_forked_inside_an_action_can_track_and_end():
     with kerasmem.track("parent"):

@@ -68,22 +68,6 @@ def test_who_is_who(environ, expected):
     assert find_worker(environ=environ) == expected
 
 
-def test_a_strategy_knows_best():
-    class Resolver:
-        task_type, task_id = "worker", 1
-
-        def cluster_spec(self):
-            return self
-
-        def as_dict(self):
-            return CLUSTER
-
-    class Strategy:
-        cluster_resolver = Resolver()
-
-    assert find_worker(Strategy(), {"RANK": "0", "WORLD_SIZE": "2"}) == (2, 3)
-
-
 @pytest.mark.parametrize(
     ("path", "rank", "expected"),
     [

@@ -204,12 +204,3 @@ def test_a_failing_transform_is_named(numbered, transform, text):
         sequence[1]
     if "raised" in text:
         assert caught.value.__cause__ is not None
-
-
-def test_describe_and_repr(numbered):
-    path = numbered(rows=1000)
-    sequence = H5ChunkSequence(path, batch_size=10, memory_budget="10kB", scale=0.5, workers=3)
-    pieces = ("1,000 rows in 100 batches of 10", "float32 → float32, × 0.5", "seed 0", "3 threads, 1 ahead at most")
-    assert [piece for piece in pieces if piece not in sequence.describe()] == []
-    assert repr(sequence) == "<H5ChunkSequence 'data.h5': 1,000 rows in 100 batches of 10, shuffled with seed 0>"
-    assert "file order" in H5ChunkSequence(path, shuffle=False).describe()

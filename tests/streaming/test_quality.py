@@ -11,7 +11,7 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import UsageError
-from kerasmem.streaming.quality import ShuffleQuality, batch_entropy, choose_runs, uniform_entropy
+from kerasmem.streaming.quality import ShuffleQuality, batch_entropy, uniform_entropy
 
 ROWS, WIDTH = 40_000, 32
 
@@ -111,16 +111,3 @@ def test_kinds_of_labels(class_sorted, write):
         H5ChunkSequence(path).quality()
     with pytest.raises(UsageError, match="labels: name the dataset"):
         H5ChunkSequence(path, y=None, shuffle=False).quality()
-
-
-def test_large_data_is_looked_at_in_parts(class_sorted, monkeypatch):
-    monkeypatch.setattr("kerasmem.streaming.quality._MOST_ROWS", 8000)
-    stream = H5ChunkSequence(class_sorted(), memory_budget=a_tenth())
-    quality = stream.quality()
-    assert 7000 <= quality.rows_examined <= 9000
-    assert quality.ratio == pytest.approx(1, abs=0.01)
-    assert choose_runs(10, 100, 1000) == [(0, 10)]
-    runs = choose_runs(100_000, 3_200_000, 32_000)
-    assert len(runs) == 16
-    assert runs[-1][1] == 100_000
-    assert sum(last - first for first, last in runs) <= 1000

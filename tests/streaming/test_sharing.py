@@ -19,7 +19,6 @@ import pytest
 from kerasmem import H5ChunkSequence, H5DataSource
 from kerasmem.errors import UsageError
 from kerasmem.streaming.ahead import BatchesAhead
-from kerasmem.streaming.cursor import Cursor
 
 
 def open_files():
@@ -203,20 +202,6 @@ def test_what_was_handed_out_is_never_overwritten(numbered):
         pass
     memory = stream.stream_plan.memory
     assert stream.opened().windows.nbytes <= memory.windows * memory.window_bytes, "and then it is"
-    stream.close()
-
-
-def test_two_ways_through_one_epoch_at_once(numbered):
-    stream = H5ChunkSequence(numbered(rows=600), batch_size=8, memory_budget="6kB")
-    expected = targets(stream)
-    read = stream.opened().reader.rows_read
-    ways = [stream.read(Cursor(stream.progress, trains=False)) for _ in range(2)]
-    for place, (one, other) in enumerate(zip(*ways, strict=True)):
-        assert one[1].tolist() == other[1].tolist() == expected[place]
-        assert not np.shares_memory(one[0], other[0])
-        one[0][:] = -1
-        assert other[0].min() >= 0
-    assert stream.opened().reader.rows_read - read <= 2 * 600 + stream.stream_plan.memory.window_rows
     stream.close()
 
 

@@ -89,15 +89,6 @@ def test_branches_wait_for_the_gradient_of_what_enters_their_segment_where_it_is
     assert all(first <= waits[each] for each in second)
 
 
-def test_the_gradient_of_a_layer_s_input_waits_for_that_of_its_weights():
-    model = keras.Sequential([keras.Input((8,)), *(L.Dense(8, name=name) for name in ("one", "two")), L.Dense(1)])
-    graph, waits = gradient_graph(kerasmem.recompute(model, cuts=["two"]))
-    products = products_of(graph, "two", waits)
-    kernel = {each.name for each in graph.get_operations() if each.name in products and each.outputs[0].shape == (8, 8)}
-    (of_weights,), (of_input,) = kernel, products - kernel
-    assert of_weights in waits[of_input]
-
-
 def residual(width=24, blocks=4):
     """Every layer has its name, since Grappler orders operations by names, and so decides which branch runs first."""
     inputs = keras.Input((24, 24, 3))

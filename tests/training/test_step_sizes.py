@@ -151,17 +151,6 @@ def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried)
     assert engine.tried == tried
 
 
-def test_nothing_is_tried_where_one_row_holds_more_than_there_is(monkeypatch, recwarn):
-    engine, model = Engine(lambda n: True, lambda n: n), dense()
-    driver = Driver(engine, model)
-    known = Fitting(1, *HOPELESS, model_outcome(model, BATCH, 1), Room(100), 0, is_impossible=True)
-    monkeypatch.setattr(driver, "_ask", lambda *_: known)
-    monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
-    with pytest.raises(ModelError, match=r"(?s)not even one row at a time.*a step on one row takes"):
-        driver.step("train", BATCH)
-    assert engine.tried == [(64, 64)] and not [each for each in recwarn if "ran out" in str(each.message)]
-
-
 def test_where_nothing_helps_the_message_has_the_figures_and_what_could():
     rows = [L.Reshape((1, 8)), L.UpSampling1D(1_000_000), L.GlobalAveragePooling1D(), L.Dense(1)]
     model = keras.Sequential([keras.Input((8,)), *rows])
