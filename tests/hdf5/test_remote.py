@@ -383,7 +383,7 @@ class TestEnding:
         def read():
             try:
                 list(train)
-            except DataError as error:
+            except UsageError as error:
                 failures.append(str(error))
 
         reading = threading.Thread(target=read)
@@ -393,7 +393,7 @@ class TestEnding:
         begun = time.monotonic()
         train.close()
         reading.join(30)
-        assert time.monotonic() - begun < 30 and "was closed meanwhile" in failures[0]
+        assert time.monotonic() - begun < 30 and "was closed while it was being read" in failures[0]
         assert not new_threads()
 
     def test_ctrl_c_ends_a_process_that_waits(self, web):

@@ -86,7 +86,7 @@ def endless(tmp_path):
 
 
 def test_a_model_that_is_built_for_ever_ends_after_its_time(attack, endless, tmp_path):
-    found = attack("estimate", endless, "--time-limit", "12", seconds=40)
+    found = attack("estimate", endless, "--time-limit", "12", seconds=40, new=True)
     assert found.code == 1 and (tmp_path / "looping").exists()
     assert found.err.startswith("Error: while ") and "it took longer than 12 s" in found.err
 

@@ -58,7 +58,7 @@ def test_a_result_is_one_line():
     with pytest.raises(KeyError), kerasmem.track("read [red]\x1b[2Jpart") as tracker:
         raise KeyError("x")
     line = str(tracker.result)
-    assert line.startswith("read [red]\\x1b[2Jpart: ") and ", ended by KeyError; host " in line
+    assert line.startswith("read [red]\\x1b[2Jpart: ") and ", ended by KeyError; " in line and "; host " in line
     assert "\x1b" not in line and ", peak " in line
 
 
