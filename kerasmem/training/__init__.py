@@ -17,7 +17,7 @@ Other entry points:
 
 - `resume`: `ResumeTraining`, for Keras's own `fit`, and the common point of several workers.
 - `supervising`: `kerasmem run`; `script`: the process in which it runs the user's script.
-- `segments`: `kerasmem.recompute`.
+- `recompute`: `kerasmem.recompute`.
 - `isolation`: `kerasmem.run_isolated`; `requiring`: `kerasmem.require_fit`.
 - `batch_size`: `kerasmem.find_executable_batch_size`.
 """
