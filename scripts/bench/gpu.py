@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        print(json.dumps(KINDS[options.case["kind"]](options.case)))
+        print(json.dumps({**KINDS[options.case["kind"]](options.case), "has_tensorflow": "tensorflow" in sys.modules}))
         return
     from kerasmem.devices.live import list_devices
 
