@@ -14,7 +14,7 @@ import keras
 
 def build(width=256):
     model = keras.Sequential(
-        [keras.Input((32,)), *[keras.layers.Dense(width, activation="gelu") for _ in range(3)], keras.layers.Dense(4)],
+        [keras.Input((32,)), *[keras.layers.Dense(width, activation="gelu") for _ in range(2)], keras.layers.Dense(4)],
         name="net",
     )
     model.compile("adam", "mse")

@@ -78,6 +78,8 @@ def test_garbage_is_collected_while_another_thread_works(monkeypatch, daemon):
     monkeypatch.setattr(session, "shape_step", noted)
     end = threading.Event()
     worker = threading.Thread(target=end.wait, daemon=daemon)
+    # without threads that other tests have left
+    monkeypatch.setattr(session.threading, "enumerate", lambda: [threading.current_thread(), worker])
     worker.start()
     try:
         estimate_spec(SPECS[-1])
