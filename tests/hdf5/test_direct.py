@@ -68,7 +68,7 @@ def some_rows(rows):
     return st.none() | runs | st.sets(st.integers(0, rows - 1), min_size=1).map(sorted)
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(datasets(), st.data())
 def test_every_kind_of_dataset_is_read_as_it_was_written(tmp_path_factory, dataset, data):
     x, options = dataset
