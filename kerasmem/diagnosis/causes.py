@@ -18,7 +18,7 @@ _LOOSE = 0.05  # of the card: reserved and not handed out; less than that comes 
 
 @dataclass(frozen=True)
 class Figures:
-    """What is known of a failure in numbers; see `Diagnosis`."""
+    """Figures of a failure, as in `Diagnosis`."""
 
     requested: int | None
     free: int | None

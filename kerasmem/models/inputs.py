@@ -245,7 +245,7 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
 
 
 def _check_takes(model: Any, numbers: Mapping[str, GivenShape]) -> None:
-    """Refuse numbers for what is no argument of a step function."""
+    """Refuse numbers for names that are not arguments of the step function."""
     taken = step_parameters(model)
     for name, shape in numbers.items():
         if name not in taken:

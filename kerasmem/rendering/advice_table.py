@@ -138,7 +138,7 @@ def _plans(advice: Advice) -> Iterator[RenderableType]:
 
 
 def _trial(each: Remedy) -> str:
-    """Return what real steps of it took."""
+    """Describe the measured memory of a plan."""
     trial = each.trial
     if trial is None:
         return ""

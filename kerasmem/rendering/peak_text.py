@@ -130,7 +130,7 @@ def _pool_facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
 
 
 def missing_line(report: MemoryReport) -> str:
-    """Return what is not in the total; nothing where all is."""
+    """List the parts that the total leaves out."""
     missing = (
         printable(each.what) + (f" ({format_size(each.bytes)})" if each.bytes is not None else "")
         for each in report.unmodelled

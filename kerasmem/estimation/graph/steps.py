@@ -114,7 +114,7 @@ def _most(program: Program, kernels: Kernels) -> int:
 
 
 def _unknown_operations(program: Program) -> list[Unmodelled]:
-    """Return the operations without a rule, whose outputs alone are counted."""
+    """Return the operations without a rule. Only their outputs are counted."""
     unknown = (node for node in program.nodes if not is_known(node.type) and "scratch" not in node.attributes)
     return [
         Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")

@@ -1,4 +1,4 @@
-"""Real steps on TensorFlow, whose allocator counts their memory."""
+"""Run real steps on TensorFlow and read its allocator."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class ConcatenatedSource(_CombinedSource):
 
     @property
     def starts(self) -> Sequence[int] | None:  # type: ignore[override]
-        """Rows from which reading can start; None if from any row."""
+        """Rows at which reading can start, or None for any row."""
         if all(source.starts is None for source in self._sources):
             return None
         return [at + start for at, source in self._placed() for start in source.starts or (0,)]
