@@ -19,10 +19,10 @@ from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
 from kerasmem.files import package_data
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.batch import called_on
 from kerasmem.models.inputs import ModelInput
-from kerasmem.models.op_scopes import is_container
+from kerasmem.models.op_names import is_container
 from kerasmem.models.sizes import element_bytes, variable_bytes
+from kerasmem.models.step import called_on
 
 _OF_LAYERS = package_data("kerasmem.estimation", "layers")
 # The second is counted as such by the source of the formula.

@@ -18,7 +18,7 @@ from kerasmem.estimation.report import Bytes, Outcome
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import formula_notes, not_in_the_formula
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.own_loop import loop_is_compiled
+from kerasmem.models.own_step import loop_is_compiled
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.training import optimizer_slot_bytes

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kerasmem.models.facts import Bytes as Bytes
-from kerasmem.models.facts import LayerMemory as LayerMemory
-from kerasmem.models.facts import ModelFacts as ModelFacts
 from kerasmem.models.op_names import Instant
+from kerasmem.models.sizes import Bytes as Bytes
+from kerasmem.models.sizes import LayerMemory as LayerMemory
+from kerasmem.models.sizes import ModelFacts as ModelFacts
 from kerasmem.records import Record, renamed
 from kerasmem.units import format_size
 

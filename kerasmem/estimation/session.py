@@ -18,8 +18,7 @@ from kerasmem.estimation.report import Bytes, MemoryReport, ModelFacts, Outcome,
 from kerasmem.estimation.shapes import ShapedStep, StepCache, shape_step
 from kerasmem.estimation.verdict import device_verdict
 from kerasmem.models.backend import import_keras
-from kerasmem.models.freezing import NotRebuiltError
-from kerasmem.models.opening import OpenedModel
+from kerasmem.models.opening import NotRebuiltError, OpenedModel
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.training import with_replaced

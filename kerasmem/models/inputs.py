@@ -11,8 +11,7 @@ from typing import Any
 from kerasmem.compat.keras_functional import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
-from kerasmem.models.own_loop import step_arguments, step_parameters
-from kerasmem.models.own_step import has_own_step
+from kerasmem.models.own_step import has_own_step, step_arguments, step_parameters
 
 Shape = tuple[int | None, ...]
 NO_TARGETS = "none"

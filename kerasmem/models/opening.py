@@ -12,14 +12,14 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from kerasmem.compat.keras_layers import flatten_layers, weights_added_to_train
 from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
-from kerasmem.models.freezing import NotRebuiltError, freeze_as, trained_parts
 from kerasmem.models.keras2 import RECURRENT, is_keras2, tensorflow_call_classes, translate
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
-from kerasmem.models.own_loop import as_loop, loop_notes
+from kerasmem.models.own_step import as_loop, loop_notes
 from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.vocabulary import Vocabulary, configuration, import_user_module, own_objects, register_own_classes
@@ -351,3 +351,54 @@ def _policy_name(dtype: Any) -> str | None:
         config = dtype.get("config")
         return config.get("name") if isinstance(config, dict) else None
     return dtype if isinstance(dtype, str) else None
+
+
+class NotRebuiltError(UsageError):
+    """A live model cannot be built again from its configuration."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Whether a model's layers and weights are trained, in Keras's order.
+
+    Attributes:
+        layers: for each layer at any depth; empty if all are.
+        weights: for each weight; empty if it follows from the layers.
+    """
+
+    layers: tuple[bool, ...] = ()
+    weights: tuple[bool, ...] = ()
+
+
+def trained_parts(model: Any) -> Trained:
+    """Return which layers and weights of a model are trained."""
+    layers = flatten_layers(model)
+    flags = tuple(bool(layer.trainable) for layer in layers)
+    follow = all(weight.trainable == layer.trainable for layer in layers for weight in weights_added_to_train(layer))
+    return Trained(
+        () if all(flags) else flags,
+        () if follow else tuple(bool(weight.trainable) for weight in model.weights),
+    )
+
+
+def freeze_as(copy: Any, trained: Trained) -> None:
+    """Freeze in a copy of a model what is frozen in the model.
+
+    Raises:
+        NotRebuiltError: If the copy has other layers or weights.
+    """
+    if trained.layers:
+        _set_trainable(copy, flatten_layers(copy), trained.layers)
+    if trained.weights:
+        _set_trainable(copy, copy.weights, trained.weights)
+
+
+def _set_trainable(copy: Any, parts: list[Any], flags: tuple[bool, ...]) -> None:
+    if len(parts) != len(flags):
+        raise NotRebuiltError(
+            f"model {copy.name!r} has frozen parts that its configuration does not have; "
+            "give a function that builds it in place of the model"
+        )
+    for part, flag in zip(parts, flags, strict=True):  # outer layers first: a layer sets those inside it
+        if part.trainable != flag:
+            part.trainable = flag

@@ -20,10 +20,9 @@ from kerasmem import checks
 from kerasmem.checks import MethodName, Mode
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.freezing import Trained, freeze_as, trained_parts
 from kerasmem.models.inputs import NO_TARGETS, GivenShape, GivenTargets, given_targets, normalise_input_shapes
 from kerasmem.models.names import is_factory_name
-from kerasmem.models.opening import OpenedModel, check_built, no_model, open_model
+from kerasmem.models.opening import OpenedModel, Trained, check_built, freeze_as, no_model, open_model, trained_parts
 from kerasmem.models.vocabulary import (
     configuration,
     dictionaries,

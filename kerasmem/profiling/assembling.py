@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.models.facts import ModelFacts
+from kerasmem.models.sizes import ModelFacts
 from kerasmem.profiling.naming import NOT_KNOWN, UNNAMED, Named, Namer
 from kerasmem.profiling.replaying import Chunk, Replayed, thin
 from kerasmem.profiling.results import LiveChunk, PeakBytes, ProfiledLayer, ProfileSettings, Share, StepProfile

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kerasmem.models.facts import Bytes, LayerMemory, ModelFacts
 from kerasmem.models.op_names import Instant
+from kerasmem.models.sizes import Bytes, LayerMemory, ModelFacts
 from kerasmem.records import Record
 from kerasmem.units import format_size
 

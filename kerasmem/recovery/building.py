@@ -13,13 +13,12 @@ from functools import partial
 from typing import Any
 
 from kerasmem.models.backend import import_keras
-from kerasmem.models.batch import output_spec
-from kerasmem.models.compiling import compile_model
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.spec import StepSpec
-from kerasmem.models.training import TrainingSettings, training_of_copy, with_replaced
+from kerasmem.models.step import output_spec
+from kerasmem.models.training import TrainingSettings, compile_model, training_of_copy, with_replaced
 from kerasmem.recovery.changes import OPTIMIZERS
 from kerasmem.recovery.transforms import head_start, with_lora, with_micro_batches
 from kerasmem.training.recompute.building import recomputed

@@ -10,11 +10,11 @@ from typing import Any
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
-from kerasmem.models.batch import output_spec, step_targets
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.spec import StepSpec
+from kerasmem.models.step import output_spec, step_targets
 from kerasmem.models.weightless import random_state_kept, weightless
 from kerasmem.recovery.building import build
 from kerasmem.recovery.changes import Change, make_change

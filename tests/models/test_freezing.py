@@ -6,8 +6,7 @@ import keras
 import pytest
 
 import kerasmem
-from kerasmem.models.freezing import NotRebuiltError
-from kerasmem.models.opening import open_model
+from kerasmem.models.opening import NotRebuiltError, open_model
 from kerasmem.models.spec import StepSpec
 
 layers = keras.layers

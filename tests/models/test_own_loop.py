@@ -11,7 +11,7 @@ from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.probe.session import give_values
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.opening import open_model
-from kerasmem.models.own_loop import as_loop
+from kerasmem.models.own_step import as_loop
 from kerasmem.models.step import prepare_step, trace_step
 
 layers = keras.layers

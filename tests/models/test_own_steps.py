@@ -10,11 +10,10 @@ import tensorflow as tf
 
 import kerasmem
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.models.batch import step_targets
 from kerasmem.models.inputs import given_targets, model_inputs, normalise_input_shapes
 from kerasmem.models.opening import open_model
 from kerasmem.models.own_step import keeps_optimizers, optimizers_of
-from kerasmem.models.step import prepare_step, trace_step
+from kerasmem.models.step import prepare_step, step_targets, trace_step
 
 layers = keras.layers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from kerasmem.models.batch import called_on
 from kerasmem.models.opening import open_model
+from kerasmem.models.step import called_on
 
 layers = keras.layers
 

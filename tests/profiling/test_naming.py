@@ -7,8 +7,8 @@ import json
 import pytest
 
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, of_device
-from kerasmem.models.facts import ModelFacts
 from kerasmem.models.op_names import Attribution, outside_scopes
+from kerasmem.models.sizes import ModelFacts
 from kerasmem.profiling.assembling import assemble
 from kerasmem.profiling.naming import Namer
 from kerasmem.profiling.replaying import Chunk, KnownTensor, replay_step

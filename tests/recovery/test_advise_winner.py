@@ -13,7 +13,7 @@ from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import EIGEN, ONEDNN, assumed
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.search import Trial
-from kerasmem.models.facts import Bytes
+from kerasmem.models.sizes import Bytes
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery import plans as winner
 from kerasmem.recovery.advice import Advice, Remedy

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from kerasmem.models.facts import ModelFacts
 from kerasmem.models.op_names import Instant
+from kerasmem.models.sizes import ModelFacts
 from kerasmem.profiling.results import (
     LiveChunk,
     PeakBytes,

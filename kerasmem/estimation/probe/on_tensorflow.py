@@ -10,8 +10,7 @@ from kerasmem.compat.keras_layers import supports_jit
 from kerasmem.errors import ModelError
 from kerasmem.estimation.probe.session import Session, give_values
 from kerasmem.models.backend import keras_reason
-from kerasmem.models.own_loop import loop_is_compiled
-from kerasmem.models.own_step import optimizer_variables, optimizers_of
+from kerasmem.models.own_step import loop_is_compiled, optimizer_variables, optimizers_of
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import PreparedStep, prepare_step
 

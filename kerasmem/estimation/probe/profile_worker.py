@@ -21,8 +21,7 @@ from kerasmem.estimation.probe.on_tensorflow import TensorFlowSession
 from kerasmem.estimation.probe.running import measured_notes
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.xla import XlaRefused, compile_plan
-from kerasmem.models.op_names import Attribution, outside_scopes
-from kerasmem.models.op_scopes import NotedScopes, scopes_noted
+from kerasmem.models.op_names import Attribution, NotedScopes, outside_scopes, scopes_noted
 from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import trace_step

@@ -23,9 +23,9 @@ from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
 from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING, needs
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
-from kerasmem.models.batch import target_spec
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
+from kerasmem.models.step import target_spec
 from kerasmem.models.weightless import with_stand_ins
 from kerasmem.training.recompute.cuts import chain_of
 from kerasmem.training.recompute.planning import Kept, Step
