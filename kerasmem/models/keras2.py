@@ -15,17 +15,15 @@ Keras 3 opens some of these files as they are. What it stumbles over, and what i
 from __future__ import annotations
 
 import inspect
-import re
 from functools import reduce
 from typing import Any
 
 from kerasmem.compat.keras_functional import functional_class
-from kerasmem.errors import ModelFileError, UnknownLayerError
+from kerasmem.errors import ModelFileError
 from kerasmem.models.backend import import_keras, require_tensorflow
-from kerasmem.models.vocabulary import Vocabulary
+from kerasmem.models.vocabulary import TENSORFLOW_CALLS, Vocabulary, check_function
 
 _MODELS = ("Functional", "Model", "Sequential")
-TENSORFLOW_CALLS = ("TFOpLambda", "SlicingOpLambda")
 
 # Renamed without a change of meaning for shapes and sizes, given some arguments.
 _RENAMED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,22 +36,6 @@ _RESET_BEFORE = ("GRU", "GRUCell")
 _KERAS2_MODULES = ("keras.", "tf_keras.", "tensorflow.")
 # Layers that Keras 2 gave their initial states as further inputs.
 RECURRENT = ("RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Bidirectional")
-
-# Whole modules of pure tensor functions, and single names from `tf`.
-_PURE_MODULE = re.compile(r"(?:__operators__|math|nn|linalg|signal|image|bitwise)\.(?!decode|is_jpeg)[a-z]\w*\Z")
-_PURE_NAMES = frozenset(
-    """
-    abs add add_n argmax argmin argsort boolean_mask broadcast_to cast clip_by_norm clip_by_value concat cos
-    cosh cumsum debugging.check_numerics divide einsum ensure_shape equal exp expand_dims eye fill floor
-    floor_div floordiv floormod gather gather_nd greater greater_equal identity less less_equal linspace
-    logical_and logical_not logical_or matmul maximum meshgrid minimum mod multiply negative norm not_equal
-    one_hot ones ones_like pad pow random.normal random.shuffle random.truncated_normal random.uniform range
-    rank realdiv reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod reduce_sum
-    repeat reshape reverse roll round sequence_mask shape sigmoid sign sin sinh size slice softmax sort split
-    sqrt square squeeze stack stop_gradient strided_slice strings.as_string subtract tan tanh
-    tensor_scatter_nd_update tensordot tile transpose truediv unique unstack where zeros zeros_like
-    """.split()
-)
 
 
 def is_keras2(version: str | None, config: dict[str, Any]) -> bool:
@@ -303,16 +285,6 @@ def tensorflow_call_classes() -> dict[str, Any]:
             return {"name": self.name, "function": self.function}
 
     return dict.fromkeys(TENSORFLOW_CALLS, TensorFlowCall)
-
-
-def check_function(function: object) -> None:
-    """Raise UnknownLayerError unless `function` names a function of `tf` that may be called for a file."""
-    name = function.removeprefix("compat.v1.") if isinstance(function, str) else ""
-    if not (_PURE_MODULE.match(name) or name in _PURE_NAMES):
-        raise UnknownLayerError(
-            f"the model calls tf.{function}, which kerasmem does not run from a file; "
-            "name code that builds the model instead: --factory package.module:function"
-        )
 
 
 def _look_up(function: str) -> Any:

@@ -20,9 +20,17 @@ from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_docum
 from kerasmem.models.keras2 import RECURRENT, is_keras2, tensorflow_call_classes, translate
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.own_step import as_loop, loop_notes
-from kerasmem.models.safety import check_graph, check_names, check_trust
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
-from kerasmem.models.vocabulary import Vocabulary, configuration, import_user_module, own_objects, register_own_classes
+from kerasmem.models.vocabulary import (
+    Vocabulary,
+    check_graph,
+    check_names,
+    check_trust,
+    configuration,
+    import_user_module,
+    own_objects,
+    register_own_classes,
+)
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
