@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def _describe_unknown(path: Path, head: bytes) -> str:
 def _read_h5(path: Path) -> ModelDocument:
     import h5py
 
-    with _NotedReads(path) as reads, h5py.File(reads, "r") as file:
+    with _KeptReads(path) as reads, h5py.File(reads, "r") as file:
         text = _attribute(file, "model_config", reads)
         if text is None:
             raise _no_config_in_h5(path, set(file), set(file.attrs))
@@ -132,35 +132,22 @@ def _read_h5(path: Path) -> ModelDocument:
     return ModelDocument(path, config, compiled, version)
 
 
-class _NotedReads(io.FileIO):
-    """A file that notes the ranges that HDF5 reads of it."""
+class _KeptReads(io.FileIO):
+    """A file that keeps the bytes that HDF5 has read of it: metadata, and the texts of attributes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.path = path
-        self._ranges: list[tuple[int, int]] = []
+        self.bytes_read = bytearray()
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read into a buffer and note the range."""
-        begin = self.tell()
+        """Read into a buffer and keep the bytes."""
         count = super().readinto(buffer)
-        self._ranges.append((begin, begin + (count or 0)))
+        self.bytes_read += memoryview(buffer)[:count]
         return count
 
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes of the ranges noted so far, adjacent and overlapping ones together."""
-        joined: list[list[int]] = []
-        for begin, end in sorted(self._ranges):
-            if joined and begin <= joined[-1][1]:
-                joined[-1][1] = max(joined[-1][1], end)
-            else:
-                joined.append([begin, end])
-        for begin, end in joined:
-            self.seek(begin)
-            yield self.read(end - begin)
 
-
-def _attribute(file: Any, name: str, reads: _NotedReads) -> str | None:
+def _attribute(file: Any, name: str, reads: _KeptReads) -> str | None:
     if name not in file.attrs:
         return None
     path = reads.path
@@ -180,38 +167,30 @@ def _attribute(file: Any, name: str, reads: _NotedReads) -> str | None:
     return value
 
 
-def _declared_length(name: str, reads: _NotedReads) -> int:
+def _declared_length(name: str, reads: _KeptReads) -> int:
     """Return the length that the file declares for a text of variable length.
 
     HDF5 allocates this many bytes before it looks for the text, up to 4 GiB in a damaged file. h5py does not give the
-    length, but HDF5 has just read the attribute: it is in one of the blocks, with its name in front.
+    length, but HDF5 has just read the attribute's message: version, sizes, name, type, shape, and then the length.
 
     Raises:
         ModelFileError: If the length is not there.
     """
     text = name.encode() + b"\0"
     lengths = []
-    for block in reads.blocks():
-        begin = block.find(text)
-        while begin >= 0:
-            lengths += _length_behind(block, begin, len(text))
-            begin = block.find(text, begin + 1)
+    for match in re.finditer(re.escape(text), reads.bytes_read):
+        for version, header in ((1, 8), (2, 8), (3, 9)):
+            begin = match.start() - header
+            if begin < 0 or reads.bytes_read[begin] != version:
+                continue
+            sizes = struct.unpack_from("<3H", reads.bytes_read, begin + 2)  # of name, type and shape
+            padding = 8 if version == 1 else 1
+            offset = match.start() + sum(-(-size // padding) * padding for size in sizes)
+            if sizes[0] == len(text) and offset + 4 <= len(reads.bytes_read):
+                lengths.append(struct.unpack_from("<I", reads.bytes_read, offset)[0])
     if not lengths:
         raise ModelFileError(f"{reads.path}: {name} is not stored as Keras writes it; save the model again")
     return max(lengths)
-
-
-def _length_behind(block: bytes, name: int, name_size: int) -> list[int]:
-    """Return the length of the text in an attribute message with its name at this offset, or [] if it is no message."""
-    for version, header in ((1, 8), (2, 8), (3, 9)):
-        begin = name - header
-        if begin < 0 or block[begin] != version:
-            continue
-        sizes = struct.unpack_from("<3H", block, begin + 2)  # of name, type and shape, each padded in version 1
-        offset = name + sum(-(-size // 8) * 8 if version == 1 else size for size in sizes)
-        if sizes[0] == name_size and offset + 4 <= len(block):
-            return [struct.unpack_from("<I", block, offset)[0]]
-    return []
 
 
 def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> ModelFileError:

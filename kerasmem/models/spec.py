@@ -23,13 +23,7 @@ from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import NO_TARGETS, GivenShape, GivenTargets, given_targets, normalise_input_shapes
 from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel, Trained, check_built, freeze_as, no_model, open_model, trained_parts
-from kerasmem.models.vocabulary import (
-    configuration,
-    dictionaries,
-    import_user_module,
-    load_custom_objects,
-    own_objects,
-)
+from kerasmem.models.vocabulary import configuration, import_user_module, load_custom_objects, own_objects
 from kerasmem.records import Record
 
 DEFAULT_BATCH_SIZE = 32
@@ -307,37 +301,27 @@ def _shape_texts(shapes: Mapping[str, GivenShape]) -> list[str] | None:
 
 def _write_architecture(model: Any, folder: Path) -> tuple[str, dict[str, str]]:
     """Write the model's configuration, and return the file and the custom classes in it."""
-    keras = import_keras()
     check_built(model)
+    known = own_objects(model)
     try:
-        config = configuration(model)
+        config = {**configuration(model), "keras_version": import_keras().__version__}
         compiled = config.pop("compile_config", None)
-        text = json.dumps({**config, "keras_version": keras.__version__})
+        text = json.dumps(config)
     except Exception as error:
         raise UsageError(
             f"model {model.name!r} cannot be described to another process ({keras_reason(error)}); {_REMEDY}"
         ) from error
-    known = own_objects(model)
-    own = {name: reference(value, f"{name!r} of the model") for name, value in _found_objects(config, known)}
+    own = {name: reference(known[name], f"{name!r} of the model") for name in _names_in(text, known)}
     with contextlib.suppress(TypeError, ValueError):  # settings of `compile` that JSON does not have are left out
-        text = json.dumps({**config, "keras_version": keras.__version__, "compile_config": compiled})
-        for name, value in _found_objects(compiled, known):
+        text = json.dumps({**config, "compile_config": compiled})
+        for name in _names_in(json.dumps(compiled), known):
             with contextlib.suppress(UsageError):  # a loss or metric: the child says that it does not know it
-                own.setdefault(name, reference(value, name))
+                own.setdefault(name, reference(known[name], name))
     path = folder / "model.json"
     path.write_text(text)
     return os.fspath(path), own
 
 
-def _found_objects(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the custom names in a configuration with their objects."""
-    for node in dictionaries(config):
-        name, registered = node.get("class_name"), node.get("registered_name")
-        name = node.get("config") if name == "function" else name
-        if not isinstance(name, str) or str(node.get("module")).split(".")[0] == "keras":
-            continue
-        found = known.get(registered, known.get(name)) if isinstance(registered, str) else known.get(name)
-        if found is not None:
-            yield name, found
-            if isinstance(registered, str) and registered not in (name, "function"):
-                yield registered, found
+def _names_in(text: str, known: Mapping[str, Any]) -> list[str]:
+    """Return the names of custom objects that stand in a configuration written as JSON."""
+    return [name for name in known if json.dumps(name) in text]
