@@ -117,7 +117,7 @@ def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
         layers = tuple(replace(row, bytes=size, bytes_at_peak=size) for row, size in zip(layers, sizes, strict=True))
     return MemoryReport(
         model=ModelFacts(
-            name=step.opened.name,
+            name=step.opened.model.name,
             source=step.opened.source,
             layers=sum(row.kind != "input" for row in layers),
             parameters=sum(row.parameters for row in layers),

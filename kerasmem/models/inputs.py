@@ -174,13 +174,6 @@ class GivenTargets:
     dtype: str | None = None
     are_none: bool = False
 
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of `given_targets` that say the same."""
-        return {"target_shape": NO_TARGETS if self.are_none else self.shapes or None, "target_dtype": self.dtype}
-
-
-BY_THE_LOSS = GivenTargets()
-
 
 def given_targets(target_shape: Any = None, target_dtype: str | None = None) -> GivenTargets:
     """Read `target_shape` and `target_dtype`.

@@ -77,30 +77,30 @@ class Attribution:
     def origin(self, name: str) -> Origin:
         """Return the origin of the operation of this name."""
         if name not in self._known:
-            self._known[name] = self._find(name)
+            parts = name.split("/")
+            begin, scope = self._scope(parts)
+            layer = self._layers[scope] if scope else None
+            # The tape adds up the gradients of a value that was used more than once outside any scope.
+            if BACKWARD in parts or any(_SUM.fullmatch(part) for part in parts):
+                self._known[name] = Origin(layer, "backward")
+            elif any(self._is_optimizer(part) for part in parts[: begin + 1]):
+                self._known[name] = Origin(None, "optimizer")
+            else:
+                self._known[name] = Origin(layer, "forward")
         return self._known[name]
 
     def path(self, name: str) -> tuple[str, ...]:
         """Return the names of the layers and models that the operation was made in, () for none."""
-        parts = name.split("/")
+        _, scope = self._scope(name.split("/"))
+        return self.scopes[scope] if scope else ()
+
+    def _scope(self, parts: list[str]) -> tuple[int, str]:
+        """Return the position of the first scope of a layer in a name, and the longest that begins there or ""."""
         for begin in range(len(parts)):
             for end in range(len(parts), begin, -1):
                 if (scope := "/".join(parts[begin:end])) in self.scopes:
-                    return self.scopes[scope]
-        return ()
-
-    def _find(self, name: str) -> Origin:
-        parts = name.split("/")
-        # The tape adds up the gradients of a value that was used more than once outside any scope.
-        backward = BACKWARD in parts or any(_SUM.fullmatch(part) for part in parts)
-        for begin in range(len(parts)):
-            if self._is_optimizer(parts[begin]) and not backward:
-                return Origin(None, "optimizer")
-            for end in range(len(parts), begin, -1):
-                scope = "/".join(parts[begin:end])
-                if scope in self._layers:
-                    return Origin(self._layers[scope], "backward" if backward else "forward")
-        return Origin(None, "backward" if backward else "forward")
+                    return begin, scope
+        return len(parts), ""
 
     def _is_optimizer(self, part: str) -> bool:
         stem, _, number = part.rpartition("_")
@@ -185,17 +185,13 @@ class NotedScopes:
 
     def owners(self) -> dict[int, Path]:
         """Return for each variable that a layer made itself, by its id, the names of that layer."""
-        found: dict[int, Path] = {}
+        owners: dict[int, Path] = {}
         for path, layer in self.layers.items():
-            for variable in own_variables(layer):
-                found.setdefault(id(variable), path)
-        return found
-
-
-def own_variables(layer: Any) -> list[Any]:
-    """Return the variables of a layer without those of the layers inside it."""
-    inner = {id(each) for one in flatten_layers(layer, include_self=False) for each in one.variables}
-    return [each for each in layer.variables if id(each) not in inner]
+            inner = {id(each) for one in flatten_layers(layer, include_self=False) for each in one.variables}
+            for variable in layer.variables:
+                if id(variable) not in inner:
+                    owners.setdefault(id(variable), path)
+        return owners
 
 
 def is_container(layer: Any) -> bool:

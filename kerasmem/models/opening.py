@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, weights_added_to_train
@@ -50,12 +50,7 @@ class OpenedModel:
     model: Any
     source: str
     training: TrainingSettings
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return str(self.model.name)
+    notes: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -163,8 +158,13 @@ def _build(
     check_graph(config, where)
     if dtype_policy is not None:
         config = _with_dtype_policy(config, dtype_policy)
-    objects = {**tensorflow_call_classes(), **vocabulary.custom_objects}
-    with _quiet_keras(), safe_mode(not trust):  # also if it is switched off globally
+    return _deserialize(config, {**tensorflow_call_classes(), **vocabulary.custom_objects}, trust)
+
+
+def _deserialize(config: dict[str, Any], objects: Mapping[str, Any], trust: bool) -> Any:
+    """Let Keras build what a configuration describes, without its advice on how to write models."""
+    with warnings.catch_warnings(), safe_mode(not trust):  # also if it is switched off globally
+        warnings.simplefilter("ignore")
         return import_keras().saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
 
 
@@ -206,13 +206,12 @@ def _open_factory(
     build: Callable[..., Any], source: str, arguments: Mapping[str, Any] | None, dtype_policy: str | None
 ) -> OpenedModel:
     keras = import_keras()
-    given = dict(arguments or {})
-    _check_arguments(build, source, given)
+    arguments = _arguments(build, source, arguments)
     before = keras.config.dtype_policy()
     try:
         if dtype_policy is not None:
             keras.config.set_dtype_policy(dtype_policy)
-        model = build(**given)
+        model = build(**arguments)
     except KerasmemError:
         raise
     except Exception as error:
@@ -222,33 +221,28 @@ def _open_factory(
     finally:
         keras.config.set_dtype_policy(before)
     if not isinstance(model, keras.Model):
-        made, model = model, as_loop(model)
+        returned, model = model, as_loop(model)
         if model is None:
-            raise ModelError(f"{source} returned a {type(made).__name__}, neither a Keras model nor a step function")
+            kind = type(returned).__name__
+            raise ModelError(f"{source} returned a {kind}, neither a Keras model nor a step function")
     return OpenedModel(model, source, training_of_model(model), loop_notes(model))
 
 
-def _check_arguments(build: Callable[..., Any], source: str, given: dict[str, Any]) -> None:
-    """Refuse arguments that the function does not take, and give Keras's own functions no weights to load."""
+def _arguments(build: Callable[..., Any], source: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Check the arguments for a function that builds a model; Keras's own functions get no weights to load."""
+    arguments = dict(arguments or {})
     try:
-        parameters = inspect.signature(build).parameters
-    except (TypeError, ValueError):  # a builtin does not say what it takes
-        return
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    unknown = [name for name in given if name not in parameters and not takes_any]
-    if unknown:
-        raise UsageError(f"{source} has no argument {unknown[0]!r}; it takes {', '.join(parameters) or 'none'}")
-    if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in parameters:
-        given.setdefault("weights", None)
-    missing = [
-        name
-        for name, each in parameters.items()
-        if each.default is each.empty
-        and name not in given
-        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-    ]
-    if missing:
-        raise UsageError(f"{source} needs {', '.join(missing)}: --factory-arg {missing[0]}=…")
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):  # a builtin without one
+        return arguments
+    if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in signature.parameters:
+        arguments.setdefault("weights", None)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        known = ", ".join(signature.parameters) or "none"
+        raise UsageError(f"{source}: {error}; its arguments are {known}: --factory-arg NAME=VALUE gives one") from error
+    return arguments
 
 
 def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
@@ -288,14 +282,12 @@ def check_built(model: Any) -> None:
 
 def _rebuild(model: Any, dtype_policy: str | None) -> Any:
     """Return the same architecture without weights, with another policy if one is given."""
-    keras = import_keras()
     try:
         config = configuration(model)
         config.pop("compile_config", None)
         if dtype_policy is not None:
             config = _with_dtype_policy(config, dtype_policy)
-        with _quiet_keras(), keras.saving.custom_object_scope(own_objects(model)):
-            copy = keras.saving.deserialize_keras_object(config, safe_mode=False)  # the user's own live object
+        copy = _deserialize(config, own_objects(model), trust=True)  # the user's own live object
     except Exception as error:
         raise NotRebuiltError(
             f"model {model.name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
@@ -305,42 +297,21 @@ def _rebuild(model: Any, dtype_policy: str | None) -> Any:
     return copy
 
 
-@contextlib.contextmanager
-def _quiet_keras() -> Iterator[None]:
-    """Silence Keras's advice on how to write models."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _with_dtype_policy(config: dict[str, Any], name: str) -> Any:
+    """Replace float32, Keras's default dtype policy, in a Keras 3 configuration; inputs keep their dtype.
 
-
-def _check_dtype_policy(name: str) -> None:
-    """Raise UsageError unless Keras knows a policy of that name, such as "mixed_float16"."""
-    keras = import_keras()
+    Raises:
+        UsageError: If Keras has no such policy, such as "mixed_float16".
+    """
     try:
-        policy = keras.dtype_policies.get(name)
+        policy = import_keras().dtype_policies.get(name)
     except (ValueError, TypeError) as error:
         raise UsageError(
             f"dtype policy {name!r} is not one of Keras's: float32, mixed_float16, mixed_bfloat16, …"
         ) from error
-    if hasattr(policy, "quantization_mode") and policy.quantization_mode is not None:
+    if getattr(policy, "quantization_mode", None) is not None:
         raise UsageError(f"dtype policy {name!r} quantises: call model.quantize(…) and give the model or its file")
-
-
-def _with_dtype_policy(config: dict[str, Any], policy: str) -> dict[str, Any]:
-    """Replace Keras's default dtype policy in a model's configuration.
-
-    Inputs keep their dtype, and so do layers that ask for another policy than float32.
-
-    Args:
-        config: a Keras 3 configuration.
-        policy: the policy's name, such as "mixed_float16".
-
-    Raises:
-        UsageError: If Keras has no such policy.
-    """
-    _check_dtype_policy(policy)
-    replaced: dict[str, Any] = _replace_policy(config, policy)
-    return replaced
+    return _replace_policy(config, name)
 
 
 def _replace_policy(value: Any, policy: str) -> Any:
@@ -349,16 +320,12 @@ def _replace_policy(value: Any, policy: str) -> Any:
     if not isinstance(value, dict) or value.get("class_name") in ("InputLayer", "__keras_tensor__"):
         return value
     replaced = {key: _replace_policy(item, policy) for key, item in value.items()}
-    if "dtype" in replaced and "name" in replaced and _policy_name(replaced["dtype"]) == "float32":
+    dtype = replaced.get("dtype")
+    if isinstance(dtype, dict) and isinstance(dtype.get("config"), dict):
+        dtype = dtype["config"].get("name")
+    if dtype == "float32" and "name" in replaced:
         replaced["dtype"] = policy
     return replaced
-
-
-def _policy_name(dtype: Any) -> str | None:
-    if isinstance(dtype, dict):
-        config = dtype.get("config")
-        return config.get("name") if isinstance(config, dict) else None
-    return dtype if isinstance(dtype, str) else None
 
 
 class NotRebuiltError(UsageError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kerasmem.checks import nearest
@@ -12,7 +13,7 @@ from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument
-from kerasmem.models.inputs import BY_THE_LOSS, GivenTargets
+from kerasmem.models.inputs import GivenTargets
 from kerasmem.models.names import check_optimizer_name
 from kerasmem.models.own_step import has_own_step, takes_settings
 from kerasmem.models.sizes import variable_bytes
@@ -43,7 +44,7 @@ class TrainingSettings:
     loss_weights: Any = None
     keeps_optimizer: bool = False
     keeps_loss: bool = False
-    targets: GivenTargets = BY_THE_LOSS
+    targets: GivenTargets = field(default_factory=GivenTargets)
 
 
 def training_of_document(document: ModelDocument) -> TrainingSettings:
@@ -140,15 +141,6 @@ def check_loss(name: str) -> None:
         raise UsageError(f"loss {name!r} is not one of Keras's{hint}")
 
 
-def _optimizer_classes() -> dict[str, Any]:
-    keras = import_keras()
-    return {
-        name.lower(): value
-        for name, value in vars(keras.optimizers).items()
-        if isinstance(value, type) and issubclass(value, keras.Optimizer) and value is not keras.Optimizer
-    }
-
-
 def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> int | None:
     """Return the bytes that an optimizer keeps beside the weights (moments, accumulators, its counters).
 
@@ -176,8 +168,9 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
     Raises:
         ValueError: If a setting is one that is not read from files.
     """
-    cls = _optimizer_classes().get(name)
-    if cls is None:
+    classes = {key.lower(): value for key, value in vars(import_keras().optimizers).items()}
+    cls = classes.get(name)
+    if not _is_kind(cls, import_keras().Optimizer):
         raise ValueError(f"{name} is not one of Keras's optimizers; name one (optimizer=…) or give a function")
     if "inner_optimizer" in config:  # LossScaleOptimizer
         inner = config["inner_optimizer"]
@@ -269,41 +262,15 @@ def _name(loss: Any) -> str:
 
 
 def _loss(config: Any) -> Any:
-    """Return Keras's loss for a name or configuration, or None if it is not Keras's."""
-    keras = import_keras()
-    if isinstance(config, keras.losses.Loss) or callable(config):  # of a live model
-        return config
-    if isinstance(config, str):
-        return config if _is_known(keras.losses, config) else None
+    """Return Keras's loss for a name or configuration, or for several of them, or None if one is not Keras's."""
+    losses = import_keras().losses
+    if isinstance(config, dict) and "class_name" not in config:
+        several: Any = {key: _loss(value) for key, value in config.items()}
+        return None if None in several.values() else several
     if isinstance(config, (list, tuple)):
-        found = [_loss(each) for each in config]
-        return None if any(each is None for each in found) else found
-    if not isinstance(config, dict):
-        return None
-    if "class_name" not in config:
-        named = {key: _loss(value) for key, value in config.items()}
-        return None if any(each is None for each in named.values()) else named
-    inner = config.get("config")
-    if config["class_name"] == "function" or isinstance(inner, str):
-        return _loss(inner) if isinstance(inner, str) else None
-    cls = _class_of(keras.losses, keras.losses.Loss, config)
-    if cls is None:
-        return None
-    known = ("from_logits", "label_smoothing", "ignore_class", "axis", "delta", "alpha", "gamma")
-    return cls(**{key: inner[key] for key in known if isinstance(inner, dict) and key in inner})
-
-
-def _is_known(module: Any, name: str) -> bool:
-    try:
-        return module.get(name) is not None
-    except ValueError:
-        return False
-
-
-def _class_of(module: Any, base: Any, config: Mapping[str, Any]) -> Any:
-    """Return Keras's class for a configuration, or None if it is not Keras's."""
-    found = getattr(module, str(config.get("class_name")).rpartition(">")[2], None)
-    return found if isinstance(found, type) and issubclass(found, base) else None
+        several = [_loss(each) for each in config]
+        return None if None in several else several
+    return _of_keras(losses, losses.Loss, config)
 
 
 def _metrics(config: Any, outputs: int) -> Any:
@@ -314,24 +281,42 @@ def _metrics(config: Any, outputs: int) -> Any:
     if isinstance(config, dict) and not isinstance(config.get("class_name"), str):
         return {key: _metrics(value, 1) for key, value in config.items()}
     if not isinstance(config, (list, tuple)):
-        return _metric(config)
-    found = [_metrics(each, 1) for each in config]
-    return found if outputs > 1 and len(found) == outputs else [each for each in found if each is not None]
+        return _of_keras(import_keras().metrics, import_keras().metrics.Metric, config)
+    metrics = [_metrics(each, 1) for each in config]
+    return metrics if len(metrics) == outputs > 1 else [each for each in metrics if each is not None]
 
 
-def _metric(config: Any) -> Any:
-    keras = import_keras()
-    is_function = isinstance(config, dict) and config.get("class_name") == "function"
-    name = config.get("config") if is_function else config
-    if isinstance(name, str):
-        return name if _is_known(keras.metrics, name) else None
-    if not isinstance(config, dict) or not isinstance(config.get("config"), dict):
-        return config if callable(config) else None  # a function of a live model
-    cls = _class_of(keras.metrics, keras.metrics.Metric, config)
+def _of_keras(module: Any, kind: type, config: Any) -> Any:
+    """Return the loss or metric for a name, a configuration or a live object, or None if it is not Keras's.
+
+    Args:
+        module: `keras.losses` or `keras.metrics`.
+        kind: `Loss` or `Metric`.
+        config: as a file or a model has it.
+    """
+    if isinstance(config, dict):
+        inner = config.get("config")
+        if not isinstance(inner, dict):
+            config = inner  # the name of a function
+    if isinstance(config, str):
+        try:
+            return config if module.get(config) is not None else None
+        except ValueError:
+            return None
+    if not isinstance(config, dict):
+        return config if callable(config) else None  # of a live model
+    cls = getattr(module, str(config.get("class_name")).rpartition(">")[2], None)
+    if not _is_kind(cls, kind):
+        return None
+    known = inspect.signature(cls).parameters.keys() - {"dtype", "fn", "reduction"}
     try:
-        return cls and cls(**{key: value for key, value in config["config"].items() if key not in ("dtype", "fn")})
+        return cls(**{key: value for key, value in inner.items() if key in known})
     except (TypeError, ValueError):
         return None
+
+
+def _is_kind(value: Any, kind: type) -> bool:
+    return isinstance(value, type) and issubclass(value, kind)
 
 
 def _assumed_loss(model: Any, outputs: Any) -> Any:

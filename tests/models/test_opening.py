@@ -297,8 +297,8 @@ def test_factory_arguments(tmp_path, monkeypatch):
         "a": True, "b": [1, 2], "c": "relu", "d": "x=y",
     }  # fmt: skip
     for given, message in [
-        ({}, "needs depth: --factory-arg depth="),
-        ({"deep": 1}, "no argument 'deep'.*depth, width"),
+        ({}, "'depth'.*--factory-arg NAME="),
+        ({"deep": 1, "depth": 2}, "'deep'.*depth, width"),
     ]:
         with pytest.raises(UsageError, match=message):
             estimate("nets.py:stack", factory_args=given)
