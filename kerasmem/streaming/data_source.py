@@ -171,7 +171,6 @@ class H5DataSource:
                     self._layout,
                     self._columns,
                     resident=[each.name for each in small],
-                    check_finite=False,
                     access=self._access,
                 )
                 self._reader = os.getpid(), reader

@@ -59,7 +59,7 @@ def read_windows(
         return
     plan = _plan(layout, columns, selection, budget)
     order = EpochOrder(Blocks(selection, layout.block_grid(plan.block_rows)), plan.window_blocks, None, 0)
-    reader = RowReader(layout, columns, resident=plan.cache_bytes, check_finite=False, access=access)
+    reader = RowReader(layout, columns, resident=plan.cache_bytes, access=access)
     first = start if rows is None else 0
     try:
         with ThreadPoolExecutor(threads or plan.threads, "kerasmem-read") as pool:

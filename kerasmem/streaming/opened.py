@@ -42,18 +42,15 @@ class OpenStream:
         plan: what is delivered.
         preparation: how batches are prepared.
         access: what may be read.
-        check_finite: raise at NaN or infinity.
     """
 
-    def __init__(self, plan: StreamPlan, preparation: Preparation, access: Access, *, check_finite: bool) -> None:
+    def __init__(self, plan: StreamPlan, preparation: Preparation, access: Access) -> None:
         memory = plan.memory
         self._plan = plan
         self._preparation = preparation
         self._process = _process
         self._order: EpochOrder | None = None
-        self.reader = RowReader(
-            plan.layout, plan.columns, resident=memory.cache_bytes, check_finite=check_finite, access=access
-        )
+        self.reader = RowReader(plan.layout, plan.columns, resident=memory.cache_bytes, access=access)
         self.windows = WindowStore(self.reader, plan.columns, memory, plan.batch_rows)
         self.ahead: BatchesAhead | None = None
         self._pool: TransformPool | None = None

@@ -1,4 +1,4 @@
-"""Read rows of files into windows, and refuse values that are not finite."""
+"""Read rows of files into windows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kerasmem.errors import DataError
 from kerasmem.hdf5.columns import Column
 from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, can_scatter, part_of
 from kerasmem.hdf5.files import Claims, DatasetRows, OpenFiles, ResidentRows
 from kerasmem.hdf5.grid import Grid
-from kerasmem.hdf5.layout import DataLayout, shown
+from kerasmem.hdf5.layout import DataLayout
 from kerasmem.hdf5.settings import Access
 from kerasmem.streaming.order import EpochOrder, Segment
 
@@ -33,14 +32,12 @@ class RowReader:
         layout: what the files looked like when the sequence was made.
         columns: what to read, each once.
         resident: datasets small enough to be kept in memory as stored, such as labels.
-        check_finite: raise at NaN or infinity.
         access: as in `scan_files`.
     """
 
     layout: DataLayout
     columns: Sequence[Column]
     resident: Collection[str]
-    check_finite: bool
     access: Access
 
     def __post_init__(self) -> None:
@@ -163,11 +160,7 @@ class RowReader:
     def _share(self, name: str, plan: ScatterRead, share: tuple[int, int]) -> Task:
         def task(scratch: Scratch) -> Places:
             self._rows[name].read_scattered(plan, share)
-            places = part_of(plan.places, *share)
-            if self.check_finite:
-                column = self.columns[self._by_dataset[name][0]]
-                self._refuse_not_finite(column, plan.rows[slice(*share)], plan.target[places])
-            return places
+            return part_of(plan.places, *share)
 
         return task
 
@@ -202,48 +195,25 @@ class RowReader:
 
     def _from_file(self, name: str, run: RowRun, arrays: Sequence[np.ndarray], claims: Claims) -> Task:
         dataset = self._rows[name]
-        numbers = self._by_dataset[name]
-        outputs = [(self._deliveries[number], arrays[number]) for number in numbers]
+        outputs = [(self._deliveries[number], arrays[number]) for number in self._by_dataset[name]]
 
         def task(scratch: Scratch) -> Places:
             dataset.read(run, outputs, scratch, claims)
-            if self.check_finite:
-                rows = np.arange(run.start, run.stop) if run.picked is None else run.start + run.picked
-                for number in numbers:
-                    self._refuse_not_finite(self.columns[number], rows, arrays[number][run.places])
             return run.places
 
         return task
 
     def _from_resident(self, name: str, rows: np.ndarray, places: Places, arrays: Sequence[np.ndarray]) -> Task:
         resident = self._resident[name]
-        numbers = self._by_dataset[name]
         needs = resident.needs(rows)
 
         def task(scratch: Scratch) -> Places:
             resident.load(needs, scratch)
-            for number in numbers:
+            for number in self._by_dataset[name]:
                 self._deliveries[number].put(resident.values, rows, arrays[number], places, scratch)
-                if self.check_finite:
-                    self._refuse_not_finite(self.columns[number], rows, arrays[number][places])
             return places
 
         return task
-
-    def _refuse_not_finite(self, column: Column, rows: np.ndarray, values: np.ndarray) -> None:
-        if values.dtype.kind != "f":
-            return
-        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-        if finite.all():
-            return
-        bad = rows[~finite]
-        where = f"row {bad[0]:,}" if len(bad) == 1 else f"{len(bad):,} rows from {bad[0]:,} to {bad[-1]:,}"
-        narrower = np.dtype(column.stored).kind == "f" and np.dtype(column.stored).itemsize > values.itemsize
-        too_large = f" (values too large for {column.dtype} become infinity)" if narrower or column.scale else ""
-        raise DataError(
-            f"{shown(self.layout.file_of(int(bad[0])).path)}: dataset {shown(column.name)} holds NaN or infinity in "
-            f"{where}; clean them, leave them out with `rows`, or pass check_finite=False{too_large}"
-        )
 
 
 def _places(order: EpochOrder, window: int) -> Places:

@@ -101,8 +101,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
             may take together in the training process. A larger one shuffles better; the order of the rows
             depends on it. Default: 256 MiB, with batches on top. What a `transform` allocates is not counted, nor is
             half a MiB for scaling.
-        check_finite: raise an error if a value is NaN or infinite, naming dataset and rows, when the window that holds
-            it is needed. Defaults to False: such values are passed on, as Keras does with arrays.
         trust_file: read the file without checks against damage and malice. HDF5 then follows links, external storage
             and virtual datasets into other files, and undoes filters that kerasmem cannot (szip, n-bit and others): a
             damaged chunk may end the process or bring its memory into the data. Parts that were never written, and
@@ -162,7 +160,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
         scale: Any = None,
         transform: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
-        check_finite: bool = False,
         trust_file: bool = False,
         remote: Mapping[str, Any] | None = None,
         workers: int = 1,
@@ -193,7 +190,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
             ahead=self._preparation.depth,
             workers=self._preparation.workers,
         )
-        self._check_finite = checks.flag("check_finite", check_finite)
         check_transform(transform, flag)
         if y is None and settings.shuffle:
             warnings.warn(
@@ -495,9 +491,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             with opening():
                 stream = self._opened
                 if stream is None or not stream.is_here:
-                    stream = OpenStream(
-                        self.stream_plan, self._preparation, self._access, check_finite=self._check_finite
-                    )
+                    stream = OpenStream(self.stream_plan, self._preparation, self._access)
                     if closings not in (None, self._closings):
                         stream.close()  # and refuses
                     else:

@@ -161,7 +161,7 @@ class TestSameBatches:
             {"shard": (1, 3)},
             {"dtype": "float64", "scale": (2.0, 1.0)},
             {"transform": lambda x, y: (x * 2, y), "workers": 3},
-            {"y": "x", "check_finite": True},
+            {"y": "x"},
             {"memory_budget": None},
         ],
         ids=lambda settings: "-".join(settings),
