@@ -116,7 +116,7 @@ def test_a_loop_is_spelled_out(times):
     out = sketch.loop("loop", times, lambda x: sketch.add("body", "Square", [x]), "x")
     straight, notes = unroll(sketch.program(out))
     assert notes == ()
-    assert not any(node.inputs or node.outputs for node in straight.nodes if node.type in CONTROL)
+    assert not {node.type for node in straight.nodes} & CONTROL
     assert count(straight, "body") == times
     assert count(straight, "loop/add") == times
     assert count(straight, "loop/less") == times + 1
@@ -229,7 +229,7 @@ def test_a_real_lstm(times):
     model = keras.Sequential([keras.Input((times, 5)), layers.LSTM(6)])
     program, notes = program_of(model, 4, "inference")
     assert notes == ()
-    assert not any(node.inputs for node in program.nodes if node.type in CONTROL)
+    assert not {node.type for node in program.nodes} & CONTROL
     assert products(program) == 2 * times  # the input's and the state's, once a time step
     model.compile("sgd", "mse")
     trained, _ = program_of(model, 4)
@@ -262,8 +262,6 @@ def test_a_real_loop_in_a_loop_is_trained():
     model.compile("sgd", "mse")
     program, _ = program_of(model, 4)
     assert products(program) in (3 * 6 - 1, 3 * 6)
-    merges = [[program.nodes[each].type for each in node.controls].count("Merge") for node in program.nodes]
-    assert max(count for count, node in zip(merges, program.nodes, strict=True) if node.type == "Const") == 1
 
 
 def test_a_loop_that_a_kernel_runs_as_a_whole():

@@ -1,16 +1,17 @@
 """Unroll loops and branches: a program with a node for each run of an operation. Pure Python.
 
 TensorFlow lowers `while` and `cond` to Enter, Merge, Switch, NextIteration and Exit. Here tokens pass between those as
-they do in the executor, but only the loop's counters are computed. Each operation that would run becomes a node. It
-takes its inputs from the nodes that made them, and waits for those that passed them on. If a branch depends on the
-data, the larger one is taken, with a note.
+they do in the executor, but only the loop's counters are computed. Each other operation that would run becomes a node.
+It waits for the nodes that made its inputs, and for the condition of its iteration or branch. If a branch depends on
+the data, the larger one is taken, with a note.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kerasmem.estimation.graph.program import Node, NotModelled, Program
@@ -19,25 +20,25 @@ CONTROL = frozenset({"Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopC
 SIZED_BY_DATA = frozenset({"Where", "Unique", "UniqueV2", "ListDiff", "DynamicPartition", "BooleanMask"})
 LONGEST = 400_000  # nodes; a longer step is not simulated
 
-_Context = tuple[tuple[str, int], ...]
-_Instance = tuple[int, _Context]
+_Nodes = tuple[int, ...]
+_Context = tuple[tuple[str, int], ...]  # (frame, iteration) of the loops that an operation runs in
 
 _EVALUATED: dict[str, Callable[..., Any]] = {
-    "Add": lambda a, b: a + b,
-    "AddV2": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Mul": lambda a, b: a * b,
-    "Less": lambda a, b: a < b,
-    "LessEqual": lambda a, b: a <= b,
-    "Greater": lambda a, b: a > b,
-    "GreaterEqual": lambda a, b: a >= b,
-    "Equal": lambda a, b: a == b,
-    "NotEqual": lambda a, b: a != b,
+    "Add": operator.add,
+    "AddV2": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Less": operator.lt,
+    "LessEqual": operator.le,
+    "Greater": operator.gt,
+    "GreaterEqual": operator.ge,
+    "Equal": operator.eq,
+    "NotEqual": operator.ne,
     "Maximum": max,
     "Minimum": min,
     "LogicalAnd": lambda a, b: bool(a) and bool(b),
     "LogicalOr": lambda a, b: bool(a) or bool(b),
-    "LogicalNot": lambda a: not a,
+    "LogicalNot": operator.not_,
     "Identity": lambda a: a,
     "Cast": lambda a: a,
 }
@@ -45,20 +46,33 @@ _EVALUATED: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A value on an edge.
+    """A value on an edge, or the signal of a control edge.
 
     Attributes:
         source: the new node and output that it comes from, or None.
         value: None if unknown.
-        dead: whether it comes from a branch that is not taken.
+        awaited: new nodes that whoever receives it waits for, beside the source.
+        is_dead: whether it comes from a branch that is not taken.
     """
 
-    source: tuple[int, int] | None
+    source: tuple[int, int] | None = None
     value: Any = None
-    dead: bool = False
+    awaited: tuple[int, ...] = ()
+    is_dead: bool = False
 
 
-_DEAD, _ENDED = _Token(None, None, True), _Token(None)
+_DEAD = _Token(is_dead=True)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An operation of one iteration that still waits for tokens."""
+
+    left: int
+    is_dead: bool = False
+    has_run: bool = False
+    inputs: dict[int, _Token] = field(default_factory=dict)
+    awaited: list[int] = field(default_factory=list)
 
 
 def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
@@ -94,17 +108,6 @@ def _as_lowered(program: Program) -> Program:
     return replace(program, nodes=tuple(replace(node, controls=controls(node)) for node in nodes))
 
 
-class _Waiting:
-    """An operation of one iteration that still waits for tokens."""
-
-    __slots__ = ("controls", "has_run", "inputs", "is_dead", "left")
-
-    def __init__(self, left: int) -> None:
-        self.left, self.is_dead, self.has_run = left, False, False
-        self.inputs: dict[int, _Token] = {}
-        self.controls: list[int] = []  # new nodes that its tokens came through
-
-
 class _Walk:
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -115,15 +118,13 @@ class _Walk:
                 self._consumers[source].append((output, number, index))
             for source in node.controls:
                 self._after[source].append(number)
-        self._waiting: dict[_Instance, _Waiting] = {}
+        self._waiting: dict[tuple[int, _Context], _Waiting] = {}
         self._constants: dict[_Context, list[tuple[int, _Token]]] = defaultdict(list)  # of a frame's first context
-        self._iterations: dict[_Context, int] = {}
-        self._ready: deque[_Instance] = deque()
+        self._iterations: dict[_Context, int] = defaultdict(int)  # likewise: the last one
+        self._ready: deque[tuple[int, _Context]] = deque()
         self._branches: dict[tuple[int, int], bool] = {}
         self._new: list[Node] = []
-        self._origins: list[int] = []  # of new nodes: their old numbers
-        self._number_of: dict[int, int] = {}  # of nodes outside frames: old number → new
-        self._tokens: dict[tuple[int, int], _Token] = {}
+        self._tokens: dict[tuple[int, int], _Token] = {}  # of outputs outside frames
         self.notes: list[str] = []
 
     def run(self) -> None:
@@ -139,13 +140,15 @@ class _Walk:
     def result(self) -> Program:
         """Return the unrolled program."""
         program = self._program
-        results = tuple(
-            token.source
-            for end in program.results
-            if (token := self._tokens.get(end)) is not None and token.source is not None
+        ends = [self._tokens.get(end, _DEAD).source for end in program.results]
+        batch = [self._tokens.get((number, 0), _DEAD).source for number in program.arguments]
+        return replace(
+            program,
+            nodes=tuple(self._new),
+            arguments=tuple(source[0] for source in batch if source is not None),
+            results=tuple(source for source in ends if source is not None),
+            has_loops=any(self._iterations.values()),
         )
-        arguments = tuple(self._number_of[number] for number in program.arguments if number in self._number_of)
-        return Program(tuple(self._new), program.variables, arguments, results, program, tuple(self._origins))
 
     def _at(self, number: int, context: _Context) -> _Waiting:
         waiting = self._waiting.get((number, context))
@@ -155,21 +158,20 @@ class _Walk:
             waiting = self._waiting[number, context] = _Waiting(data + len(node.controls))
         return waiting
 
-    def _arrive(self, number: int, context: _Context, token: _Token, by: int | None, index: int | None = None) -> None:
-        """Pass an operation a token for an input (None: a control edge) from a new node."""
+    def _arrive(self, number: int, context: _Context, token: _Token, index: int | None = None) -> None:
+        """Pass an operation a token for an input, or for a control edge (None)."""
         node, waiting = self._program.nodes[number], self._at(number, context)
         if waiting.has_run:
             return
         if index is not None:
             waiting.inputs[index] = token
         if node.type != "Merge":
-            waiting.is_dead |= token.dead
+            waiting.is_dead |= token.is_dead
         elif index is not None:  # the first live token suffices, or all dead ones
-            alive = sum(not received.dead for received in waiting.inputs.values())
-            if (token.dead or alive != 1) and (alive or len(waiting.inputs) < len(node.inputs)):
+            alive = sum(not received.is_dead for received in waiting.inputs.values())
+            if (token.is_dead or alive != 1) and (alive or len(waiting.inputs) < len(node.inputs)):
                 return
-        if by is not None:
-            waiting.controls.append(by)
+        waiting.awaited += token.awaited
         waiting.left -= 1
         if not waiting.left:
             self._ready.append((number, context))
@@ -180,52 +182,56 @@ class _Walk:
             return
         waiting.has_run = True
         tokens, waiting.inputs = waiting.inputs, {}
+        awaited = tuple(dict.fromkeys(waiting.awaited))
         if node.type == "Merge":
-            alive = next(((index, token) for index, token in tokens.items() if not token.dead), None)
-            if alive is None:
-                self._send(number, context, [_DEAD, _DEAD], None)
-            else:
-                by = self._add(number, Node(node.name, node.type, (), _once(waiting), (), {}))
-                self._send(number, context, [alive[1], _Token(None, alive[0])], by)
+            index = next((index for index, token in tokens.items() if not token.is_dead), None)
+            live = _DEAD if index is None else replace(tokens[index], awaited=awaited)
+            outputs = [live, _DEAD if index is None else _Token(value=index)]
+            self._pass_on(number, context, outputs)
         elif waiting.is_dead:
             if node.type not in ("NextIteration", "Exit"):
                 self._send(number, context, [_DEAD] * len(node.outputs), None)
         else:
             inputs = [tokens[index] for index in range(len(node.inputs))]
             if node.type in CONTROL:
-                by = self._add(number, Node(node.name, node.type, (), _once(waiting), (), {}))
-                self._control(number, node, context, inputs, by)
+                self._control(number, node, context, inputs, awaited)
             else:
-                self._emit(number, node, context, inputs, _once(waiting))
+                self._emit(number, node, context, inputs, awaited)
 
-    def _control(self, number: int, node: Node, context: _Context, inputs: list[_Token], by: int) -> None:
-        token = inputs[0]
+    def _control(self, number: int, node: Node, context: _Context, inputs: list[_Token], awaited: _Nodes) -> None:
+        """Pass on the token of a node of control flow, to its iteration or another one."""
+        token, outer = replace(inputs[0], awaited=awaited), context[:-1]
         if node.type == "Enter":
-            frame = str(node.attributes.get("frame_name"))
-            inner = (*context, (frame, 0))
-            if node.attributes.get("is_constant"):
-                self._constants[inner].append((number, token))
-                for iteration in range(self._iterations.get(inner, 0) + 1):
-                    self._send(number, (*context, (frame, iteration)), [token], by)
-            else:
-                self._send(number, inner, [token], by)
+            self._enter(number, node, context, token)
         elif node.type == "Exit":
-            self._send(number, context[:-1], [token], by)
+            self._pass_on(number, outer, [token])
         elif node.type == "NextIteration":
             (frame, iteration) = context[-1]
-            following, first = (*context[:-1], (frame, iteration + 1)), (*context[:-1], (frame, 0))
-            if self._iterations.get(first, 0) < iteration + 1:
+            following, first = (*outer, (frame, iteration + 1)), (*outer, (frame, 0))
+            if self._iterations[first] < iteration + 1:
                 self._iterations[first] = iteration + 1
                 for constant, value in self._constants[first]:
-                    self._send(constant, following, [value], by)
-            self._send(number, following, [token], by)
+                    self._pass_on(constant, following, [value])
+            self._pass_on(number, following, [token])
         elif node.type == "Switch":
-            taken = self._taken(node, inputs[1])
-            self._send(number, context, [_DEAD, token] if taken else [token, _DEAD], by)
-        else:  # LoopCond
-            if token.value is None:
-                raise NotModelled(f"how often the loop of {node.name} runs depends on the data")
-            self._send(number, context, [token], by)
+            condition = inputs[1]
+            if condition.source is not None:
+                token = replace(token, awaited=(condition.source[0],))
+            self._pass_on(number, context, [_DEAD, token] if self._taken(node, condition) else [token, _DEAD])
+        elif token.value is None:
+            raise NotModelled(f"how often the loop of {node.name} runs depends on the data")
+        else:
+            self._pass_on(number, context, [token])
+
+    def _enter(self, number: int, node: Node, context: _Context, token: _Token) -> None:
+        """Pass a token into a loop: to its first iteration, or to all if it is constant there."""
+        frame = str(node.attributes.get("frame_name"))
+        first, last = (*context, (frame, 0)), 0
+        if node.attributes.get("is_constant"):
+            self._constants[first].append((number, token))
+            last = self._iterations[first]
+        for iteration in range(last + 1):
+            self._pass_on(number, (*context, (frame, iteration)), [token])
 
     def _taken(self, node: Node, condition: _Token) -> bool:
         if condition.value is not None:
@@ -242,73 +248,72 @@ class _Walk:
 
         A branch of known sizes is preferred to one whose sizes depend on the data.
         """
-        switches = [
-            number
-            for number, node in enumerate(self._program.nodes)
-            if node.type == "Switch" and node.inputs[1] == condition
-        ]
+        nodes = self._program.nodes
         weights, known = [], []
         for branch in (0, 1):
             seen: set[int] = set()
-            pending = [
-                consumer for switch in switches for output, consumer, _ in self._consumers[switch] if output == branch
-            ]
+            pending: list[int] = []
+            for number, node in enumerate(nodes):
+                if node.type == "Switch" and node.inputs[1] == condition:
+                    pending += [consumer for output, consumer, _ in self._consumers[number] if output == branch]
             while pending:
                 number = pending.pop()
-                if number not in seen and self._program.nodes[number].type != "Merge":
+                if number not in seen and nodes[number].type != "Merge":
                     seen.add(number)
                     pending += [consumer for _, consumer, _ in self._consumers[number]] + self._after[number]
-            nodes = [self._program.nodes[number] for number in seen]
-            weights.append((sum(out.bytes or 0 for node in nodes for out in node.outputs), len(nodes)))
-            known.append(not any(node.type in SIZED_BY_DATA for node in nodes))
+            weights.append((sum(out.bytes or 0 for number in seen for out in nodes[number].outputs), len(seen)))
+            known.append(not any(nodes[number].type in SIZED_BY_DATA for number in seen))
         if known[0] != known[1]:
             return known[1], "whose sizes are known"
         return weights[1] >= weights[0], "that makes more"
 
-    def _emit(
-        self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], controls: tuple[int, ...]
-    ) -> None:
+    def _emit(self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], awaited: _Nodes) -> None:
+        """Add a node for one run of an operation, and pass its outputs on."""
         # Which input a Merge took is a number without memory of its own, and has no source.
         sources = tuple(token.source for token in inputs if token.source is not None)
-        new = self._add(number, replace(node, inputs=sources, controls=controls))
-        if not context:
-            self._number_of[number] = new
-        outputs = [_Token((new, output), value) for output, value in enumerate(self._values(node, inputs))]
-        self._send(number, context, outputs, new)
+        new = len(self._new)
+        self._new.append(replace(node, inputs=sources, controls=awaited))
+        outputs = [_Token((new, output), value) for output, value in enumerate(_values(node, inputs))]
+        self._send(number, context, outputs, (new,))
 
-    def _add(self, number: int, node: Node) -> int:
-        """Add a new node for one run of an operation, and return its number."""
-        self._new.append(node)
-        self._origins.append(number)
-        return len(self._new) - 1
+    def _pass_on(self, number: int, context: _Context, outputs: list[_Token]) -> None:
+        """Pass on the live token among the outputs of a node of control flow."""
+        live = next((token for token in outputs if not token.is_dead), None)
+        if live is None:
+            self._send(number, context, outputs, None)
+        else:
+            self._send(number, context, outputs, live.awaited + (() if live.source is None else live.source[:1]))
 
-    def _values(self, node: Node, inputs: Sequence[_Token]) -> list[Any]:
-        """Return the known values of a node's outputs. A list's value is (last item, rest)."""
-        known = [token.value for token in inputs]
-        value = None
-        if node.type == "Const":
-            constant = node.attributes.get("value")
-            value = constant.reshape(()).item() if constant is not None and constant.size == 1 else None
-        elif node.type == "TensorListPushBack":
-            value = (known[1], known[0])
-        elif node.type == "TensorListPopBack" and known[0] is not None:
-            return [known[0][1], known[0][0]]
-        elif node.type in _EVALUATED and None not in known:
-            value = _EVALUATED[node.type](*known)
-        return [value, *[None] * (len(node.outputs) - 1)][: len(node.outputs)]
+    def _send(self, number: int, context: _Context, outputs: list[_Token], done: _Nodes | None) -> None:
+        """Pass an operation's outputs to its consumers in an iteration.
 
-    def _send(self, number: int, context: _Context, outputs: list[_Token], by: int | None) -> None:
-        """Pass an operation's outputs to its consumers in an iteration, from a new node (None if it is dead)."""
+        Args:
+            number: the operation.
+            context: the iteration.
+            outputs: its outputs.
+            done: new nodes to wait for on its control edges, or None if it is dead.
+        """
         for output, consumer, index in self._consumers[number]:
-            token = outputs[output]
-            self._arrive(consumer, context, token, None if token.dead else by, index)
+            self._arrive(consumer, context, outputs[output], index)
         for consumer in self._after[number]:
-            self._arrive(consumer, context, _DEAD if by is None else _ENDED, by)
+            self._arrive(consumer, context, _DEAD if done is None else _Token(awaited=done))
         if not context:
             for output, token in enumerate(outputs):
-                if (number, output) not in self._tokens or self._tokens[number, output].dead:
+                if self._tokens.get((number, output), _DEAD).is_dead:
                     self._tokens[number, output] = token
 
 
-def _once(waiting: _Waiting) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(waiting.controls))
+def _values(node: Node, inputs: Sequence[_Token]) -> list[Any]:
+    """Return the known values of a node's outputs. A list's value is (last item, rest)."""
+    known = [token.value for token in inputs]
+    value = None
+    if node.type == "Const":
+        constant = node.attributes.get("value")
+        value = constant.reshape(()).item() if constant is not None and constant.size == 1 else None
+    elif node.type == "TensorListPushBack":
+        value = (known[1], known[0])
+    elif node.type == "TensorListPopBack" and known[0] is not None:
+        return [known[0][1], known[0][0]]
+    elif node.type in _EVALUATED and None not in known:
+        value = _EVALUATED[node.type](*known)
+    return [value, *[None] * (len(node.outputs) - 1)][: len(node.outputs)]

@@ -5,7 +5,6 @@ As in tensorflow/core/common_runtime/executor.cc, a node is ready when all nodes
 - An inexpensive node runs inline on the thread that made it ready, first in, first out.
 - Of expensive nodes a thread keeps one for itself if it has nothing inline. The others go to the front of its queue.
 - A thread takes from the front of its own queue, or else from the back of another's.
-- A node that only passes a value on between iterations of a loop runs inline, in no time.
 
 A node notifies its consumers in the order in which they were added to the graph (core/graph/edgeset.h). With
 TensorFlow's own kernels that is the order of the definition, the same in every process. oneDNN's pass
@@ -22,7 +21,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from kerasmem.devices.kernels import CpuKernels
-from kerasmem.estimation.graph.control import CONTROL
 from kerasmem.estimation.graph.program import Program
 from kerasmem.estimation.graph.rules import INEXPENSIVE, table_of, threads_of
 from kerasmem.estimation.graph.scratch import Kernels
@@ -51,7 +49,6 @@ class Executor:
         self._expensive = [False] * len(nodes)
         if isinstance(kernels, CpuKernels):
             self._expensive = _expensive(program, seconds)
-        self._passes_on = [program.folded is not None and node.type in CONTROL for node in nodes]
         self._draw = draw or random.Random(0)
         self._consumers = consumers_in_order(program, kernels, self._draw)
         counts = Counter(itertools.chain.from_iterable(self._consumers))
@@ -69,7 +66,7 @@ class Executor:
             variation: standard deviation of the logarithm of an operation's time. Defaults to 0.
         """
         seconds, expensive, waits = self._seconds, self._expensive, list(self._waits)
-        passes_on, draw = self._passes_on, self._draw
+        draw = self._draw
         threads = _Threads(self._threads)
         threads.hand(0, self._sources, expensive)
         idle = list(range(self._threads))  # the thread that became idle last comes first
@@ -79,9 +76,6 @@ class Executor:
         while True:
             for thread in tuple(idle):
                 number = threads.take(thread)
-                while number is not None and passes_on[number]:
-                    threads.hand(thread, self._made_ready(number, waits), expensive)
-                    number = threads.take(thread)
                 if number is None:  # nor is there one for the other threads
                     break
                 idle.remove(thread)
@@ -114,12 +108,10 @@ def _expensive(program: Program, seconds: Sequence[float]) -> list[bool]:
     It does so for the first ninety runs of a kernel, unless the kernel declares itself inexpensive. In a loop those
     runs are soon over, and the kernel's time decides.
     """
-    runs = Counter(program.origins)
-    is_in_loop = [runs[origin] > 1 for origin in program.origins]
-    is_in_loop += [False] * (len(program.nodes) - len(is_in_loop))
+    runs = Counter(node.name for node in program.nodes)
     return [
-        node.type not in INEXPENSIVE and (took > EXPENSIVE_SECONDS or not in_loop)
-        for node, took, in_loop in zip(program.nodes, seconds, is_in_loop, strict=True)
+        node.type not in INEXPENSIVE and (took > EXPENSIVE_SECONDS or runs[node.name] == 1)
+        for node, took in zip(program.nodes, seconds, strict=True)
     ]
 
 
@@ -163,26 +155,6 @@ def consumers_in_order(program: Program, kernels: Kernels, draw: random.Random) 
         kernels: that run it.
         draw: random numbers that differ between processes.
     """
-    if program.folded is None:
-        return _consumers(program, kernels, draw)
-    folded = [
-        {consumer: rank for rank, consumer in enumerate(consumers)}
-        for consumers in _consumers(program.folded, kernels, draw)
-    ]
-    folded.append({})  # of the copies between memories, which come after the others
-    origins = [*program.origins, *(-1 for _ in program.nodes[len(program.origins) :])]
-    waiting: list[list[int]] = [[] for _ in origins]
-    for number in range(len(origins)):
-        for source in program.awaited(number):
-            waiting[source].append(number)
-    for source, consumers in enumerate(waiting):
-        if len(consumers) > 1:
-            ranks = folded[origins[source]]
-            consumers.sort(key=lambda number: ranks.get(origins[number], -1))
-    return waiting
-
-
-def _consumers(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
     taking: list[list[int]] = [[] for _ in program.nodes]
     after: list[list[int]] = [[] for _ in program.nodes]
     for number in _order_of_adding(program, kernels, draw):
@@ -212,18 +184,14 @@ def _order_of_adding(program: Program, kernels: Kernels, draw: random.Random) ->
     depth_first = {number: rank for rank, number in enumerate(_depth_first(waiting, draw))}
     for number in replaced:
         ranks[number] = len(nodes) + depth_first[number]
-    # A loop's way back is added last.
-    is_way_back = [node.type == "NextIteration" for node in nodes]
-    counts = Counter(itertools.chain.from_iterable(
-        consumers for consumers, is_back in zip(waiting, is_way_back, strict=True) if not is_back
-    ))  # fmt: skip
+    counts = Counter(itertools.chain.from_iterable(waiting))
     ready = [(ranks[number], number) for number in range(len(nodes)) if not counts[number]]
     heapq.heapify(ready)
     order = []
     while ready:
         _, number = heapq.heappop(ready)
         order.append(number)
-        for consumer in () if is_way_back[number] else waiting[number]:
+        for consumer in waiting[number]:
             counts[consumer] -= 1
             if not counts[consumer]:
                 heapq.heappush(ready, (ranks[consumer], consumer))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import KerasmemError
@@ -101,26 +100,11 @@ class Program:
         variables: the step's variables.
         arguments: numbers of the batch's placeholders, whose tensors the caller holds.
         results: (node, output) of the step's results.
-        folded: the step before its loops were unrolled, or None.
-        origins: number in `folded` of each node's operation, if loops were unrolled.
+        has_loops: whether loops were unrolled.
     """
 
     nodes: tuple[Node, ...]
     variables: tuple[Variable, ...]
     arguments: tuple[int, ...]
     results: tuple[tuple[int, int], ...]
-    folded: Program | None = field(default=None, compare=False)
-    origins: tuple[int, ...] = ()
-
-    @property
-    def has_loops(self) -> bool:
-        """Whether loops were unrolled."""
-        return any(node.type == "NextIteration" for node in self.nodes)
-
-    def awaited(self, number: int) -> Iterable[int]:
-        """Return the nodes that a node waits for, once for each value that they pass to it."""
-        node = self.nodes[number]
-        sources = (source for source, _ in node.inputs)
-        if self.folded is None or number >= len(self.origins):
-            return (*sources, *node.controls)
-        return (*(source for source in sources if source >= len(self.origins)), *node.controls)
+    has_loops: bool = False
