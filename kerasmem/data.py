@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 # public function -> module that defines it
 _PUBLIC = {
-    "inspect": "kerasmem.datatools.inspecting.inspection",
-    "convert": "kerasmem.datatools.converting.conversion",
-    "repack": "kerasmem.datatools.converting.conversion",
-    "stats": "kerasmem.datatools.inspecting.statistics",
-    "index": "kerasmem.datatools.inspecting.indexing",
+    "inspect": "kerasmem.datatools.inspection",
+    "convert": "kerasmem.datatools.conversion",
+    "repack": "kerasmem.datatools.conversion",
+    "stats": "kerasmem.datatools.statistics",
+    "index": "kerasmem.datatools.indexing",
 }
 
 __all__ = list(_PUBLIC)
 
 if TYPE_CHECKING:
-    from kerasmem.datatools.converting.conversion import convert as convert
-    from kerasmem.datatools.converting.conversion import repack as repack
-    from kerasmem.datatools.inspecting.indexing import index as index
-    from kerasmem.datatools.inspecting.inspection import inspect as inspect
-    from kerasmem.datatools.inspecting.statistics import stats as stats
+    from kerasmem.datatools.conversion import convert as convert
+    from kerasmem.datatools.conversion import repack as repack
+    from kerasmem.datatools.indexing import index as index
+    from kerasmem.datatools.inspection import inspect as inspect
+    from kerasmem.datatools.statistics import stats as stats
 
 
 def __getattr__(name: str) -> Any:

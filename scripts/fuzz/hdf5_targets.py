@@ -118,9 +118,9 @@ def warm_data_commands() -> None:
     import imagecodecs
 
     import kerasmem.cli.data_command
-    import kerasmem.datatools.converting.conversion
-    import kerasmem.datatools.inspecting.inspection
-    import kerasmem.datatools.inspecting.statistics
+    import kerasmem.datatools.conversion
+    import kerasmem.datatools.inspection
+    import kerasmem.datatools.statistics
     import kerasmem.rendering.data
     import kerasmem.rendering.data_tables
     import kerasmem.rendering.layout  # noqa: F401
@@ -172,7 +172,7 @@ def judge_reading(path: str, verdict: Verdict, report: Report, *, twice: bool = 
 
 def read_ours(path: str) -> dict[str, np.ndarray]:
     """Return the datasets that kerasmem reads, without refused ones."""
-    from kerasmem.datatools.inspecting.listing import list_contents
+    from kerasmem.datatools.listing import list_contents
     from kerasmem.errors import KerasmemError
     from kerasmem.streaming.file_order import read_windows
 

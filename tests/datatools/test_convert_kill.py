@@ -23,7 +23,7 @@ PARTIAL = "out.h5.kerasmem-partial"
 CODE = """
 import json, os, signal, sys
 import kerasmem
-from kerasmem.datatools.converting import writing
+from kerasmem.datatools import writing
 settings, point, count = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 owner, name = {
     "chunk": (writing.ChunkWriter, "_put"), "bucket": (writing.BucketFile, "_flush"),

@@ -29,7 +29,7 @@ CODE = """
 import json, resource, sys
 import h5py, numpy as np
 import kerasmem
-import kerasmem.datatools.converting.conversion
+import kerasmem.datatools.conversion
 def status(field):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))

@@ -13,7 +13,7 @@ from rich.console import Console
 import kerasmem
 from kerasmem import H5ChunkSequence
 from kerasmem.data import convert
-from kerasmem.datatools.inspecting import inspection
+from kerasmem.datatools import inspection
 from kerasmem.datatools.results import Inspection
 from kerasmem.errors import DataError, UsageError
 from kerasmem.rendering.data_tables import inspection_table
@@ -213,7 +213,7 @@ def test_a_listing_that_fails_leaves_nothing_open(tmp_path, monkeypatch):
     def fail(*given):
         raise OSError("damaged")
 
-    monkeypatch.setattr("kerasmem.datatools.inspecting.listing.walk_objects", fail)
+    monkeypatch.setattr("kerasmem.datatools.listing.walk_objects", fail)
     with pytest.raises(DataError, match="damaged") as error:
         kerasmem.data.inspect(path)
     assert str(path) not in {os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")}, error

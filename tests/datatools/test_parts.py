@@ -14,8 +14,7 @@ from converted import content, left_in, streamed
 
 import kerasmem
 from kerasmem.data import repack
-from kerasmem.datatools.converting import parts
-from kerasmem.datatools.inspecting import indexing, statistics
+from kerasmem.datatools import indexing, parts, statistics
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.processes.executors import open_executor
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kerasmem
-from kerasmem.datatools.inspecting import listing
+from kerasmem.datatools import listing
 from kerasmem.hdf5.direct.codecs import DecodeError
 from kerasmem.hdf5.direct.handle import FileHandle
 from kerasmem.hdf5.settings import Access

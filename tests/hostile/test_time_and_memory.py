@@ -145,7 +145,7 @@ setattr(importlib.import_module(module), name, lambda *a, **o: os.kill(os.getpid
 from kerasmem.cli import main
 main()
 """
-CONVERSION, INSPECTION = "kerasmem.datatools.converting.conversion", "kerasmem.datatools.inspecting.inspection"
+CONVERSION, INSPECTION = "kerasmem.datatools.conversion", "kerasmem.datatools.inspection"
 CRASHES = {
     "reading x.h5": (INSPECTION, "inspect", "data", "inspect", "x.h5"),
     "reading x.csv": (CONVERSION, "convert", "data", "convert", "x.csv", "-o", "y.h5"),

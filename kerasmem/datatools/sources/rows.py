@@ -1,4 +1,4 @@
-"""What every kind of source looks like to a conversion: columns, a number of rows, and pieces from any row on.
+"""Sources of rows: columns, a number of rows, and pieces from any row on.
 
 Several sources are one too: those with the same columns one after another, those with other columns side by side.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Rows, check_names
+from kerasmem.datatools.fields import Field, Rows, check_names
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 from kerasmem.units import format_count

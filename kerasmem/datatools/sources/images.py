@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Rows
-from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.row_source import RowSource
+from kerasmem.datatools.fields import Field, Rows
+from kerasmem.datatools.settings import ReadOptions
+from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, MissingExtraError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import format_size

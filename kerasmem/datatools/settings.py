@@ -15,7 +15,7 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.checks import Color, Decimal
-from kerasmem.datatools.converting.fields import ColumnChoice
+from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.direct.codecs import register_filters

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import h5py
 
-from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.arrays import ArraySource
-from kerasmem.datatools.converting.sources.hdf5 import open_hdf5
-from kerasmem.datatools.converting.sources.images import ImageFolder
-from kerasmem.datatools.converting.sources.records import RecordSource
-from kerasmem.datatools.converting.sources.row_source import RowSource, combine
-from kerasmem.datatools.converting.sources.tables import open_tables
+from kerasmem.datatools.settings import ReadOptions
+from kerasmem.datatools.sources.arrays import ArraySource
+from kerasmem.datatools.sources.hdf5 import open_hdf5
+from kerasmem.datatools.sources.images import ImageFolder
+from kerasmem.datatools.sources.records import RecordSource
+from kerasmem.datatools.sources.rows import RowSource, combine
+from kerasmem.datatools.sources.tables import open_tables
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import natural_order

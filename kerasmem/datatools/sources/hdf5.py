@@ -7,10 +7,10 @@ from math import prod
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import ColumnChoice, Field, Rows, check_name
-from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.row_source import RowSource, SideBySideSource, rows_in
-from kerasmem.datatools.inspecting.listing import CLASS_NAMES, Contents, Entry, list_contents, opened, sparse_parts
+from kerasmem.datatools.fields import ColumnChoice, Field, Rows, check_name
+from kerasmem.datatools.listing import CLASS_NAMES, Contents, Entry, list_contents, opened, sparse_parts
+from kerasmem.datatools.settings import ReadOptions
+from kerasmem.datatools.sources.rows import RowSource, SideBySideSource, rows_in
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import shown
 from kerasmem.hdf5.settings import Access

@@ -11,8 +11,8 @@ from math import prod
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.inspecting.advice import choose_features, choose_roles, is_named_target, known, stream_line
-from kerasmem.datatools.inspecting.listing import Contents, Entry, checksums, list_contents
+from kerasmem.datatools.advice import choose_features, choose_roles, is_named_target, known, stream_line
+from kerasmem.datatools.listing import Contents, Entry, checksums, list_contents
 from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.datatools.results import DatasetReport, Inspection
 from kerasmem.errors import DataError, UsageError

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerasmem.datatools.converting.planning import WritePlan, make_plan
-from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
-from kerasmem.datatools.converting.sources.row_source import RowSource
-from kerasmem.datatools.converting.writing import PARTIAL, Outcome, RunOptions, write_files
-from kerasmem.datatools.inspecting import indexing
+from kerasmem.datatools import indexing
+from kerasmem.datatools.planning import WritePlan, make_plan
 from kerasmem.datatools.progress import tell_nobody
+from kerasmem.datatools.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
+from kerasmem.datatools.sources.rows import RowSource
+from kerasmem.datatools.writing import PARTIAL, Outcome, RunOptions, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.files import open_kept, read_json, replacing
 from kerasmem.hdf5.layout import shown

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.converting.sources.row_source import even_pieces, rows_in
-from kerasmem.datatools.inspecting.inspection import MOST_CLASSES, choose_pair, count_classes
-from kerasmem.datatools.inspecting.listing import Contents, list_contents
+from kerasmem.datatools.inspection import MOST_CLASSES, choose_pair, count_classes
+from kerasmem.datatools.listing import Contents, list_contents
 from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.datatools.results import ColumnStats, DataStats
+from kerasmem.datatools.sources.rows import even_pieces, rows_in
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
 from kerasmem.hdf5.remote.urls import is_url

@@ -13,10 +13,14 @@ import h5py
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.converting.fields import ColumnChoice
-from kerasmem.datatools.converting.parts import PART_SIZE, is_index, read_index, write_parts
-from kerasmem.datatools.converting.planning import DEFAULT_MEMORY, WritePlan, make_plan
-from kerasmem.datatools.converting.settings import (
+from kerasmem.datatools.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
+from kerasmem.datatools.fields import ColumnChoice
+from kerasmem.datatools.listing import list_contents
+from kerasmem.datatools.parts import PART_SIZE, is_index, read_index, write_parts
+from kerasmem.datatools.planning import DEFAULT_MEMORY, WritePlan, make_plan
+from kerasmem.datatools.progress import Progress, tell_nobody
+from kerasmem.datatools.results import Conversion, WrittenDataset
+from kerasmem.datatools.settings import (
     ReadOptions,
     WriteSettings,
     output_paths,
@@ -25,14 +29,10 @@ from kerasmem.datatools.converting.settings import (
     read_split,
     refuse_outputs,
 )
-from kerasmem.datatools.converting.sources.images import LOSSES
-from kerasmem.datatools.converting.sources.opening import find_paths, open_sources
-from kerasmem.datatools.converting.sources.row_source import RowSource
-from kerasmem.datatools.converting.writing import Outcome, RunOptions, write_files
-from kerasmem.datatools.inspecting.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
-from kerasmem.datatools.inspecting.listing import list_contents
-from kerasmem.datatools.progress import Progress, tell_nobody
-from kerasmem.datatools.results import Conversion, WrittenDataset
+from kerasmem.datatools.sources.images import LOSSES
+from kerasmem.datatools.sources.opening import find_paths, open_sources
+from kerasmem.datatools.sources.rows import RowSource
+from kerasmem.datatools.writing import Outcome, RunOptions, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown, type_name
 from kerasmem.hdf5.settings import read_path

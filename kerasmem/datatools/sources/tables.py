@@ -14,9 +14,9 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Rows, check_name
-from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.row_source import RowSource
+from kerasmem.datatools.fields import Field, Rows, check_name
+from kerasmem.datatools.settings import ReadOptions
+from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, MissingExtraError, UsageError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import MIB

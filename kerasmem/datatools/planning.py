@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kerasmem.datatools.converting.fields import Field, Target, check_names, written_type
-from kerasmem.datatools.converting.settings import ReadOptions, WriteSettings
-from kerasmem.datatools.converting.sources.row_source import RowSource
+from kerasmem.datatools.fields import Field, Target, check_names, written_type
+from kerasmem.datatools.settings import ReadOptions, WriteSettings
+from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.layout import shown
 from kerasmem.units import KIB, MIB, format_size

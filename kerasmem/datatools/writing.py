@@ -18,12 +18,12 @@ import numpy as np
 
 from kerasmem import files
 from kerasmem.compat.hdf5_lock import hdf5_lock
-from kerasmem.datatools.converting.fields import Caster, Field, Rows, Target, join_columns
-from kerasmem.datatools.converting.planning import WritePlan, check_space, share_out
-from kerasmem.datatools.converting.settings import Compression, WriteSettings, output_paths
-from kerasmem.datatools.converting.sources.row_source import RowSource, even_pieces, rows_in
-from kerasmem.datatools.inspecting.listing import CHECKSUM, CLASS_NAMES, checksums
+from kerasmem.datatools.fields import Caster, Field, Rows, Target, join_columns
+from kerasmem.datatools.listing import CHECKSUM, CLASS_NAMES, checksums
+from kerasmem.datatools.planning import WritePlan, check_space, share_out
 from kerasmem.datatools.progress import Progress
+from kerasmem.datatools.settings import Compression, WriteSettings, output_paths
+from kerasmem.datatools.sources.rows import RowSource, even_pieces, rows_in
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.hdf5.direct.codecs import ZSTD
 from kerasmem.hdf5.layout import shown

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerasmem.datatools.converting.fields import Field, Rows, check_name
-from kerasmem.datatools.converting.settings import ReadOptions
-from kerasmem.datatools.converting.sources.images import DecodedImage, decode_image, in_order, is_encoded_image
-from kerasmem.datatools.converting.sources.row_source import RowSource
+from kerasmem.datatools.fields import Field, Rows, check_name
+from kerasmem.datatools.settings import ReadOptions
+from kerasmem.datatools.sources.images import DecodedImage, decode_image, in_order, is_encoded_image
+from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.layout import one_line, shown
 from kerasmem.units import GIB

@@ -1,1 +1,0 @@
-"""Contents, statistics and indexes of data files."""
