@@ -143,6 +143,15 @@ def test_imports_run_downwards():
     assert not faults, json.dumps(faults, indent=2)
 
 
+def test_layers_of_hdf5_import_downwards():
+    layers = ["format", "io", "rows"]
+    for path, source in SOURCES.items():
+        if path.parts[0] == "hdf5" and len(path.parts) == 3:
+            above = layers[layers.index(path.parts[1]) + 1 :]
+            names = [name for name, _, _ in imports(source)]
+            assert not [name for name in names if name.startswith(tuple(f"kerasmem.hdf5.{layer}" for layer in above))]
+
+
 def test_modules_import_one_another_in_no_cycle():
     assert import_cycle(SOURCES) is None
 

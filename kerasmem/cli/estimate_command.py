@@ -135,7 +135,7 @@ def _expanded(models: Sequence[str]) -> list[str | None]:
     Raises:
         UsageError: no file matches a pattern.
     """
-    from kerasmem.hdf5.settings import natural_order
+    from kerasmem.hdf5.rows.settings import natural_order
 
     found: list[str | None] = []
     patterns = _patterns(models)

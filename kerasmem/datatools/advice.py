@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from kerasmem.hdf5.layout import DatasetLayout
+from kerasmem.hdf5.format.layout import DatasetLayout
 
 _TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_train", "codes")
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")

@@ -34,8 +34,8 @@ from kerasmem.datatools.sources.opening import find_paths, open_sources
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.datatools.writing import Outcome, RunOptions, write_files
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import shown, type_name
-from kerasmem.hdf5.settings import read_path
+from kerasmem.hdf5.format.layout import shown, type_name
+from kerasmem.hdf5.rows.settings import read_path
 from kerasmem.units import parse_size
 
 

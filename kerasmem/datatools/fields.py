@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import plain_name, shown
+from kerasmem.hdf5.format.layout import plain_name, shown
 
 _LISTED = 12  # names shown in a message
 

@@ -19,17 +19,17 @@ from kerasmem import checks
 from kerasmem.datatools.progress import Progress
 from kerasmem.datatools.results import DataIndexed
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Source
-from kerasmem.hdf5.index import IndexWriter, StoredAs, Table
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, plain_name, shown
-from kerasmem.hdf5.links import walk_objects
-from kerasmem.hdf5.opened import OpenFile
-from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
-from kerasmem.hdf5.remote.fetcher import RangeFetcher
-from kerasmem.hdf5.remote.file import ask_for_info, open_remote, put_file
-from kerasmem.hdf5.remote.urls import is_url
-from kerasmem.hdf5.scan import close_file, look_at, open_file, scan_file
-from kerasmem.hdf5.settings import INDEX_SUFFIX, Access, read_paths, read_place
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, plain_name, shown
+from kerasmem.hdf5.format.links import walk_objects
+from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.io.access import RemoteAccess, read_remote
+from kerasmem.hdf5.io.fetcher import RangeFetcher
+from kerasmem.hdf5.io.remote_file import ask_for_info, open_remote, put_file
+from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
+from kerasmem.hdf5.rows.opened import OpenFile
+from kerasmem.hdf5.rows.scan import close_file, look_at, open_file, scan_file
+from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, Access, read_paths, read_place
+from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, Source
 from kerasmem.processes.executors import run_tasks
 
 _GROUP = 128  # remote files whose first bytes are asked for at once, and stay in memory until they are looked at

@@ -16,9 +16,9 @@ from kerasmem.datatools.listing import Contents, Entry, checksums, list_contents
 from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.datatools.results import DatasetReport, Inspection
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import plain_name, shown, type_name
-from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import Access, read_parts, read_path
+from kerasmem.hdf5.format.layout import plain_name, shown, type_name
+from kerasmem.hdf5.rows.scan import scan_files
+from kerasmem.hdf5.rows.settings import Access, read_parts, read_path
 from kerasmem.streaming.description import advise, describe_plan, describe_quality
 from kerasmem.streaming.file_order import read_windows
 from kerasmem.streaming.plan import StreamPlan, StreamSettings, dataset_names, make_plan

@@ -13,13 +13,13 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.codecs import DecodeError
-from kerasmem.hdf5.direct.handle import FileHandle
-from kerasmem.hdf5.layout import DatasetLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded, shape_of, walk_objects
-from kerasmem.hdf5.scan import close_file, find_dataset, look_at, open_file
-from kerasmem.hdf5.settings import Access
-from kerasmem.hdf5.texts import MOST_TEXT, read_attribute, read_names, text_of
+from kerasmem.hdf5.format.filters import DecodeError
+from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown
+from kerasmem.hdf5.format.links import DAMAGED, encoded, shape_of, walk_objects
+from kerasmem.hdf5.io.handle import FileHandle
+from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, open_file
+from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.texts import MOST_TEXT, read_attribute, read_names, text_of
 from kerasmem.streaming.file_order import read_windows
 
 MOST_LISTED = 5000  # objects looked at: a hostile file may hold millions

@@ -25,11 +25,11 @@ from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.datatools.writing import PARTIAL, Outcome, RunOptions, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.files import open_kept, read_json, replacing
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
-from kerasmem.hdf5.remote.file import RemoteFile, expand, put_file, refuse_web, remove_file
-from kerasmem.hdf5.remote.urls import is_url
-from kerasmem.hdf5.settings import INDEX_SUFFIX, read_place
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.io.access import RemoteAccess, read_remote
+from kerasmem.hdf5.io.remote_file import RemoteFile, expand, put_file, refuse_web, remove_file
+from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, read_place
 from kerasmem.processes.executors import run_tasks
 
 PART_SIZE = "1GiB"

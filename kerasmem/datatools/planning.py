@@ -12,7 +12,7 @@ from kerasmem.datatools.fields import Field, Target, check_names, written_type
 from kerasmem.datatools.settings import ReadOptions, WriteSettings
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.format.layout import shown
 from kerasmem.units import KIB, MIB, format_size
 
 CHUNK_BYTES = MIB

@@ -18,9 +18,9 @@ from kerasmem.checks import Color, Decimal
 from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import MissingExtraError, UsageError
-from kerasmem.hdf5.direct.codecs import register_filters
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.settings import read_path
+from kerasmem.hdf5.format.filters import register_filters
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.rows.settings import read_path
 
 _MOST_THREADS = 16
 _LEVELS = {"gzip": (4, 1, 9), "zstd": (3, 1, 19)}  # usual, least, most

@@ -21,10 +21,10 @@ from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.datatools.results import ColumnStats, DataStats
 from kerasmem.datatools.sources.rows import even_pieces, rows_in
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
-from kerasmem.hdf5.remote.urls import is_url
-from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import Access, read_files, read_path
+from kerasmem.hdf5.format.layout import DatasetLayout, plain_name, shown
+from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.rows.scan import scan_files
+from kerasmem.hdf5.rows.settings import Access, read_files, read_path
 from kerasmem.processes.executors import run_tasks
 from kerasmem.streaming.file_order import read_windows
 

@@ -25,10 +25,10 @@ from kerasmem.datatools.progress import Progress
 from kerasmem.datatools.settings import Compression, WriteSettings, output_paths
 from kerasmem.datatools.sources.rows import RowSource, even_pieces, rows_in
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.hdf5.direct.codecs import ZSTD
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.links import DAMAGED, encoded
-from kerasmem.hdf5.texts import TEXTS_AT_ONCE, read_attribute
+from kerasmem.hdf5.format.filters import ZSTD
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.links import DAMAGED, encoded
+from kerasmem.hdf5.rows.texts import TEXTS_AT_ONCE, read_attribute
 
 _MOST_BYTES = 60_000  # of an attribute; HDF5 keeps no larger ones beside a dataset
 

@@ -1,1 +1,1 @@
-"""HDF5 datasets as rows: layout, chunk index, codecs, direct reads, files by URL."""
+"""HDF5 datasets as rows, in three layers: format, then io, then rows; each imports those before it alone."""

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.hdf5.layout import one_line
+from kerasmem.hdf5.format.layout import one_line
 from kerasmem.processes.children import end_after_parent
 
 _MOST_AHEAD = 10  # batches; fewer where the memory budget has no room for more

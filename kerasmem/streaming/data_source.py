@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.hdf5.columns import read_dtype, read_scale
-from kerasmem.hdf5.direct.delivery import Scratch
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.urls import name_of
-from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import read_data, read_parts, read_rows
+from kerasmem.hdf5.format.columns import read_dtype, read_scale
+from kerasmem.hdf5.format.filters import Scratch
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.urls import name_of
+from kerasmem.hdf5.rows.scan import scan_files
+from kerasmem.hdf5.rows.settings import read_data, read_parts, read_rows
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.reader import RowReader

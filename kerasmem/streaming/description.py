@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.layout import DatasetLayout, shown, type_name
+from kerasmem.hdf5.format.columns import Column
+from kerasmem.hdf5.format.layout import DatasetLayout, shown, type_name
 from kerasmem.streaming.plan import StreamPlan
 from kerasmem.streaming.quality import ShuffleQuality
 from kerasmem.units import KIB, MIB, format_count, format_size

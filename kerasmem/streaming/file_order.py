@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.columns import Column, make_columns, read_dtype, read_part
-from kerasmem.hdf5.direct.delivery import Scratch
-from kerasmem.hdf5.layout import DataLayout
-from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.columns import Column, make_columns, read_dtype, read_part
+from kerasmem.hdf5.format.filters import Scratch
+from kerasmem.hdf5.format.layout import DataLayout
+from kerasmem.hdf5.rows.scan import scan_files
+from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.budget import MemoryPlan, plan_memory
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.reader import RowReader, Task

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kerasmem.hdf5.direct.delivery import Scratch
+from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.streaming.reader import RowReader, Task
 
 _mine = threading.local()  # each thread's buffers

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.ahead import Batch, BatchesAhead, Preparation, TransformFailure, TransformPool, apply_transform
 from kerasmem.streaming.cursor import Cursor, Position
 from kerasmem.streaming.description import name_batch

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.columns import Column, Part, make_columns
-from kerasmem.hdf5.grid import Grid
-from kerasmem.hdf5.layout import DataLayout
-from kerasmem.hdf5.settings import read_rows
+from kerasmem.hdf5.format.columns import Column, Part, make_columns
+from kerasmem.hdf5.format.grid import Grid
+from kerasmem.hdf5.format.layout import DataLayout
+from kerasmem.hdf5.rows.settings import read_rows
 from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
 from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.grid import Grid
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.grid import Grid
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.rows.settings import Access
 from kerasmem.records import Record
 from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.plan import StreamPlan

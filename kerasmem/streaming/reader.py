@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, can_scatter, part_of
-from kerasmem.hdf5.files import Claims, DatasetRows, OpenFiles, ResidentRows
-from kerasmem.hdf5.grid import Grid
-from kerasmem.hdf5.layout import DataLayout
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.columns import Column
+from kerasmem.hdf5.format.filters import Scratch
+from kerasmem.hdf5.format.grid import Grid
+from kerasmem.hdf5.format.layout import DataLayout
+from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, ScatterRead, can_scatter, part_of
+from kerasmem.hdf5.rows.files import Claims, DatasetRows, OpenFiles, ResidentRows
+from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.order import EpochOrder, Segment
 
 _CELL_BYTES = 64 * 1024  # of a dataset without chunks that is kept in memory, read at a time

@@ -17,12 +17,12 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.compat.keras_reading import Call, attach_reader
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.columns import read_dtype, read_scale
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import ahead_bytes
-from kerasmem.hdf5.remote.urls import name_of
-from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import check_transform, read_data, read_parts
+from kerasmem.hdf5.format.columns import read_dtype, read_scale
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.urls import name_of
+from kerasmem.hdf5.io.access import ahead_bytes
+from kerasmem.hdf5.rows.scan import scan_files
+from kerasmem.hdf5.rows.settings import check_transform, read_data, read_parts
 from kerasmem.streaming.ahead import Batch, Preparation
 from kerasmem.streaming.cursor import Cursor, Position, Progress
 from kerasmem.streaming.dataset import batches_signature, make_dataset, plan_signature

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.files import CLOSED
-from kerasmem.hdf5.memory import Arena
+from kerasmem.hdf5.format.columns import Column
+from kerasmem.hdf5.rows.files import CLOSED
+from kerasmem.hdf5.rows.memory import Arena
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.filling import Filling
 from kerasmem.streaming.order import EpochOrder, Segment

@@ -15,7 +15,7 @@ import numpy as np
 from kerasmem.archives import open_archive
 from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
 from kerasmem.files import follow, open_kept, read_json, replacing
-from kerasmem.hdf5.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.records import Record
 from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe, variables
 from kerasmem.training.run_state import RunState

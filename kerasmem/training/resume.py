@@ -15,7 +15,7 @@ from kerasmem.cluster import ALONE, find_worker, own_path, worker_of
 from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.format.layout import shown
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.streaming.state import read_state as read_position

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from common import environment, write_results
 
-from kerasmem.hdf5.grid import ranges
-from kerasmem.hdf5.index import IndexWriter, StoredAs, Table
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout
-from kerasmem.hdf5.scan import scan_files
-from kerasmem.hdf5.settings import Access, read_files, read_parts
+from kerasmem.hdf5.format.grid import ranges
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout
+from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
+from kerasmem.hdf5.rows.scan import scan_files
+from kerasmem.hdf5.rows.settings import Access, read_files, read_parts
 from kerasmem.streaming.plan import StreamPlan, StreamSettings, make_plan
 
 FEATURES = 32

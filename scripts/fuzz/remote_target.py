@@ -44,9 +44,9 @@ class RemoteTarget(Target):
         import aiohttp  # noqa: F401
         import fsspec.implementations.http  # noqa: F401
 
-        import kerasmem.hdf5.remote.failures as failures
-        import kerasmem.hdf5.remote.file_systems
-        import kerasmem.hdf5.remote.objects as objects
+        import kerasmem.hdf5.io.failures as failures
+        import kerasmem.hdf5.io.objects as objects
+        import kerasmem.hdf5.io.stores
         import kerasmem.streaming.file_order  # noqa: F401
 
         warm_data_commands()
@@ -82,8 +82,8 @@ class RemoteTarget(Target):
 
     def _read(self, server: _Server, case: Case, report: Report) -> Verdict:
         from kerasmem.errors import KerasmemError
-        from kerasmem.hdf5.remote.access import RemoteAccess
-        from kerasmem.hdf5.settings import Access
+        from kerasmem.hdf5.io.access import RemoteAccess
+        from kerasmem.hdf5.rows.settings import Access
         from kerasmem.streaming.file_order import read_windows
 
         access = Access(remote=RemoteAccess(cache=str(Path("cache").absolute()) if case.options["cache"] else None))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.codecs import fletcher32
-from kerasmem.hdf5.direct.sources import Hdf5Source
+from kerasmem.hdf5.format.filters import fletcher32
+from kerasmem.hdf5.rows.sources import Hdf5Source
 from kerasmem.units import MIB
 
 DTYPES = ["<f4", ">f4", "<f8", "<f2", "|u1", "|i1", ">u2", "<i4", ">i8", "|b1"]

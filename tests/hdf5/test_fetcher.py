@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from kerasmem.hdf5.remote.access import RemoteAccess
-from kerasmem.hdf5.remote.failures import PermanentError
-from kerasmem.hdf5.remote.fetcher import RangeFetcher, RangeRequest
-from kerasmem.hdf5.remote.handle import Claim
+from kerasmem.hdf5.io.access import RemoteAccess
+from kerasmem.hdf5.io.failures import PermanentError
+from kerasmem.hdf5.io.fetcher import RangeFetcher, RangeRequest
+from kerasmem.hdf5.io.ranges import Claim
 
 KIB = 1024
 

@@ -16,9 +16,9 @@ from remote_servers import FileServer
 import kerasmem
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.index import IndexWriter, StoredAs, Table
-from kerasmem.hdf5.layout import DatasetLayout, FileLayout
-from kerasmem.hdf5.remote.access import RemoteAccess
+from kerasmem.hdf5.format.layout import DatasetLayout, FileLayout
+from kerasmem.hdf5.io.access import RemoteAccess
+from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
 
 LOCAL = RemoteAccess()
 

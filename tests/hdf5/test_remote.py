@@ -21,7 +21,7 @@ from remote_servers import FileServer, S3Server
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, MissingExtraError, UsageError
-from kerasmem.hdf5.remote.cache import DiskCache
+from kerasmem.hdf5.io.cache import DiskCache
 
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks by gRPC, which the emulator has not
 fsspec = pytest.importorskip("fsspec")
@@ -77,7 +77,7 @@ def s3(s3_server):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("kerasmem.hdf5.remote.failures._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("kerasmem.hdf5.io.failures._FIRST_WAIT", 0.01)
 
 
 def equal(one, other):

@@ -17,15 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import ahead_bytes, read_remote
-from kerasmem.hdf5.remote.cache import DiskCache
-from kerasmem.hdf5.remote.failures import ChangedError, TransientError, retry
-from kerasmem.hdf5.remote.file import is_pattern
-from kerasmem.hdf5.remote.handle import join_extents
-from kerasmem.hdf5.remote.objects import HEAD, PartialRange
-from kerasmem.hdf5.remote.s3 import S3Object
-from kerasmem.hdf5.remote.urls import identity, is_url, redact
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.urls import identity, is_url, redact
+from kerasmem.hdf5.io.access import ahead_bytes, read_remote
+from kerasmem.hdf5.io.cache import DiskCache
+from kerasmem.hdf5.io.failures import ChangedError, TransientError, retry
+from kerasmem.hdf5.io.objects import HEAD, PartialRange, S3Object
+from kerasmem.hdf5.io.ranges import join_extents
+from kerasmem.hdf5.io.remote_file import is_pattern
 from kerasmem.units import MIB
 
 
@@ -138,7 +137,7 @@ async def body(*parts, error=None, pause=0.0):
 
 
 def test_a_body_that_comes_too_slowly_is_asked_for_again(monkeypatch):
-    monkeypatch.setattr("kerasmem.hdf5.remote.objects._SILENCE", 0.2)
+    monkeypatch.setattr("kerasmem.hdf5.io.objects._SILENCE", 0.2)
     into = PartialRange(memoryview(bytearray(1000)))
     with pytest.raises(TransientError, match=r"only \d+ bytes came in 0.2 s"):
         asyncio.run(into.fill(body(*[b"x"] * 1000, pause=0.01)))

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kerasmem import H5ChunkSequence
-from kerasmem.hdf5.direct import delivery
-from kerasmem.hdf5.direct import handle as handles
-from kerasmem.hdf5.direct.delivery import ScatterRead, _pieces
-from kerasmem.hdf5.direct.handle import FileHandle
-from kerasmem.hdf5.direct.sources import DirectSource
+from kerasmem.hdf5.io import handle as handles
+from kerasmem.hdf5.io.handle import FileHandle
+from kerasmem.hdf5.rows import delivery
+from kerasmem.hdf5.rows.delivery import ScatterRead, _pieces
+from kerasmem.hdf5.rows.sources import DirectSource
 
 WIDTH = 300  # values: 1,200 bytes a row
 

@@ -12,7 +12,7 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.sources import ChunkedSource, Hdf5Source
+from kerasmem.hdf5.rows.sources import ChunkedSource, Hdf5Source
 
 ROWS = 300
 X = np.random.default_rng(0).random((ROWS, 6)).astype("f4")

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.codecs import SHUFFLE, DecodeError, Pipeline
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline
+from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.file_order import read_windows
 
 # Every chunk is decoded over two different fillings: what a decoder leaves as it was would be the process's memory.
 MUTATE = """
 import sys
 import h5py, numpy as np
-from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline
-from kerasmem.hdf5.direct.delivery import Scratch
+from kerasmem.hdf5.format.filters import DecodeError, Pipeline
+from kerasmem.hdf5.format.filters import Scratch
 
 KINDS = {"gzip": dict(compression="gzip", shuffle=True), "checked": dict(compression="gzip", fletcher32=True),
          "shuffle": dict(shuffle=True), "lzf": dict(compression="lzf")}

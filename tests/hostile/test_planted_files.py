@@ -11,8 +11,8 @@ import pytest
 import kerasmem
 from kerasmem import files
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.remote.access import read_remote
-from kerasmem.hdf5.remote.cache import DiskCache
+from kerasmem.hdf5.io.access import read_remote
+from kerasmem.hdf5.io.cache import DiskCache
 from kerasmem.monitoring.logfile import LogFile
 
 SOMEBODY = 54321

@@ -15,13 +15,13 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
-from kerasmem.hdf5.remote import file_systems
+from kerasmem.hdf5.io import stores
 
 GIB = 2**30
 READ = """
 import sys
 from kerasmem.errors import DataError
-from kerasmem.hdf5.remote import failures, objects
+from kerasmem.hdf5.io import failures, objects
 from kerasmem.streaming.file_order import read_windows
 objects._SILENCE = objects._CONNECT = 0.3
 failures._FIRST_WAIT = failures._LONGEST_WAIT = 0.01
@@ -159,7 +159,7 @@ def test_a_redirect_from_outside_does_not_lead_inside(serve, data, monkeypatch):
         asked.append(host)
         return len(asked) > 1
 
-    monkeypatch.setattr(file_systems, "_is_inside", outside_first)
+    monkeypatch.setattr(stores, "_is_inside", outside_first)
     seen = []
     address = serve(moved_to(serve(ranges(data, seen))))
     with pytest.raises(DataError, match="redirects to an address of a private network"):
@@ -179,4 +179,4 @@ def test_what_is_inside(address, inside):
         socket.getaddrinfo(address, None)
     except OSError:
         pytest.skip("this machine knows no such addresses")
-    assert asyncio.run(file_systems._is_inside(address)) is inside
+    assert asyncio.run(stores._is_inside(address)) is inside

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.layout import DatasetLayout
+from kerasmem.hdf5.format.columns import Column
+from kerasmem.hdf5.format.layout import DatasetLayout
 from kerasmem.streaming.budget import plan_memory
 from kerasmem.units import GIB, MIB, parse_size
 

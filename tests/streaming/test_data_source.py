@@ -14,7 +14,7 @@ import pytest
 import kerasmem
 from kerasmem import H5DataSource
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import DataLayout
+from kerasmem.hdf5.format.layout import DataLayout
 
 ROWS = 300
 

@@ -152,8 +152,8 @@ def test_rows_beyond_all_measure(tmp_path):
 )
 def test_filters_that_are_not_installed(tmp_path, monkeypatch, code, way_out):
     path = tmp_path / "filter.h5"
-    monkeypatch.setattr("kerasmem.hdf5.scan.register_filters", lambda: False)
-    monkeypatch.setattr("kerasmem.hdf5.scan.is_undone_here", lambda code: False)  # as without kerasmem[codecs]
+    monkeypatch.setattr("kerasmem.hdf5.rows.scan.register_filters", lambda: False)
+    monkeypatch.setattr("kerasmem.hdf5.rows.scan.is_undone_here", lambda code: False)  # as without kerasmem[codecs]
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_chunk((10,))
     if h5py.h5z.filter_avail(code):

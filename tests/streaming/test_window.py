@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kerasmem.hdf5.columns import Column
+from kerasmem.hdf5.format.columns import Column
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.window import Filling, WindowStore
 

@@ -17,7 +17,7 @@ from kerasmem.datatools.fields import Field, Rows, check_name
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.units import MIB, format_size
 
 _COLUMN_BYTES = 64 * MIB  # of a Fortran-ordered array in an archive, which has to be kept whole

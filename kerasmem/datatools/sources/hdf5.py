@@ -12,8 +12,8 @@ from kerasmem.datatools.listing import CLASS_NAMES, Contents, Entry, list_conten
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource, SideBySideSource, rows_in
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.file_order import read_windows
 from kerasmem.units import format_count
 

@@ -21,7 +21,7 @@ from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, MissingExtraError
-from kerasmem.hdf5.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.units import format_size
 
 _AHEAD = 4  # images a thread that are decoded or waiting to be taken

@@ -17,8 +17,8 @@ from kerasmem.datatools.sources.records import RecordSource
 from kerasmem.datatools.sources.rows import RowSource, combine
 from kerasmem.datatools.sources.tables import open_tables
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.settings import natural_order
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.rows.settings import natural_order
 
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", ".parquet", ".pq")
 _HDF5 = (".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")

@@ -14,7 +14,7 @@ from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.images import DecodedImage, decode_image, in_order, is_encoded_image
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.units import GIB
 
 _MOST_RECORD = GIB

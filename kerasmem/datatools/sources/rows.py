@@ -17,7 +17,7 @@ import numpy as np
 
 from kerasmem.datatools.fields import Field, Rows, check_names
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.format.layout import shown
 from kerasmem.units import format_count
 
 

@@ -18,7 +18,7 @@ from kerasmem.datatools.fields import Field, Rows, check_name
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, MissingExtraError, UsageError
-from kerasmem.hdf5.layout import one_line, shown
+from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.units import MIB
 
 _MOST_COLUMNS = 1 << 16  # of a table: the libraries that read one take some 10 kB for each column

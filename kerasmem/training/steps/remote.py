@@ -18,7 +18,7 @@ from kerasmem.compat.tensorflow_runtime import devices_are_started, operations_a
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_stream
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.hdf5.layout import one_line
+from kerasmem.hdf5.format.layout import one_line
 from kerasmem.models.vocabulary import configuration, own_objects, register_own_classes
 from kerasmem.processes.channel import ChannelChild, ChildEnded, serve_requests
 from kerasmem.processes.children import exit_reason

@@ -14,14 +14,14 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.codecs import EXTRA, is_undone_here, register_filters
-from kerasmem.hdf5.index import DataIndex
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED, encoded, open_dataset, points_of, shape_of, walk_objects
-from kerasmem.hdf5.remote.file import RemoteHdf5, ask_for_info, open_remote
-from kerasmem.hdf5.remote.objects import ObjectInfo
-from kerasmem.hdf5.remote.urls import is_url
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.filters import EXTRA, is_undone_here, register_filters
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.format.links import DAMAGED, encoded, open_dataset, points_of, shape_of, walk_objects
+from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.io.objects import ObjectInfo
+from kerasmem.hdf5.io.remote_file import RemoteHdf5, ask_for_info, open_remote
+from kerasmem.hdf5.rows.index import DataIndex
+from kerasmem.hdf5.rows.settings import Access
 
 _STORAGE = {
     h5py.h5d.COMPACT: "compact",

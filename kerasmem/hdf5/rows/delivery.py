@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.handle import CAN_SCATTER, MOST_VIEWS, FileHandle, view_of
+from kerasmem.hdf5.format.columns import Column
+from kerasmem.hdf5.format.filters import Scratch, view_of
+from kerasmem.hdf5.io.handle import CAN_SCATTER, MOST_VIEWS, FileHandle
 from kerasmem.units import KIB
 
 PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
@@ -25,20 +26,6 @@ _SHARE_BYTES = 4 << 20  # what a thread takes on at a time
 
 Places = slice | np.ndarray
 """Where in a window rows go: a run, or one number a row."""
-
-
-class Scratch:
-    """Named byte buffers, each as large as the most that was asked of it so far."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, np.ndarray] = {}
-
-    def take(self, name: str, size: int) -> np.ndarray:
-        """Return `size` bytes, those returned for `name` before included."""
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = np.empty(size, np.uint8)
-        return buffer[:size]
 
 
 @dataclass(frozen=True)

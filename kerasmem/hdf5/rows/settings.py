@@ -15,10 +15,10 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.columns import Part, read_part
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import RemoteAccess, read_remote
-from kerasmem.hdf5.remote.urls import is_url
+from kerasmem.hdf5.format.columns import Part, read_part
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.io.access import RemoteAccess, read_remote
 from kerasmem.units import format_count
 
 INDEX_SUFFIX = ".index"
@@ -68,7 +68,7 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
         return tuple(paths)
     one = read_place(path)
     if is_url(one):
-        from kerasmem.hdf5.remote.file import expand, is_pattern
+        from kerasmem.hdf5.io.remote_file import expand, is_pattern
 
         return tuple(sorted(expand(one, remote or RemoteAccess()), key=natural_order)) if is_pattern(one) else (one,)
     if glob.has_magic(one) and not os.path.exists(one):
@@ -92,7 +92,7 @@ def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str]:
     paths = read_paths(path, remote)
     if len(paths) > 1 or not paths[0].split("?")[0].endswith(INDEX_SUFFIX):
         return paths
-    from kerasmem.hdf5.index import DataIndex
+    from kerasmem.hdf5.rows.index import DataIndex
 
     return DataIndex(paths[0], remote or RemoteAccess())
 

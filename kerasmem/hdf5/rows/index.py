@@ -22,10 +22,10 @@ import numpy as np
 from kerasmem.archives import open_archive
 from kerasmem.errors import DataError, UsageError
 from kerasmem.files import read_json, replacing
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
-from kerasmem.hdf5.remote.access import RemoteAccess
-from kerasmem.hdf5.remote.file import RemoteFile
-from kerasmem.hdf5.remote.urls import is_url, scheme_of
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.format.urls import is_url, scheme_of
+from kerasmem.hdf5.io.access import RemoteAccess
+from kerasmem.hdf5.io.remote_file import RemoteFile
 from kerasmem.records import Record
 from kerasmem.units import GIB, MIB
 

@@ -18,11 +18,11 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from kerasmem.compat.event_loops import call_before_threads_are_joined
-from kerasmem.hdf5.remote.access import REQUESTS, SMALL_REQUESTS, RemoteAccess
-from kerasmem.hdf5.remote.cache import DiskCache
-from kerasmem.hdf5.remote.failures import PermanentError, retry
-from kerasmem.hdf5.remote.file_systems import FileSystems
-from kerasmem.hdf5.remote.objects import ObjectInfo, PartialRange, RemoteObject
+from kerasmem.hdf5.io.access import REQUESTS, SMALL_REQUESTS, RemoteAccess
+from kerasmem.hdf5.io.cache import DiskCache
+from kerasmem.hdf5.io.failures import PermanentError, retry
+from kerasmem.hdf5.io.objects import ObjectInfo, PartialRange, RemoteObject
+from kerasmem.hdf5.io.stores import FileSystems
 from kerasmem.units import KIB, MIB
 
 _FILLED = 4 * MIB  # in flight fill a link of 100 MB/s on which an answer takes 40 ms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable
@@ -11,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.compat.file_systems import call_file_system
-from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, TransientError, of_status
-from kerasmem.units import KIB
+from kerasmem.compat.s3 import get_s3_object
+from kerasmem.hdf5.io.failures import ChangedError, PermanentError, TransientError, of_status
+from kerasmem.units import KIB, MIB
 
 HEAD = 64 * KIB
 """Bytes at the beginning of an object that come along with its version: an HDF5 file's header lies there."""
+_READ_BYTES = MIB // 4
 _LEAST_RATE = KIB  # bytes a second: a store that brings fewer is asked again
 _CONNECT, _SILENCE = 15.0, 30.0  # seconds until a connection stands, and that a store may be silent
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -205,6 +208,42 @@ class HttpObject(RemoteObject):
             if answer.status == 200 or answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise PermanentError(_NO_RANGES)
             yield Answer(*read_range(place), tag, answer.content.iter_any())
+
+
+class S3Object(RemoteObject):
+    """An object of S3 or of a compatible store.
+
+    Args:
+        system: s3fs's file system.
+        path: bucket and key.
+    """
+
+    def __init__(self, system: Any, path: str) -> None:
+        self._system = system
+        bucket, key, version = system.split_path(path)
+        if not key:
+            raise PermanentError("this names a bucket and no object in it")
+        self._names = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
+
+    @asynccontextmanager
+    async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> AsyncIterator[Answer]:
+        """Request a range."""
+        match = {} if known is None or known.tag is None else {"IfMatch": known.tag}
+        try:
+            answer = await get_s3_object(self._system, **self._names, **match, Range=f"bytes={start}-{stop - 1}")
+        except Exception as error:
+            said = [str(getattr(each, "response", "")) for each in (error, error.__cause__)]
+            if known is not None or not any("InvalidRange" in text for text in said):
+                raise
+            yield Answer(0, 0, 0, None, whole(b""))  # it is empty
+            return
+        with contextlib.closing(answer["Body"]) as body:
+            yield Answer(*read_range(answer.get("ContentRange", "")), answer.get("ETag"), _parts(body))
+
+
+async def _parts(body: Any) -> AsyncIterator[bytes]:
+    while data := await body.read(_READ_BYTES):
+        yield data
 
 
 class OtherObject(RemoteObject):

@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 from kerasmem.compat.file_systems import close_connections
 from kerasmem.compat.s3 import is_s3
 from kerasmem.errors import MissingExtraError, UsageError
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import SMALL_REQUESTS, RemoteAccess
-from kerasmem.hdf5.remote.failures import PermanentError
-from kerasmem.hdf5.remote.objects import HttpObject, OtherObject, RemoteObject
-from kerasmem.hdf5.remote.s3 import S3Object
-from kerasmem.hdf5.remote.urls import scheme_of
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.urls import scheme_of
+from kerasmem.hdf5.io.access import SMALL_REQUESTS, RemoteAccess
+from kerasmem.hdf5.io.failures import PermanentError
+from kerasmem.hdf5.io.objects import HttpObject, OtherObject, RemoteObject, S3Object
 from kerasmem.units import MIB
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "remote", "https": "remote"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from kerasmem import checks, files
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.remote.urls import identity
+from kerasmem.hdf5.format.urls import identity
 from kerasmem.units import GIB, MIB, format_size, parse_size
 
 DEFAULT_CACHE = 10 * GIB

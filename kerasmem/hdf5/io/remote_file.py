@@ -23,15 +23,15 @@ import h5py
 from kerasmem.compat.event_loops import no_running_loop
 from kerasmem.compat.file_systems import call_file_system
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import one_line, shown
-from kerasmem.hdf5.links import DAMAGED
-from kerasmem.hdf5.remote.access import REQUESTS, RemoteAccess
-from kerasmem.hdf5.remote.cache import DiskCache
-from kerasmem.hdf5.remote.failures import PermanentError, retry
-from kerasmem.hdf5.remote.fetcher import ObjectReader, RangeFetcher, Traffic
-from kerasmem.hdf5.remote.file_systems import FileSystems
-from kerasmem.hdf5.remote.objects import HEAD, ObjectInfo
-from kerasmem.hdf5.remote.urls import identity, redact, scheme_of
+from kerasmem.hdf5.format.layout import one_line, shown
+from kerasmem.hdf5.format.links import DAMAGED
+from kerasmem.hdf5.format.urls import identity, redact, scheme_of
+from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess
+from kerasmem.hdf5.io.cache import DiskCache
+from kerasmem.hdf5.io.failures import PermanentError, retry
+from kerasmem.hdf5.io.fetcher import ObjectReader, RangeFetcher, Traffic
+from kerasmem.hdf5.io.objects import HEAD, ObjectInfo
+from kerasmem.hdf5.io.stores import FileSystems
 from kerasmem.units import MIB
 
 _BLOCK = HEAD

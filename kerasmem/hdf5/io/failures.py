@@ -9,8 +9,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
-from kerasmem.hdf5.layout import one_line
-from kerasmem.hdf5.remote.urls import redact
+from kerasmem.hdf5.format.layout import one_line
+from kerasmem.hdf5.format.urls import redact
 
 _TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT, _LONGEST_ASKED = 0.2, 8.0, 60.0  # seconds

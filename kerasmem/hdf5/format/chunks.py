@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.hdf5.direct.codecs import DecodeError
+from kerasmem.hdf5.format.filters import DecodeError
 
 MOST_CHUNKS = 8_000_000  # that are remembered, 24 bytes each
 

@@ -14,9 +14,9 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.handle import Handle
-from kerasmem.hdf5.direct.opening import check_chunks
-from kerasmem.hdf5.links import DAMAGED
+from kerasmem.hdf5.format.links import DAMAGED
+from kerasmem.hdf5.io.handle import Handle
+from kerasmem.hdf5.rows.opening import check_chunks
 
 MOST_TEXT = 64 << 20
 """Largest size of an attribute, and of all names in a dataset, in bytes."""

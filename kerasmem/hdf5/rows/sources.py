@@ -13,12 +13,12 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.chunks import Chunk, ChunkIndex
-from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline
-from kerasmem.hdf5.direct.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead, Scratch
-from kerasmem.hdf5.direct.handle import FileHandle, Handle, view_of
-from kerasmem.hdf5.layout import one_line
-from kerasmem.hdf5.links import DAMAGED
+from kerasmem.hdf5.format.chunks import Chunk, ChunkIndex
+from kerasmem.hdf5.format.filters import DecodeError, Pipeline, Scratch, view_of
+from kerasmem.hdf5.format.layout import one_line
+from kerasmem.hdf5.format.links import DAMAGED
+from kerasmem.hdf5.io.handle import FileHandle, Handle
+from kerasmem.hdf5.rows.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead
 from kerasmem.units import KIB
 
 _SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along

@@ -12,16 +12,17 @@ from dataclasses import replace
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.columns import Column
-from kerasmem.hdf5.direct.delivery import Delivery, Places, RowRun, ScatterRead, Scratch, part_of
-from kerasmem.hdf5.direct.sources import Outputs
-from kerasmem.hdf5.grid import Grid, ranges
-from kerasmem.hdf5.layout import DataLayout, DatasetLayout
-from kerasmem.hdf5.opened import OpenFile
-from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
-from kerasmem.hdf5.remote.handle import Claim
-from kerasmem.hdf5.remote.urls import is_url, proves_version, scheme_of
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.columns import Column
+from kerasmem.hdf5.format.filters import Scratch
+from kerasmem.hdf5.format.grid import Grid, ranges
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout
+from kerasmem.hdf5.format.urls import is_url, proves_version, scheme_of
+from kerasmem.hdf5.io.fetcher import RangeFetcher, Traffic
+from kerasmem.hdf5.io.ranges import Claim
+from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, ScatterRead, part_of
+from kerasmem.hdf5.rows.opened import OpenFile
+from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.sources import Outputs
 
 _MOST_OPEN = 256
 _SHARE = 8  # one part in so many of the file descriptors that the process may have; each file takes two

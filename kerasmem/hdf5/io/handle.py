@@ -14,7 +14,8 @@ import numpy as np
 
 from kerasmem import files
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.format.filters import view_of
+from kerasmem.hdf5.format.layout import shown
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a file's content, to tell whether it was written to
 MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in getattr(os, "sysconf_names", ()) else 16
@@ -188,8 +189,3 @@ class FileHandle(Handle):
     def __del__(self) -> None:
         if hasattr(self, "_number"):
             self.close()
-
-
-def view_of(array: np.ndarray) -> memoryview:
-    """Return an array's memory as bytes."""
-    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Sequence
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.handle import Handle
-from kerasmem.hdf5.layout import shown
-from kerasmem.hdf5.remote.access import RemoteAccess
-from kerasmem.hdf5.remote.failures import ChangedError, PermanentError, retry
-from kerasmem.hdf5.remote.fetcher import RangeFetcher, RangeRequest, Traffic
-from kerasmem.hdf5.remote.objects import ObjectInfo
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.io.access import RemoteAccess
+from kerasmem.hdf5.io.failures import ChangedError, PermanentError, retry
+from kerasmem.hdf5.io.fetcher import RangeFetcher, RangeRequest, Traffic
+from kerasmem.hdf5.io.handle import Handle
+from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.units import KIB, MIB
 
 GAP = 64 * KIB

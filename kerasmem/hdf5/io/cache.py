@@ -19,7 +19,7 @@ import zlib
 
 from kerasmem import files
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.format.layout import shown
 
 _ENTRY = re.compile(r"([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]{8})")
 _STALE = 3600.0  # seconds after which a file under its temporary name belongs to nobody

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.grid import Grid
-from kerasmem.hdf5.remote.urls import place_of, redact
+from kerasmem.hdf5.format.grid import Grid
+from kerasmem.hdf5.format.urls import place_of, redact
 
 
 def shown(name: str, limit: int = 120) -> str:

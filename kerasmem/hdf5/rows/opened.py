@@ -12,20 +12,20 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.codecs import DecodeError
-from kerasmem.hdf5.direct.delivery import RowRun
-from kerasmem.hdf5.direct.handle import FileHandle, Handle
-from kerasmem.hdf5.direct.opening import indexed_source, open_source
-from kerasmem.hdf5.direct.sources import Hdf5Source, Refuse, Source
-from kerasmem.hdf5.index import IndexedFile, Table
-from kerasmem.hdf5.layout import DatasetLayout, FileLayout, one_line, shown
-from kerasmem.hdf5.links import DAMAGED
-from kerasmem.hdf5.remote.fetcher import RangeFetcher, Traffic
-from kerasmem.hdf5.remote.file import RemoteHdf5, open_remote
-from kerasmem.hdf5.remote.handle import Claim, RemoteHandle
-from kerasmem.hdf5.remote.objects import ObjectInfo
-from kerasmem.hdf5.scan import close_file, find_dataset, open_file, rows_of
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.filters import DecodeError
+from kerasmem.hdf5.format.layout import DatasetLayout, FileLayout, one_line, shown
+from kerasmem.hdf5.format.links import DAMAGED
+from kerasmem.hdf5.io.fetcher import RangeFetcher, Traffic
+from kerasmem.hdf5.io.handle import FileHandle, Handle
+from kerasmem.hdf5.io.objects import ObjectInfo
+from kerasmem.hdf5.io.ranges import Claim, RemoteHandle
+from kerasmem.hdf5.io.remote_file import RemoteHdf5, open_remote
+from kerasmem.hdf5.rows.delivery import RowRun
+from kerasmem.hdf5.rows.index import IndexedFile, Table
+from kerasmem.hdf5.rows.opening import indexed_source, open_source
+from kerasmem.hdf5.rows.scan import close_file, find_dataset, open_file, rows_of
+from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.sources import Hdf5Source, Refuse, Source
 
 
 class OpenFile:

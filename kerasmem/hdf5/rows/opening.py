@@ -18,15 +18,15 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.direct.chunks import MOST_CHUNKS, ChunkIndex, read_index, walk_chunks
-from kerasmem.hdf5.direct.codecs import DecodeError, Pipeline, register_filters
-from kerasmem.hdf5.direct.delivery import PIECE_BYTES, RowRun, Scratch
-from kerasmem.hdf5.direct.handle import Handle
-from kerasmem.hdf5.direct.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
-from kerasmem.hdf5.index import Table
-from kerasmem.hdf5.layout import DatasetLayout, shown
-from kerasmem.hdf5.links import DAMAGED
-from kerasmem.hdf5.settings import Access
+from kerasmem.hdf5.format.chunks import MOST_CHUNKS, ChunkIndex, read_index, walk_chunks
+from kerasmem.hdf5.format.filters import DecodeError, Pipeline, Scratch, register_filters
+from kerasmem.hdf5.format.layout import DatasetLayout, shown
+from kerasmem.hdf5.format.links import DAMAGED
+from kerasmem.hdf5.io.handle import Handle
+from kerasmem.hdf5.rows.delivery import PIECE_BYTES, RowRun
+from kerasmem.hdf5.rows.index import Table
+from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
 
 # Bits that fill their bytes; what h5py makes of others is a number of other bits.
 _WHOLE_BITFIELDS = tuple(getattr(h5py.h5t, f"STD_B{bits}{order}") for bits in (8, 16, 32, 64) for order in ("LE", "BE"))

@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.layout import shown
+from kerasmem.hdf5.format.layout import shown
 
 _LINKS = 16  # soft links followed for one name
 _TRUST = "pass trust_file=True if you trust the file"

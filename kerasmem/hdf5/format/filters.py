@@ -16,9 +16,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.hdf5.direct.delivery import Scratch
-from kerasmem.hdf5.direct.handle import view_of
-
 Decoder = Callable[[Any, np.ndarray, Sequence[int]], Any]
 
 GZIP, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
@@ -29,6 +26,25 @@ EXTRA = frozenset({LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD})  # what `kerasmem[codecs]
 _CHECKSUM = 4  # bytes of it after the data
 _WORDS = {2: "<u2", 4: "<u4"}  # of so many bytes, whose first is the lowest, as in a shuffled chunk
 _PIECE = 1 << 16  # elements put together, or words added up, at a time
+
+
+class Scratch:
+    """Named byte buffers, each as large as the most that was asked of it so far."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, size: int) -> np.ndarray:
+        """Return `size` bytes, those returned for `name` before included."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = np.empty(size, np.uint8)
+        return buffer[:size]
+
+
+def view_of(array: np.ndarray) -> memoryview:
+    """Return an array's memory as bytes."""
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 class DecodeError(Exception):

@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.layout import DatasetLayout, plain_name, shown
+from kerasmem.hdf5.format.layout import DatasetLayout, plain_name, shown
 
 STORED = "stored"
 _DTYPES = ("float32", "float16", "float64", STORED)

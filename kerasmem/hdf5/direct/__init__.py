@@ -1,1 +1,0 @@
-"""Read HDF5's stored bytes past the HDF5 library, whose global lock serialises threads."""

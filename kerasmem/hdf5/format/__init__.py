@@ -1,0 +1,1 @@
+"""What a file says: layouts, chunk indices and filters, without opening anything."""

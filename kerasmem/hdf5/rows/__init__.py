@@ -1,0 +1,1 @@
+"""Rows of datasets, through any number of files."""
