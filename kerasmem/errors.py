@@ -4,6 +4,7 @@
 
     KerasmemError                 1  kerasmem or the model failed
     ├── ModelError                1  the model itself cannot be built or run
+    │   └── OutOfMemoryError      1  a real step ran out of the device's memory
     ├── DoesNotFitError           3  the estimate says that the device has no room for it
     ├── UsageError                2  the call is wrong (also a ValueError)
     │   └── MissingExtraError     2  an optional package is needed; the message has the command
@@ -41,6 +42,10 @@ class KerasmemError(Exception):
 
 class ModelError(KerasmemError):
     """The model cannot be built, traced or run with the settings given."""
+
+
+class OutOfMemoryError(ModelError):
+    """A real step of the model ran out of the device's memory."""
 
 
 class DoesNotFitError(KerasmemError):

@@ -12,7 +12,7 @@ from kerasmem.checks import MethodName
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import estimate, estimate_spec
 from kerasmem.estimation.methods import backend_refusal
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, MeasuredSteps, ask_worker, measured_notes, run_steps
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, ask_worker, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
 from kerasmem.models.backend import require_tensorflow
@@ -54,7 +54,23 @@ def measure(
     """
     with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
         answer = run_steps(spec, [(spec.batch_size, steps)], timeout=timeout)
-    return measured_report(planned, answer)
+    run = answer.runs[0]
+    need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, answer.optimizer, inputs=run.inputs)
+    ran = (
+        f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one that had its peak at {run.first:,} B; "
+        f"{run.before:,} B were in use before them"
+    )
+    return replace(
+        planned,
+        settings=replace(planned.settings, method="measure", execution=answer.execution),
+        bytes=need,
+        layers=tuple(replace(row, bytes=None) for row in planned.layers),
+        device=None if planned.device is None else device_verdict(planned.device, need),
+        unmodelled=(),
+        notes=measured_notes(answer.device, ran, *answer.notes, way=answer.way),
+        pool=Pool(requested=None, in_use=run.median, reserved=None),
+        instant=None,
+    )
 
 
 @contextlib.contextmanager
@@ -76,28 +92,6 @@ def planned_step(spec: StepSpec, steps: int) -> Iterator[tuple[MemoryReport, Ste
     planned = estimate_spec(replace(spec, method="formula"))
     with spec.portable(batch_size=planned.settings.batch_size) as portable:
         yield planned, portable
-
-
-def measured_report(planned: MemoryReport, answer: MeasuredSteps) -> MemoryReport:
-    """Return the report of an estimate with measured bytes in place of estimated ones."""
-    run = answer.runs[0]
-    low, high = min(run.peaks), max(run.peaks)
-    need = Bytes(run.median, low, high, planned.bytes.weights, answer.optimizer, inputs=run.inputs)
-    what = (
-        f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one that had its peak at {run.first:,} B; "
-        f"{run.before:,} B were in use before them"
-    )
-    return replace(
-        planned,
-        settings=replace(planned.settings, method="measure", execution=answer.execution),
-        bytes=need,
-        layers=tuple(replace(row, bytes=None) for row in planned.layers),
-        device=None if planned.device is None else device_verdict(planned.device, need),
-        unmodelled=(),
-        notes=measured_notes(answer.device, what, *answer.notes, way=answer.way),
-        pool=Pool(requested=None, in_use=run.median, reserved=None),
-        instant=None,
-    )
 
 
 @shows_settings("method", "replicas")
@@ -127,9 +121,9 @@ def profile(
     """
     require_tensorflow("profile", "estimate and measure work on JAX")
     with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
-        more = {"planned": planned.to_dict()}
-        result = ask_worker(PROFILE_WORKER, spec, [(spec.batch_size, steps)], more, timeout=timeout)
-        return StepProfile.from_dict(result)
+        runs = [(spec.batch_size, steps)]
+        result = ask_worker(PROFILE_WORKER, spec, runs, timeout=timeout, planned=planned.to_dict())
+    return StepProfile.from_dict(result)
 
 
 def predicted(model: Any, profile: StepProfile, **arguments: Any) -> tuple[MemoryReport | None, str | None]:

@@ -102,14 +102,3 @@ def _largest(named: Sequence[tuple[Chunk, list[Named]]]) -> tuple[LiveChunk, ...
             found.append(LiveChunk(waste, 0, "allocator", None, f"waste in a chunk of {len(parts)} values", ""))
     found.sort(key=lambda each: -each.bytes)
     return tuple(found[:MOST_LIVE])
-
-
-def usual(peaks: Sequence[int]) -> int:
-    """Return the number of the step with the median peak (the lower of two).
-
-    Examples:
-        >>> usual([30, 10, 20, 40])
-        2
-    """
-    order = sorted(range(len(peaks)), key=lambda index: peaks[index])
-    return order[(len(order) - 1) // 2]

@@ -6,7 +6,7 @@ import json
 import sys
 
 from kerasmem.devices.recording import start_recording
-from kerasmem.estimation.probe.on_tensorflow import TensorFlowSession
+from kerasmem.estimation.probe.worker import TensorFlowSession
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.fork_server import prepare_devices
 
@@ -28,9 +28,9 @@ def main(model, batch_size, folder):
     import tensorflow as tf
 
     start_recording(folder)
-    run = MarkedSession(StepSpec(model)).run(int(batch_size), 2, None)
+    run = MarkedSession(StepSpec(model)).run(int(batch_size), 2)
     tf.profiler.experimental.stop()
-    print(json.dumps([run["first"], *run["peaks"]]))
+    print(json.dumps([run.first, *run.peaks]))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, MeasuredSteps, Run, run_steps
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, MeasuredSteps, run_steps
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.models.spec import StepSpec
 
@@ -29,7 +31,10 @@ def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool
     """
     sizes = smaller_batches(request.batch_size)
     if is_fixed or request.batch_size <= sizes[-1]:
-        return _direct(run_steps(request, [(request.batch_size, STEPS)], timeout=timeout))
+        itself = run_steps(request, [(request.batch_size, STEPS)], timeout=timeout)
+        run = itself.runs[0]
+        note = f"batch {run.batch_size} is small enough to be run itself: {len(run.peaks)} steps on {itself.device}"
+        return _outcome(itself, run.median, min(run.peaks), max(run.peaks), run.inputs, note)
     # A process for each: the chunks of one size would be reused by the next, and waste memory in other ways.
     measured = []
     for size in sizes:
@@ -39,7 +44,7 @@ def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool
                 f"probe of {request.label}: XLA asks for one large buffer, whose chunk may be "
                 "nearly twice as large, so peaks jump from batch to batch; use method xla, or measure the batch itself"
             )
-    return _extrapolated(replace(measured[-1], runs=tuple(each.runs[0] for each in measured)), request)
+    return _line(replace(measured[-1], runs=tuple(each.runs[0] for each in measured)), request)
 
 
 def smaller_batches(target: int) -> tuple[int, int, int]:
@@ -55,47 +60,39 @@ def smaller_batches(target: int) -> tuple[int, int, int]:
     return unit, 2 * unit, 3 * unit
 
 
-def _direct(measured: MeasuredSteps) -> Outcome:
-    run = measured.runs[0]
-    note = f"batch {run.batch_size} is small enough to be run itself: {len(run.peaks)} steps on {measured.device}"
-    return _outcome(measured, run.median, min(run.peaks), max(run.peaks), run.inputs, note)
+def _line(measured: MeasuredSteps, request: StepSpec) -> Outcome:
+    """Return the bytes at a batch size on the line through the peaks at the smallest and the largest measured.
 
-
-def _extrapolated(measured: MeasuredSteps, request: StepSpec) -> Outcome:
-    small, middle, large = measured.runs
+    Raises:
+        KerasmemError: If the parabola through all three peaks lies too far off.
+    """
+    small, _, large = measured.runs
     target, spread = request.batch_size, SPREAD[measured.execution]
     sizes = ", ".join(str(run.batch_size) for run in measured.runs)
-    total = _on_line(small, large, small.mean, large.mean, target)
-    bent = _bent(small, middle, large, target)
-    if bent > MOST_BENT * total:
+
+    def on_line(at_small: float, at_large: float) -> int:
+        slope = (at_large - at_small) / (large.batch_size - small.batch_size)
+        return round(at_large + slope * (target - large.batch_size))
+
+    total = on_line(small.mean, large.mean)
+    parabola = np.polyfit([run.batch_size for run in measured.runs], [run.mean for run in measured.runs], 2)
+    bent = round(np.polyval(parabola, target))
+    if bent > (1 + MOST_BENT) * total:
         raise KerasmemError(
             f"probe of {request.label}: the peaks at batches {sizes} "
             f"({', '.join(f'{run.mean:,} B' for run in measured.runs)}; {measured.execution} mode) do not "
             f"grow in proportion to the batch; measure batch {target} itself, or use another method"
         )
-    least = _on_line(small, large, max(small.peaks), min(large.peaks), target)
-    most = _on_line(small, large, min(small.peaks), max(large.peaks), target)
+    least = on_line(max(small.peaks), min(large.peaks))
+    most = on_line(min(small.peaks), max(large.peaks))
     return _outcome(
         measured,
         total,
-        min(least, int(total * (1 - spread)), total + bent),
-        max(most, int(total * (1 + spread)), total + bent),
-        _on_line(small, large, small.inputs, large.inputs, target),
+        min(least, int(total * (1 - spread)), bent),
+        max(most, int(total * (1 + spread)), bent),
+        on_line(small.inputs, large.inputs),
         f"run at batches {sizes} on {measured.device}; a line through their peaks gives batch {target}",
     )
-
-
-def _bent(small: Run, middle: Run, large: Run, batch_size: int) -> int:
-    """Return the bytes at a batch size from the line through the outer peaks to the parabola through all three."""
-    off = middle.mean - _on_line(small, large, small.mean, large.mean, middle.batch_size)
-    first, half, last = small.batch_size, middle.batch_size, large.batch_size
-    return round(off * (batch_size - first) * (batch_size - last) / ((half - first) * (half - last)))
-
-
-def _on_line(small: Run, large: Run, at_small: int, at_large: int, batch_size: int) -> int:
-    """Return the bytes at a batch size on the line through those of two others."""
-    slope = (at_large - at_small) / (large.batch_size - small.batch_size)
-    return round(at_large + slope * (batch_size - large.batch_size))
 
 
 def _outcome(measured: MeasuredSteps, total: int, low: int, high: int, inputs: int, note: str) -> Outcome:

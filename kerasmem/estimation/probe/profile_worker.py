@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,8 +18,8 @@ from typing import Any
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark, of_device, read_recording, start_recording
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.probe.on_tensorflow import TensorFlowSession
-from kerasmem.estimation.probe.running import measured_notes
+from kerasmem.estimation.probe.running import Run, measured_notes
+from kerasmem.estimation.probe.worker import TensorFlowSession
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.op_names import Attribution, NotedScopes, outside_scopes, scopes_noted
@@ -27,7 +28,7 @@ from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import trace_step
 from kerasmem.processes.fork_server import prepare_devices
 from kerasmem.processes.task import serve
-from kerasmem.profiling.assembling import assemble, usual
+from kerasmem.profiling.assembling import assemble
 from kerasmem.profiling.known_tensors import known_tensors, tensors_of_model, tensors_of_python
 from kerasmem.profiling.naming import Namer
 from kerasmem.profiling.replaying import KnownTensor, replay_step
@@ -45,20 +46,20 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
     """Train the steps that were asked for, and return the profile of the one with the median peak.
 
     Args:
-        data: `request` (a `StepSpec`), `runs` (one: {"batch_size", "steps"}), and `planned`: an estimate by the
+        data: `request` (a `StepSpec`), `runs` (one: batch size and steps), and `planned`: an estimate by the
             formula, whose model, settings and layers the profile takes over.
     """
     prepare_devices(None)
     import tensorflow as tf
 
-    run = data["runs"][0]
+    batch_size, steps = data["runs"][0]
     with tempfile.TemporaryDirectory(prefix="kerasmem-profile-") as folder:
         start_recording(folder)
         session = _ProfiledSession(StepSpec.from_dict(data["request"]))
-        measured = session.run(run["batch_size"], run["steps"] + WARM_UP_STEPS, SECONDS)
+        run = session.run(batch_size, steps + WARM_UP_STEPS, seconds=SECONDS)
         tf.profiler.experimental.stop()
         events, marks = read_recording(folder, MARKS)
-    return session.profile(data["planned"], measured, of_device(events, session.device), marks).to_dict()
+    return session.profile(data["planned"], run, of_device(events, session.device), marks).to_dict()
 
 
 class _ProfiledSession(TensorFlowSession):
@@ -89,11 +90,11 @@ class _ProfiledSession(TensorFlowSession):
     def _known_tensors(self) -> list[KnownTensor]:
         import tensorflow as tf
 
-        batch = known_tensors(tf.nest.flatten(self.tensors), "inputs", "the batch")
+        batch = known_tensors(tf.nest.flatten(self.batch), "inputs", "the batch")
         return [*tensors_of_python(), *batch, *tensors_of_model(self.model, self.noted.owners())]
 
     def profile(
-        self, planned: dict[str, Any], run: dict[str, Any], events: tuple[AllocatorEvent, ...], marks: tuple[Mark, ...]
+        self, planned: dict[str, Any], run: Run, events: tuple[AllocatorEvent, ...], marks: tuple[Mark, ...]
     ) -> StepProfile:
         """Return the profile of the usual step among those that were recorded."""
         if not events:
@@ -101,13 +102,13 @@ class _ProfiledSession(TensorFlowSession):
                 f"the profiler recorded no allocations of {self.device}; unset TF_GPU_ALLOCATOR, or use "
                 "`kerasmem measure`"
             )
-        template, facts = MemoryReport.from_dict(planned), self.facts()
+        template = MemoryReport.from_dict(planned)
         own = template.settings
         begins = [mark.time for mark in marks if mark.name == STEP_MARK]
         ends = [mark.time for mark in marks if mark.name == END_MARK]
-        peaks = run["peaks"]
-        skipped = min(WARM_UP_STEPS, len(peaks) - 1)
-        number = skipped + usual(peaks[skipped:])
+        skipped = min(WARM_UP_STEPS, len(run.peaks) - 1)
+        peaks = run.peaks[skipped:]
+        number = skipped + peaks.index(statistics.median_low(peaks))
         first, last = (bisect.bisect_left(events, each[number], key=attrgetter("time")) for each in (begins, ends))
         before, after = self.known[number]
         contents, scopes, notes, at = self._contents()
@@ -115,20 +116,26 @@ class _ProfiledSession(TensorFlowSession):
         attribution = Attribution(scopes, [row.name for row in template.layers], tuple(names))
         outside = outside_scopes(self.noted.operations(), attribution)
         what = (
-            f"the step with the median peak of {len(peaks) - skipped}, after {skipped + 1} to warm up; "
-            f"{run['seconds']:.2g} s a step under the profiler"
+            f"the step with the median peak of {len(peaks)}, after {skipped + 1} to warm up; "
+            f"{run.seconds:.2g} s a step under the profiler"
         )
         return assemble(
             replay_step(events[first:last], events[:first], before, after, is_complete=True),
             Namer(attribution, contents, outside, at=at, is_xla=self.jit_compile),
             template.model,
             ProfileSettings(
-                own.batch_size, own.optimizer, own.loss, own.dtype_policy, own.mode, facts["execution"], own.device
+                own.batch_size,
+                own.optimizer,
+                own.loss,
+                own.dtype_policy,
+                own.mode,
+                "xla" if self.jit_compile else "graph",
+                own.device,
             ),
             [ProfiledLayer(**{**vars(row), "bytes_at_peak": 0, "bytes": 0}) for row in template.layers],
-            peaks=peaks[skipped:],
+            peaks=peaks,
             reserved=_reserved(events[:last], self.device),
-            notes=measured_notes(self.device, what, *facts["notes"], *notes),
+            notes=measured_notes(self.device, what, *self.notes, *notes),
             formula=asdict(template.formula),
         )
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.devices.host import host_memory
-from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.errors import KerasmemError, OutOfMemoryError, UsageError
 from kerasmem.estimation.search import Trial
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.spec import StepSpec
@@ -25,8 +24,8 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # On JAX blocks from 64 KiB on are pages of their own, which glibc gives back when they are freed: what is resident is
 # in use. A program from JAX's cache on disk would not be the one that is measured.
 _ON_JAX = {**_QUIET, "MALLOC_MMAP_THRESHOLD_": "65536", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-_OF_A_GPU, _ON_A_CPU = "TensorFlow's allocator", "the GPUs' allocator, on the CPU"
-# Some kernels end the process with these if memory runs out.
+_LESS = "take a smaller batch, or estimate without real steps (kerasmem estimate; max-batch without --confirm)"
+# Some of TensorFlow's kernels end the process with these if memory runs out.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV))
 
 
@@ -106,73 +105,63 @@ def run_steps(
         ModelError: If a step failed, or ran out of memory.
         KerasmemError: If the process was too slow or was ended by the system.
     """
-    answer = ask_worker(WORKER, request, runs, {"seconds": seconds}, timeout=timeout, memory_limit=memory_limit)
+    answer = ask_worker(WORKER, request, runs, timeout=timeout, memory_limit=memory_limit, seconds=seconds)
     return MeasuredSteps.from_dict(answer)
 
 
 def ask_worker(
     worker: str,
     request: StepSpec,
-    runs: Sequence[tuple[int, int]],
-    more: Mapping[str, Any],
+    runs: Sequence[tuple[Any, ...]],
     *,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float,
     memory_limit: int | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Run a worker that trains real steps, and return its answer.
 
     Args:
         worker: its module.
         request: the model and how it is trained.
-        runs: (batch size, steps) pairs.
-        more: further fields of the worker's request.
+        runs: (batch size, steps, mode) of each run; the mode defaults to the request's.
         timeout: seconds for the whole process.
-        memory_limit: bytes of host memory for the process. Defaults to nearly all that is free.
+        memory_limit: bytes of host memory for the process, whatever limit its device has. Defaults to nearly all that
+            is free.
+        **more: further fields of the worker's request.
 
     Raises:
         UsageError: If the timeout is not positive.
-        ModelError: If a step failed, or ran out of memory.
+        OutOfMemoryError: If a step ran out of memory.
+        ModelError: If a step failed.
         KerasmemError: If the process gave no answer.
     """
     if not timeout > 0:
         raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
-    described = [{"batch_size": size, "steps": steps} for size, steps in runs]
-    data = {"request": request.to_dict(), "runs": described, **more}
-    try:
-        return _run(worker, data, timeout, memory_limit, _ON_JAX if runs_on_jax() else _QUIET)
-    except ChildFailure as failure:
-        sizes = ", ".join(str(size) for size, _ in runs)
-        raise KerasmemError(
-            f"the process that runs real steps of {request.label} at batch size {sizes} gave no "
-            f"answer: {failure.reason}; {_way_out(failure)}"
-        ) from failure
-
-
-def _run(
-    worker: str, data: Mapping[str, Any], timeout: float, memory_limit: int | None, env: Mapping[str, str]
-) -> dict[str, Any]:
-    """Run a worker that must leave the host some memory: its tensors may be the host's, whatever the device's limit."""
     available = host_memory().available_bytes
     if memory_limit is None and available is not None:
         memory_limit = int(available * _SHARE_OF_HOST)
-    return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=env)
+    data = {"request": request.to_dict(), "runs": runs, **more}
+    env = _ON_JAX if runs_on_jax() else _QUIET
+    try:
+        return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=env)
+    except ChildFailure as failure:
+        sizes = ", ".join(str(size) for size, *_ in runs)
+        message = (
+            f"the process that runs real steps of {request.label} at batch size {sizes} gave no "
+            f"answer: {failure.reason}"
+        )
+        if failure.signal in _CRASHES:
+            raise OutOfMemoryError(f"{message}; TensorFlow may end so where memory runs out: {_LESS}") from failure
+        more_time = "allow more time (--timeout, timeout=…), " if failure.timed_out else ""
+        raise KerasmemError(f"{message}; {more_time}{_LESS}") from failure
 
 
-def _way_out(failure: ChildFailure) -> str:
-    if failure.timed_out:
-        return "allow more time (--timeout, timeout=…), take a smaller batch, or estimate without running it"
-    smaller = "take a smaller batch, or estimate without running it (kerasmem estimate)"
-    if failure.signal in _CRASHES:
-        return f"some of TensorFlow's kernels end so where memory runs out: {smaller}"
-    return smaller
-
-
-def measured_notes(device: str, what: str, *more: str, way: str | None = None) -> tuple[str, ...]:
+def measured_notes(device: str, steps: str, *more: str, way: str | None = None) -> tuple[str, ...]:
     """Return the notes on a measurement: device, steps, and the caveat for other devices."""
-    if device.startswith("GPU"):
-        return (f"measured on {device} through {way or _OF_A_GPU}: {what}", *more)
-    other = "a GPU runs other kernels, which may take other scratch memory"
-    return (f"measured on {device} through {way or _ON_A_CPU}: {what}", *more, other)
+    is_gpu = device.startswith("GPU")
+    usual = "TensorFlow's allocator" if is_gpu else "the GPUs' allocator, on the CPU"
+    caveat = () if is_gpu else ("a GPU runs other kernels, which may take other scratch memory",)
+    return (f"measured on {device} through {way or usual}: {steps}", *more, *caveat)
 
 
 def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: int, last: int, timeout: float) -> Trial:
@@ -190,27 +179,14 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
         KerasmemError: If the model failed otherwise, or the process was too slow or took too much host memory.
     """
     begin = time.monotonic()
-    counts = {request.mode: steps, **({"evaluate": 1} if request.mode == "train" else {})}
-    runs = [
-        {"mode": mode, "batch_size": size, "steps": count - 1}  # beside the first
-        for mode, most in counts.items()
-        for size, count in ((batch_size, most), (last, 1))
-        if size
-    ]
-    data = {"request": request.to_dict(), "runs": runs, "limit": limit_bytes}
-    # One region of the whole limit, as TensorFlow has it on a GPU unless it is told otherwise.
-    growth = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "false")
-    peak = None
+    runs = [(batch_size, steps - 1, request.mode), (last, 0, request.mode)]  # each beside a first step
+    if request.mode == "train":
+        runs += [(batch_size, 0, "evaluate"), (last, 0, "evaluate")]
+    runs = [run for run in runs if run[0]]
+    peak = reason = None
     try:
-        answer = _run(WORKER, data, timeout, None, {**_QUIET, "TF_FORCE_GPU_ALLOW_GROWTH": growth})
-        reason = answer.get("ran_out")
-        if reason is None:
-            peak = max(size for run in answer["runs"] for size in (run["first"], *run["peaks"]))
-    except ChildFailure as failure:
-        if failure.signal not in _CRASHES:
-            raise KerasmemError(
-                f"real steps at batch size {batch_size} gave no answer: {failure.reason}; allow more time "
-                "(--timeout, timeout=…), name a smaller maximum, or leave out --confirm (confirm=…)"
-            ) from failure
-        reason = f"{failure.reason}; TensorFlow may end so where memory runs out"
+        answer = ask_worker(WORKER, request, runs, timeout=timeout, limit=limit_bytes)
+        peak = max(size for run in answer["runs"] for size in (run["first"], *run["peaks"]))
+    except OutOfMemoryError as error:
+        reason = str(error)
     return Trial(batch_size, reason is None, peak, limit_bytes, time.monotonic() - begin, reason)

@@ -1,53 +1,330 @@
 """The child process of `measure` and `probe`: opens the model with real weights and runs real steps.
 
-Run by `kerasmem.processes.task.run_child`, never imported by the parent's process for its side effects.
+Run by `kerasmem.estimation.probe.running`. Both backends share one loop of steps, and differ in how a step runs and in
+how its memory is read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from kerasmem.estimation.probe.session import Session
-from kerasmem.models.backend import runs_on_jax
+from kerasmem.compat.keras_layers import supports_jit
+from kerasmem.compat.keras_variables import give_value, index_variables
+from kerasmem.devices.host import held_bytes, process_status
+from kerasmem.errors import KerasmemError, ModelError, OutOfMemoryError
+from kerasmem.estimation.probe.running import MeasuredSteps, Run
+from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax
+from kerasmem.models.inputs import model_inputs
+from kerasmem.models.own_step import loop_is_compiled, optimizer_variables, optimizers_of
+from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.spec import StepSpec
+from kerasmem.models.step import PreparedStep, prepare_step
+from kerasmem.models.training import with_replaced
+from kerasmem.models.weightless import shaped_variables
 from kerasmem.processes.fork_server import prepare_devices
 from kerasmem.processes.task import serve
+
+_PROCESS = Path("/proc/self")
+_PAUSE, _PATIENCE = 0.02, 2.0  # seconds
 
 
 def work(data: dict[str, Any]) -> dict[str, Any]:
     """Run the requested steps.
 
     Args:
-        data: `request` (a `StepSpec`); `runs`, a list of {"batch_size", "steps"} with "mode" if it is not the
-            request's; `seconds`, after which no further step of a run begins once two are done; `limit`, bytes for
-            TensorFlow's allocator.
+        data: `request` (a `StepSpec`); `runs`, the arguments of `Session.run`; `seconds`, after which no further step
+            of a run begins once two are done; `limit`, bytes for TensorFlow's allocator.
 
     Returns:
-        Fields of `MeasuredSteps`. If memory ran out within a `limit`, only `ran_out`: the reason.
+        Fields of `MeasuredSteps`.
     """
-    request = StepSpec.from_dict(data["request"])
+    limit, request = data.get("limit"), StepSpec.from_dict(data["request"])
     if runs_on_jax():
-        from kerasmem.estimation.probe.on_jax import JaxSession
-
-        return _run(JaxSession(request), data)
-    from kerasmem.estimation.probe.on_tensorflow import StepRanOutError, TensorFlowSession, out_of_memory_line
-
-    limit = data.get("limit")
+        return JaxSession(request).measure(data["runs"], data.get("seconds")).to_dict()
+    if limit is not None:  # one region, as TensorFlow has it on a GPU unless it is told otherwise
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "false")
     prepare_devices(limit)
-    import tensorflow as tf
+    return TensorFlowSession(request).measure(data["runs"], data.get("seconds")).to_dict()
 
-    try:
-        return _run(TensorFlowSession(request), data)
-    except (StepRanOutError, tf.errors.ResourceExhaustedError) as error:
-        if limit is None:
+
+class Session:
+    """A model with real weights, trained at one batch size after another.
+
+    Args:
+        request: the model and how it is trained.
+
+    Attributes:
+        device: "CPU:0" or "GPU:0".
+        jit_compile: whether XLA compiles the step.
+        out_of_memory: the backend's errors if memory runs out.
+        way: how memory is read, if not through TensorFlow's allocator.
+        batch: the tensors of the step that is prepared.
+    """
+
+    device = "CPU:0"
+    jit_compile = True
+    out_of_memory: tuple[type[Exception], ...] = ()
+    way: str | None = None
+
+    def __init__(self, request: StepSpec) -> None:
+        self.request = request
+        self.prepared: PreparedStep | None = None
+        self.batch: Any = None
+        self.take: Callable[[], Any] = lambda: None
+        with request.opened() as opened:
+            self.model = opened.model
+            self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
+            self.training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
+        with self._errors_named("with its weights"):
+            give_values(self.model)
+
+    def zeros(self, spec: Any) -> Any:
+        """Return a tensor of zeros of a shape and dtype."""
+        raise NotImplementedError
+
+    def step_function(self, mode: str) -> Callable[[], Any]:
+        """Return the function that runs one step on the batch."""
+        raise NotImplementedError
+
+    def bytes_in_use(self) -> int:
+        """Return the bytes in use between steps."""
+        raise NotImplementedError
+
+    def step(self) -> int:
+        """Run one step and return its peak in use, in bytes."""
+        raise NotImplementedError
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The assumptions about the training, known once a step is prepared."""
+        return () if self.prepared is None else tuple(self.prepared.notes)
+
+    def measure(self, runs: Sequence[Sequence[Any]], seconds: float | None) -> MeasuredSteps:
+        """Run steps at one batch size after another.
+
+        Args:
+            runs: batch size, steps and mode of each (see `run`).
+            seconds: no further step of a run begins after these, once two are done.
+        """
+        measured = tuple(self.run(*each, seconds=seconds) for each in runs)
+        is_training = self.request.mode == "train" and optimizers_of(self.model)
+        return MeasuredSteps(
+            device=self.device,
+            execution="xla" if self.jit_compile else "graph",
+            weights=sum(map(variable_bytes, self.model.variables)),
+            optimizer=sum(map(variable_bytes, optimizer_variables(self.model))) if is_training else None,
+            notes=self.notes,
+            runs=measured,
+            way=self.way,
+        )
+
+    def run(self, batch_size: int, steps: int, mode: str | None = None, *, seconds: float | None = None) -> Run:
+        """Run some steps at one batch size.
+
+        Args:
+            batch_size: samples.
+            steps: after the first one, which also sets things up.
+            mode: "train", "evaluate" or "inference". Defaults to the request's.
+            seconds: no further step begins after these, once two are done.
+
+        Raises:
+            ModelError: If the model's code fails, or memory runs out.
+        """
+        with self._errors_named(f"at batch size {batch_size}"):
+            inputs = self._prepare(batch_size, mode or self.request.mode)
+            before = self.bytes_in_use()
+            first = self.step()
+            peaks: list[int] = []
+            begin = time.monotonic()
+            while len(peaks) < steps:
+                peaks.append(self.step())
+                if seconds is not None and len(peaks) >= 2 and time.monotonic() - begin > seconds:
+                    break
+            took = (time.monotonic() - begin) / max(len(peaks), 1)
+        return Run(batch_size, inputs, before, first, tuple(peaks), took)
+
+    def _prepare(self, batch_size: int, mode: str) -> int:
+        """Make the step and a batch of zeros; return the batch's bytes."""
+        keras, known = import_keras(), self.prepared
+        self.prepared = prepare_step(
+            self.model, self.training, self.structure, self.inputs, batch_size, mode, self.jit_compile, known
+        )
+        if known is None:
+            give_values(self.model)
+
+        def filled(leaf: Any) -> Any:
+            return self.zeros(leaf) if hasattr(leaf, "shape") else leaf  # a number
+
+        self.batch = keras.tree.map_structure(filled, self.prepared.data)
+        self.take = self.step_function(mode)
+        return sum(map(_tensor_bytes, keras.tree.flatten(self.batch)))
+
+    @contextlib.contextmanager
+    def _errors_named(self, when: str) -> Iterator[None]:
+        """Turn errors of the model's code, and of the allocator, into messages."""
+        name = f"model {self.model.name!r} {when}"
+        try:
+            yield
+        except (KerasmemError, MemoryError):
             raise
-        return {"ran_out": str(error) if isinstance(error, StepRanOutError) else out_of_memory_line(error)}
+        except self.out_of_memory as error:
+            limit = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB") if self.device == "CPU:0" else None
+            within = f" within its limit of {limit} MiB" if limit else ""
+            raise OutOfMemoryError(
+                f"{name} ran out of memory on {self.device}{within} ({_allocation(error)}); take a smaller batch"
+            ) from error
+        except Exception as error:  # the model's own code runs in a step, and may raise anything
+            raise ModelError(f"a step of {name} failed: {type(error).__name__}: {keras_reason(error)}") from error
 
 
-def _run(session: Session, data: dict[str, Any]) -> dict[str, Any]:
-    seconds = data.get("seconds")
-    runs = [session.run(run["batch_size"], run["steps"], seconds, run.get("mode")) for run in data["runs"]]
-    return {**session.facts(), "runs": runs}
+class TensorFlowSession(Session):
+    """Steps through the functions that Keras makes for `fit`, `evaluate` and `predict`, read from the allocator."""
+
+    def __init__(self, request: StepSpec) -> None:
+        import tensorflow as tf
+
+        self.out_of_memory = (tf.errors.ResourceExhaustedError,)
+        self.device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+        super().__init__(request)
+        wanted = request.jit_compile
+        if wanted == "auto":
+            wanted = loop_is_compiled(self.model)
+        self.jit_compile = bool(self.device != "CPU:0" and supports_jit(self.model) if wanted is None else wanted)
+
+    def zeros(self, spec: Any) -> Any:
+        """Return a tensor of zeros, made the same way whatever its size."""
+        import tensorflow as tf
+
+        return tf.fill(spec.shape, tf.constant("" if spec.dtype == "string" else 0, spec.dtype))
+
+    def step_function(self, mode: str) -> Callable[[], Any]:
+        """Return Keras's function, a new one for each batch size.
+
+        The function of another batch size would be traced again for any batch size.
+        """
+        model, kind = self.model, {"inference": "predict", "evaluate": "test"}.get(mode, "train")
+        if kind == "predict":
+            if model.run_eagerly is None or not model.compiled:
+                model.run_eagerly = False
+            model.jit_compile = self.jit_compile
+        getattr(model, f"make_{kind}_function")(force=True)
+        function = getattr(model, f"{kind}_function")
+        return lambda: function([self.batch] if kind == "predict" else iter([self.batch]))
+
+    def bytes_in_use(self) -> int:
+        """Return the bytes in use between steps."""
+        return self._memory("current")
+
+    def step(self) -> int:
+        """Run one step and return its peak in use, in bytes."""
+        import tensorflow as tf
+
+        tf.config.experimental.reset_memory_stats(self.device)
+        outputs = self.take()
+        for tensor in tf.nest.flatten(outputs):
+            if hasattr(tensor, "numpy"):
+                tensor.numpy()  # waits for the device
+        del outputs
+        return self._memory("peak")
+
+    def _memory(self, name: str) -> int:
+        import tensorflow as tf
+
+        return int(tf.config.experimental.get_memory_info(self.device)[name])
+
+
+class JaxSession(Session):
+    """Steps through Keras's `train_on_batch`, `test_on_batch` and `predict_on_batch`.
+
+    Memory is the peak of JAX's allocator on a GPU, and resident memory on a CPU.
+    """
+
+    def __init__(self, request: StepSpec) -> None:
+        import jax
+
+        super().__init__(request)
+        self._jax_device = jax.devices()[0]
+        self.way = "resident memory, since JAX counts nothing on a CPU"
+        if self._jax_device.platform != "cpu":
+            self.device = "GPU:0"
+            self.way = "JAX's allocator, whose peak has the first step and its autotuning in it"
+
+    def zeros(self, spec: Any) -> Any:
+        """Return an array of zeros of a shape and dtype."""
+        return import_keras().ops.zeros(spec.shape, spec.dtype)
+
+    def step_function(self, mode: str) -> Callable[[], Any]:
+        """Return Keras's function for one batch."""
+        name = {"train": "train_on_batch", "evaluate": "test_on_batch", "inference": "predict_on_batch"}[mode]
+        batch = self.batch if isinstance(self.batch, tuple) else (self.batch,)
+        return lambda: getattr(self.model, name)(*batch)
+
+    def bytes_in_use(self) -> int:
+        """Return the bytes of all arrays."""
+        import jax
+
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    def step(self) -> int:
+        """Run one step and return its peak in bytes.
+
+        On a CPU that is the bytes of the arrays before it, and those that became resident during it.
+
+        Raises:
+            KerasmemError: If the system does not reset the process's peak.
+        """
+        if self.device != "CPU:0":
+            self.take()
+            return int(self._jax_device.memory_stats()["peak_bytes_in_use"])  # the process's: it cannot be reset
+        before = self.bytes_in_use()
+        _settle()
+        try:
+            (_PROCESS / "clear_refs").write_text("5")  # the peak begins from what is resident now
+        except OSError as error:
+            raise KerasmemError(f"the system does not reset this process's peak ({error}): measure needs it") from error
+        resident = process_status(_PROCESS)["VmHWM"]
+        self.take()
+        return before + process_status(_PROCESS)["VmHWM"] - resident
+
+
+def give_values(model: Any) -> None:
+    """Initialise every variable that was made without a value, wherever it is held."""
+    gc.collect()  # else garbage of the code that built the model would take memory now
+    for variable in shaped_variables():
+        give_value(variable)
+    for optimizer in optimizers_of(model):
+        index_variables(optimizer)
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    if not hasattr(tensor, "shape"):
+        return 0
+    return math.prod(tensor.shape) * element_bytes(import_keras().backend.standardize_dtype(tensor.dtype))
+
+
+def _allocation(error: BaseException) -> str:
+    """Return the line of TensorFlow's message that names the allocation."""
+    lines = (line.strip() for line in str(error).splitlines())
+    matching = (line[:300] for line in lines if "OOM when" in line or "ut of memory" in line)
+    return next(matching, keras_reason(error))
+
+
+def _settle() -> None:
+    """Wait until threads have freed the buffers of the last step, and give free heap back.
+
+    A step's results are available before its buffers are freed.
+    """
+    last, now, end = -1, held_bytes(), time.monotonic() + _PATIENCE
+    while now != last and time.monotonic() < end:
+        time.sleep(_PAUSE)
+        last, now = now, held_bytes()
 
 
 if __name__ == "__main__":
