@@ -44,10 +44,10 @@ def traced_outcome(
     if prepared.jit_compile:
         batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
         from kerasmem.estimation.graph.build import variables_of
-        from kerasmem.estimation.xla import compile_plan, outcome
+        from kerasmem.estimation.xla import compile_plan, xla_outcome
 
         note_stage("compiling with XLA for this machine")
-        found = outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
+        found = xla_outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
         return replace(found, notes=(*prepared.notes, *found.notes))
     from kerasmem.estimation.graph.build import build_program
     from kerasmem.estimation.graph.steps import graph_outcome

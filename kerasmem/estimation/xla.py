@@ -6,8 +6,8 @@ the variables and the batch. So the plan goes through the allocator's rules and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from kerasmem.compat import xla
 from kerasmem.compat.borrowing import NotAvailableError
@@ -17,6 +17,7 @@ from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
 from kerasmem.estimation.compiled.plan import XlaPlan
 from kerasmem.estimation.graph.memory import Heap, make_variables
+from kerasmem.estimation.graph.program import Variable
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.models.op_names import Attribution
 from kerasmem.models.step import TracedStep
@@ -53,11 +54,11 @@ def compile_plan(traced: TracedStep) -> XlaPlan:
     Raises:
         XlaRefused: If XLA has no kernel for something in it.
     """
-    return _planned("the step", xla.compile_function, traced.function, list(traced.flat))
+    return _plan("the step", partial(xla.compile_function, traced.function, list(traced.flat)))
 
 
-def compile_function(name: str, inputs: list[tuple[tuple[int, ...], str]]) -> XlaPlan:
-    """Return XLA's plan for a function of the traced step that it compiles by itself.
+def scratch_of_function(name: str, inputs: Iterable[tuple[tuple[int, ...], str]]) -> int:
+    """Return the bytes in between of a function of the traced step that XLA compiles by itself.
 
     Args:
         name: of the function.
@@ -68,20 +69,20 @@ def compile_function(name: str, inputs: list[tuple[tuple[int, ...], str]]) -> Xl
     """
     import tensorflow as tf
 
-    return _planned(f"{name} alone", xla.compile_named, name, [tf.TensorSpec(shape, dtype) for shape, dtype in inputs])
+    arguments = [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]
+    return _plan(f"{name} alone", partial(xla.compile_named, name, arguments)).temporary
 
 
-def _planned(what: str, compiled: Callable[..., bytes], *arguments: Any) -> XlaPlan:
+def _plan(subject: str, compiled: Callable[[], bytes]) -> XlaPlan:
     import tensorflow as tf
 
     try:
-        serialised = compiled(*arguments)
+        return read_plan(compiled())
     except (tf.errors.OpError, ValueError, NotAvailableError) as error:
-        raise XlaRefused(f"XLA cannot compile {what}: {first_line(error)}") from error
-    return read_plan(serialised)
+        raise XlaRefused(f"XLA cannot compile {subject}: {first_line(error)}") from error
 
 
-def simulate(plan: XlaPlan, variables: Any, batch: tuple[int, ...]) -> Heap:
+def simulate(plan: XlaPlan, variables: Sequence[Variable], batch: tuple[int, ...]) -> Heap:
     """Run two steps of the plan on a simulated heap, whose peak is then that of the second.
 
     The first step needs more: the optimizer's variables still share their first values, and each gets memory of its
@@ -94,24 +95,21 @@ def simulate(plan: XlaPlan, variables: Any, batch: tuple[int, ...]) -> Heap:
     """
     heap = Heap()
     buffers = make_variables(variables, [(-1, size) for size in batch], heap)
-    for step in range(2):
+    # Variables that share their first value get a buffer each once it is written, in the first step.
+    shared = [number for number, buffer in enumerate(buffers) if buffer.holders > 1]
+    for numbers in (shared, []):
         heap.allocator.reset_peak()
-        temporary = [heap.allocate(size) for size in plan.results[:1]]
-        temporary.append(heap.allocate(plan.temporary))
-        # What variables share (first fillings) is no longer the same once it was written: each gets its own.
-        shared = [number for number, buffer in enumerate(buffers) if buffer.holders > 1] if step == 0 else []
-        fresh = {number: heap.allocate(buffers[number].bytes, -1, number) for number in shared}
+        temporary = [heap.allocate(size) for size in (*plan.results[:1], plan.temporary)]
+        for number in numbers:
+            heap.allocate(buffers[number].bytes, -1, number)
         temporary += [heap.allocate(size) for size in plan.results[1:]]
-        for buffer in temporary:
+        for buffer in (*temporary, *(buffers[number] for number in numbers)):
             heap.let_go(buffer)
-        for number, buffer in fresh.items():
-            heap.let_go(buffers[number])
-            buffers[number] = buffer
     return heap
 
 
-def outcome(
-    plan: XlaPlan, variables: Any, batch: tuple[int, ...], layer_of: dict[int, str], attribution: Attribution
+def xla_outcome(
+    plan: XlaPlan, variables: Sequence[Variable], batch: tuple[int, ...], layer_of: dict[int, str], names: Attribution
 ) -> Outcome:
     """Return the peak of the planned step, divided by category and layer.
 
@@ -120,26 +118,23 @@ def outcome(
         variables: in the order in which they are made.
         batch: bytes of each tensor of the batch.
         layer_of: variable's number → layer.
-        attribution: for the names in the plan.
+        names: origins of the operations in the plan.
     """
     heap = simulate(plan, variables, batch)
     total, spread = heap.allocator.peak, SPREAD["xla"]
     limit = smallest_limit(heap.requests(), descending=True)
-    held = [
+    held: list[tuple[int, str, str | None]] = [
         (variable.bytes, "optimizer" if variable.kind == "optimizer" else "weights", layer_of.get(number))
         for number, variable in enumerate(variables)
     ]
     held.append((sum(batch), "inputs", None))
-    shares = plan.divided(total, held, attribution)
-    return Outcome(
-        method="xla",
-        execution="xla",
-        total=total,
+    requested = sum(size for size, _, _ in held) + plan.requested
+    return plan.outcome(
+        "xla",
+        Pool(requested, total, heap.allocator.reserved, None, limit),
+        held,
+        names,
         low=int(total * (1 - spread)),
         high=int(max(total, limit) * (1 + spread)),
-        pool=Pool(sum(size for size, _, _ in held) + plan.requested, total, heap.allocator.reserved, None, limit),
-        categories=shares.categories,
-        layers=shares.layers,
-        instant=plan.instant(attribution),
         notes=(f"XLA's buffer assignment for this machine's CPU asks for {plan.requested:,} B in a step",),
     )

@@ -109,7 +109,7 @@ class Attribution:
     def instant(self, name: str) -> Instant:
         """Describe the moment at which an operation runs."""
         origin = self.origin(name)
-        what = origin.layer or _plain(name)
+        what = origin.layer or self._plain(name)
         if origin.phase == "optimizer":
             text = f"while {self.optimizers[0]} updates the weights"
         elif origin.phase == "backward":
@@ -118,9 +118,8 @@ class Attribution:
             text = f"while computing {what}"
         return Instant(text, name, origin.layer, origin.phase)
 
-
-def _plain(name: str) -> str:
-    return next((part for part in name.split("/") if part != BACKWARD), name)
+    def _plain(self, name: str) -> str:
+        return next((part for part in name.split("/") if part != BACKWARD), name)
 
 
 def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attribution: Attribution) -> dict[str, str]:

@@ -12,9 +12,8 @@ from kerasmem.devices.cards import all_cards, hardware_of
 from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import InputError, MissingExtraError, UsageError
 from kerasmem.estimation.compiled.assignment import read_plan
-from kerasmem.estimation.compiled.naming import JaxNames
 from kerasmem.estimation.compiled.on_jax import dumped_plan, planned_bytes
-from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, XlaPlan, product_bytes
+from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes
 from kerasmem.estimation.gpu_target import plan, worker
 from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
 from kerasmem.models.op_names import Origin
@@ -392,35 +391,18 @@ def make_cuda(folder):
     return folder
 
 
-@pytest.fixture
-def no_cuda(monkeypatch, tmp_path):
+def test_ptxas_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setattr(worker.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(worker.shutil, "which", lambda name: None)
-    monkeypatch.setattr(worker, "SYSTEM_CUDA", tmp_path / "none")
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    monkeypatch.setenv("CUDA_HOME", "")
-
-
-@pytest.mark.usefixtures("no_cuda")
-def test_ptxas_is_named_where_it_is_missing():
     with pytest.raises(MissingExtraError, match=r"ptxas .*kerasmem\[gpu-targets\]"):
         worker.cuda_folder()
 
 
-@pytest.mark.usefixtures("no_cuda")
-def test_ptxas_is_found_where_cuda_is_installed(monkeypatch, tmp_path):
-    monkeypatch.setattr(worker, "SYSTEM_CUDA", make_cuda(tmp_path / "system"))
-    assert worker.cuda_folder() == str(tmp_path / "system")
-    nvcc = make_cuda(tmp_path / "compiler") / "bin" / "nvcc"
-    monkeypatch.setattr(worker.shutil, "which", lambda name: str(nvcc))
-    assert worker.cuda_folder() == str(tmp_path / "compiler")
-    monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "home")))
-    assert worker.cuda_folder() == str(tmp_path / "home")
+def test_the_extras_ptxas_is_preferred_to_that_of_jax(monkeypatch, tmp_path):
+    known = {}
+    monkeypatch.setattr(worker.importlib.util, "find_spec", known.get)
     for package, name in (("nvidia.cu13", "jax"), ("nvidia.cuda_nvcc", "extra")):
-        specification = importlib.machinery.ModuleSpec(package, None, is_package=True)
-        specification.submodule_search_locations.append(str(make_cuda(tmp_path / name)))
-        known = {package: specification}
-        monkeypatch.setattr(worker.importlib.util, "find_spec", known.get)
+        known[package] = importlib.machinery.ModuleSpec(package, None, is_package=True)
+        known[package].submodule_search_locations.append(str(make_cuda(tmp_path / name)))
         assert worker.cuda_folder() == str(tmp_path / name)
 
 

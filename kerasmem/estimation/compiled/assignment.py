@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from kerasmem.estimation.compiled.plan import XlaPlan
-
-Fields = dict[int, list[Any]]  # number → values: an int, or bytes of a text or of a message inside
 
 _ALLOCATED, _FREED = 0, 1  # kinds of events in a trace of the heap
 _CONVOLUTION, _PRODUCT = "__cudnn$conv", "__cublas$"
@@ -31,11 +28,76 @@ _BYTES_OF_TYPE = {
 }
 
 
-@dataclass(frozen=True)
+class Message:
+    """A message in protobuf's wire format.
+
+    Raises:
+        IndexError: it ends too early.
+    """
+
+    def __init__(self, data: bytes = b"") -> None:
+        self._values: dict[int, list[Any]] = {}  # by field: an int, or bytes of a text or of a message inside
+        position = 0
+        while position < len(data):
+            key, position = _varint(data, position)
+            number, kind = key >> 3, key & 7
+            value: Any
+            if kind == 0:
+                value, position = _varint(data, position)
+            else:
+                size, position = _varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
+                value = data[position : position + size]
+                position += size
+            if position > len(data):
+                raise IndexError(f"{position - len(data)} bytes of field {number} are missing")
+            self._values.setdefault(number, []).append(value)
+
+    def number(self, field: int) -> int:
+        """Return a number, 0 if it is not set."""
+        value = int(self._values.get(field, [0])[-1])
+        return value - (1 << 64) if value >> 63 else value
+
+    def text(self, field: int) -> str:
+        """Return a text, "" if it is not set."""
+        return str(self._values.get(field, [b""])[-1], "utf-8", "replace")
+
+    def messages(self, field: int) -> list[Message]:
+        """Return a repeated message."""
+        return [Message(data) for data in self._values.get(field, ())]
+
+    def message(self, field: int) -> Message:
+        """Return a message, an empty one if it is not set."""
+        return Message(*self._values.get(field, [])[-1:])
+
+    def numbers(self, field: int) -> list[int]:
+        """Return a repeated number, packed or not."""
+        numbers: list[int] = []
+        for value in self._values.get(field, ()):
+            position = 0
+            while not isinstance(value, int) and position < len(value):
+                number, position = _varint(value, position)
+                numbers.append(number)
+            if isinstance(value, int):
+                numbers.append(value)
+        return numbers
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+
+
 class Instruction:
     """An instruction of the optimised module.
 
     Attributes:
+        message: XLA's.
         name: XLA's.
         opcode: XLA's.
         operation: the name that the program gave it, or "".
@@ -43,17 +105,19 @@ class Instruction:
         shapes: bytes of its result, of each element of a tuple.
         operands: ids of the instructions it takes from.
         called: ids of the computations it calls.
-        fields: of the message.
     """
 
-    name: str
-    opcode: str
-    operation: str
-    target: str
-    shapes: tuple[int, ...]
-    operands: tuple[int, ...]
-    called: tuple[int, ...]
-    fields: Fields
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.name, self.opcode, self.target = (message.text(field) for field in (1, 2, 28))
+        self.operation = message.message(7).text(2)
+        self.shapes = tuple(_shape_bytes(message.message(3)))
+        self.operands, self.called = message.numbers(36), message.numbers(38)
+
+    @property
+    def dimensions(self) -> list[int]:
+        """The sizes of its result."""
+        return self.message.message(3).numbers(3)
 
 
 def read_plan(serialised: bytes) -> XlaPlan:
@@ -61,24 +125,25 @@ def read_plan(serialised: bytes) -> XlaPlan:
 
     Raises:
         IndexError: it is cut off within a part.
-        KeyError: it is cut off between parts.
+        ValueError: it is cut off between parts.
     """
-    proto = _fields(serialised)
-    plan = _fields(proto[3][0])
+    proto = Message(serialised)
+    (assignment,), (hlo,) = proto.messages(3), proto.messages(1)
     argument = temporary = 0
     results = []
-    for buffer in map(_fields, plan.get(3, ())):
-        size, is_argument = _number(buffer, 2), _number(buffer, 5)
+    for buffer in assignment.messages(3):
+        size = buffer.number(2)
+        is_argument, is_result, is_constant, is_thread_local = (bool(buffer.number(field)) for field in (5, 7, 12, 3))
         if is_argument:
             argument += size
-        elif _number(buffer, 12) or _number(buffer, 3):  # constant, thread-local
+        elif is_constant or is_thread_local:
             continue
-        elif _number(buffer, 7):
+        elif is_result:
             results.append(size)
         else:
             temporary += size
-    module = _Module(proto[1][0])
-    live, at = _fullest(plan, module)
+    module = _Module(hlo)
+    live, at = _fullest(assignment, module)
     return XlaPlan(
         argument=argument,
         results=tuple(results),
@@ -87,24 +152,23 @@ def read_plan(serialised: bytes) -> XlaPlan:
         at=at,
         convolutions=tuple(module.convolutions()),
         products=tuple(module.products()),
-        is_recomputed=module.is_recomputed(),
+        is_recomputed=any(_RECOMPUTED in instruction.name for _, instruction in module),
         cpu_scratch=module.cpu_scratch(),
     )
 
 
-def _fullest(plan: Fields, module: _Module) -> tuple[tuple[tuple[int, str], ...], str | None]:
+def _fullest(assignment: Message, module: _Module) -> tuple[tuple[tuple[int, str], ...], str | None]:
     """Replay XLA's longest trace of a heap, and return the heap's contents at its peak."""
-    buffers = {_number(buffer, 1): buffer for buffer in map(_fields, plan.get(1, ()))}
-    traces: list[list[bytes]] = [_fields(trace).get(1, []) for trace in plan.get(4, ())]
+    buffers = {buffer.number(1): buffer for buffer in assignment.messages(1)}
+    events = max((trace.messages(1) for trace in assignment.messages(4)), key=len, default=[])
     live: dict[int, int] = {}
     total = most = 0
     fullest: dict[int, int] = {}
     at: int | None = None
-    longest = max(traces, key=len) if traces else []
-    for event in map(_fields, longest):
-        kind, buffer = _number(event, 1), _number(event, 2)
+    for event in events:
+        kind, buffer = event.number(1), event.number(2)
         if kind == _ALLOCATED:
-            live[buffer] = _number(buffers[buffer], 2)
+            live[buffer] = buffers[buffer].number(2)
             total += live[buffer]
         elif kind == _FREED:
             total -= live.pop(buffer, 0)
@@ -112,22 +176,26 @@ def _fullest(plan: Fields, module: _Module) -> tuple[tuple[tuple[int, str], ...]
             most, fullest, at = total, dict(live), buffer
 
     def maker(buffer: int) -> str:
-        location = _fields(buffers[buffer][3][0])
-        return module.operation(_number(location, 4), _text(location, 2))
+        location = buffers[buffer].message(3)
+        return module.operation(location.number(4), location.text(2))
 
     return tuple((size, maker(buffer)) for buffer, size in fullest.items()), None if at is None else maker(at)
 
 
 class _Module:
-    """The instructions of a serialised `HloModuleProto`."""
+    """The instructions of an `HloModuleProto`, by computation."""
 
-    def __init__(self, serialised: bytes) -> None:
-        self.computations: dict[int, dict[int, Instruction]] = {}
-        for computation in map(_fields, _fields(serialised).get(3, ())):
-            instructions = map(_fields, computation.get(2, ()))
-            self.computations[_number(computation, 5)] = {
-                _number(each, 35): _instruction(each) for each in instructions
-            }
+    def __init__(self, hlo: Message) -> None:
+        self.computations = {
+            computation.number(5): {each.number(35): Instruction(each) for each in computation.messages(2)}
+            for computation in hlo.messages(3)
+        }
+
+    def __iter__(self) -> Iterator[tuple[dict[int, Instruction], Instruction]]:
+        """Yield each instruction with its computation."""
+        for computation in self.computations.values():
+            for instruction in computation.values():
+                yield computation, instruction
 
     def operation(self, number: int, name: str) -> str:
         """Return the operation of an instruction, by its name, or by its id alone, as newer versions of XLA have it."""
@@ -143,9 +211,8 @@ class _Module:
         for computation in self.computations.values():
             of_number: dict[int, str] = {}
             for number, instruction in computation.items():  # operands come first
-                inside = [
-                    part.operation for called in instruction.called for part in self.computations[called].values()
-                ]
+                parts = [part for called in instruction.called for part in self.computations[called].values()]
+                inside = [part.operation for part in parts]
                 operands = [of_number.get(operand, "") for operand in instruction.operands]
                 candidates = (instruction.operation, *reversed(inside), *operands)
                 of_number[number] = names[number] = names[instruction.name] = next(filter(None, candidates), "")
@@ -153,11 +220,10 @@ class _Module:
 
     def convolutions(self) -> Iterator[tuple[int, str]]:
         """Yield each convolution of cuDNN's without workspace: bytes of its inputs and outputs, and its operation."""
-        for computation in self.computations.values():
-            for instruction in computation.values():
-                if instruction.target.startswith(_CONVOLUTION) and instruction.shapes[-1] == 0:
-                    operands = [sum(computation[each].shapes) for each in instruction.operands]
-                    yield sum((*instruction.shapes, *operands)), instruction.operation or instruction.name
+        for computation, instruction in self:
+            if instruction.target.startswith(_CONVOLUTION) and instruction.shapes[-1] == 0:
+                operands = [sum(computation[each].shapes) for each in instruction.operands]
+                yield sum((*instruction.shapes, *operands)), instruction.operation or instruction.name
 
     def cpu_scratch(self) -> tuple[int, int]:
         """Return the bytes that one call of a library's kernel on a CPU copies beside the plan, and takes at most.
@@ -169,17 +235,17 @@ class _Module:
         copy its operand and its result into blocks. Weights are copied block by block.
         """
         copied = most = 0
-        for caller in (each for computation in self.computations.values() for each in computation.values()):
-            library = _LIBRARY.search(_text(caller.fields, 43))
+        for _, caller in self:
+            library = _LIBRARY.search(caller.message.text(43))
             if library is None:
                 continue
             for number in caller.called:
                 inside = self.computations[number]
                 for instruction in inside.values():
-                    kind, operands = instruction.opcode, [inside[each] for each in instruction.operands]
-                    if kind == "dot":
+                    operands = [inside[each] for each in instruction.operands]
+                    if instruction.opcode == "dot":
                         most = max(most, sum(operands[0].shapes) + sum(instruction.shapes))
-                    elif kind == "convolution":
+                    elif instruction.opcode == "convolution":
                         columns, padded = _convolution_copies(instruction, *operands)
                         most = max(most, columns, padded)
                         copied = max(copied, (padded or columns) * (library.group(1) == "ynn"))
@@ -191,19 +257,14 @@ class _Module:
         Such a kernel computes operands while it reads them and goes on with the result before it writes. cuBLAS reads
         operands from buffers and writes the product itself to another.
         """
-        for computation in self.computations.values():
-            for instruction in computation.values():
-                if instruction.target.startswith(_PRODUCT):
-                    yield 0
-                elif instruction.opcode == "dot":
-                    operands = [_source(computation, computation[each]) for each in instruction.operands]
-                    inside = [each for each in operands if each.opcode != "parameter"]
-                    root = _source(computation, list(computation.values())[-1])
-                    yield sum(sum(each.shapes) for each in (*inside, *[instruction] * (root != instruction)))
-
-    def is_recomputed(self) -> bool:
-        """Return whether XLA computes values a second time to save memory."""
-        return any(_RECOMPUTED in each.name for part in self.computations.values() for each in part.values())
+        for computation, instruction in self:
+            if instruction.target.startswith(_PRODUCT):
+                yield 0
+            elif instruction.opcode == "dot":
+                operands = [_source(computation, computation[each]) for each in instruction.operands]
+                inside = [each for each in operands if each.opcode != "parameter"]
+                root = _source(computation, list(computation.values())[-1])
+                yield sum(sum(each.shapes) for each in (*inside, *[instruction] * (root != instruction)))
 
 
 def _source(computation: dict[int, Instruction], instruction: Instruction) -> Instruction:
@@ -213,104 +274,27 @@ def _source(computation: dict[int, Instruction], instruction: Instruction) -> In
     return instruction
 
 
-def _instruction(fields: Fields) -> Instruction:
-    metadata = _fields(fields[7][0]) if 7 in fields else {}
-    return Instruction(
-        name=_text(fields, 1),
-        opcode=_text(fields, 2),
-        operation=_text(metadata, 2),
-        target=_text(fields, 28),
-        shapes=tuple(_shape_bytes(fields[3][0])) if 3 in fields else (),
-        operands=_numbers(fields, 36),
-        called=_numbers(fields, 38),
-        fields=fields,
-    )
-
-
 def _convolution_copies(convolution: Instruction, left: Instruction, kernel: Instruction) -> tuple[int, int]:
     """Return the bytes of a convolution's input for all places (0: one channel at a time) and padded (0: it is not)."""
-    numbers, groups = _fields(convolution.fields[16][0]), _number(convolution.fields, 50)
-    sizes, of_kernel, of_output = (_dimensions(each) for each in (left, kernel, convolution))
-    places = math.prod(of_output) // of_output[_number(numbers, 10)]
-    columns = places * sum(kernel.shapes) // of_kernel[_number(numbers, 4)] * max(groups, 1)
-    if groups > 1 and of_kernel[_number(numbers, 3)] == 1:
+    numbers, groups = convolution.message.message(16), convolution.message.number(50)
+    sizes, of_kernel, of_output = left.dimensions, kernel.dimensions, convolution.dimensions
+    places = math.prod(of_output) // of_output[numbers.number(10)]
+    columns = places * sum(kernel.shapes) // of_kernel[numbers.number(4)] * max(groups, 1)
+    if groups > 1 and of_kernel[numbers.number(3)] == 1:
         columns = 0
-    window = [_fields(each) for each in _fields(convolution.fields[15][0]).get(1, ())]
-    edges = [_number(each, 3) + _number(each, 4) for each in window]
+    edges = [each.number(3) + each.number(4) for each in convolution.message.message(15).messages(1)]
     if not any(edges):
         return columns, 0
     unpadded = math.prod(sizes)
-    for dimension, edge in zip(_numbers(numbers, 11), edges, strict=True):
+    for dimension, edge in zip(numbers.numbers(11), edges, strict=True):
         sizes[dimension] += edge
     return columns, sum(left.shapes) * math.prod(sizes) // unpadded
 
 
-def _dimensions(instruction: Instruction) -> list[int]:
-    return list(_numbers(_fields(instruction.fields[3][0]), 3))
-
-
-def _shape_bytes(serialised: bytes) -> Iterator[int]:
+def _shape_bytes(shape: Message) -> Iterator[int]:
     """Yield the bytes of a shape, or of each element of a tuple."""
-    shape = _fields(serialised)
-    for element in shape.get(4, ()):
+    elements = shape.messages(4)
+    for element in elements:
         yield from _shape_bytes(element)
-    if 4 not in shape:
-        yield math.ceil(math.prod(_numbers(shape, 3)) * _BYTES_OF_TYPE.get(_number(shape, 2), 0))
-
-
-def _fields(data: bytes) -> Fields:
-    """Return the fields of a message in protobuf's wire format.
-
-    Raises:
-        IndexError: the message ends too early.
-    """
-    fields: Fields = {}
-    position, end = 0, len(data)
-    while position < end:
-        key, position = _varint(data, position)
-        number, kind = key >> 3, key & 7
-        value: Any
-        if kind == 0:
-            value, position = _varint(data, position)
-        else:
-            size, position = _varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
-            value = data[position : position + size]
-            position += size
-        if position > end:
-            raise IndexError(f"{position - end} bytes of field {number} are missing")
-        fields.setdefault(number, []).append(value)
-    return fields
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-
-
-def _number(fields: Fields, number: int) -> int:
-    value = int(fields[number][-1]) if number in fields else 0
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _text(fields: Fields, number: int) -> str:
-    return str(fields[number][-1], "utf-8", "replace") if number in fields else ""
-
-
-def _numbers(fields: Fields, number: int) -> tuple[int, ...]:
-    """Return a repeated number, packed or not."""
-    values: list[int] = []
-    for item in fields.get(number, ()):
-        if isinstance(item, int):
-            values.append(item)
-            continue
-        position = 0
-        while position < len(item):
-            value, position = _varint(item, position)
-            values.append(value)
-    return tuple(values)
+    if not elements:
+        yield math.ceil(math.prod(shape.numbers(3)) * _BYTES_OF_TYPE.get(shape.number(2), 0))

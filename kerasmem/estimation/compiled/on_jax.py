@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from kerasmem.devices.growth import jax_grows
 from kerasmem.errors import KerasmemError, ModelError, first_line
 from kerasmem.estimation.allocator import GRAIN, smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
-from kerasmem.estimation.compiled.naming import JaxNames
-from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, XlaPlan, product_bytes
+from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import XLA_AUTOTUNING, cpu_scratch, prefetched_batches
@@ -25,8 +24,6 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.processes.task import ChildFailure
-
-_DUMP = "*_after_optimizations.hlo.pb"
 
 
 def jax_outcome(step: ShapedStep) -> Outcome:
@@ -53,33 +50,35 @@ def jax_outcome(step: ShapedStep) -> Outcome:
         # How much LLVM optimises does not change XLA's plan of memory, and takes half of the time and more.
         hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
         with _no_compilation_cache(), tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-            plan = compile_plan(lowered, hurried, "this machine", folder)
+            plan = compile_lowered(lowered, hurried, "this machine", folder)
     except ChildFailure as failure:
         raise ModelError(f"model {opened.model.name!r}: {failure.reason}") from failure
     if mode == "evaluate":  # Keras on JAX makes the slots for it too, which its step does not take
         slots = tuple(map(variable_bytes, opened.model.optimizer.variables))
         compiled = replace(compiled, arguments={**compiled.arguments, "optimizer": slots})
-    grows, spread = device.platform != "cpu" and jax_grows(os.environ), SPREAD["xla"]
-    planned, limit = planned_bytes(compiled, plan, grows), smallest_limit(compiled.requests(plan))
+    is_cpu, spread = device.platform == "cpu", SPREAD["xla"]
+    planned = planned_bytes(compiled, plan, grows=not is_cpu and jax_grows(os.environ))
+    limit = smallest_limit(compiled.requests(plan))
     copied, most = plan.cpu_scratch
-    if device.platform != "cpu":  # the next compilation may find other kernels the fastest
-        most = product_bytes((plan,), HOPPER)
-    total = planned + copied
-    names = JaxNames(compiled.layers, compiled.optimizer, frozenset(step.rows))
-    shares = plan.divided(planned, compiled.held(step.weights()), names)
-    shares.add(copied, "workspace")
-    return Outcome(
-        method="xla",
-        execution="xla",
-        total=total,
-        low=int(total * (1 - spread)),
+    unmodelled: tuple[Unmodelled, ...] = (cpu_scratch(most - copied),)
+    where = "this machine's CPU"
+    if not is_cpu:  # the next compilation may find other kernels the fastest
+        most, where = product_bytes((plan,), HOPPER), f"{device.device_kind} ({device.platform})"
+        unmodelled = prefetched_batches(compiled.batch_bytes), XLA_AUTOTUNING
+    return plan.outcome(
+        "xla",
+        Pool(plan.total, planned, None, None, limit),
+        compiled.held(step.weights()),
+        JaxNames(compiled.layers, compiled.optimizer, frozenset(step.rows)),
+        low=int((planned + copied) * (1 - spread)),
         high=int((max(compiled.allocated(plan).peak, limit) + most) * (1 + spread)),
-        pool=Pool(plan.total, planned, None, None, limit),
-        categories=shares.categories,
-        layers=shares.layers,
-        instant=plan.instant(names),
-        unmodelled=_unmodelled(compiled, plan, device),
-        notes=(_note(plan, device), *compiled.notes),
+        scratch=copied,
+        unmodelled=unmodelled,
+        notes=(
+            f"Keras on JAX: XLA's plan for {where} has {plan.argument:,} B of arguments (weights, optimizer, the "
+            f"batch), {plan.temporary:,} B in between and {sum(plan.results):,} B of results beside the donated state",
+            *compiled.notes,
+        ),
     )
 
 
@@ -113,15 +112,6 @@ def batch_of(step: PreparedStep) -> tuple[Any, ...]:
     return step.data if isinstance(step.data, tuple) else (step.data,)
 
 
-def _function(step: PreparedStep) -> Callable[..., Any]:
-    """Return Keras's function of the state and the batch."""
-    model = step.model
-    if step.mode == "inference":
-        return lambda state, data: model.predict_step(state, data)[0]
-    function: Callable[..., Any] = model.train_step if step.mode == "train" else model.test_step
-    return function
-
-
 def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
     """Lower a step for one device.
 
@@ -145,11 +135,15 @@ def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
         dtype = jax.dtypes.canonicalize_dtype(tensor.dtype)
         return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=sharding)
 
+    def infer(state: Any, data: Any) -> Any:
+        return model.predict_step(state, data)[0]
+
     model, groups = step.model, state_of(step)
     state, data = import_keras().tree.map_structure(shaped, (tuple(groups.values()), batch_of(step)))
+    function = {"train": model.train_step, "evaluate": model.test_step, "inference": infer}[step.mode]
     options = {} if step.mode == "inference" else {"donate_argnums": 0}
     try:
-        lowered = jax.jit(_function(step), **options).lower(state, data)
+        lowered = jax.jit(function, **options).lower(state, data)
     except KerasmemError:
         raise
     except Exception as error:  # the model's own code runs while it is traced, and may raise anything
@@ -168,7 +162,7 @@ def _bytes(spec: Any) -> int:
     return int(spec.dtype.itemsize * math.prod(spec.shape))
 
 
-def compile_plan(lowered: Any, options: dict[str, Any], where: str, folder: str) -> XlaPlan:
+def compile_lowered(lowered: Any, options: dict[str, Any], where: str, folder: str) -> XlaPlan:
     """Compile a lowered step and return XLA's plan.
 
     Args:
@@ -186,19 +180,17 @@ def compile_plan(lowered: Any, options: dict[str, Any], where: str, folder: str)
         lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, **options})
     except jax.errors.JaxRuntimeError as error:
         raise ChildFailure(f"XLA does not compile the step for {where}: {first_line(error)}") from error
-    dumps = list(Path(folder).glob(_DUMP))
-    if not dumps:
+    if (plan := dumped_plan(folder)) is None:
         raise ChildFailure(f"this version of XLA does not write its plan for {where}")
-    return read_plan(dumps[0].read_bytes())
+    return plan
 
 
 def dumped_plan(folder: str) -> XlaPlan | None:
     """Return the plan in XLA's dumps, or None until XLA has written it to its end."""
-    dumps = list(Path(folder).glob(_DUMP))
-    try:
-        return read_plan(dumps[0].read_bytes()) if dumps else None
-    except (IndexError, KeyError):  # the rest is still being written
-        return None
+    for dump in Path(folder).glob("*_after_optimizations.hlo.pb"):
+        with contextlib.suppress(IndexError, ValueError):  # the rest is still being written
+            return read_plan(dump.read_bytes())
+    return None
 
 
 @contextlib.contextmanager
@@ -213,17 +205,3 @@ def _no_compilation_cache() -> Iterator[None]:
         yield
     finally:
         jax.config.update(name, before)
-
-
-def _note(plan: XlaPlan, device: Any) -> str:
-    where = "this machine's CPU" if device.platform == "cpu" else f"{device.device_kind} ({device.platform})"
-    return (
-        f"Keras on JAX: XLA's plan for {where} has {plan.argument:,} B of arguments (weights, optimizer, the batch), "
-        f"{plan.temporary:,} B in between and {sum(plan.results):,} B of results beside the donated state"
-    )
-
-
-def _unmodelled(compiled: CompiledStep, plan: XlaPlan, device: Any) -> tuple[Unmodelled, ...]:
-    if device.platform == "cpu":
-        return (cpu_scratch(plan.cpu_scratch[1] - plan.cpu_scratch[0]),)
-    return prefetched_batches(sum(compiled.arguments.get("inputs", ()))), XLA_AUTOTUNING

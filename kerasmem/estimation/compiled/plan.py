@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.report import Shares
-from kerasmem.models.op_names import CATEGORIES, Instant, Origin
+from kerasmem.estimation.report import Outcome, Pool, Shares, Unmodelled
+from kerasmem.models.op_names import CATEGORIES, Attribution, Origin
 from kerasmem.records import Record
 from kerasmem.units import MIB
 
+_FUNCTION = re.compile(r"\bp?jit\([^()]*\)")
+_WRAPPER = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|remat)\(")
 HOPPER = (9, 0)  # compute capability
 _HOPPER_WORKSPACE, _CUBLAS_WORKSPACE = 32 * MIB, 4 * MIB
 
@@ -19,14 +21,40 @@ Weights = Mapping[str, Sequence[tuple[int, str | None]]]  # by group: each weigh
 Held = Iterable[tuple[int, str, str | None]]  # bytes, category and layer of what a step holds from beginning to end
 
 
-class Names(Protocol):
-    """Looks up the origin of operations by their names."""
+class JaxNames(Attribution):
+    """Looks up the origin of operations by the names that JAX gives them.
+
+    JAX wraps the scope of a layer's call in what is done to it: `jvp(conv1)` going forward, `transpose(jvp(conv1))`
+    going back. The last part is the operation itself, and `jit(relu)` a function of JAX's: neither is a layer.
+
+    Args:
+        layers: the names of the model's layers.
+        optimizer: the optimizer's name; None for inference.
+        rows: the names of the layers in the report; without any, a layer's whole path is its row.
+
+    Examples:
+        >>> names = JaxNames({"encoder", "dense"}, "adam")
+        >>> names.origin("jit(train_step)/transpose(jvp(encoder))/dense/dot_general")
+        Origin(layer='encoder/dense', phase='backward')
+    """
+
+    def __init__(self, layers: Collection[str], optimizer: str | None = None, rows: Collection[str] = ()) -> None:
+        super().__init__({}, rows, () if optimizer is None else (optimizer,))
+        self.layers = frozenset(layers)
 
     def origin(self, name: str) -> Origin:
         """Return the origin of the operation of this name."""
+        scopes = _FUNCTION.sub("", name.rpartition("/")[0])
+        pieces = _WRAPPER.sub("", scopes).replace(")", "").split("/")
+        if any(map(self._is_optimizer, pieces)):
+            return Origin(None, "optimizer")
+        path = [piece for piece in pieces if piece in self.layers]
+        paths = ("/".join(path[:end]) for end in range(len(path), 0, -1))
+        row = next((each for each in paths if not self._rows or each in self._rows), None)
+        return Origin(row, "backward" if "transpose(" in name else "forward")
 
-    def instant(self, name: str) -> Instant:
-        """Describe the moment at which an operation runs."""
+    def _plain(self, name: str) -> str:
+        return name.rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +94,31 @@ class XlaPlan(Record, what="XLA plan"):
         """The bytes of the step by this plan."""
         return self.argument + self.requested
 
-    def instant(self, names: Names) -> Instant | None:
-        """Return when most of the temporary buffers are in use."""
-        return None if self.at is None else names.instant(self.at)
-
-    def divided(self, total: int, held: Held, names: Names) -> Shares:
-        """Divide the bytes at the peak by category and by layer.
+    def outcome(
+        self,
+        method: str,
+        pool: Pool,
+        held: Held,
+        names: Attribution,
+        *,
+        low: int,
+        high: int,
+        scratch: int = 0,
+        unmodelled: tuple[Unmodelled, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> Outcome:
+        """Return the outcome of the step, its peak divided by category and by layer.
 
         Args:
-            total: bytes in use at the peak.
+            method: that planned it.
+            pool: bytes of the allocator at the peak.
             held: the arguments.
             names: origins of the operations in the plan.
+            low: the least bytes of the step.
+            high: the most.
+            scratch: bytes that kernels take beside the allocator.
+            unmodelled: memory that is not in the total.
+            notes: on the plan.
         """
         shares = Shares()
         for size, category, layer in held:
@@ -84,9 +126,21 @@ class XlaPlan(Record, what="XLA plan"):
         for size, name in self.live:
             origin = names.origin(name)
             shares.add(size, CATEGORIES[origin.phase], origin.layer)
-        shares.add(self.requested - sum(size for size, _ in self.live), "workspace")
-        shares.fill(total)
-        return shares
+        shares.add(self.requested - sum(size for size, _ in self.live) + scratch, "workspace")
+        shares.fill(pool.in_use + scratch)
+        return Outcome(
+            method=method,
+            execution="xla",
+            total=pool.in_use + scratch,
+            low=low,
+            high=high,
+            pool=pool,
+            categories=shares.categories,
+            layers=shares.layers,
+            instant=None if self.at is None else names.instant(self.at),
+            unmodelled=unmodelled,
+            notes=notes,
+        )
 
 
 def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
@@ -126,6 +180,11 @@ class CompiledStep(Record, what="compiled step"):
     def likely(self) -> XlaPlan:
         """The plan that XLA makes by itself."""
         return self.plans[0]
+
+    @property
+    def batch_bytes(self) -> int:
+        """The bytes of a batch."""
+        return sum(self.arguments.get("inputs", ()))
 
     def requests(self, plan: XlaPlan) -> list[tuple[int, int]]:
         """Return a plan's requests to the allocator, one after another: a number and bytes."""

@@ -15,9 +15,8 @@ from tempfile import TemporaryDirectory
 from kerasmem.devices.cards import Card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
-from kerasmem.estimation.compiled.naming import JaxNames
-from kerasmem.estimation.compiled.plan import CompiledStep, Weights, XlaPlan, product_bytes
-from kerasmem.estimation.gpu_target.worker import EXTRA, FEATURE, missing_parts
+from kerasmem.estimation.compiled.plan import CompiledStep, JaxNames, Weights, XlaPlan, product_bytes
+from kerasmem.estimation.gpu_target.worker import EXTRA, missing_parts
 from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
 from kerasmem.models.spec import StepSpec
@@ -71,14 +70,10 @@ def gpu_target_plan(
     """
     target = target_text(card)
     if missing_parts():
-        raise MissingExtraError(FEATURE, EXTRA)
-    data = {
-        "model": request.to_dict(),
-        "target": target,
-        "has_triton": card.compute_capability >= _TRITON_CAPABILITY,
-    }
+        raise MissingExtraError("compiling for a GPU that is not there", EXTRA)
+    has_triton = card.compute_capability >= _TRITON_CAPABILITY
     with TemporaryDirectory(prefix="kerasmem-") as folder:
-        data["folder"] = folder
+        data = {"model": request.to_dict(), "target": target, "has_triton": has_triton, "folder": folder}
         answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=ENVIRONMENT)
     return CompiledStep.from_dict(answer)
 
@@ -130,21 +125,17 @@ def gpu_target_outcome(
         weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
     """
     plan, plans = compiled.likely, (*compiled.plans, *compiled.unlimited)
-    allocator, names = compiled.allocated(plan), JaxNames(compiled.layers, compiled.optimizer, frozenset(rows))
+    allocator = compiled.allocated(plan)
     limit = max(smallest_limit(compiled.requests(each)) for each in plans)
     workspace, product = workspace_bytes(plan), product_bytes(plans, card.compute_capability)
-    shares = plan.divided(allocator.peak, compiled.held(weights or {}), names)
-    return Outcome(
-        method="gpu-target",
-        execution="xla",
-        total=allocator.peak,
+    return plan.outcome(
+        "gpu-target",
+        Pool(plan.total, allocator.peak, allocator.reserved, None, limit),
+        compiled.held(weights or {}),
+        JaxNames(compiled.layers, compiled.optimizer, frozenset(rows)),
         low=min(each.total for each in plans),
         high=max(max(compiled.allocated(each).peak for each in plans) + max(workspace, product), limit),
-        pool=Pool(plan.total, allocator.peak, allocator.reserved, None, limit),
-        categories=shares.categories,
-        layers=shares.layers,
-        instant=plan.instant(names),
-        unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(sum(compiled.arguments.get("inputs", ())))),
+        unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(compiled.batch_bytes)),
         notes=_notes(compiled, card, workspace, product),
     )
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import MissingExtraError, UsageError, first_line
-from kerasmem.estimation.compiled.on_jax import compile_plan, dumped_plan, lower
+from kerasmem.estimation.compiled.on_jax import compile_lowered, dumped_plan, lower
 from kerasmem.estimation.compiled.plan import XlaPlan
 from kerasmem.models.backend import import_keras
 from kerasmem.models.inputs import model_inputs
@@ -30,9 +27,7 @@ from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
 from kerasmem.processes.task import ChildFailure, serve
 
-FEATURE, EXTRA = "compiling for a GPU that is not there", "gpu-targets"
-WAY_OUT = "gpu-target compiles through JAX, on which it does not run; use method='xla' or 'graph'"
-SYSTEM_CUDA = Path("/usr/local/cuda")
+EXTRA = "gpu-targets"
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 # XLA begins to recompute where more than this per cent of the memory would be needed. So many are never needed.
@@ -84,7 +79,7 @@ def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
     """Compile a lowered step until XLA has planned its memory, and return the plan.
 
     Machine code comes last, takes two thirds of the time and changes nothing of the plan. No call stops XLA before it,
-    so compiling goes on in a thread that ends with the process.
+    so compiling goes on in a thread, and the process must end by `os._exit`.
 
     Args:
         lowered: the step.
@@ -94,15 +89,7 @@ def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
     Raises:
         ChildFailure: If XLA refuses.
     """
-    compiled: Future[XlaPlan] = Future()
-
-    def compile_all() -> None:
-        try:
-            compiled.set_result(compile_plan(lowered, options, "this target", folder))
-        except BaseException as error:
-            compiled.set_exception(error)
-
-    threading.Thread(target=compile_all, daemon=True).start()
+    compiled = ThreadPoolExecutor(1).submit(compile_lowered, lowered, options, "this target", folder)
     while not compiled.done():
         if (plan := dumped_plan(folder)) is not None:
             return plan
@@ -115,15 +102,15 @@ def _requested_step(opened: OpenedModel, request: StepSpec) -> PreparedStep:
 
     Raises:
         ModelError: If Keras refuses.
-        UsageError: If the model has a training step of its own, or its batch size contradicts the request.
+        UsageError: If the model has a training step of its own.
     """
     model = opened.model
-    structure, inputs = model_inputs(model, request.input_shapes())
-    fixed = {each.shape[0] for each in inputs if each.shape[0] is not None}
-    if len(fixed) > 1 or fixed - {request.batch_size}:
-        raise UsageError(f"batch_size {request.batch_size}: the model's inputs fix the batch at {sorted(fixed)}")
     if request.mode != "inference" and has_own_step(model):
-        raise UsageError(f"model {model.name!r} has a train_step of its own, written for TensorFlow: {WAY_OUT}")
+        raise UsageError(
+            f"model {model.name!r} has a train_step of its own, written for TensorFlow: gpu-target compiles through "
+            "JAX, on which it does not run; use method='xla' or 'graph'"
+        )
+    structure, inputs = model_inputs(model, request.input_shapes())
     training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
     return prepare_step(model, training, structure, inputs, request.batch_size, request.mode, jit_compile=True)
 
@@ -136,41 +123,33 @@ def load_libraries() -> None:
 
 def missing_parts() -> bool:
     """Return whether a package of the compiler is missing, without importing any."""
-    try:
-        return importlib.util.find_spec("jax") is None or not any(map(importlib.util.find_spec, PLUGINS))
-    except ModuleNotFoundError:  # no jax_plugins at all
-        return True
+    return not _folders("jax") or not any(map(_folders, PLUGINS))
 
 
 def cuda_folder() -> str:
     """Return the folder with NVIDIA's assembler (ptxas) and its library of functions.
 
     The package that the extra installs comes first, as CUDA 13's assembler no longer takes cards before Turing. Then
-    the package that `jax[cuda13]` installs, and CUDA as the system has it.
+    the package that `jax[cuda13]` installs.
 
     Raises:
         MissingExtraError: there is none.
     """
-    for folder in _cuda_folders():
-        if (folder / "bin" / "ptxas").exists() and (folder / "nvvm" / "libdevice").is_dir():
-            return str(folder)
+    for folder in (*_folders("nvidia.cuda_nvcc"), *_folders("nvidia.cu13")):
+        if os.path.exists(os.path.join(folder, "bin", "ptxas")):
+            return folder
     raise MissingExtraError(
         "NVIDIA's assembler ptxas (nvidia-cuda-nvcc-cu12), with which XLA compiles for a GPU,", EXTRA
     )
 
 
-def _cuda_folders() -> Iterator[Path]:
-    for package in ("nvidia.cuda_nvcc", "nvidia.cu13"):
-        try:
-            specification = importlib.util.find_spec(package)
-        except ModuleNotFoundError:  # nothing of NVIDIA's at all
-            continue
-        if specification is not None:
-            yield from map(Path, specification.submodule_search_locations or ())
-    yield from (Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name))
-    if compiler := shutil.which("nvcc"):
-        yield Path(compiler).resolve().parent.parent
-    yield SYSTEM_CUDA
+def _folders(package: str) -> list[str]:
+    """Return the folders of a package, none if it is not installed."""
+    try:
+        specification = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # nor is the package around it
+        return []
+    return [] if specification is None else list(specification.submodule_search_locations or ())
 
 
 def _device(target: str) -> Any:

@@ -234,12 +234,12 @@ def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], known: dict[Any,
     if name is None or any(tensor.shape is None for tensor in inputs):  # a variable's shape is not known here
         return node
     from kerasmem.compat.xla import body_of
-    from kerasmem.estimation.xla import XlaRefused, compile_function
+    from kerasmem.estimation.xla import XlaRefused, scratch_of_function
 
     key = (body_of(name), tuple(tensor.shape for tensor in inputs))
     if key not in known:
         try:
-            known[key] = compile_function(name, [(tensor.shape or (), tensor.dtype) for tensor in inputs]).temporary
+            known[key] = scratch_of_function(name, [(tensor.shape or (), tensor.dtype) for tensor in inputs])
         except XlaRefused:
             return node
     return replace(node, attributes={**node.attributes, "scratch": known[key]})

@@ -76,7 +76,7 @@ def _line(measured: MeasuredSteps, request: StepSpec) -> Outcome:
 
     total = on_line(small.mean, large.mean)
     parabola = np.polyfit([run.batch_size for run in measured.runs], [run.mean for run in measured.runs], 2)
-    bent = round(np.polyval(parabola, target))
+    bent = round(float(np.polyval(parabola, target)))
     if bent > (1 + MOST_BENT) * total:
         raise KerasmemError(
             f"probe of {request.label}: the peaks at batches {sizes} "

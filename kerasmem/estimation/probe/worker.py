@@ -193,10 +193,13 @@ class TensorFlowSession(Session):
         self.out_of_memory = (tf.errors.ResourceExhaustedError,)
         self.device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
         super().__init__(request)
-        wanted = request.jit_compile
-        if wanted == "auto":
-            wanted = loop_is_compiled(self.model)
-        self.jit_compile = bool(self.device != "CPU:0" and supports_jit(self.model) if wanted is None else wanted)
+        self.jit_compile = self._is_compiled()
+
+    def _is_compiled(self) -> bool:
+        if self.request.jit_compile != "auto":
+            return bool(self.request.jit_compile)
+        compiles = loop_is_compiled(self.model)
+        return bool(self.device != "CPU:0" and supports_jit(self.model) if compiles is None else compiles)
 
     def zeros(self, spec: Any) -> Any:
         """Return a tensor of zeros, made the same way whatever its size."""
