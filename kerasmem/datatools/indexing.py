@@ -27,12 +27,11 @@ from kerasmem.hdf5.io.fetcher import RangeFetcher
 from kerasmem.hdf5.io.remote_file import ask_for_info, open_remote, put_file
 from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
 from kerasmem.hdf5.rows.opened import OpenFile
-from kerasmem.hdf5.rows.scan import close_file, look_at, open_file, scan_file
+from kerasmem.hdf5.rows.scan import GROUP, close_file, look_at, open_file, scan_file
 from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, Access, read_paths, read_place
 from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, Source
 from kerasmem.processes.executors import run_tasks
 
-_GROUP = 128  # remote files whose first bytes are asked for at once, and stay in memory until they are looked at
 _LOOKED_AT = 2000  # objects of the first file
 
 
@@ -90,7 +89,7 @@ def index(
     try:
         with _written_to(target, access.remote) as path:
             look = functools.partial(_look_into_group, names=wanted, access=access)
-            groups = (files[start : start + _GROUP] for start in range(0, len(files), _GROUP))
+            groups = (files[start : start + GROUP] for start in range(0, len(files), GROUP))
             found: Iterator[_Found] = itertools.chain.from_iterable(run_tasks(executor, look, groups))
             rows, stored, hidden = _write(path, found, wanted, len(files), progress)
             size = os.path.getsize(path)

@@ -85,11 +85,11 @@ def test_a_range_that_several_need_stays_until_the_last_lets_go(fetcher):
     one.release()
     one.release()  # twice is once
     time.sleep(0.05)
-    assert sum(held.size for held in fetcher._held) == 10
+    assert fetcher._held.nbytes == 10
     del other  # of a task that was dropped
     gc.collect()
     until(lambda: not fetcher._held)
-    assert reader.kept == [(0, 10)]
+    assert reader.kept == [(0, 10)] and fetcher._held.nbytes == fetcher._active.nbytes == 0
 
 
 def test_what_nobody_needs_any_more_is_broken_off_or_never_begun(fetcher):

@@ -22,6 +22,10 @@ from remote_servers import FileServer, S3Server
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, MissingExtraError, UsageError
 from kerasmem.hdf5.io.cache import DiskCache
+from kerasmem.hdf5.io.objects import OtherObject
+from kerasmem.hdf5.rows import files as open_files
+from kerasmem.hdf5.rows import scan
+from kerasmem.hdf5.rows.settings import Access
 
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks by gRPC, which the emulator has not
 fsspec = pytest.importorskip("fsspec")
@@ -178,6 +182,29 @@ class TestSameBatches:
         equal(epochs(mixed), wanted)
         with pytest.raises(DataError, match="no file matches"):
             epochs(web.url("none-*.h5"))
+
+    def test_first_bytes_of_many_files_are_held_for_a_group_at_a_time(self, web, monkeypatch):
+        asked, ask = [], scan.ask_for_info
+        monkeypatch.setattr(scan, "GROUP", 5)
+        monkeypatch.setattr(scan, "ask_for_info", lambda urls, access: asked.append(len(urls)) or ask(urls, access))
+        scan.scan_files([web.url(f"part-{part}.h5") for part in range(12)], ["x"], Access())
+        assert asked == [5, 5, 2]
+
+    def test_no_store_is_asked_under_the_lock_of_open_files(self, folder, monkeypatch):
+        memory, held = fsspec.filesystem("memory"), []
+        for part in range(3):
+            memory.pipe(f"/many/part-{part}.h5", (folder / f"part-{part}.h5").read_bytes())
+        monkeypatch.setattr(open_files, "most_open", lambda: 1)
+        refuse_change = OtherObject.refuse_change
+
+        async def watched(self, known):
+            held.append(train.opened().reader.files._lock.locked())
+            await refuse_change(self, known)
+
+        monkeypatch.setattr(OtherObject, "refuse_change", watched)
+        with H5ChunkSequence("memory://many/part-*.h5", batch_size=50) as train:
+            assert len(list(train.next_epoch())) == train.num_batches
+        assert held and not any(held)
 
     def test_a_copy_for_another_process_takes_the_options_along(self, web, folder):
         web.needs = "Bearer SECRET"

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.compat.event_loops import call_before_threads_are_joined
@@ -22,7 +22,7 @@ from kerasmem.hdf5.io.access import REQUESTS, SMALL_REQUESTS, RemoteAccess
 from kerasmem.hdf5.io.cache import DiskCache
 from kerasmem.hdf5.io.failures import PermanentError, retry
 from kerasmem.hdf5.io.objects import ObjectInfo, PartialRange, RemoteObject
-from kerasmem.hdf5.io.stores import FileSystems
+from kerasmem.hdf5.io.stores import Stores
 from kerasmem.units import KIB, MIB
 
 _FILLED = 4 * MIB  # in flight fill a link of 100 MB/s on which an answer takes 40 ms
@@ -32,15 +32,11 @@ _CLOSING = 5.0  # seconds given to connections to close
 
 @dataclass
 class Traffic:
-    """Traffic of a file: requests sent and retried, bytes received, and bytes from the cache."""
+    """Traffic of files: requests sent again, bytes received, and bytes from the cache."""
 
-    requests: int = 0
     retries: int = 0
     received: int = 0
     from_cache: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 async def _call_here(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -94,7 +90,6 @@ class ObjectReader:
 
         async def ask() -> None:
             nonlocal before
-            self.traffic.requests += 1
             before = into.done
             try:
                 await self.target.fetch(start, into, self.known)
@@ -142,6 +137,24 @@ class RangeRequest:
             self.answer.set_exception(error)
 
 
+class _Ranges(set[RangeRequest]):
+    """Ranges, and the sum of their bytes."""
+
+    nbytes = 0
+
+    def add(self, request: RangeRequest) -> None:
+        """Add a range."""
+        if request not in self:
+            super().add(request)
+            self.nbytes += request.size
+
+    def discard(self, request: object) -> None:
+        """Remove a range if it is there."""
+        if isinstance(request, RangeRequest) and request in self:
+            super().discard(request)
+            self.nbytes -= request.size
+
+
 class RangeFetcher:
     """Fetch ranges of any number of files in one thread, which owns all state. Others send it calls.
 
@@ -154,16 +167,15 @@ class RangeFetcher:
 
     def __init__(self, access: RemoteAccess) -> None:
         self._access = access
-        self._cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
         self._queue: deque[RangeRequest] = deque()
-        self._active: set[RangeRequest] = set()  # in flight
-        self._held: set[RangeRequest] = set()  # in flight, or fetched and not yet used
+        self._active = _Ranges()  # in flight
+        self._held = _Ranges()  # in flight, or fetched and not yet used
         self._most = REQUESTS  # grows by one an answer, so that connections are not opened all at once
         self._closed = False
         self._lock = threading.Lock()  # so that no call is sent once the loop is about to end
         self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self.file_systems = FileSystems(access, self._loop)
+        self._stores = Stores(access)
+        self._loop = self._stores.loop
         self._thread = threading.Thread(target=self._loop.run_forever, name="kerasmem-fetch", daemon=True)
         self._thread.start()
         _fetchers.add(self)
@@ -171,7 +183,8 @@ class RangeFetcher:
     def reader(self, url: str, known: ObjectInfo, traffic: Traffic) -> ObjectReader:
         """Return a reader of one version of a file."""
         key = self._access.cache_key(url, known.tag, known.size)
-        return ObjectReader(self.file_systems.object_at(url), known, traffic, self._cache, key, asyncio.to_thread)
+        target = self._stores.object_at(url)
+        return ObjectReader(target, known, traffic, self._stores.cache, key, asyncio.to_thread)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine and return its result."""
@@ -242,10 +255,10 @@ class RangeFetcher:
         while self._queue:
             request = self._queue[0]
             if request.task is None and request.users:
-                small = _bytes(self._active) + request.size <= _FILLED
+                small = self._active.nbytes + request.size <= _FILLED
                 if len(self._active) >= (self._most if small else REQUESTS):
                     return
-                if self._held and _bytes(self._held) + request.size > self._access.ahead_bytes:
+                if self._held and self._held.nbytes + request.size > self._access.ahead_bytes:
                     return
                 self._demand(request)
             self._queue.popleft()
@@ -285,19 +298,10 @@ class RangeFetcher:
         self._begin_more()
 
     async def _shut_down(self) -> None:
-        tasks = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]
         for request in (*self._active, *self._queue):
             request.fail(_closed_error())
         self._queue.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.file_systems.close()
-        await self._loop.shutdown_default_executor()
-
-
-def _bytes(requests: Iterable[RangeRequest]) -> int:
-    return sum(request.size for request in requests)
+        await self._stores.shut_down()
 
 
 def _closed_error() -> PermanentError:

@@ -81,12 +81,11 @@ class RemoteHandle(Handle):
         self, url: str, known: ObjectInfo, fetcher: RangeFetcher, access: RemoteAccess, traffic: Traffic
     ) -> None:
         super().__init__(url, known.size)
-        self._traffic = traffic
         self._fetcher = fetcher
         self._most = max(1, min(MOST, access.ahead_bytes // 4))
         self._changed = ""
-        self._proved = 0  # bytes received up to the last time the version was asked for
-        self._reader = fetcher.reader(url, known, self._traffic)
+        self._unproved = False  # whether bytes came since the version was asked for
+        self._reader = fetcher.reader(url, known, traffic)
 
     def claims(self, needs: Sequence[Sequence[Extent]]) -> list[Claim]:
         """Announce the needs of tasks in their order. Return a claim for each.
@@ -129,6 +128,7 @@ class RemoteHandle(Handle):
             if request is None or request.reader is not self._reader:
                 request = RangeRequest(self._reader, at, min(stop, at + self._most))
                 alone = Claim(self._fetcher, [request])
+            self._unproved = True
             try:
                 data = self._result(request)[at - request.start : stop - request.start]
                 view[at - offset :][: len(data)] = data
@@ -139,14 +139,15 @@ class RemoteHandle(Handle):
 
     def changed(self) -> str:
         """Return the reason why the file must not be read on; "" if none."""
-        target, received = self._reader.target, self._traffic.received
-        if not self._changed and not target.proves_version and received > self._proved:
+        target = self._reader.target
+        if not self._changed and not target.proves_version and self._unproved:
             try:
+                self._unproved = False
                 self._fetcher.run(retry(lambda: target.refuse_change(self._reader.known)))
-                self._proved = received
             except ChangedError as error:
                 self._changed = str(error)
             except PermanentError as error:
+                self._unproved = True
                 return f"whether it is still what it was cannot be found out: {error}"
         return self._changed
 

@@ -15,23 +15,21 @@ import io
 import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import h5py
 
-from kerasmem.compat.event_loops import no_running_loop
 from kerasmem.compat.file_systems import call_file_system
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED
 from kerasmem.hdf5.format.urls import identity, redact, scheme_of
 from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess
-from kerasmem.hdf5.io.cache import DiskCache
 from kerasmem.hdf5.io.failures import PermanentError, retry
-from kerasmem.hdf5.io.fetcher import ObjectReader, RangeFetcher, Traffic
+from kerasmem.hdf5.io.fetcher import ObjectReader, Traffic
 from kerasmem.hdf5.io.objects import HEAD, ObjectInfo
-from kerasmem.hdf5.io.stores import FileSystems
+from kerasmem.hdf5.io.stores import Stores
 from kerasmem.units import MIB
 
 _BLOCK = HEAD
@@ -70,15 +68,12 @@ class RemoteFile(io.RawIOBase):
         self._url = url
         self._access = access
         self._traffic = traffic or Traffic()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._file_systems: FileSystems | None = None
+        self._stores: Stores | None = None
         self._at = 0
         self._failure: DataError | None = None
-        self._cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
         if known is None:
-            self._traffic.requests += 1
             try:
-                known = self._ask(lambda systems: retry(systems.object_at(url).info))
+                known = self._run(lambda stores: retry(stores.object_at(url).info))
             except BaseException:
                 self.close()
                 raise
@@ -93,9 +88,9 @@ class RemoteFile(io.RawIOBase):
         return redact(self._url)  # what h5py takes for the file's name
 
     def __del__(self) -> None:
-        loop = getattr(self, "_loop", None)
-        if loop is not None and not loop.is_running():
-            loop.close()
+        stores = getattr(self, "_stores", None)
+        if stores is not None and not stores.loop.is_running():
+            stores.loop.close()
 
     def raise_failure(self) -> None:
         """Raise the failure behind an error of HDF5."""
@@ -122,12 +117,9 @@ class RemoteFile(io.RawIOBase):
 
     def close(self) -> None:
         """Close the connections."""
-        loop, self._loop = getattr(self, "_loop", None), None
-        if loop is not None and self._file_systems is not None:
-            with contextlib.suppress(Exception), no_running_loop():
-                loop.run_until_complete(self._file_systems.close())
-                loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
+        stores, self._stores = getattr(self, "_stores", None), None
+        if stores is not None:
+            stores.close()
         super().close()
 
     def _read(self, offset: int, view: memoryview) -> None:
@@ -153,22 +145,18 @@ class RemoteFile(io.RawIOBase):
         return identity(self._url), self._version, self.known.size, number
 
     def _fetch(self, start: int, view: memoryview) -> None:
-        async def fetch(file_systems: FileSystems) -> None:
+        async def fetch(stores: Stores) -> None:
             key = self._access.cache_key(self._url, self.known.tag, self.known.size)
-            target = file_systems.object_at(self._url)
-            reader = ObjectReader(target, self.known, self._traffic, self._cache, key)
+            reader = ObjectReader(stores.object_at(self._url), self.known, self._traffic, stores.cache, key)
             await reader.keep(await reader.read(start, view), start, view)
 
-        self._ask(fetch)
+        self._run(fetch)
 
-    def _ask(self, work: Callable[[FileSystems], Awaitable[Any]]) -> Any:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._file_systems = FileSystems(self._access, self._loop)
-        assert self._file_systems is not None
+    def _run(self, work: Callable[[Stores], Coroutine[Any, Any, Any]]) -> Any:
+        if self._stores is None:
+            self._stores = Stores(self._access)
         try:
-            with no_running_loop():
-                return self._loop.run_until_complete(work(self._file_systems))
+            return self._stores.run(work(self._stores))
         except PermanentError as error:
             raise DataError(f"{shown(self._url)}: {error}") from None
 
@@ -224,14 +212,10 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
     Raises:
         DataError: If none does, or they cannot be listed.
     """
-    with contextlib.closing(RangeFetcher(access)) as fetcher:
-        try:
-            found = fetcher.run(retry(lambda: _glob(url, fetcher.file_systems)))
-        except PermanentError as error:
-            raise DataError(f"{shown(url)}: what matches this pattern cannot be listed: {error}") from None
-    if not found:
+    names: list[str] = _ask(access, f"{shown(url)}: what matches this pattern cannot be listed", _glob, url)
+    if not names:
         raise DataError(f"{shown(url)}: no file matches this pattern; a list of URLs can be given too")
-    return found
+    return names
 
 
 def refuse_web(url: str) -> None:
@@ -247,7 +231,7 @@ def put_file(path: str, url: str, access: RemoteAccess) -> None:
         DataError: If it cannot be written there.
     """
     refuse_web(url)
-    _change(url, access, "written", lambda file_systems: _put(path, url, file_systems))
+    _ask(access, f"{shown(url)}: cannot be written", _put, url, path)
 
 
 def remove_file(url: str, access: RemoteAccess) -> None:
@@ -256,24 +240,24 @@ def remove_file(url: str, access: RemoteAccess) -> None:
     Raises:
         DataError: If it cannot be removed, or there is none.
     """
-
-    async def remove(file_systems: FileSystems) -> None:
-        system, target = file_systems.system_of(url)
-        await call_file_system(system, "rm_file", target)
-
-    _change(url, access, "removed", remove)
+    _ask(access, f"{shown(url)}: cannot be removed", _remove, url)
 
 
-def _change(url: str, access: RemoteAccess, done: str, change: Callable[[FileSystems], Awaitable[None]]) -> None:
-    with contextlib.closing(RangeFetcher(access)) as fetcher:
+def _ask(access: RemoteAccess, failed: str, work: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    with contextlib.closing(Stores(access)) as stores:
         try:
-            fetcher.run(retry(lambda: change(fetcher.file_systems)))
+            return stores.run(retry(lambda: work(stores, *arguments)))
         except PermanentError as error:
-            raise DataError(f"{shown(url)}: cannot be {done}: {error}") from None
+            raise DataError(f"{failed}: {error}") from None
 
 
-async def _put(path: str, url: str, file_systems: FileSystems) -> None:
-    system, target = file_systems.system_of(url)
+async def _remove(stores: Stores, url: str) -> None:
+    system, target = stores.system_of(url)
+    await call_file_system(system, "rm_file", target)
+
+
+async def _put(stores: Stores, url: str, path: str) -> None:
+    system, target = stores.system_of(url)
     if getattr(system, "asynchronous", False):  # object stores, which show an object when it is whole
         await call_file_system(system, "put_file", path, target)
         return
@@ -282,8 +266,8 @@ async def _put(path: str, url: str, file_systems: FileSystems) -> None:
     await call_file_system(system, "mv", temporary, target)
 
 
-async def _glob(url: str, file_systems: FileSystems) -> list[str]:
-    system, path = file_systems.system_of(url)
+async def _glob(stores: Stores, url: str) -> list[str]:
+    system, path = stores.system_of(url)
     names = await call_file_system(system, "glob", path)
     if scheme_of(url) in ("http", "https"):
         # A page may name whatever it likes; only what lies on the same server is meant.
@@ -300,20 +284,15 @@ def ask_for_info(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectI
     """
     few = asyncio.Semaphore(REQUESTS)
 
-    async def ask(url: str, systems: FileSystems) -> ObjectInfo:
+    async def ask(stores: Stores, url: str) -> ObjectInfo:
         async with few:
             try:
-                return await retry(systems.object_at(url).info)
+                return await retry(stores.object_at(url).info)
             except PermanentError as error:
                 raise DataError(f"{shown(url)}: {error}") from None
 
-    async def ask_all(systems: FileSystems) -> list[ObjectInfo]:
-        return await asyncio.gather(*(ask(url, systems) for url in urls))
+    async def ask_all(stores: Stores) -> list[ObjectInfo]:
+        return await asyncio.gather(*(ask(stores, url) for url in urls))
 
-    with contextlib.closing(RangeFetcher(access)) as fetcher:
-        found = dict(zip(urls, fetcher.run(ask_all(fetcher.file_systems)), strict=True))
-    for url, info in found.items():
-        # The first bytes are kept in memory, for when the file is opened.
-        if info.tag is not None and len(info.head) == min(_BLOCK, info.size):
-            _keep_block((identity(url), info.tag, info.size, 0), info.head)
-    return found
+    with contextlib.closing(Stores(access)) as stores:
+        return dict(zip(urls, stores.run(ask_all(stores)), strict=True))

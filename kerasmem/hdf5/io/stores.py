@@ -1,19 +1,22 @@
-"""The stores that a process reads from: one fsspec file system a store, made for one event loop."""
+"""Connections to stores: one fsspec file system a store, made for one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ipaddress
+from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import urlsplit
 
+from kerasmem.compat.event_loops import no_running_loop
 from kerasmem.compat.file_systems import close_connections
 from kerasmem.compat.s3 import is_s3
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.urls import scheme_of
 from kerasmem.hdf5.io.access import SMALL_REQUESTS, RemoteAccess
+from kerasmem.hdf5.io.cache import DiskCache
 from kerasmem.hdf5.io.failures import PermanentError
 from kerasmem.hdf5.io.objects import HttpObject, OtherObject, RemoteObject, S3Object
 from kerasmem.units import MIB
@@ -23,17 +26,21 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "remote",
 _FOR_ANY_SERVER = ("range", "if-match", "accept", "accept-encoding", "user-agent")  # headers that a redirect keeps
 
 
-class FileSystems:
-    """File systems, made as URLs need them.
+class Stores:
+    """An event loop with the file systems of stores, made as URLs need them.
 
     Args:
         access: the settings.
-        loop: where their coroutines will run.
+
+    Attributes:
+        loop: runs their coroutines, in the thread that calls `run` or in one of its own.
+        cache: the folder of fetched bytes; None for none.
     """
 
-    def __init__(self, access: RemoteAccess, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, access: RemoteAccess) -> None:
         self._access = access
-        self._loop = loop
+        self.loop = asyncio.new_event_loop()
+        self.cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
         self._made: dict[str, Any] = {}
 
     def object_at(self, url: str) -> RemoteObject:
@@ -71,12 +78,28 @@ class FileSystems:
                 raise UsageError(f"path: {shown(url)} cannot be read: {which} ({scheme}://)") from None
             raise UsageError(f"storage_options: {scheme}:// does not take them ({type(error).__name__})") from None
 
-    async def close(self) -> None:
-        """Close all connections."""
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in this thread, which may have a running loop, as in a notebook."""
+        with no_running_loop():
+            return self.loop.run_until_complete(coroutine)
+
+    def close(self) -> None:
+        """Cancel what is under way and close the connections. No other thread may run the loop."""
+        with contextlib.suppress(Exception):
+            self.run(self.shut_down())
+        self.loop.close()
+
+    async def shut_down(self) -> None:
+        """Cancel the other tasks of the loop and close the connections."""
+        tasks = asyncio.all_tasks(self.loop) - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for system in self._made.values():
             with contextlib.suppress(Exception):
                 await close_connections(system)
         self._made.clear()
+        await self.loop.shutdown_default_executor()
 
     def _make(self, url: str, scheme: str) -> Any:
         from fsspec import get_filesystem_class
@@ -85,7 +108,7 @@ class FileSystems:
 
         options = dict(self._access.storage_options)
         if issubclass(get_filesystem_class(scheme), AsyncFileSystem):
-            options |= {"asynchronous": True, "loop": self._loop}
+            options |= {"asynchronous": True, "loop": self.loop}
         system, _ = url_to_fs(url, skip_instance_cache=True, **_with_defaults(scheme, options))
         if hasattr(system, "retries"):
             system.retries = 1  # what is tried again is decided in `failures`

@@ -42,6 +42,7 @@ class OpenFiles:
     Attributes:
         remote: whether any of them is behind a URL.
         proves_versions: whether each answer of their stores says which version it is of.
+        traffic: traffic of remote files so far.
     """
 
     def __init__(self, layout: DataLayout, access: Access) -> None:
@@ -52,21 +53,18 @@ class OpenFiles:
         urls = {scheme_of(file.path): file.path for file in layout.files if is_url(file.path)}
         self.remote = bool(urls)
         self.proves_versions = all(proves_version(url) for url in urls.values())
+        self.traffic = Traffic()
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._closed = False
+        self._unchecked: set[OpenFile] = set()  # remote files put to rest since the last check
         self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
     @property
     def bytes_read(self) -> int:
         """Bytes taken from all files so far."""
-        return sum(file.bytes_read for file in list(self._files.values()))
-
-    @property
-    def traffic(self) -> Traffic:
-        """Traffic of remote files so far."""
-        return sum((file.traffic for file in list(self._files.values())), Traffic())
+        return self.traffic.received + sum(file.bytes_read for file in list(self._files.values()))
 
     @contextlib.contextmanager
     def use(self, number: int) -> Iterator[OpenFile]:
@@ -98,7 +96,8 @@ class OpenFiles:
     def check(self) -> None:
         """Raise if an open file was changed."""
         with self._lock:
-            files = list(self._open)
+            files = [*self._open, *self._unchecked]
+            self._unchecked.clear()
         for file in files:
             file.check()
 
@@ -126,7 +125,8 @@ class OpenFiles:
         file, start = layout.files[number], layout.starts[number]
         indexed = None if layout.index is None else layout.index.file(number)
         fetcher = self._start_fetcher if is_url(file.path) else None
-        made = OpenFile(file, self._access, start if len(layout.files) > 1 else None, fetcher, indexed)
+        first = start if len(layout.files) > 1 else None
+        made = OpenFile(file, self._access, first, fetcher, indexed, self.traffic)
         with self._lock:
             return self._files.setdefault(number, made)
 
@@ -137,13 +137,16 @@ class OpenFiles:
             return self._fetcher
 
     def _rest_one(self) -> bool:
-        for file, users in self._open.items():
-            if not users:
-                del self._open[file]
-                file.check()
-                file.rest()
-                return True
-        return False
+        file = next((file for file, users in self._open.items() if not users), None)
+        if file is None:
+            return False
+        del self._open[file]
+        if file.is_remote:
+            self._unchecked.add(file)  # a request under the lock would hold up `close`
+        else:
+            file.check()
+        file.rest()
+        return True
 
 
 def most_open() -> int:

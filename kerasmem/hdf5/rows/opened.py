@@ -38,6 +38,7 @@ class OpenFile:
         first: the number of its first row where it is one of several files, else None.
         fetcher: returns what fetches it where it is behind a URL; None for a file of this machine.
         indexed: what an index says of it; None to look into the file.
+        traffic: what comes from stores is counted here.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class OpenFile:
         first: int | None,
         fetcher: Callable[[], RangeFetcher] | None = None,
         indexed: IndexedFile | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self._layout = layout
         self._known = ObjectInfo(layout.size, layout.tag)  # of a remote file
@@ -60,17 +62,18 @@ class OpenFile:
         self._datasets: dict[str, h5py.Dataset] = {}
         self._sources: dict[str, Source] = {}
         self._bytes_before = 0
-        self.traffic = Traffic()  # what came so far, where it is remote
+        self.is_remote = fetcher is not None
+        self._traffic = traffic or Traffic()
         self._spoiled = ""
         self._resting = False
 
     @property
     def bytes_read(self) -> int:
-        """Bytes taken from the file so far. For datasets read by HDF5, the bytes of the rows."""
+        """Bytes taken from the local file so far. For datasets read by HDF5, the bytes of the rows."""
+        if self.is_remote:
+            return 0
         with self._lock:
             through_hdf5 = sum(source.bytes_read for source in self._sources.values() if isinstance(source, Hdf5Source))
-            if self._fetcher is not None:
-                return self.traffic.received
             return self._bytes_before + through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
 
     @property
@@ -118,7 +121,7 @@ class OpenFile:
         """
         with self._lock:
             handle = self._handle
-            if handle is None or self._resting:
+            if handle is None or (self._resting and not self.is_remote):
                 return
             self._spoiled = self._spoiled or handle.changed()
             if self._spoiled:
@@ -175,7 +178,7 @@ class OpenFile:
             if self._indexed is not None and not os.path.isfile(self._layout.path):  # a pipe would be waited for
                 raise DataError(f"{shown(self._layout.path)}: there is no such file, which an index names")
             return FileHandle(self._layout.path, self._layout.size)
-        return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self.traffic)
+        return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self._traffic)
 
     def _refuse_other_file(self, file: h5py.File, handle: Handle) -> None:
         """Refuse a file that was replaced between the two times it was opened."""
@@ -193,7 +196,7 @@ class OpenFile:
             if self._fetcher is None:
                 self._file = open_file(self._layout.path)
             else:
-                self._file = open_remote(self._layout.path, self._access.remote, self._known, self.traffic)
+                self._file = open_remote(self._layout.path, self._access.remote, self._known, self._traffic)
         return self._file
 
     def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:

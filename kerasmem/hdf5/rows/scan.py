@@ -32,6 +32,8 @@ _STORAGE = {
 _STORED_APART = (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED)  # from the dataset's header
 _LISTED = 12  # names shown in a message
 _IN_USE = ("unable to lock", "already open for")  # in HDF5's words
+GROUP = 128
+"""Remote files whose first bytes are asked for at once, and stay in memory until they are looked at."""
 _VISITED = 2000  # objects looked at for a message: a hostile file may hold millions
 
 
@@ -79,9 +81,14 @@ def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLa
     """
     if isinstance(paths, DataIndex):
         return paths.layout(names)
+    groups = (paths[start : start + GROUP] for start in range(0, len(paths), GROUP))
+    return DataLayout(tuple(layout for group in groups for layout in _scan_group(group, names, access)))
+
+
+def _scan_group(paths: Sequence[str], names: list[str], access: Access) -> list[FileLayout]:
     remote = [path for path in paths if is_url(path)]
     known = ask_for_info(remote, access.remote) if len(remote) > 1 else {}
-    return DataLayout(tuple(scan_file(path, names, access, known.get(path)) for path in paths))
+    return [scan_file(path, names, access, known.get(path)) for path in paths]
 
 
 def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | None = None) -> FileLayout:
