@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.patching import patched
@@ -33,32 +33,28 @@ _LOOP_GRAPH = Borrowed(f"{_TF}.ops.while_v2:_get_graph(while_op)", feature=_RECO
 _CONTROL = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch", "Stack", "StackV2"})
 
 
-class GpuKernel(NamedTuple):
-    """A kernel that TensorFlow has for GPUs.
+def has_gpu_kernel(definition: Any) -> bool:
+    """Return whether TensorFlow has a GPU kernel for an operation in its dtypes, without needing a GPU.
 
-    Attributes:
-        dtypes: attribute of the operation → the dtypes (as TensorFlow numbers them) that it must be one of.
-        host: names of inputs and outputs that lie in the host's memory.
-        label: the label that an operation must ask for; "" for most.
-        rank: of several that match, the one with the highest is taken; those for any device come last.
+    Args:
+        definition: its `NodeDef`.
     """
+    label = definition.attr["_kernel"].s.decode() if "_kernel" in definition.attr else ""
+    return any(
+        kernel_label == label and all(dtypes.issuperset(_dtypes(definition.attr[name])) for name, dtypes in allowed)
+        for kernel_label, allowed in _gpu_kernels(definition.op)
+    )
 
-    dtypes: dict[str, frozenset[int]]
-    host: frozenset[str]
-    label: str
-    rank: tuple[bool, int]
+
+def _dtypes(value: Any) -> tuple[int, ...]:
+    return tuple(value.list.type) if value.HasField("list") else (value.type,)
 
 
 @functools.cache
-def gpu_kernels(operation: str) -> tuple[GpuKernel, ...]:
-    """Return TensorFlow's registered GPU kernels for an operation, without needing a GPU."""
+def _gpu_kernels(operation: str) -> tuple[tuple[str, tuple[tuple[str, frozenset[int]], ...]], ...]:
+    """Return the label of each GPU kernel for an operation, and the dtypes that it takes by attribute."""
     return tuple(
-        GpuKernel(
-            {each.name: frozenset(each.allowed_values.list.type) for each in kernel.constraint},
-            frozenset(kernel.host_memory_arg),
-            kernel.label,
-            (kernel.device_type == "GPU", kernel.priority),
-        )
+        (kernel.label, tuple((each.name, frozenset(each.allowed_values.list.type)) for each in kernel.constraint))
         for kernel in KERNELS.get()(operation).kernel
         if kernel.device_type in ("GPU", "DEFAULT")
     )

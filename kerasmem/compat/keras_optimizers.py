@@ -1,4 +1,4 @@
-"""How Keras's optimizers go through gradients: their sum over replicas, and one variable updated after another."""
+"""How Keras's optimizers go through gradients: one variable updated after another."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from unittest import mock
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.patching import patched
 
-Pairs = list[tuple[Any, Any]]  # of a gradient and its variable
 _Own = Callable[..., Any]
 
 _BY_ONE_NUMBER = ("Maximum", "Minimum", "Mul", "RealDiv")
 _AVERAGES = "_model_variables_moving_average"
 _KERAS = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 _SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
-_FEATURE = "estimates for replicas"
-OPTIMIZER = Borrowed(_KERAS, feature=_FEATURE)
 _IN_TURN = "an update after micro-batches that takes no more than its largest variable"
 UPDATE = Borrowed(
     f"{_KERAS}._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)", feature=_IN_TURN
@@ -29,12 +26,6 @@ INCREMENT = Borrowed(f"{_KERAS}._backend_increment_gradient_accumulators(grads, 
 RESET = Borrowed(f"{_KERAS}._backend_reset_gradient_accumulators", feature=_IN_TURN)
 FINITE = Borrowed(f"{_SCALER}.check_finite(grads)", feature=_IN_TURN)
 SCALER = Borrowed(_SCALER, feature=_IN_TURN)
-SUM = Borrowed(f"{_KERAS}._all_reduce_sum_gradients(grads_and_vars)", feature=_FEATURE)
-
-
-def gradients_summed_by(function: Callable[[Pairs], Pairs]) -> contextlib.AbstractContextManager[None]:
-    """Have optimizers sum their gradients by a function in this thread."""
-    return patched(*SUM.owner(), lambda own, optimizer, grads_and_vars: function(list(grads_and_vars)))
 
 
 @contextlib.contextmanager

@@ -12,8 +12,7 @@ from kerasmem.devices.kernels import kernels_on
 from kerasmem.devices.live import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
-from kerasmem.estimation.graph.exchange import gradients_exchanged, not_exchanged, with_exchange
-from kerasmem.estimation.outcomes import standing_in, traced_outcome
+from kerasmem.estimation.outcomes import standing_in, traced_outcome, with_exchange
 from kerasmem.estimation.report import Bytes, Outcome
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import formula_notes, not_in_the_formula
@@ -114,22 +113,13 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
         KerasmemError: If the method cannot estimate the step.
     """
     note_stage(f"asking method {name}")
-    method, replicas = METHODS[name], step.spec.replicas
+    method = METHODS[name]
     if (reason := method.unavailable(step)) is not None:
         raise UsageError(reason)
-    if replicas == 1 or step.spec.mode != "train" or name == "formula":
-        outcome = method.outcome(step)
-    elif name == "graph":
-        outcome = _with_exchange(method, step)
-    else:
-        outcome = not_exchanged(method.outcome(step))
+    outcome = method.outcome(step)
+    if step.spec.replicas > 1 and step.spec.mode == "train" and name != "formula":
+        outcome = with_exchange(outcome, step.layers, step.spec.replicas)
     return standing_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
-
-
-def _with_exchange(method: Method, step: ShapedStep) -> Outcome:
-    with gradients_exchanged(step.spec.replicas) as exchanged:
-        outcome = method.outcome(step)
-    return with_exchange(outcome, step.spec.replicas, exchanged)
 
 
 def backend_refusal(method: str, jit_compile: bool | str) -> str | None:

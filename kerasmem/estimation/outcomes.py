@@ -12,9 +12,10 @@ from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed
 from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.devices.training_device import training_kernels
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.report import Outcome
+from kerasmem.estimation.report import LayerMemory, Outcome
+from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS
 from kerasmem.models.backend import import_keras
-from kerasmem.models.op_names import Attribution
+from kerasmem.models.op_names import Attribution, Instant
 from kerasmem.models.own_step import optimizer_variables
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.step import PreparedStep, trace_step
@@ -66,6 +67,37 @@ def standing_in(outcome: Outcome) -> Outcome:
     held = sum(outcome.categories.get(name) or 0 for name in ("weights", "optimizer", "inputs"))
     note = f"{outcome.method} on this machine's CPU stands in for the card: a GPU usually takes less"
     return replace(outcome, low=min(outcome.low or 0, held), stands_in=True, notes=(*outcome.notes, note))
+
+
+def with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int) -> Outcome:
+    """Return the outcome of a step that sums its gradients with other replicas before the first update.
+
+    `tf.distribute` packs them into one buffer, which is reduced in place and split again, so they are in memory twice
+    (`batch_all_reduce` in tensorflow/python/distribute/cross_device_utils.py).
+    """
+    trained = [row for row in layers if row.trainable_parameters and row.class_name != "Embedding"]
+    gradients = sum(row.weight_bytes * row.trainable_parameters // row.parameters for row in trained)
+    held = sum(outcome.categories.get(name) or 0 for name in ("weights", "optimizer", "inputs"))
+    more = max(held + 2 * gradients - outcome.total, 0)
+    note = (
+        f"before the first update the gradients are packed into one buffer of {gradients:,} B, reduced over "
+        f"{replicas} replicas and split again: they are then in memory twice"
+    )
+    outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
+    if not more:
+        return outcome
+    pool, categories = outcome.pool, outcome.categories
+    if pool is not None:
+        grown = {name: size + more for name, size in vars(pool).items() if size is not None}
+        pool = replace(pool, **grown)
+    return replace(
+        outcome,
+        total=outcome.total + more,
+        high=None if outcome.high is None else outcome.high + more,
+        pool=pool,
+        categories={**categories, "gradients": (categories.get("gradients") or 0) + more},
+        instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
+    )
 
 
 def model_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> Outcome:

@@ -24,7 +24,7 @@ Sources of the bounds, read in August 2026:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from kerasmem.estimation.formula import opaque_layers
 from kerasmem.estimation.report import Bytes, LayerMemory, Unmodelled
@@ -40,11 +40,53 @@ CUDA_CONTEXT = Unmodelled(
     "CUDA context and libraries",
     "outside the allocator; the verdict on a card takes the context off, and TensorFlow leaves room for libraries",
 )
+EXCHANGE_BUFFERS = Unmodelled(
+    "buffers of the exchange of gradients",
+    "NCCL's channels and staging buffers lie outside the allocator; rows of embeddings' gradients are gathered",
+)
 XLA_AUTOTUNING = Unmodelled(
     "autotuning",
     "while XLA compiles the first step on the card: it needs copies of one kernel's operands and result beside the "
     "weights, and takes workspaces while there is room; freed before the step runs",
 )
+
+
+def without_a_rule(operation: str, count: int) -> Unmodelled:
+    """Return the entry for operations that the simulation does not know."""
+    why = f"no rule for this operation ({count} of them): its outputs are counted"
+    return Unmodelled(f"scratch of {operation}", why)
+
+
+def copied_operands(dtype: str, count: int) -> Unmodelled:
+    """Return the entry for what oneDNN copies in products and convolutions of a dtype."""
+    why = f"on this CPU oneDNN copies blocks of their operands ({count} operations), some MB at a time"
+    return Unmodelled(f"copies in {dtype} products and convolutions", why)
+
+
+def beside_a_card(operations: Set[str], workspace: int, host_bytes: int) -> list[Unmodelled]:
+    """Return the entries for a step in graph mode on a card.
+
+    Args:
+        operations: the types of its operations.
+        workspace: bytes that cuDNN's convolutions may take if they are free.
+        host_bytes: bytes of the tensors in the host's memory.
+    """
+    entries = {
+        "Conv": Unmodelled(
+            "workspace of cuDNN's convolutions",
+            "the step needs none; the first step tries all algorithms and may choose one that takes up to this much, "
+            "if it is free, within TF_CUDNN_WORKSPACE_LIMIT_IN_MB (8 GiB unless set)",
+            workspace,
+        ),
+        "FusedBatchNorm": Unmodelled("reserve of cuDNN's batch normalisation", "known on the card alone"),
+        "CudnnRNN": Unmodelled(
+            "reserve of cuDNN's recurrent layers", "counted as cuDNN 7 did; later versions may keep more"
+        ),
+        "PartitionedCall": Unmodelled("functions compiled by XLA", "their buffers are those of a plan for the CPU"),
+    }
+    missing = [entry for part, entry in entries.items() if any(part in name for name in operations)]
+    host = Unmodelled("host memory", "at most: the batch, and numbers that kernels keep beside the card", host_bytes)
+    return [*missing, host, CUDA_CONTEXT]
 
 
 def cpu_scratch(most: int) -> Unmodelled:

@@ -15,7 +15,7 @@ from kerasmem.compat import keras_layers, keras_losses, keras_optimizers, keras_
 from kerasmem.compat.graphs import STACK, stacks_left_out
 from kerasmem.compat.keras_layers import gpu_assumed, name_scopes_replaced, without_name_scopes
 from kerasmem.compat.keras_losses import reduction_replaced
-from kerasmem.compat.keras_optimizers import gradients_summed_by, updated_in_turn
+from kerasmem.compat.keras_optimizers import updated_in_turn
 from kerasmem.compat.keras_variables import handle_only, has_value, optimizers_know_stand_ins
 from kerasmem.compat.patching import patched
 from kerasmem.models.weightless import random_state_kept, weightless, with_stand_ins
@@ -36,7 +36,6 @@ PATCHES = {
     "calls of operations": (calls_noted, keras_layers.CALL_OPERATION),
     "cuDNN": (gpu_assumed, keras_layers.SEES_GPU),
     "losses": (lambda: reduction_replaced(lambda reduce, *args, **how: reduce(*args, **how)), REDUCED),
-    "sums": (lambda: gradients_summed_by(lambda pairs: pairs), keras_optimizers.SUM),
     "updates": (updated_in_turn, keras_optimizers.UPDATE),
     "finite": (updated_in_turn, keras_optimizers.FINITE),
     "stacks": (stacks_left_out, STACK),

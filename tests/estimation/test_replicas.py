@@ -7,7 +7,6 @@ import pytest
 
 from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.graph.exchange import gradients_exchanged
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -22,15 +21,22 @@ def perceptron():
     return model
 
 
-def test_all_gradients_and_their_buffer_are_there_at_once():
-    alone = estimate(perceptron(), batch_size=32, method="graph")
-    found = estimate(perceptron(), batch_size=64, method="graph", replicas=2)
-    assert found.settings.batch_size == 32
-    assert found.settings.replicas == 2
-    assert found.pool.requested >= 5 * WEIGHTS > alone.pool.requested  # weights, two slots, gradients, their buffer
-    assert f"14 gradients are packed into one buffer of {WEIGHTS:,} B, reduced over 2" in "; ".join(found.notes)
+@pytest.mark.parametrize("method", ["graph", "xla"])
+def test_all_gradients_and_their_buffer_are_there_at_once(method):
+    alone = estimate(perceptron(), batch_size=32, method=method)
+    found = estimate(perceptron(), batch_size=64, method=method, replicas=2)
+    assert (found.settings.batch_size, found.settings.replicas) == (32, 2)
+    assert found.bytes.total == found.pool.in_use >= 5 * WEIGHTS > alone.bytes.total  # two slots, gradients, buffer
+    assert f"packed into one buffer of {WEIGHTS:,} B, reduced over 2 replicas" in "; ".join(found.notes)
     assert found.instant.text == "while the gradients of all replicas are exchanged"
-    assert [each.what for each in found.unmodelled] == ["NCCL's own buffers"]
+    assert [each.what for each in found.unmodelled] == ["buffers of the exchange of gradients"]
+
+
+def test_a_peak_in_the_forward_pass_covers_the_exchange():
+    alone = estimate(perceptron(), batch_size=20_000, method="graph")
+    found = estimate(perceptron(), batch_size=40_000, method="graph", replicas=2)
+    assert found.bytes.total == alone.bytes.total
+    assert found.instant.text.startswith("while computing the gradient")
 
 
 def test_under_auto_a_card_does_not_bring_xla():
@@ -49,37 +55,16 @@ def test_shares_are_the_largest_and_only_training_exchanges():
     assert any(each.what == "exchange of gradients" for each in plain.unmodelled)
 
 
-def test_of_an_embeddings_gradient_rows_are_gathered():
-    def words():
-        model = keras.Sequential(
-            [keras.Input((16,), dtype="int32"), layers.Embedding(5000, 32), layers.Flatten(), layers.Dense(4)]
-        )
-        model.compile("sgd", "mse")
-        return model
-
-    found = {n: estimate(words(), batch_size=8 * n, method="graph", replicas=n) for n in (2, 4)}
-    gathered = {n: 8 * 16 * 32 * 4 * n for n in found}
-    for n, report in found.items():
-        assert f"those of all {n} replicas take {gathered[n]:,} B" in "; ".join(report.notes)
-    assert found[4].bytes.total > found[2].bytes.total
-
-
-def test_keras_is_left_as_it_was():
-    from keras.src.backend.tensorflow.optimizer import TFOptimizer
-
-    own = TFOptimizer._all_reduce_sum_gradients
-    with pytest.raises(RuntimeError), gradients_exchanged(2):
-        assert TFOptimizer._all_reduce_sum_gradients is not own
-        raise RuntimeError
-    assert TFOptimizer._all_reduce_sum_gradients is own
+def test_an_embeddings_gradient_is_its_rows():
+    model = keras.Sequential(
+        [keras.Input((16,), dtype="int32"), layers.Embedding(5000, 32), layers.Flatten(), layers.Dense(4)]
+    )
+    model.compile("sgd", "mse")
+    found = estimate(model, batch_size=16, method="graph", replicas=2)
+    assert f"one buffer of {4 * (16 * 32 * 4 + 4):,} B" in "; ".join(found.notes)
 
 
 @pytest.mark.parametrize("replicas", [0, True, 2.0])
 def test_replicas_are_a_whole_number(replicas):
     with pytest.raises(UsageError, match="replicas"):
         estimate(perceptron(), replicas=replicas)
-
-
-def test_xla_names_the_exchange_as_unmodelled():
-    found = estimate(perceptron(), batch_size=64, method="xla", replicas=2)
-    assert [each.what for each in found.unmodelled] == ["exchange of gradients"]

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.compat.graphs import constant_value
+from kerasmem.compat.graphs import constant_value, has_gpu_kernel
 from kerasmem.devices.kernels import CardKernels
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
-from kerasmem.estimation.graph.placement import on_card, placement_of
-from kerasmem.estimation.graph.program import Node, Program, Tensor, Variable, tensor_of
+from kerasmem.estimation.graph.program import COPY, ON_HOST, Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewrite
 from kerasmem.estimation.graph.rules import KINDS, table_of
-from kerasmem.estimation.graph.scratch import AXES, REPLICAS, Kernels, reduction
+from kerasmem.estimation.graph.scratch import AXES, Kernels, reduction
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
+_HOST_DTYPES = ("int32", "string")  # beside a card
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "explicit_paddings", "dilations", "data_format", "ksize", "fused_ops", "is_training",
@@ -60,9 +60,44 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_shape_functions(by_name, definition.versions))
     if isinstance(kernels, CardKernels):
-        operations = graph.get_operations()
-        program = on_card(program, {each.name: placement_of(each, by_name[each.name]) for each in operations})
+        program = on_card(
+            program, {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
+        )
     return program, (*lowered, *notes)
+
+
+def on_card(program: Program, on_host: Set[str]) -> Program:
+    """Return the program with each tensor in the card's memory or the host's, and the copies between the two.
+
+    Kernels on a card keep shapes and most other 32-bit integers on the host. Any other tensor is copied once if it is
+    wanted in the other memory (tensorflow/core/graph/graph_partition.cc, common_runtime/memory_types.cc).
+
+    Args:
+        program: the step, loops unrolled.
+        on_host: names of the operations that run on the CPU.
+    """
+    nodes: list[Node] = []
+    for node in program.nodes:
+        is_on_host = node.name in on_host
+        outputs = tuple(replace(each, on_host=is_on_host or each.dtype in _HOST_DTYPES) for each in node.outputs)
+        attributes = {**node.attributes, ON_HOST: True} if is_on_host else node.attributes
+        nodes.append(replace(node, outputs=outputs, attributes=attributes))
+    copies: dict[tuple[int, int], int] = {}
+
+    def wanted(source: tuple[int, int], is_on_host: bool) -> tuple[int, int]:
+        node = nodes[source[0]]
+        tensor = node.outputs[source[1]]
+        if tensor.on_host == is_on_host or tensor.dtype in (*_HOST_DTYPES, "resource", "variant"):
+            return source
+        if source not in copies:
+            copies[source] = len(nodes)
+            nodes.append(Node(node.name, COPY, (source,), (), (replace(tensor, on_host=is_on_host),), {}))
+        return copies[source], 0
+
+    for number, node in enumerate(program.nodes):
+        inputs = tuple(wanted(source, node.name in on_host) for source in node.inputs)
+        nodes[number] = replace(nodes[number], inputs=inputs)
+    return replace(program, nodes=tuple(nodes))
 
 
 def _shape_functions(by_name: dict[str, Any], versions: Any) -> tuple[Infer, Evaluate]:
@@ -272,8 +307,6 @@ def _attributes(operation: Any) -> dict[str, Any]:
         attributes["compiled_function"] = definition.attr["f"].func.name
     if operation.type in _REDUCTIONS and (axes := tf.get_static_value(operation.inputs[1])) is not None:
         attributes[AXES] = tuple(int(axis) for axis in axes.flat)
-    if operation.type == "CollectiveReduceV2":
-        attributes[REPLICAS] = int(tf.get_static_value(operation.inputs[1]))
     if operation.type == "Const":
         value = definition.attr["value"].tensor
         if math.prod(size.size for size in value.tensor_shape.dim) <= 64:

@@ -1,7 +1,7 @@
 """The scratch of TensorFlow's kernels on a card: functions as in `scratch`, with two ends where cuDNN chooses. Pure.
 
 What TensorFlow itself asks for is exact: copies in the layout and padding that cuDNN takes (conv_ops_impl.h,
-conv_grad_input_ops.cc, conv_grad_filter_ops.cc, fused_batch_norm_op.cc, softmax_op_gpu.cu.cc, topk_op_gpu.h in
+conv_grad_input_ops.cc, conv_grad_filter_ops.cc, fused_batch_norm_op.cc, softmax_op_gpu.cu.cc in
 tensorflow/core/kernels). How much cuDNN works in depends on the algorithm that is fastest on the card in the first
 step: nothing at least, as TensorFlow falls back to an algorithm without where there is no room
 (AllocateScratchOrFallback in autotune_conv_impl.h), and at most what the largest of its documented algorithms has to
@@ -22,8 +22,6 @@ from kerasmem.models.sizes import element_bytes
 _HALVES = ("float16", "bfloat16")
 _COMPLEX, _LAYOUTS = 8, 2  # bytes of a complex number of two float32, in so many layouts
 _LARGEST_TRANSFORM, _TRANSFORMED_TILE = 256, 32  # cuDNN's FFT takes no larger planes; other than in tiles
-_WINOGRAD = {3: 6, 5: 8}  # filter → tile of the non-fused algorithm, which makes 4×4 results at a time
-_TILE_RESULTS = 4
 
 
 def channels_last(capability: tuple[int, int] | None) -> tuple[str, ...]:
@@ -205,7 +203,7 @@ def _workspace(found: _Convolution, is_forward: bool) -> int:
         places = found.batch * math.prod(found.results)
         held.append(places * math.prod(found.kernel) * found.channels[0] * found.element)
     if found.is_dense and set(found.steps) == {1} and len(found.sizes) == 2:
-        held += [_transformed(found), _tiled(found)]
+        held.append(_transformed(found))
     return max(held)
 
 
@@ -236,27 +234,6 @@ def _transformed(found: _Convolution) -> int:
     return sum(_planes(found, height * (width // 2 + 1))) * _COMPLEX * _LAYOUTS
 
 
-def _tiled(found: _Convolution) -> int:
-    """Winograd, not fused: tiles of 4×4 results, each as a larger tile of input and filter (arXiv:1509.09308)."""
-    tile = _WINOGRAD.get(found.kernel[0]) if len(set(found.kernel)) == 1 else None
-    if tile is None:
-        return 0
-    tiles = math.prod(-(-size // _TILE_RESULTS) for size in found.results)
-    given, filters, made = _planes(found, tile * tile)
-    return (given * tiles + filters + made * tiles) * 4
-
-
-def depthwise(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
-    """TensorFlow's own kernels need none; 16-bit numbers go to cuDNN's grouped convolutions (depthwise_conv_op.cc)."""
-    found = _convolution(node, inputs)
-    if found is None or node.outputs[0].dtype not in _HALVES:
-        return ()
-    first, last = found.channels
-    if first != last or len(set(found.kernel)) != 1 or found.kernel[0] not in (1, 3, 5, 7):
-        return ()
-    return convolution(node, inputs, kernels)
-
-
 def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """With the channels last, training copies what comes and what goes into cuDNN's layout (fused_batch_norm_op.cc)."""
     layout = node.attributes.get("data_format", b"NHWC")
@@ -271,22 +248,6 @@ def softmax(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     made: Tensor = node.outputs[0]
     size = made.bytes or 0
     return Need(size), Need(2 * size if made.dtype in _HALVES else size)
-
-
-_HEAPED, _FEW = 1000, 100  # from more columns on, and for fewer of the largest, a heap is kept and nothing is sorted
-
-
-def top_k(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
-    """A sort: the columns' numbers, the sorted columns unless all are wanted, and cub's second pair (topk_op_gpu.h)."""
-    given, wanted = inputs[0], node.outputs[0].shape
-    if given.shape is None or not wanted:
-        return ()
-    columns, kept = given.shape[-1], wanted[-1]
-    if columns > _HEAPED and kept != columns and kept < _FEW:
-        return ()
-    values, places = given.bytes or 0, 4 * math.prod(given.shape)
-    sorted_apart = [places, values] if kept < columns else []
-    return _needs([places, *sorted_apart, values + places])
 
 
 # What cuDNN keeps of a recurrent layer for its gradient, in numbers for each unit, sample and step: four gates and the
@@ -315,11 +276,4 @@ def rnn(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     return _needs([inputs[3].bytes or 0]) if len(inputs) > 3 else ()
 
 
-def in_place(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
-    """NCCL adds up in the result itself (collective_nccl_reducer.cc)."""
-    return ()
-
-
-CUDA_FUNCTIONS: dict[str, Scratch] = {
-    each.__name__: each for each in (convolution, depthwise, batch_norm, softmax, top_k, rnn, in_place)
-}
+CUDA_FUNCTIONS: dict[str, Scratch] = {each.__name__: each for each in (convolution, batch_norm, softmax, rnn)}

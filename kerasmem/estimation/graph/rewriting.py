@@ -6,10 +6,9 @@ import hashlib
 import math
 from typing import Any, NamedTuple
 
-from kerasmem.compat.graphs import optimise
+from kerasmem.compat.graphs import GPU, has_gpu_kernel, optimise
 from kerasmem.compat.xla import CPU
 from kerasmem.errors import KerasmemError, first_line
-from kerasmem.estimation.graph.placement import devices
 from kerasmem.estimation.graph.program import NotModelled, tensor_of
 from kerasmem.models.step import TracedStep
 
@@ -143,12 +142,9 @@ def _runnable(traced: TracedStep, is_on_card: bool) -> Any:
             node.op = UNFED
     if is_on_card:
         # `fit` takes the batch from a dataset, which is on the host.
-        batch = [tensor.op.name for tensor in graph.inputs[: len(traced.flat)]]
-        by_name = {node.name: node for node in definition.node}
+        batch = {tensor.op.name for tensor in graph.inputs[: len(traced.flat)]}
         for node in definition.node:
-            node.device = ""
-        for name, device in devices(graph.get_operations(), by_name, batch).items():
-            by_name[name].device = device
+            node.device = GPU if node.name not in batch and has_gpu_kernel(node) else CPU
     return definition
 
 

@@ -36,7 +36,6 @@ Scratch = Callable[[Node, Inputs, Kernels], tuple[Need, ...]]
 _HALVES = ("float16", "bfloat16")
 _AVX512_BYTES = 64  # of a vector register
 AXES = "axes"  # the attribute with what a reduction reduces
-REPLICAS = "replicas"  # the attribute with how many take part in an exchange
 
 
 def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
@@ -116,12 +115,6 @@ def mirrored(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
 def labels(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
     """A float for each sample (sparse_xent_op.cc)."""
     return (Need(4 * inputs[0].shape[0]),) if inputs and inputs[0].shape else ()
-
-
-def exchange(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
-    """A ring of replicas sends its pieces on; a piece arrives beside the one that it is added to, all but one's own."""
-    replicas = node.attributes.get(REPLICAS, 1)
-    return (Need((inputs[0].bytes or 0) * (replicas - 1) // replicas),) if inputs else ()
 
 
 def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
@@ -244,7 +237,7 @@ def _padded(filters: tuple[int, ...], dtype: str) -> int:
 FUNCTIONS: dict[str, Scratch] = {
     each.__name__: each
     for each in (
-        reduction, contraction, mirrored, labels, exchange, product, filter_gradient, input_gradient, volume_gradient,
+        reduction, contraction, mirrored, labels, product, filter_gradient, input_gradient, volume_gradient,
         pooling_gradient, batch_norm, depthwise, depthwise_filter,
     )
 }  # fmt: skip

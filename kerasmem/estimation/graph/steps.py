@@ -14,17 +14,21 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from kerasmem.devices.kernels import CUDA, CardKernels, CpuKernels
+from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.memory import Buffer, Heap, Memory, Peak, recipes_of
-from kerasmem.estimation.graph.placement import host_bytes
 from kerasmem.estimation.graph.program import COPY, Program
-from kerasmem.estimation.graph.rules import KINDS, is_known, table_of, threads_of, title_of
+from kerasmem.estimation.graph.rules import is_known, table_of, threads_of, title_of
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
-from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT
+from kerasmem.estimation.unmodelled import (
+    TENSORFLOW_WORKSPACE_LIMIT,
+    beside_a_card,
+    copied_operands,
+    without_a_rule,
+)
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.processes.guarding import note_stage
 
@@ -32,7 +36,6 @@ PROCESSES, WARM_UP_STEPS, STEPS = 8, 2, 4
 MOST_OPERATIONS = 300_000  # to simulate in all; of a longer step fewer processes are simulated
 # Seconds of the smallest matrix product in a loop, read off steps of a GRU over few features.
 SMALLEST_PRODUCT_SECONDS = 7e-6
-_BEYOND_TOTAL = KINDS[CUDA]["missing"]
 
 
 class _Step(NamedTuple):
@@ -83,7 +86,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         categories=shares.categories,
         layers=shares.layers,
         instant=attribution.instant(program.nodes[usual.peak.node].name),
-        unmodelled=(*_unknown_operations(program), *_beyond_total(program, kernels, max(most - total, 0))),
+        unmodelled=tuple(_unmodelled(program, kernels, max(most - total, 0))),
         notes=(
             f"{len(steps)} simulated steps of {len(program.nodes):,} operations in {processes} processes, "
             f"{threads_of(kernels)} at once, on {title_of(kernels)}",
@@ -113,35 +116,17 @@ def _most(program: Program, kernels: Kernels) -> int:
     return most if limit is None else min(most, limit)
 
 
-def _unknown_operations(program: Program) -> list[Unmodelled]:
-    """Return the operations without a rule. Only their outputs are counted."""
-    unknown = (node for node in program.nodes if not is_known(node.type) and "scratch" not in node.attributes)
-    return [
-        Unmodelled(f"scratch of {name}", f"no rule for this operation ({count} of them): its outputs are counted")
-        for name, count in Counter(node.type for node in unknown).items()
-    ]
-
-
-def _beyond_total(program: Program, kernels: Kernels, workspace: int) -> list[Unmodelled]:
-    """Return what a step takes beyond the total, with the bytes if known."""
+def _unmodelled(program: Program, kernels: Kernels, workspace: int) -> list[Unmodelled]:
+    """Return what a step takes beyond the total."""
+    nodes = program.nodes
+    unknown = (node.type for node in nodes if not is_known(node.type) and "scratch" not in node.attributes)
+    missing = [without_a_rule(name, count) for name, count in Counter(unknown).items()]
     if isinstance(kernels, CardKernels):
-        types = {node.type for node in program.nodes}
-        figures = {"workspace": workspace, "host": host_bytes(program)}
-        return [
-            Unmodelled(row["what"], row["why"], figures.get(row.get("figure")))
-            for row in _BEYOND_TOTAL
-            if any(row["where"] in name for name in types)
-        ]
-    products = (node for node in program.nodes if "MatMul" in node.type or node.type.endswith("Conv2D"))
+        host_bytes = sum(tensor.bytes or 0 for node in nodes for tensor in node.outputs if tensor.on_host)
+        return [*missing, *beside_a_card({node.type for node in nodes}, workspace, host_bytes)]
+    products = (node for node in nodes if "MatMul" in node.type or node.type.endswith("Conv2D"))
     counts = Counter(node.outputs[0].dtype for node in products if node.outputs)
-    return [
-        Unmodelled(
-            f"copies in {dtype} products and convolutions",
-            f"on this CPU oneDNN copies blocks of their operands ({counts[dtype]} operations), some MB at a time",
-        )
-        for dtype in kernels.copied
-        if counts[dtype]
-    ]
+    return missing + [copied_operands(dtype, counts[dtype]) for dtype in kernels.copied if counts[dtype]]
 
 
 def _seconds(program: Program, kernels: Kernels) -> list[float]:
