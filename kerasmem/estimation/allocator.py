@@ -16,20 +16,19 @@ is free in pieces does not serve a large request. The rules, from `xla/tsl/frame
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kerasmem.errors import KerasmemError
 
 GRAIN = 256  # every size and address is a multiple
 FIRST_REGION = 2 << 20
 LARGEST_WASTE = 128 << 20  # a chunk that exceeds the request by as much is split
-RESOLUTION = 1 << 20  # bytes to which the smallest limit is found
+RESOLUTION = 1 << 20  # bytes to which the smallest limit is known
 
 _SHIFT = 48  # a free chunk is one integer, size << 48 | address: sorted, they are in the allocator's order
 _ADDRESS = (1 << _SHIFT) - 1
 
-# A step for `replay`: (key, bytes) allocates, (key, FREE) frees what the key holds.
-Step = tuple[int, int]
+Request = tuple[int, int]  # (key, bytes) allocates, (key, FREE) frees the chunk of that key
 FREE = -1
 
 
@@ -45,122 +44,106 @@ class BFCAllocator:
         descending: this is a CPU's allocator: each new region lies below the others, not above, which decides between
             free chunks of equal size; and no region is handed back.
 
+    Attributes:
+        in_use: bytes of the chunks in use.
+        requested_in_use: bytes requested for them.
+        reserved: bytes of all regions.
+        used: address → (bytes, requested bytes) of each chunk in use.
+        free_chunks: address → bytes of each free chunk.
+        regions: address → bytes of each region.
+        next_address: address of the next region, for replays of recorded addresses.
+
     Examples:
         >>> pool = BFCAllocator()
         >>> first = pool.allocate(1_000_000)
         >>> pool.in_use, pool.reserved
         (1000192, 2097152)
         >>> second = pool.allocate(600_000)  # the rest of the region is less than twice that, so it is all handed out
-        >>> pool.chunk_size(second)
-        1096960
+        >>> pool.used[second]
+        (1096960, 600000)
     """
-
-    __slots__ = (
-        "_ends", "_free", "_high", "_low", "_next_bytes", "_regions", "_starts", "_used", "descending",
-        "in_use", "limit", "next_address", "peak", "requested_at_peak", "requested_in_use", "reserved",
-    )  # fmt: skip
 
     def __init__(self, limit: int | None = None, *, descending: bool = False) -> None:
         self.limit, self.descending = limit, descending
-        self.in_use = self.peak = self.reserved = self.requested_in_use = self.requested_at_peak = 0
-        self.next_address: int | None = None  # where the next region lies, for replays of recorded addresses
-        self._next_bytes = max(_round(min(limit or FIRST_REGION, FIRST_REGION)), GRAIN)
-        self._free: list[int] = []  # size << 48 | address, sorted
-        self._starts: dict[int, int] = {}  # free chunks: address -> size
-        self._ends: dict[int, int] = {}  # free chunks: end -> address
-        self._used: dict[int, tuple[int, int]] = {}  # address -> (size, requested)
-        self._regions: dict[int, int] = {}  # address -> size
+        self.in_use = self.reserved = self.requested_in_use = 0
+        self.next_address: int | None = None
+        self.used: dict[int, tuple[int, int]] = {}
+        self.free_chunks: dict[int, int] = {}
+        self.regions: dict[int, int] = {}
+        self._next_bytes = FIRST_REGION if limit is None else max(min(_rounded(limit), FIRST_REGION), GRAIN)
+        self._free: list[int] = []  # the free chunks, size << 48 | address, sorted
+        self._ends: dict[int, int] = {}  # of free chunks: end → address
         self._low = self._high = 1 << (_SHIFT - 2)
 
     def allocate(self, size: int) -> int:
         """Return the handle (the address) of a chunk for `size` bytes; 0 for 0 bytes, which may be freed.
 
         Raises:
-            OutOfMemory: there is no room, and no way to make some.
+            OutOfMemory: If no chunk fits and the pool cannot grow.
         """
         if size <= 0:
             if size < 0:
                 raise ValueError(f"cannot allocate {size} bytes")
             return 0
-        rounded = (size + 255) & -256
+        rounded = _rounded(size)
         free = self._free
         index = bisect_left(free, rounded << _SHIFT)
         if index == len(free):
             if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):
                 raise OutOfMemory(
                     f"no room for {size:,} B: {self.in_use:,} B of {self.reserved:,} B are in use and the largest free "
-                    f"chunk has {self.largest_free:,} B; a smaller batch or a larger limit is needed"
+                    f"chunk has {max(self.free_chunks.values(), default=0):,} B; a smaller batch or a larger limit is "
+                    "needed"
                 )
             index = bisect_left(free, rounded << _SHIFT)
         key = free.pop(index)
         chunk, address = key >> _SHIFT, key & _ADDRESS
         end = address + chunk
-        del self._starts[address]
-        if chunk >= rounded + rounded or chunk - rounded >= LARGEST_WASTE:
+        del self.free_chunks[address]
+        if chunk >= 2 * rounded or chunk - rounded >= LARGEST_WASTE:
             rest = address + rounded
             insort(free, chunk - rounded << _SHIFT | rest)
-            self._starts[rest] = chunk - rounded
+            self.free_chunks[rest] = chunk - rounded
             self._ends[end] = rest
             chunk = rounded
         else:
             del self._ends[end]
-        self._used[address] = chunk, size
+        self.used[address] = chunk, size
         self.requested_in_use += size
         self.in_use += chunk
-        if self.in_use > self.peak:
-            self.peak = self.in_use
-            self.requested_at_peak = self.requested_in_use
         return address
 
     def free(self, handle: int) -> None:
         """Free a chunk.
 
         Raises:
-            KeyError: no chunk in use has this handle.
+            KeyError: If no chunk in use has this handle.
         """
         if not handle:
             return
-        chunk, requested = self._used.pop(handle)
+        chunk, requested = self.used.pop(handle)
         self.in_use -= chunk
         self.requested_in_use -= requested
-        starts, ends, free = self._starts, self._ends, self._free
-        address, end = handle, handle + chunk
-        following = starts.pop(end, 0)
+        self._add_free(handle, chunk)
+
+    def _add_free(self, address: int, size: int) -> None:
+        """Add a free chunk, merged with free neighbours."""
+        sizes, ends, free = self.free_chunks, self._ends, self._free
+        end = address + size
+        following = sizes.pop(end, 0)
         if following:
             del free[bisect_left(free, following << _SHIFT | end)]
             end += following
         before = ends.pop(address, 0)
         if before:
-            del free[bisect_left(free, starts[before] << _SHIFT | before)]
+            del free[bisect_left(free, sizes[before] << _SHIFT | before)]
             address = before
-        starts[address] = end - address
+        sizes[address] = end - address
         ends[end] = address
         insort(free, end - address << _SHIFT | address)
 
-    def chunk_size(self, handle: int) -> int:
-        """Return the bytes of a chunk in use, which may exceed the request."""
-        return self._used[handle][0] if handle else 0
-
-    @property
-    def largest_free(self) -> int:
-        """The largest free chunk in bytes."""
-        return self._free[-1] >> _SHIFT if self._free else 0
-
-    @property
-    def regions(self) -> tuple[tuple[int, int], ...]:
-        """The address and bytes of each region, by address."""
-        return tuple(sorted(self._regions.items()))
-
-    def chunks(self) -> tuple[tuple[int, int, bool], ...]:
-        """Return all chunks by address: address, bytes, whether it is in use."""
-        used = [(address, chunk, True) for address, (chunk, _) in self._used.items()]
-        return tuple(sorted(used + [(address, size, False) for address, size in self._starts.items()]))
-
-    def reset_peak(self) -> None:
-        """Reset the peak to the bytes in use, as `reset_memory_stats` does."""
-        self.peak, self.requested_at_peak = self.in_use, self.requested_in_use
-
     def _extend(self, rounded: int) -> bool:
+        """Add a region if the limit leaves room for the request."""
         addresses = (self._low if self.descending else _ADDRESS - self._high) - 2 * GRAIN  # never address 0
         available = (addresses if self.limit is None else min(addresses, self.limit - self.reserved)) // GRAIN * GRAIN
         if rounded > available:
@@ -171,86 +154,64 @@ class BFCAllocator:
         size = min(self._next_bytes, available)
         if not is_increased:
             self._next_bytes *= 2
-        self._add_region(size)
-        return True
-
-    def _add_region(self, size: int) -> None:
         address = self.next_address
         if address is None:  # with a gap, so that chunks of different regions never touch
             address = self._low - GRAIN - size if self.descending else self._high + GRAIN
         self.next_address = None
         self._low, self._high = min(self._low, address), max(self._high, address + size)
         self.reserved += size
-        self._regions[address] = size
-        # As if a chunk of the region were freed.
-        self._used[address] = size, 0
-        self.in_use += size
-        self.free(address)
+        self.regions[address] = size
+        self._add_free(address, size)
+        return True
 
     def _collect_regions(self, rounded: int) -> bool:
         """Release the regions that are wholly free, if the request then fits."""
-        if self.descending:
-            return False
-        unused = [each for each, size in self._regions.items() if self._starts.get(each) == size]
-        total = sum(self._regions[each] for each in unused)
-        if not unused or (self.limit is not None and rounded > self.limit - self.reserved + total):
+        unused = [address for address, size in self.regions.items() if self.free_chunks.get(address) == size]
+        total = sum(self.regions[address] for address in unused)
+        is_enough = self.limit is None or rounded <= self.limit - self.reserved + total
+        if self.descending or not unused or not is_enough:
             return False
         for address in unused:
-            size = self._regions.pop(address)
-            self._starts.pop(address)
-            self._ends.pop(address + size)
+            size = self.regions.pop(address)
+            del self.free_chunks[address], self._ends[address + size]
             self._free.remove(size << _SHIFT | address)
             self.reserved -= size
         return True
 
 
-def _round(size: int) -> int:
-    return (size + GRAIN - 1) // GRAIN * GRAIN
+def _rounded(size: int) -> int:
+    return (size + GRAIN - 1) & -GRAIN
 
 
-def replay(allocator: BFCAllocator, steps: Iterable[Step], handles: dict[int, int] | None = None) -> dict[int, int]:
-    """Replay allocations and frees, and return the handles of the chunks in use, by key.
-
-    Args:
-        allocator: changed by it.
-        steps: (key, bytes) to allocate and (key, FREE) to free, in order.
-        handles: of earlier replays, whose keys these steps may free; changed by it.
+def replay(allocator: BFCAllocator, requests: Sequence[Request]) -> None:
+    """Replay allocations and frees in order.
 
     Raises:
-        OutOfMemory: a step has no room.
+        OutOfMemory: If a request has no room.
 
     Examples:
         >>> pool = BFCAllocator()
-        >>> live = replay(pool, [(1, 1000), (2, 5000), (1, FREE)])
-        >>> pool.peak, pool.in_use, list(live)
-        (6144, 5120, [2])
+        >>> replay(pool, [(1, 1000), (2, 5000), (1, FREE)])
+        >>> pool.in_use
+        5120
     """
-    live = {} if handles is None else handles
+    handles: dict[int, int] = {}
     allocate, free = allocator.allocate, allocator.free
-    for key, size in steps:
+    for key, size in requests:
         if size == FREE:
-            free(live.pop(key))
+            free(handles.pop(key))
         else:
-            live[key] = allocate(size)
-    return live
+            handles[key] = allocate(size)
 
 
-def smallest_limit(
-    steps: Sequence[Step],
-    *,
-    descending: bool = False,
-    enough: int | None = None,
-) -> int:
-    """Return the smallest memory limit that is enough for the steps.
+def smallest_limit(requests: Sequence[Request], *, descending: bool = False) -> int:
+    """Return the smallest memory limit in MiB steps under which requests are served, or all that they reserve.
 
-    Found by halving: the limit returned was replayed and sufficed, one smaller by at most `RESOLUTION` did not. (A
-    still smaller one may suffice by accident, since fragmentation is not monotonous.)
+    A much smaller one may suffice by accident, since fragmentation is not monotonous.
 
     Args:
-        steps: (key, bytes) and (key, FREE), from an empty allocator on.
+        requests: from an empty allocator on.
         descending: as for `BFCAllocator`.
-        enough: the bytes of all regions after these steps without a limit, where known: a limit that none of them
-            meets changes nothing, and is not replayed.
 
     Examples:
         >>> smallest_limit([(1, 3 << 20), (1, FREE), (2, 5 << 20)])  # the first region can be handed back
@@ -258,38 +219,14 @@ def smallest_limit(
     """
 
     def suffices(limit: int) -> bool:
-        if enough is not None and limit >= max(enough, FIRST_REGION):
-            return True
         try:
-            replay(BFCAllocator(limit, descending=descending), steps)
+            replay(BFCAllocator(limit, descending=descending), requests)
         except OutOfMemory:
             return False
         return True
 
-    least = _least_bytes(steps)
-    if suffices(least):
-        return least
-    most = max(2 * least, RESOLUTION)
-    while not suffices(most):
-        most *= 2
-    while most - least > RESOLUTION:
-        middle = (least + most) // 2 // GRAIN * GRAIN
-        if suffices(middle):
-            most = middle
-        else:
-            least = middle
-    return most
-
-
-def _least_bytes(steps: Iterable[Step]) -> int:
-    """Return the peak of the requests, each rounded up."""
-    sizes: dict[int, int] = {}
-    now = most = 0
-    for key, size in steps:
-        if size == FREE:
-            now -= sizes.pop(key)
-        else:
-            sizes[key] = -(-size // GRAIN) * GRAIN
-            now += sizes[key]
-            most = max(most, now)
-    return max(most, GRAIN)
+    unlimited = BFCAllocator(descending=descending)
+    replay(unlimited, requests)
+    limits = range(RESOLUTION, max(unlimited.reserved, FIRST_REGION), RESOLUTION)
+    index = bisect_left(limits, True, key=suffices)
+    return limits[index] if index < len(limits) else max(unlimited.reserved, FIRST_REGION)

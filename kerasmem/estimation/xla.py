@@ -98,7 +98,7 @@ def simulate(plan: XlaPlan, variables: Sequence[Variable], batch: tuple[int, ...
     # Variables that share their first value get a buffer each once it is written, in the first step.
     shared = [number for number, buffer in enumerate(buffers) if buffer.holders > 1]
     for numbers in (shared, []):
-        heap.allocator.reset_peak()
+        heap.reset_peak()
         temporary = [heap.allocate(size) for size in (*plan.results[:1], plan.temporary)]
         for number in numbers:
             heap.allocate(buffers[number].bytes, -1, number)
@@ -121,7 +121,7 @@ def xla_outcome(
         names: origins of the operations in the plan.
     """
     heap = simulate(plan, variables, batch)
-    total, spread = heap.allocator.peak, SPREAD["xla"]
+    total, spread = heap.peak.in_use, SPREAD["xla"]
     limit = smallest_limit(heap.requests(), descending=True)
     held: list[tuple[int, str, str | None]] = [
         (variable.bytes, "optimizer" if variable.kind == "optimizer" else "weights", layer_of.get(number))

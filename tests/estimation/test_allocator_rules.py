@@ -13,20 +13,20 @@ MIB = 1 << 20
 
 def check(pool, live):
     """What must hold at any time; `live` maps handles to requested bytes."""
-    chunks = pool.chunks()
-    spans = {start: start + size for start, size in pool.regions}
-    assert sum(size for _, size in pool.regions) == pool.reserved
+    used = {address: size for address, (size, _) in pool.used.items()}
+    chunks = sorted([*((*each, True) for each in used.items()), *((*each, False) for each in pool.free_chunks.items())])
+    spans = {start: start + size for start, size in pool.regions.items()}
+    assert sum(pool.regions.values()) == pool.reserved
     assert pool.limit is None or pool.reserved <= pool.limit
     assert sum(size for _, size, _ in chunks) == pool.reserved  # chunks cover the regions, nothing more
-    used = {address: size for address, size, in_use in chunks if in_use}
     assert used.keys() == live.keys()
-    assert sum(used.values()) == pool.in_use <= pool.peak
+    assert sum(used.values()) == pool.in_use
     assert sum(live.values()) == pool.requested_in_use
     for address, requested in live.items():
         rounded = -(-requested // GRAIN) * GRAIN
-        assert rounded <= used[address] == pool.chunk_size(address)
+        assert rounded <= used[address]
         assert used[address] < 2 * rounded and used[address] - rounded < 128 * MIB
-    end, stop, previous_free, free = None, None, False, [0]
+    end, stop, previous_free = None, None, False
     for address, size, in_use in chunks:
         assert address % GRAIN == 0 and size % GRAIN == 0 and size > 0
         if address in spans:  # a region begins: the one before was covered to its end
@@ -37,9 +37,6 @@ def check(pool, live):
             assert in_use or not previous_free  # free neighbours have merged
         end, previous_free = address + size, not in_use
         assert end <= stop
-        if not in_use:
-            free.append(size)
-    assert pool.largest_free == max(free)
 
 
 SIZES = st.integers(1, 64 * MIB) | st.integers(1, 4 * GRAIN)
@@ -65,7 +62,7 @@ def test_invariants_hold_after_any_requests(options, requests):
             handle = pool.allocate(request)
         except OutOfMemory as error:
             assert f"no room for {request:,} B" in str(error)
-            assert pool.largest_free < request
+            assert max(pool.free_chunks.values(), default=0) < request
             continue
         assert handle not in live
         live[handle] = request
@@ -78,7 +75,7 @@ def test_invariants_hold_after_any_requests(options, requests):
 
 def test_sizes_are_rounded_up_and_zero_bytes_take_nothing():
     pool = BFCAllocator()
-    assert [pool.chunk_size(pool.allocate(size)) for size in (1, 256, 257, 1000)] == [256, 256, 512, 1024]
+    assert [pool.used[pool.allocate(size)][0] for size in (1, 256, 257, 1000)] == [256, 256, 512, 1024]
     assert pool.allocate(0) == 0
     pool.free(0)
     assert pool.in_use == 2048
@@ -90,16 +87,16 @@ def test_sizes_are_rounded_up_and_zero_bytes_take_nothing():
 
 def test_a_chunk_is_split_from_twice_the_request_on():
     pool = BFCAllocator()
-    assert pool.chunk_size(pool.allocate(MIB)) == MIB  # exactly half of the first region
+    assert pool.used[pool.allocate(MIB)] == (MIB, MIB)  # exactly half of the first region
     pool = BFCAllocator()
-    assert pool.chunk_size(pool.allocate(MIB + GRAIN)) == 2 * MIB  # a little more gets all of it
+    assert pool.used[pool.allocate(MIB + GRAIN)][0] == 2 * MIB  # a little more gets all of it
 
 
 def test_a_chunk_that_exceeds_the_request_by_128_mib_is_split():
     for more, given_size in ((0, 384 * MIB), (GRAIN, 512 * MIB)):
         pool = BFCAllocator()
         pool.free(pool.allocate(512 * MIB))  # a region of so much
-        assert pool.chunk_size(pool.allocate(384 * MIB + more)) == given_size
+        assert pool.used[pool.allocate(384 * MIB + more)][0] == given_size
 
 
 def test_the_smallest_chunk_that_fits_is_taken_then_the_lowest():
@@ -117,13 +114,13 @@ def test_freed_neighbours_merge_within_a_region_only():
     first, second, third = (pool.allocate(size) for size in (MIB // 2, MIB // 2, MIB))
     pool.free(first)
     pool.free(third)
-    assert pool.largest_free == MIB
+    assert max(pool.free_chunks.values()) == MIB
     pool.free(second)
-    assert pool.largest_free == 2 * MIB
+    assert max(pool.free_chunks.values()) == 2 * MIB
     pool = BFCAllocator()
     for handle in [pool.allocate(MIB) for _ in range(6)]:
         pool.free(handle)
-    assert pool.largest_free == 4 * MIB  # regions never merge
+    assert max(pool.free_chunks.values()) == 4 * MIB  # regions never merge
 
 
 def test_regions_double_and_double_again_until_the_request_fits():
@@ -141,8 +138,8 @@ def test_regions_lie_where_they_are_told():
     for pool in (up, down, told):
         pool.allocate(2 * MIB)
     told.next_address = 4096
-    assert up.allocate(4 * MIB) > min(up.regions)[0]
-    assert down.allocate(4 * MIB) == down.regions[0][0]
+    assert up.allocate(4 * MIB) > min(up.regions)
+    assert down.allocate(4 * MIB) == min(down.regions)
     assert told.allocate(4 * MIB) == 4096
 
 
@@ -165,22 +162,13 @@ def test_free_regions_are_handed_back_before_running_out():
         else:
             with pytest.raises(OutOfMemory):
                 pool.allocate(14 * MIB)
-            assert pool.largest_free == 4 * MIB
+            assert max(pool.free_chunks.values()) == 4 * MIB
     pool = BFCAllocator(16 * MIB)
     pool.allocate(2 * MIB)
     pool.free(pool.allocate(4 * MIB))
     with pytest.raises(OutOfMemory):
         pool.allocate(15 * MIB)
     assert pool.reserved == 6 * MIB  # it could not have helped, so nothing was handed back
-
-
-def test_peaks():
-    pool = BFCAllocator()
-    pool.free(pool.allocate(1_500_000))
-    assert (pool.in_use, pool.peak, pool.requested_at_peak) == (0, 2 * MIB, 1_500_000)
-    pool.reset_peak()
-    pool.allocate(1000)
-    assert (pool.peak, pool.requested_at_peak, pool.requested_in_use) == (1024, 1000, 1000)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

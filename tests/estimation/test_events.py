@@ -38,7 +38,7 @@ def test_the_simulation_hands_out_the_chunks_that_tensorflow_did(recorded):
             pool.next_address = event.address
             handles[event.address] = pool.allocate(event.requested)
             pool.next_address = None
-            wrong += (handles[event.address], pool.chunk_size(handles[event.address])) != (
+            wrong += (handles[event.address], pool.used[handles[event.address]][0]) != (
                 event.address,
                 event.allocated,
             )

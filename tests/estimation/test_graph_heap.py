@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kerasmem.estimation.allocator import FREE
-from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, make_variables
+from kerasmem.estimation.graph.memory import FREED, HANDLE_BYTES, NO_VARIABLE, Heap, make_variables
 from kerasmem.estimation.graph.program import Variable
 
 
@@ -14,14 +14,14 @@ def variable(size, kind="weights", initial="random", dtype="float32"):
 
 
 def allocations(heap):
-    return [buffer.bytes for buffer, is_allocation in heap.log if is_allocation]
+    return [buffer.bytes for buffer, variable in heap.log if variable != FREED]
 
 
 def test_a_random_value_is_drawn_scaled_and_shifted_a_filled_one_made_once():
     heap = Heap()
     (held,) = make_variables([variable(4096)], [], heap)
     assert allocations(heap) == [HANDLE_BYTES, 4096, 4096, 4096]
-    made = [buffer for buffer, is_allocation in heap.log if is_allocation]
+    made = [buffer for buffer, variable in heap.log if variable != FREED]
     assert held is made[3]
     assert [buffer.holders for buffer in made] == [1, 0, 0, 1]
     assert heap.allocator.requested_in_use == HANDLE_BYTES + 4096
@@ -66,7 +66,7 @@ def test_the_peak_begins_again():
     assert heap.peak.in_use == heap.peak.requested == 0
     held = heap.allocate(1000, node=3)
     assert heap.peak[:3] == (heap.allocator.in_use, 1000, 3)
-    assert heap.log[: heap.peak.end][-1] == (held, True)
+    assert heap.log[: heap.peak.end][-1] == (held, NO_VARIABLE)
 
 
 def test_what_has_another_holder_stays():

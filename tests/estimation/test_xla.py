@@ -83,4 +83,4 @@ def test_the_peak_is_that_of_a_step_after_the_first():
     heap = simulate(plan, [variable("weights"), *[variable("optimizer")] * 2], (2048,))
     held = 3 * (1024 + HANDLE_BYTES) + 2048
     assert heap.allocator.requested_in_use == held
-    assert heap.allocator.requested_at_peak == held + 4096 + 512
+    assert heap.peak.requested == held + 4096 + 512

@@ -71,7 +71,7 @@ def jax_outcome(step: ShapedStep) -> Outcome:
         compiled.held(step.weights()),
         JaxNames(compiled.layers, compiled.optimizer, frozenset(step.rows)),
         low=int((planned + copied) * (1 - spread)),
-        high=int((max(compiled.allocated(plan).peak, limit) + most) * (1 + spread)),
+        high=int((max(compiled.allocated(plan).in_use, limit) + most) * (1 + spread)),
         scratch=copied,
         unmodelled=unmodelled,
         notes=(
@@ -92,7 +92,7 @@ def planned_bytes(compiled: CompiledStep, plan: XlaPlan, grows: bool) -> int:
             region each buffer is only rounded up.
     """
     if grows:
-        return compiled.allocated(plan).peak
+        return compiled.allocated(plan).in_use
     return sum(-(-size // GRAIN) * GRAIN for _, size in compiled.requests(plan))
 
 

@@ -130,11 +130,11 @@ def gpu_target_outcome(
     workspace, product = workspace_bytes(plan), product_bytes(plans, card.compute_capability)
     return plan.outcome(
         "gpu-target",
-        Pool(plan.total, allocator.peak, allocator.reserved, None, limit),
+        Pool(plan.total, allocator.in_use, allocator.reserved, None, limit),
         compiled.held(weights or {}),
         JaxNames(compiled.layers, compiled.optimizer, frozenset(rows)),
         low=min(each.total for each in plans),
-        high=max(max(compiled.allocated(each).peak for each in plans) + max(workspace, product), limit),
+        high=max(max(compiled.allocated(each).in_use for each in plans) + max(workspace, product), limit),
         unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(compiled.batch_bytes)),
         notes=_notes(compiled, card, workspace, product),
     )

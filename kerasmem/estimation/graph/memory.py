@@ -9,14 +9,13 @@ variables' first values and the batch, and runs a few steps to warm up.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kerasmem.estimation.allocator import FREE, BFCAllocator, Step
+from kerasmem.estimation.allocator import FREE, BFCAllocator, Request
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Variable
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING, TAKEN_FROM_LIST, UPDATES, needs, reusable_inputs
 from kerasmem.estimation.graph.scratch import Inputs, Kernels, Need
@@ -30,27 +29,16 @@ class Buffer:
     Attributes:
         bytes: requested bytes.
         chunk: the allocator's handle.
-        holders: number of holders.
         node: number of the operation that allocated it, or of the batch's placeholder. -1 for other buffers.
-        variable: number of the variable whose value it is or was, or None.
-        value_from: length of the heap's log when it became that value.
-        value_to: length of the heap's log when another buffer replaced it, or None.
         is_scratch: whether it is an operation's scratch.
+        holders: number of holders.
     """
 
-    __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node", "value_from", "value_to", "variable")
+    __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node")
 
-    def __init__(self, size: int, chunk: int, node: int, variable: int | None, is_scratch: bool) -> None:
-        self.bytes, self.chunk, self.node, self.variable, self.is_scratch = size, chunk, node, variable, is_scratch
+    def __init__(self, size: int, chunk: int, node: int, is_scratch: bool) -> None:
+        self.bytes, self.chunk, self.node, self.is_scratch = size, chunk, node, is_scratch
         self.holders = 1
-        self.value_from: int = 0
-        self.value_to: int | None = None
-
-    def variable_at(self, end: int) -> int | None:
-        """Return the variable whose value it is when the heap's log has a length, or None."""
-        is_replaced = self.value_to is not None and self.value_to < end
-        is_future = self.value_from and self.value_from >= end
-        return None if is_replaced or is_future else self.variable
 
 
 class Peak(NamedTuple):
@@ -69,30 +57,36 @@ class Peak(NamedTuple):
     end: int
 
 
+FREED, NO_VARIABLE = -2, -1  # in a heap's log
+
+
 class Heap:
-    """Buffers in a simulated allocator, with a log of allocations and the peak of a step.
+    """Buffers in a simulated allocator, with a log and the peak of a step.
 
     Args:
         allocator: provides the chunks. Defaults to a CPU's.
+
+    Attributes:
+        log: (buffer, variable whose value it becomes, `NO_VARIABLE` or `FREED`) for each change of a buffer.
+        peak: since the last `reset_peak`.
     """
 
     def __init__(self, allocator: BFCAllocator | None = None) -> None:
         self.allocator = allocator or BFCAllocator(descending=True)
-        self.log: list[tuple[Buffer, bool]] = []  # True for an allocation, False when it is freed
+        self.log: list[tuple[Buffer, int]] = []
         self.reset_peak()
 
     def reset_peak(self) -> None:
         """Reset the peak to the bytes in use."""
-        self.allocator.reset_peak()
         self.peak = self._now(-1)
 
     def _now(self, node: int) -> Peak:
         return Peak(self.allocator.in_use, self.allocator.requested_in_use, node, len(self.log))
 
-    def allocate(self, size: int, node: int = -1, variable: int | None = None, is_scratch: bool = False) -> Buffer:
+    def allocate(self, size: int, node: int = -1, variable: int = NO_VARIABLE, is_scratch: bool = False) -> Buffer:
         """Return a new buffer with one holder."""
-        buffer = Buffer(size, self.allocator.allocate(max(size, 1)), node, variable, is_scratch)
-        self.log.append((buffer, True))
+        buffer = Buffer(size, self.allocator.allocate(max(size, 1)), node, is_scratch)
+        self.log.append((buffer, variable))
         if self.allocator.in_use > self.peak.in_use:
             self.peak = self._now(node)
         return buffer
@@ -101,32 +95,30 @@ class Heap:
         """Remove one holder, and free the buffer after the last one."""
         buffer.holders -= 1
         if not buffer.holders:
-            self.free(buffer)
+            self.allocator.free(buffer.chunk)
+            self.log.append((buffer, FREED))
 
-    def free(self, buffer: Buffer) -> None:
-        """Free a buffer without holders."""
-        self.allocator.free(buffer.chunk)
-        self.log.append((buffer, False))
-
-    def live_at(self, end: int) -> list[Buffer]:
-        """Return the buffers in use when the log had this length."""
-        live: dict[Buffer, None] = {}
-        for buffer, is_allocation in self.log[:end]:
-            if is_allocation:
-                live[buffer] = None
-            else:
+    def live_at(self, end: int) -> dict[Buffer, int]:
+        """Return the buffers in use when the log had this length, with their variables or `NO_VARIABLE`."""
+        live: dict[Buffer, int] = {}
+        for buffer, variable in self.log[:end]:
+            if variable == FREED:
                 del live[buffer]
-        return list(live)
+            else:
+                live[buffer] = variable
+        return live
 
-    def requests(self) -> list[Step]:
+    def requests(self) -> list[Request]:
         """Return all requests to the allocator, to replay them under a limit."""
-        steps: list[Step] = []
+        requests: list[Request] = []
         keys: dict[Buffer, int] = {}
-        for buffer, is_allocation in self.log:
-            if is_allocation:
+        for buffer, variable in self.log:
+            if variable == FREED:
+                requests.append((keys[buffer], FREE))
+            elif buffer not in keys:
                 keys[buffer] = len(keys)
-            steps.append((keys[buffer], max(buffer.bytes, 1) if is_allocation else FREE))
-        return steps
+                requests.append((keys[buffer], max(buffer.bytes, 1)))
+        return requests
 
 
 # TensorFlow evaluates fillings of up to this many elements once more when it looks for constants.
@@ -178,49 +170,35 @@ def _first_value(variable: Variable, number: int, heap: Heap) -> Buffer:
     return shifted
 
 
-class _Action(enum.IntEnum):
-    """What a node does with its outputs when it starts."""
-
-    COMPUTE = 0
-    HOLD = 1  # inputs, as they are
-    READ = 2  # a variable
-    UPDATE = 3  # a variable in place
-    NOTHING = 4
-
-
 class Recipe(NamedTuple):
     """The work of a node with buffers, computed once for all steps.
 
     An output is named by its slot: its number among the outputs of all nodes.
 
     Attributes:
-        action: what the node does when it starts.
         inputs: slots of its inputs.
         held: (slot, input's slot) of outputs that are inputs as they are.
         computed: (slot, bytes, inputs whose buffer it may reuse) of computed outputs.
         needs: its scratch.
-        taken: (slot, further holders when the node has run) of outputs that others take.
-        dropped: slots of outputs that nobody takes.
-        returned: slots of outputs that the caller takes, once for each time.
-        variable: number of its variable, or None.
-        assigns: whether its second input becomes the variable's value.
+        passed: (slot, how many more holders than one it has when the node has run) of its outputs.
+        reads: (slot, variable whose value the output is), or None.
+        updates: variable that is changed in place, or None.
+        assigns: variable whose value the second input becomes, or None.
     """
 
-    action: _Action
     inputs: tuple[int, ...]
     held: tuple[tuple[int, int], ...]
     computed: tuple[tuple[int, int, tuple[int, ...]], ...]
     needs: tuple[Need, ...]
-    taken: tuple[tuple[int, int], ...]
-    dropped: tuple[int, ...]
-    returned: tuple[int, ...]
-    variable: int | None
-    assigns: bool
+    passed: tuple[tuple[int, int], ...]
+    reads: tuple[int, int] | None
+    updates: int | None
+    assigns: int | None
 
     @property
     def is_idle(self) -> bool:
         """Whether it touches no buffer, neither when it starts nor when it ends."""
-        return self.action is _Action.NOTHING and not (self.inputs or self.needs or self.assigns)
+        return not (self.inputs or self.computed or self.needs or self.reads) and self.updates is None
 
 
 def recipes_of(program: Program, kernels: Kernels) -> list[Recipe]:
@@ -229,57 +207,53 @@ def recipes_of(program: Program, kernels: Kernels) -> list[Recipe]:
     Raises:
         NotModelled: If a size or a variable is unknown.
     """
-    first = [0, *itertools.accumulate(len(node.outputs) for node in program.nodes)]
-    returned = Counter(program.results)
-    holders = Counter(end for node in program.nodes for end in node.inputs) + returned
+    first = _first_slots(program)
+    holders = Counter(end for node in program.nodes for end in node.inputs) + Counter(program.results)
     recipes = []
     for number, node in enumerate(program.nodes):
-        action, held = _action(program, node)
-        if action in (_Action.READ, _Action.UPDATE) and node.variable is None:
+        is_read, is_update = node.type == "ReadVariableOp", node.type in UPDATES
+        if (is_read or is_update) and node.variable is None:
             raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
         slots = range(first[number], first[number + 1])
         inputs = tuple(first[source] + output for source, output in node.inputs)
-        wanted = [holders[number, output] for output in range(len(node.outputs))]
         tensors = tuple(program.nodes[source].outputs[output] for source, output in node.inputs)
-        computed = _computed(node, tensors, inputs, kernels) if action is _Action.COMPUTE else ()
+        held = _held(program, node)
+        is_computed = held is None and node.type not in NOTHING
         recipes.append(
             Recipe(
-                action=action,
                 inputs=inputs,
-                held=tuple((slots[output], inputs[source]) for output, source in held),
-                computed=tuple((slots[output], size, reusable) for output, size, reusable in computed),
+                held=() if is_read else tuple((slots[output], inputs[source]) for output, source in held or ()),
+                computed=tuple(_computed(node, tensors, inputs, slots, kernels)) if is_computed else (),
                 needs=needs(node, tensors, kernels),
-                taken=tuple((slot, count - 1) for slot, count in zip(slots, wanted, strict=True) if count),
-                dropped=tuple(slot for slot, count in zip(slots, wanted, strict=True) if not count),
-                returned=tuple(slot for output, slot in enumerate(slots) for _ in range(returned[number, output])),
-                variable=node.variable,
-                assigns=node.type == "AssignVariableOp",
+                passed=tuple((slot, holders[number, output] - 1) for output, slot in enumerate(slots)),
+                reads=(slots[0], node.variable) if is_read and node.variable is not None else None,
+                updates=node.variable if is_update else None,
+                assigns=node.variable if node.type == "AssignVariableOp" else None,
             )
         )
     return recipes
 
 
-def _action(program: Program, node: Node) -> tuple[_Action, list[tuple[int, int]]]:
-    """Return a node's action, and the (output, input) pairs that it holds."""
+def _first_slots(program: Program) -> list[int]:
+    return [0, *itertools.accumulate(len(node.outputs) for node in program.nodes)]
+
+
+def _held(program: Program, node: Node) -> list[tuple[int, int]] | None:
+    """Return the (output, input) pairs of a node that passes its inputs on as they are, or None for other nodes."""
     outputs = range(len(node.outputs))
-    if node.type == "ReadVariableOp":
-        return _Action.READ, [(0, 0)]
-    if node.type in NOTHING:
-        return (_Action.UPDATE if node.type in UPDATES else _Action.NOTHING), []
     if node.type in ALIASES:
-        held = [(output, output if node.type == "IdentityN" else 0) for output in outputs]
-        return (_Action.HOLD if held else _Action.NOTHING), held
+        return [(output, output if node.type == "IdentityN" else 0) for output in outputs]
     if node.type in TAKEN_FROM_LIST and len(node.inputs) > TAKEN_FROM_LIST[node.type]:
-        return _Action.HOLD, [(len(outputs) - 1, TAKEN_FROM_LIST[node.type])]
+        return [(len(outputs) - 1, TAKEN_FROM_LIST[node.type])]
     if node.type == "Split" and _is_first_axis(program, node):
-        return _Action.HOLD, [(output, 1) for output in outputs]
-    return _Action.COMPUTE, []
+        return [(output, 1) for output in outputs]
+    return None
 
 
 def _computed(
-    node: Node, inputs: Inputs, slots: Sequence[int], kernels: Kernels
+    node: Node, inputs: Inputs, input_slots: Sequence[int], slots: Sequence[int], kernels: Kernels
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield each computed output, its bytes, and the slots of the inputs whose buffer it may reuse."""
+    """Yield the slot of each computed output, its bytes, and the slots of the inputs whose buffer it may reuse."""
     for output, tensor in enumerate(node.outputs):
         if tensor.dtype in ("resource", "variant") or tensor.on_host:
             continue
@@ -288,12 +262,13 @@ def _computed(
         candidates: Sequence[int] | None = reusable_inputs(node, kernels) if output == 0 else ()
         if output == 1 and node.type == "SparseSoftmaxCrossEntropyWithLogits":
             candidates = (0,)
-        if candidates is None:
-            candidates = range(len(inputs))
-        size = (tensor.bytes, tensor.dtype)
-        existing = [number for number in candidates if number < len(inputs)]
-        alike = [number for number in existing if (inputs[number].bytes, inputs[number].dtype) == size]
-        yield output, tensor.bytes, tuple(slots[number] for number in alike)
+        alike = [
+            slot
+            for index, (slot, source) in enumerate(zip(input_slots, inputs, strict=True))
+            if (candidates is None or index in candidates)
+            and (source.bytes, source.dtype) == (tensor.bytes, tensor.dtype)
+        ]
+        yield slots[output], tensor.bytes, tuple(alike)
 
 
 def _is_first_axis(program: Program, node: Node) -> bool:
@@ -321,9 +296,10 @@ class Memory:
             if not nodes[number].outputs[0].on_host:
                 heap.allocate(nodes[number].outputs[0].bytes or 0, number)
         self._is_idle = [recipe.is_idle for recipe in recipes]
-        self._slots: list[Buffer | None] = [None] * sum(len(node.outputs) for node in nodes)
+        first = _first_slots(program)
+        self._results = [first[number] + output for number, output in program.results]
+        self._slots: list[Buffer | None] = [None] * first[-1]
         self._scratch: dict[int, list[Buffer]] = {}
-        self._returned: list[Buffer] = []
 
     def run(self, order: list[tuple[int, bool]]) -> None:
         """Run one step in an order from `Executor.order`, and drop its results."""
@@ -335,81 +311,65 @@ class Memory:
                 end(number)
             else:
                 start(number)
-        self._release(self._returned)
-        self._returned.clear()
+        self._release(self._results)
 
     def start(self, number: int) -> None:
         """Allocate a node's outputs and scratch."""
         recipe, slots = self._recipes[number], self._slots
-        if recipe.action is _Action.COMPUTE:
-            self._compute(number, recipe)
-        elif recipe.action is _Action.HOLD:
-            for slot, source in recipe.held:
-                slots[slot] = _hold(slots[source])
-        elif recipe.variable is not None and recipe.action is _Action.READ:
-            for slot, _ in recipe.held:
-                slots[slot] = _hold(self.variables[recipe.variable])
-        elif recipe.variable is not None and recipe.action is _Action.UPDATE:
-            self._update(number, recipe.variable)
+        for slot, size, candidates in recipe.computed:
+            slots[slot] = self._reused(size, candidates) or self._heap.allocate(size, number)
+        for slot, source in recipe.held:
+            slots[slot] = _hold(slots[source])
+        if recipe.reads is not None:
+            slot, variable = recipe.reads
+            slots[slot] = _hold(self.variables[variable])
+        if recipe.updates is not None and self.variables[recipe.updates].holders > 1:
+            size = self.variables[recipe.updates].bytes
+            self._replace(recipe.updates, self._heap.allocate(size, number))
         if recipe.needs:
             inputs = [slots[source] for source in recipe.inputs]
             unserved = [need for need in recipe.needs if not _is_served(need, inputs)]
             self._scratch[number] = [self._heap.allocate(need.bytes, number, is_scratch=True) for need in unserved]
 
-    def _compute(self, number: int, recipe: Recipe) -> None:
-        slots = self._slots
-        for slot, size, candidates in recipe.computed:
-            for candidate in candidates:
-                buffer = slots[candidate]
-                if buffer is not None and buffer.holders == 1 and buffer.bytes == size:
-                    buffer.holders = 2
-                    slots[slot] = buffer
-                    break
-            else:
-                slots[slot] = self._heap.allocate(size, number)
-
-    def _update(self, number: int, variable: int) -> None:
-        """Update a variable in place, or in a copy if its buffer has other holders."""
-        buffer = self.variables[variable]
-        if buffer.holders > 1:
-            self._replace(variable, self._heap.allocate(buffer.bytes, number))
+    def _reused(self, size: int, candidates: Iterable[int]) -> Buffer | None:
+        """Return the first input's buffer that nobody else holds and that has the size, or None."""
+        for candidate in candidates:
+            buffer = self._slots[candidate]
+            if buffer is not None and buffer.holders == 1 and buffer.bytes == size:
+                buffer.holders = 2
+                return buffer
+        return None
 
     def _replace(self, variable: int, new: Buffer) -> None:
         """Give a variable another buffer for its value."""
         old, self.variables[variable] = self.variables[variable], new
         if old is not new:
-            new.variable, new.value_from, new.value_to = variable, len(self._heap.log), None
+            self._heap.log.append((new, variable))
             if old.holders > 1 and old not in self.variables:
-                old.value_to = len(self._heap.log)
+                self._heap.log.append((old, NO_VARIABLE))
         self._heap.let_go(old)
 
     def end(self, number: int) -> None:
         """Release a node's inputs and scratch, and pass its outputs on."""
         recipe, slots = self._recipes[number], self._slots
-        if recipe.needs:
-            self._release(self._scratch.pop(number))
-        if recipe.assigns and recipe.variable is not None and (value := slots[recipe.inputs[1]]) is not None:
+        for buffer in self._scratch.pop(number, ()):
+            self._heap.let_go(buffer)
+        if recipe.assigns is not None and (value := slots[recipe.inputs[1]]) is not None:
             value.holders += 1
-            self._replace(recipe.variable, value)
-        for slot, more in recipe.taken:
+            self._replace(recipe.assigns, value)
+        for slot, more in recipe.passed:
             output = slots[slot]
             if output is not None:
-                output.holders += more
-        if recipe.returned:
-            self._returned += [output for output in map(slots.__getitem__, recipe.returned) if output is not None]
-        if recipe.inputs:
-            self._release(map(slots.__getitem__, recipe.inputs))
-        if recipe.dropped:
-            self._release(map(slots.__getitem__, recipe.dropped))
+                output.holders += more + 1
+                self._heap.let_go(output)
+        self._release(recipe.inputs)
 
-    def _release(self, buffers: Iterable[Buffer | None]) -> None:
-        """Remove a holder from each buffer, and free those without holders."""
-        for buffer in buffers:
+    def _release(self, slots: Iterable[int]) -> None:
+        """Remove a holder from the buffer of each slot."""
+        for slot in slots:
+            buffer = self._slots[slot]
             if buffer is not None:
-                left = buffer.holders - 1
-                buffer.holders = left
-                if not left:
-                    self._heap.free(buffer)
+                self._heap.let_go(buffer)
 
 
 def _hold(buffer: Buffer | None) -> Buffer | None:

@@ -11,6 +11,7 @@ import bisect
 import random
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
 from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor
-from kerasmem.estimation.graph.memory import Buffer, Heap, Memory, Peak, recipes_of
+from kerasmem.estimation.graph.memory import NO_VARIABLE, Buffer, Heap, Memory, Peak, recipes_of
 from kerasmem.estimation.graph.program import COPY, Program
 from kerasmem.estimation.graph.rules import is_known, table_of, threads_of, title_of
 from kerasmem.estimation.graph.scratch import Kernels
@@ -62,13 +63,10 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     total = _mean_of_middle(sizes)
     usual, largest = steps[bisect.bisect_right(sizes, total) - 1], steps[-1]
     live = usual.heap.live_at(usual.peak.end)
-    shares = _divide(program, live, usual.peak, layer_of, attribution)
+    shares = _divide(program, live, layer_of, attribution)
     shares.fill(total)
     is_on_cpu = isinstance(kernels, CpuKernels)
-    limit = max(
-        smallest_limit(heap.requests(), descending=is_on_cpu, enough=heap.allocator.reserved)
-        for heap in {usual.heap, largest.heap}
-    )
+    limit = smallest_limit(largest.heap.requests(), descending=is_on_cpu)
     most = _most(program, kernels)
     spread = SPREAD["graph"] if is_on_cpu else 0.0
     # The largest buffer's chunk may be nearly twice as large, depending on what the process did before.
@@ -161,9 +159,7 @@ def _simulate(program: Program, kernels: Kernels) -> list[_Step]:
     return steps
 
 
-def _divide(
-    program: Program, live: list[Buffer], peak: Peak, layer_of: dict[int, str], attribution: Attribution
-) -> Shares:
+def _divide(program: Program, live: Mapping[Buffer, int], layer_of: dict[int, str], attribution: Attribution) -> Shares:
     """Return the bytes at the peak by category and by layer."""
     shares = Shares()
     arguments = set(program.arguments)
@@ -172,8 +168,8 @@ def _divide(
         for number, node in enumerate(program.nodes)
         if node.type == COPY and node.inputs[0][0] in program.arguments
     )
-    for buffer in live:
-        if (number := buffer.variable_at(peak.end)) is not None:
+    for buffer, number in live.items():
+        if number != NO_VARIABLE:
             kind = "optimizer" if program.variables[number].kind == "optimizer" else "weights"
             shares.add(buffer.bytes, kind, layer_of.get(number))
         elif buffer.node in arguments:
