@@ -197,5 +197,5 @@ def _table(layout: DatasetLayout, source: Source) -> Table:
     if not isinstance(source, ChunkedSource) or places is None:
         return Table(replace(kind, direct=False), -1, _NONE, _NONE, _NONE)
     pipeline = tuple((int(code), tuple(map(int, numbers))) for code, numbers in source.pipeline.filters)
-    kind = replace(kind, pipeline=pipeline, plain_edges=source.plain_edges)
+    kind = replace(kind, pipeline=pipeline)
     return Table(kind, -1, *places)

@@ -16,7 +16,6 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
 from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED, encoded, shape_of, walk_objects
-from kerasmem.hdf5.io.handle import FileHandle
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, open_file
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.texts import MOST_TEXT, read_attribute, read_names, text_of
@@ -96,11 +95,8 @@ def list_contents(path: str, access: Access | None = None) -> Contents:
         DataError: the file cannot be read.
     """
     access = access or Access()
-    with (
-        opened(path, f"{shown(path)}: its list of datasets") as file,
-        contextlib.closing(FileHandle(path, os.path.getsize(path))) as handle,
-    ):
-        entries, complete = _Listing(file, path, access, handle).list()
+    with opened(path, f"{shown(path)}: its list of datasets") as file:
+        entries, complete = _Listing(file, path, access).list()
     return Contents(path, os.path.getsize(path), entries, complete)
 
 
@@ -139,8 +135,8 @@ def checksums(path: str, names: Sequence[str]) -> dict[str, int]:
 class _Listing:
     """Lists a file that is open."""
 
-    def __init__(self, file: h5py.File, path: str, access: Access, handle: FileHandle) -> None:
-        self._file, self._path, self._access, self._handle = file, path, access, handle
+    def __init__(self, file: h5py.File, path: str, access: Access) -> None:
+        self._file, self._path, self._access = file, path, access
         self._characters = 0  # of all class names
 
     def list(self) -> tuple[tuple[Entry, ...], bool]:
@@ -201,7 +197,7 @@ class _Listing:
         for other in candidates if value is None else ():
             try:
                 if isinstance(self._file.get(encoded(other), getlink=True), h5py.HardLink):
-                    names = read_names(find_dataset(self._file, other), self._handle, _MOST_NAMES)
+                    names = read_names(find_dataset(self._file, other), _MOST_NAMES)
                     return None if names is None else tuple(names)
             except (*DAMAGED, DataError, DecodeError):
                 return None

@@ -12,7 +12,6 @@ import pytest
 import kerasmem
 from kerasmem.datatools import listing
 from kerasmem.hdf5.format.filters import DecodeError
-from kerasmem.hdf5.io.handle import FileHandle
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.texts import read_attribute, read_names
 
@@ -120,12 +119,11 @@ def test_sound_texts_are_those_that_hdf5_reads(tmp_path, libver, options):
         item.attrs["many"], item.attrs["one"], item.attrs["number"] = texts, "größe", 7
         for number in range(5):
             item.attrs[f"more {number}"] = "x" * 9000  # the header goes on elsewhere
-    handle = FileHandle(str(path), path.stat().st_size)
     with h5py.File(path) as file:
         for name, dataset in file.items():
             wanted = [str(value) for value in dataset] if "numbers" in name else list(dataset.asstr())
-            assert read_names(dataset, handle, 100) == wanted, name
-            assert read_names(dataset, handle, 4) is None
+            assert read_names(dataset, 100) == wanted, name
+            assert read_names(dataset, 4) is None
         item = file["variable packed"]
         assert read_attribute(item, "many").tolist() == texts
         assert [read_attribute(item, name) for name in ("one", "number", "absent")] == ["größe", 7, None]
@@ -138,6 +136,5 @@ def test_texts_behind_a_short_chunk_are_an_error(tmp_path):
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("x", (1000,), h5py.string_dtype(), chunks=(1000,), compression="gzip")
         dataset.id.write_direct_chunk((0,), zlib.compress(b"\1" * 40), 0)
-    handle = FileHandle(str(path), path.stat().st_size)
     with h5py.File(path) as file, pytest.raises(DecodeError, match="decompresses to 40 bytes"):
-        read_names(file["x"], handle, 1000)
+        read_names(file["x"], 1000)

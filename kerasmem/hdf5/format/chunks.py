@@ -25,14 +25,12 @@ class Chunk:
         offset: place in the file; None if it was never written.
         size: bytes in the file.
         mask: which filters were left out.
-        edge: whether a part of it lies outside the dataset.
     """
 
     inner: tuple[slice, ...]
     offset: int | None
     size: int = 0
     mask: int = 0
-    edge: bool = False
 
 
 class ChunkIndex:
@@ -41,7 +39,6 @@ class ChunkIndex:
     Args:
         chunks: shape of a chunk.
         shape: the dataset's, as far as it is of interest.
-        stored_rows: rows that it has; the last chunk of those of interest may be full by now.
         file_size: bytes of the file.
         places: offset, size and mask of each chunk, an array each.
         cells: row of chunks and number in it of each, rising; by default there are all chunks, one after another.
@@ -54,12 +51,11 @@ class ChunkIndex:
         self,
         chunks: tuple[int, ...],
         shape: tuple[int, ...],
-        stored_rows: int,
         file_size: int,
         places: tuple[np.ndarray, np.ndarray, np.ndarray],
         cells: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
-        self._chunks, self._shape, self._stored_rows = chunks, shape, stored_rows
+        self._chunks, self._shape = chunks, shape
         self._grid = grid_of(chunks, shape)
         self._per_row = prod(self._grid[1:])
         self._offsets, self._sizes, self._masks = places
@@ -89,9 +85,8 @@ class ChunkIndex:
     def row_of_chunks(self, number: int) -> Iterator[Chunk]:
         """Return the chunks that hold the rows from `number` × chunk rows onwards."""
         low, high = np.searchsorted(self._rows, [number, number + 1]).tolist()
-        edge = (number + 1) * self._chunks[0] > self._stored_rows
         if self._per_row == 1 and high - low == 1:
-            yield self._stored(low, self._inner(0), edge)
+            yield self._stored(low, self._inner(0))
             return
         at = low
         for cell in range(self._per_row):
@@ -99,7 +94,7 @@ class ChunkIndex:
                 at += 1
             inner = self._inner(cell)
             if at < high and self._numbers[at] == cell:
-                yield self._stored(at, inner, edge)
+                yield self._stored(at, inner)
             else:
                 yield Chunk(inner, None)
 
@@ -114,9 +109,8 @@ class ChunkIndex:
         plain = np.array_equal(self._rows[at], cells) and not self._masks[at].any() and (self._sizes[at] == size).all()
         return self._offsets[at] if plain else None
 
-    def _stored(self, at: int, inner: tuple[slice, ...], edge: bool) -> Chunk:
-        edge = edge or any(part.stop - part.start < chunk for part, chunk in zip(inner, self._chunks[1:], strict=False))
-        return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]), edge)
+    def _stored(self, at: int, inner: tuple[slice, ...]) -> Chunk:
+        return Chunk(inner, int(self._offsets[at]), int(self._sizes[at]), int(self._masks[at]))
 
     def _inner(self, cell: int) -> tuple[slice, ...]:
         if self._chunks[1:] == self._shape[1:]:
@@ -168,7 +162,7 @@ def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, ba
     table = table[np.lexsort((table[:, 1], table[:, 0]))]
     found = table[:, 2] + base, table[:, 3].astype(np.uint32), table[:, 4].astype(np.uint32)
     cells = table[:, 0].copy(), table[:, 1].copy()
-    return ChunkIndex(chunks, shape, int(dataset.shape[0]), file_size, found, cells)
+    return ChunkIndex(chunks, shape, file_size, found, cells)
 
 
 def walk_chunks(dataset: h5py.Dataset, note: Callable[[Any], None]) -> None:

@@ -46,7 +46,6 @@ class StoredAs(Record, what="way of storing a dataset"):
         chunks: chunk shape; None if the data is not chunked.
         filters: their names.
         pipeline: code and numbers of each filter.
-        plain_edges: whether chunks at the edge are stored without the filters.
         direct: whether its place in the file is in the index; else HDF5 looks into the file.
     """
 
@@ -54,7 +53,6 @@ class StoredAs(Record, what="way of storing a dataset"):
     chunks: tuple[int, ...] | None
     filters: tuple[str, ...]
     pipeline: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    plain_edges: bool = False
     direct: bool = True
 
 

@@ -12,18 +12,17 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.chunks import MOST_CHUNKS, ChunkIndex, read_index, walk_chunks
-from kerasmem.hdf5.format.filters import DecodeError, Pipeline, Scratch, register_filters
+from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline, Scratch, register_filters
 from kerasmem.hdf5.format.layout import DatasetLayout, shown
-from kerasmem.hdf5.format.links import DAMAGED
 from kerasmem.hdf5.io.handle import Handle
-from kerasmem.hdf5.rows.delivery import PIECE_BYTES, RowRun
+from kerasmem.hdf5.rows.delivery import PIECE_BYTES
 from kerasmem.hdf5.rows.index import Table
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
@@ -90,35 +89,31 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: 
     chunk = kind.chunks + shape[len(kind.chunks) :]
     pipeline = Pipeline(kind.pipeline, prod(chunk) * dtype.itemsize)
     places = table.offsets, table.lengths, table.masks
-    index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], shape[0], handle.length, places)
-    return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, None, kind.plain_edges)
+    index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], handle.length, places)
+    return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, None)
 
 
-def check_chunks(dataset: h5py.Dataset, handle: Handle) -> None:
-    """Decode the compressed chunks of a dataset of one axis, which HDF5 would do without checking their sizes.
-
-    Args:
-        dataset: a dataset that lies in its own file.
-        handle: the same file, to be read past HDF5.
+def check_chunks(dataset: h5py.Dataset) -> None:
+    """Decode the compressed chunks of a dataset, which HDF5 would do without checking their sizes.
 
     Raises:
         DecodeError: If a chunk is damaged.
         DataError: If only HDF5 knows a filter.
     """
-    file = dataset.file
-    source = None
-    if dataset.id.get_create_plist().get_nfilters():
-        dtype = np.dtype((np.void, _element_size(dataset)))
-        source = _Opening(file, handle, Access(), _raise_decode_error).stored(dataset, dataset.shape, dtype)
-    if not isinstance(source, ChunkedSource):
-        _refuse_unchecked(file, dataset, dataset.name)
+    filters = filters_of(dataset)
+    try:
+        pipeline = Pipeline(filters, prod(dataset.chunks or ()) * _element_size(dataset))
+    except DecodeError:
+        filters = []
+    if not filters:
+        _refuse_unchecked(dataset.file, dataset, dataset.name)
         return
-    source.fill = np.zeros((), source.dtype)
-    source.read(RowRun(0, source.shape[0], None, slice(0, source.shape[0])), [], Scratch())
-
-
-def _raise_decode_error(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
-    raise DecodeError(reason) from error
+    for number in range(dataset.id.get_num_chunks()):
+        chunk = dataset.id.get_chunk_info(number)
+        if chunk.size > pipeline.most_stored():
+            raise DecodeError(f"a chunk of {pipeline.chunk_bytes:,} bytes takes {chunk.size:,} in the file")
+        mask, stored = dataset.id.read_direct_chunk(chunk.chunk_offset)
+        pipeline.decode(np.frombuffer(stored, np.uint8), mask, Scratch())
 
 
 def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
@@ -160,32 +155,20 @@ class _Opening:
         index = read_index(dataset, shape[: len(chunks)], self.handle.length, base)
         fill = _fill_value(dataset, dtype) if self.access.trust_file else None
         source = ChunkedSource(shape, dtype, self.refuse, self.handle, index, chunk, pipeline, fill)
-        source.plain_edges = bool(pipeline.filters) and _has_plain_edges(dataset, source)
-        return source
+        only_shuffled = {code for code, _ in pipeline.filters} == {SHUFFLE}
+        return None if only_shuffled and _has_plain_edges(dataset, source) else source
 
 
 def _has_plain_edges(dataset: h5py.Dataset, source: ChunkedSource) -> bool:
-    """Return whether chunks that reach beyond the dataset's edge are stored without its filters.
-
-    H5Pset_chunk_opts has HDF5 do that, and h5py cannot ask for it. Such chunks all have the size of a decoded one. That
-    a filter kept this size is rare. Then HDF5 decides, on a chunk that it can read safely.
-    """
-    first = (source.shape[0] - 1) // source.chunk[0]
-    chunks = source.index.row_of_chunks(first)
-    edges = [chunk for chunk in chunks if chunk.edge and chunk.offset is not None]
-    if not edges or any(chunk.size != source.pipeline.chunk_bytes for chunk in edges):
+    """Return whether chunks at the dataset's edge are stored without a shuffle, by comparing one with HDF5."""
+    number, skipped = divmod(source.shape[0] - 1, source.chunk[0])
+    *_, chunk = source.index.row_of_chunks(number)
+    if chunk.offset is None:
         return False
-    try:
-        decoded = source.decode(edges[0], Scratch())
-    except DecodeError:
-        return True
-    part = (slice(first * source.chunk[0], source.shape[0]), *edges[0].inner)
-    try:
-        read = dataset[part]
-    except DAMAGED:  # a filter that HDF5 lacks: no compressor writes plain data that it can decode
-        return False
-    inside = decoded[tuple(slice(0, each.stop - each.start) for each in part)]
-    return bool(read.dtype.kind in "iufbV" and read.tobytes() != inside.tobytes())
+    inside = tuple(slice(0, part.stop - part.start) for part in chunk.inner)
+    decoded = source.decode(chunk, Scratch())[(slice(0, skipped + 1), *inside)]
+    rows = slice(source.shape[0] - 1 - skipped, source.shape[0])
+    return bool(dataset[(rows, *chunk.inner)].tobytes() != decoded.tobytes())
 
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:

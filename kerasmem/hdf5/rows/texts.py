@@ -15,7 +15,6 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.links import DAMAGED
-from kerasmem.hdf5.io.handle import Handle
 from kerasmem.hdf5.rows.opening import check_chunks
 
 MOST_TEXT = 64 << 20
@@ -49,12 +48,11 @@ def read_attribute(
         return None
 
 
-def read_names(dataset: h5py.Dataset, handle: Handle, most: int) -> list[str] | None:
+def read_names(dataset: h5py.Dataset, most: int) -> list[str] | None:
     """Return texts or numbers, one a row, as texts; None for other or larger datasets.
 
     Args:
         dataset: a dataset that lies in its own file.
-        handle: the same file, to check compressed chunks.
         most: largest number of rows.
 
     Raises:
@@ -68,7 +66,7 @@ def read_names(dataset: h5py.Dataset, handle: Handle, most: int) -> list[str] | 
         return None
     if max(shape + (dataset.chunks or ())) * dataset.id.get_type().get_size() > MOST_TEXT:
         return None
-    check_chunks(dataset, handle)
+    check_chunks(dataset)
     step = TEXTS_AT_ONCE if text is not None and text.length is None else shape[0]
     names: list[str] = []
     size = 0
