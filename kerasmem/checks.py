@@ -21,6 +21,7 @@ MethodName = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
 Mode = Literal["train", "evaluate", "inference"]
 Color = Literal["rgb", "rgba", "gray"]
 Decimal = Literal[".", ","]
+RowsAxis = Literal["first", "last"]
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:

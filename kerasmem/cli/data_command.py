@@ -62,6 +62,7 @@ def inspect(file: str, as_json: bool, **options: Any) -> int:
 @all_of(
     *WRITING, "--split", "--keep-float64", "--image-size",
     "--color", "--follow-links", "--header", "--delimiter", "--decimal", "--encoding", "--text",
+    "--rows-axis", "--unpack",
 )  # fmt: skip
 def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import click
 
-from kerasmem.checks import Color, Decimal, MethodName, Mode, batch_size, nearest
+from kerasmem.checks import Color, Decimal, MethodName, Mode, RowsAxis, batch_size, nearest
 from kerasmem.errors import UsageError
 from kerasmem.files import package_data
 
@@ -63,6 +63,7 @@ _TYPES: dict[str, Any] = {
     "backend": Choice(["tensorflow", "jax"]),
     "color": Choice(get_args(Color)),
     "decimal": Choice(get_args(Decimal)),
+    "rows axis": Choice(get_args(RowsAxis)),
 }
 _METAVARS = {"count": "N", "whole": "N", "seconds": "SECONDS", "output": "FILE", "folder": "FOLDER"}
 _VOCABULARY: dict[str, tuple[str, dict[str, Any]]] = {

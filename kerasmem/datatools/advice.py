@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
 
-from kerasmem.hdf5.format.layout import DatasetLayout
+from kerasmem.datatools.listing import Entry
+from kerasmem.datatools.packing import Packing
 
 _TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_train", "codes")
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")
@@ -19,9 +20,10 @@ Known = tuple[str, str, tuple[int, ...]]
 """Name, type and row shape of a dataset."""
 
 
-def known(layout: DatasetLayout) -> Known:
-    """Return name, type and row shape of a dataset."""
-    return layout.name, layout.dtype, layout.row_shape
+def known(entry: Entry) -> Known:
+    """Return name, type and row shape of a dataset; packed values are no whole numbers."""
+    packed = entry.packing is not None and entry.packing.scales
+    return entry.name, "<f4" if packed else entry.dtype, (entry.shape or (0,))[1:]
 
 
 def is_named_target(name: str) -> bool:
@@ -88,7 +90,13 @@ def largest_value(dtype: str, shape: tuple[int, ...]) -> int | None:
 
 
 def stream_line(
-    path: str, datasets: Sequence[Known], batch_size: int, *, x: str | Sequence[str] | None = None, y: str | None = None
+    path: str,
+    datasets: Sequence[Known],
+    batch_size: int,
+    *,
+    x: str | Sequence[str] | None = None,
+    y: str | None = None,
+    packings: Mapping[str, Packing] | None = None,
 ) -> str:
     """Return a line of Python that streams a file.
 
@@ -98,7 +106,9 @@ def stream_line(
         batch_size: rows a batch.
         x: the features, several as several inputs; None for a guess, of the targets too.
         y: the targets; None for none.
+        packings: the packed datasets.
     """
+    packings = packings or {}
     if x is None:
         first, y = choose_roles(datasets)
         x = choose_features(datasets, first, y)
@@ -111,6 +121,15 @@ def stream_line(
     if y is None:
         settings.append("shuffle=False")
     most = largest_value(*known.get(features[0], ("<f4", ())))
-    if most is not None:
+    scales = {name: _scale_text(packings[name]) for name in (*features, y) if name is not None and name in packings}
+    if list(scales) == [features[0]] and len(features) == 1:
+        settings.append(f"scale={scales[features[0]]}")
+    elif scales:
+        settings.append("scale={" + ", ".join(f"{name!r}: {scale}" for name, scale in scales.items()) + "}")
+    elif most is not None:
         settings.append(f"scale=1 / {most}")
     return f"H5ChunkSequence({', '.join(settings)})"
+
+
+def _scale_text(packing: Packing) -> str:
+    return f"({packing.factor!r}, {packing.offset!r})" if packing.offset else f"{packing.factor!r}"

@@ -29,7 +29,6 @@ from kerasmem.datatools.settings import (
     read_split,
     refuse_outputs,
 )
-from kerasmem.datatools.sources.images import LOSSES
 from kerasmem.datatools.sources.opening import find_paths, open_sources
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.datatools.writing import Outcome, RunOptions, write_files
@@ -148,7 +147,7 @@ def _result(
         "keeps their last digits"
         for name, count in outcome.inexact.items()
     ]
-    notes += [f"{count:,} images {LOSSES[what]}" for what, count in sorted(outcome.losses.items())]
+    notes += [f"{count:,} {loss}" for loss, count in sorted(outcome.losses.items())]
     compression = settings.compression
     columns = zip(plan.read, plan.cast, strict=True)
     saved = [read.row_bytes - cast.row_bytes for read, cast in columns if np.dtype(read.dtype).kind == "f"]
@@ -226,4 +225,4 @@ def repack(
     if not h5py.is_hdf5(source):
         list_contents(source)  # explains what is wrong
         raise UsageError(f"path: {source!r} is no HDF5 file; kerasmem data convert reads other formats")
-    return convert(source, output, keep_float64=not checks.flag("float32", float32), **options)
+    return convert(source, output, keep_float64=not checks.flag("float32", float32), unpack=False, **options)

@@ -24,7 +24,8 @@ class Field:
         dtype: NumPy's text for the type, such as "<f4".
         shape: shape of one row.
         class_names: what the whole numbers from 0 on stand for, where they stand for names.
-        columns: of a dataset: the names of the columns it is made of, side by side where they are several.
+        columns: of a dataset: the names of the columns it is made of, side by side if there are several.
+        unpacked: whether its stored values were unpacked, so that attributes about packing are wrong.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Field:
     shape: tuple[int, ...] = ()
     class_names: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
+    unpacked: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -110,6 +112,10 @@ class ColumnChoice:
         """Return whether a column is read and written."""
         self._seen[name] = None
         return _fits(name, self._patterns) and not _fits(name, self._drop)
+
+    def wants(self, name: str) -> bool:
+        """Return whether a name, or a pattern other than "*", asks for a column."""
+        return _fits(name, [pattern for pattern in self._patterns if pattern != "*"])
 
     def check(self) -> None:
         """Refuse patterns that fit no column seen so far.

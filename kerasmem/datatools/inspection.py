@@ -13,7 +13,9 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.datatools.advice import choose_features, choose_roles, is_named_target, known, stream_line
 from kerasmem.datatools.listing import Contents, Entry, checksums, list_contents
+from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.progress import Progress, tell_nobody
+from kerasmem.datatools.repetition import find_repetition
 from kerasmem.datatools.results import DatasetReport, Inspection
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown, type_name
@@ -79,7 +81,15 @@ def inspect(
     access = Access(checks.flag("trust_file", trust_file))
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)
-    labels = [name for name, layout in contents.usable.items() if layout.may_be_labels]
+    notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets were looked at"]
+    contents, repeated = _without_repetition(contents)
+    notes += repeated
+    sparse = [shown(entry.name) for entry in contents.entries if entry.kind == "csr_matrix"]
+    if sparse:
+        notes.append(f"{', '.join(sparse[:3])}: sparse; kerasmem data convert writes a sparse matrix dense")
+    if problem := contents.rows_on_last_axis(contents.entries):
+        notes.append(problem)
+    labels = [name for name, entry in contents.usable.items() if entry.may_be_labels]
     first, second = choose_pair(contents, x, y)
     counted = set(_likely_labels(labels, second))
     share = MOST_COUNTED // max(1, len(counted))
@@ -90,19 +100,22 @@ def inspect(
         )
         for entry in contents.entries
     ]  # fmt: skip
-    notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets were looked at"]
     if len(counted) < len(labels):
         notes.append(f"classes were counted in {len(counted):,} of the {len(labels):,} datasets that may be labels")
     found = Inspection(contents.path, contents.size, tuple(reports), batch_size, notes=tuple(notes))
     if first is None:
         return found
-    rows = contents.usable[first].rows
-    datasets = [known(layout) for layout in contents.usable.values() if layout.rows == rows]
-    features = [first] if x is not None else choose_features(datasets, first, second)
-    line = stream_line(contents.path, datasets, batch_size, x=features, y=second)
+    datasets = [known(entry) for entry in contents.with_rows_of(first)]
+    codes = {entry.name for entry in contents.entries if entry.kind == "codes"}
+    candidates = [entry for entry in datasets if entry[0] == first or entry[0] not in codes]
+    features = [first] if x is not None else choose_features(candidates, first, second)
+    packings = {name: entry.packing for name, entry in contents.usable.items() if entry.packing is not None}
+    scaled = {name: packing for name, packing in packings.items() if packing.scales}
+    line = stream_line(contents.path, datasets, batch_size, x=features, y=second, packings=scaled)
+    notes += [_packing_note(name, packings[name]) for name in (*features, second) if name in packings]
     if trust_file:
         line = line[:-1] + ", trust_file=True)"
-    found = replace(found, x=first, y=second, line=line)
+    found = replace(found, x=first, y=second, line=line, notes=tuple(notes))
     try:
         parts = read_parts(first, second, None)
         layout = scan_files([contents.path], dataset_names(parts), access)
@@ -130,19 +143,58 @@ def _with_stream(found: Inspection, plan: StreamPlan, access: Access) -> Inspect
     return replace(found, stream=stream, needed_bytes=needed, read_bytes=read, mixing=mixing, advice="; ".join(advice))
 
 
+def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
+    """Return the contents with one group of those that repeat its layout, a sample each, and a note about them."""
+    repetition = find_repetition(contents.entries)
+    if repetition is None:
+        return contents, []
+    first = repetition.groups[0]
+    stacked = repetition.stacked()
+    entries = [
+        replace(entry, layout=None, problem=f"is a sample; {len(repetition.groups):,} groups have the same layout")
+        if repetition.lies_within(entry)
+        else entry
+        for entry in contents.entries
+        if entry.name.startswith(f"{first}/") or not repetition.lies_within(entry)
+    ]
+    shapes = ", ".join(f"{shown(entry.name)} {entry.shape}" for entry in stacked if entry.parts)
+    ragged = [f"{shown(entry.name)} {entry.problem}" for entry in stacked if entry.kind == "ragged"]
+    note = f"{repetition.title}, repeat one layout, a sample each"
+    notes = [f"{note}: kerasmem data convert stacks them to {shapes}" if shapes else note, *ragged]
+    return replace(contents, entries=tuple(entries)), notes
+
+
+def _packing_note(name: str, packing: Packing) -> str:
+    """Describe how a dataset is packed, and what a stream makes of its missing values."""
+    facts = []
+    if packing.scales:
+        facts.append(f"stored values × {packing.factor:g} + {packing.offset:g} are meant (netCDF)")
+    missing = [f"{value:g}" for value in packing.missing]
+    missing += [] if packing.low is None else [f"below {packing.low:g}"]
+    missing += [] if packing.high is None else [f"above {packing.high:g}"]
+    if missing:
+        facts.append(f"{', '.join(missing)} stands for no value, and a stream delivers it as a number")
+    if packing.unsigned:
+        facts.append("values are unsigned, and a stream delivers them as signed")
+    return f"{shown(name)}: {'; '.join(facts)}. kerasmem data convert unpacks it"
+
+
 def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str | None, str | None]:
     """Return the features and targets of a file, those named or those that look most like them.
+
+    Codes of categories may be targets; they are features only if named.
 
     Raises:
         UsageError: a name is none of a dataset that can be trained from.
     """
     usable = contents.usable
     x, y = (_checked_name(contents, option, name) for option, name in (("x", x), ("y", y)))
-    if not usable:
-        return None, None
     if x is None:
-        heaviest = y or max(usable, key=lambda name: (prod(usable[name].shape), name))
-        candidates = contents.with_rows_of(heaviest)
+        able = {name: entry for name, entry in usable.items() if entry.kind != "codes"}
+        if not able:
+            return None, None
+        heaviest = y or max(able, key=lambda name: (prod(able[name].shape or ()), name))
+        candidates = [entry for entry in contents.with_rows_of(heaviest) if entry.name in able]
         x = choose_roles([known(each) for each in candidates if each.name != y or len(candidates) == 1])[0]
     if y is None:
         folder = x.rpartition("/")[0]
@@ -165,9 +217,18 @@ def _checked_name(contents: Contents, option: str, name: str | None) -> str | No
     raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
 
 
-def count_classes(counts: Counter[int], values: np.ndarray, most: int = MOST_CLASSES) -> bool:
-    """Add the values of some rows to the counts; return False once there are too many different ones to be labels."""
-    found, rows = np.unique(values.reshape(len(values)), return_counts=True)
+def count_classes(
+    counts: Counter[int], values: np.ndarray, packing: Packing | None = None, most: int = MOST_CLASSES
+) -> bool:
+    """Add the values of some rows to the counts; return False once there are too many different ones to be labels.
+
+    Values that stand for no value are left out.
+    """
+    values = values.reshape(len(values))
+    if packing is not None:
+        values = packing.stored(values)
+        values = values[~packing.is_missing(values)]
+    found, rows = np.unique(values, return_counts=True)
     counts.update(dict(zip(map(int, found.tolist()), rows.tolist(), strict=True)))
     return len(counts) <= most
 
@@ -209,7 +270,7 @@ def _report(
     if layout is None:
         return DatasetReport(
             entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, None,
-            4 * values if entry.sparse and values is not None else None, None, entry.problem,
+            4 * values if entry.kind and values is not None else None, None, entry.problem,
         )  # fmt: skip
     dtype, values = np.dtype(layout.dtype), prod(layout.shape)
 
@@ -255,7 +316,7 @@ def _report(
 def _label_counts(entry: Entry, windows: Iterator[np.ndarray]) -> dict[str, int] | None:
     counts: Counter[int] = Counter()
     try:
-        if not all(count_classes(counts, window) for window in windows):
+        if not all(count_classes(counts, window, entry.packing) for window in windows):
             return None
     except (DataError, UsageError):  # damaged; chunks beyond any window
         return None

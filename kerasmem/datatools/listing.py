@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NoReturn
 
 import h5py
 import numpy as np
 
+from kerasmem.datatools.packing import Packing, read_packing
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
 from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown
@@ -21,7 +24,8 @@ from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.texts import MOST_TEXT, read_attribute, read_names, text_of
 from kerasmem.streaming.file_order import read_windows
 
-MOST_LISTED = 5000  # objects looked at: a hostile file may hold millions
+MOST_LISTED = 5000  # objects that are listed: a hostile file may hold millions
+MOST_CONVERTED = 50_000  # objects of a file that is converted
 CHECKSUM = "kerasmem_crc32"
 CLASS_NAMES = "class_names"
 _MOST_NAMES = 100_000  # classes
@@ -30,18 +34,22 @@ _SPARSE = {"csr_matrix", "csc_matrix"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One dataset, or one sparse matrix that lies in several.
+    """One dataset, one column of a table, or one sparse matrix that lies in several datasets.
 
     Args:
         name: full path in the file.
-        shape: shape; None where there is none.
-        dtype: NumPy's text for the type, or what it is in words.
-        layout: how it is stored, where it can be trained from.
-        problem: why it cannot; "" where it can.
-        sparse: "csr_matrix" or "csc_matrix" for a sparse matrix.
-        class_names: what the numbers in it stand for, where the file says so.
+        shape: shape; None if it has none.
+        dtype: NumPy's text for the type, or its description in words.
+        layout: how it is stored, if it can be trained from.
+        problem: why it cannot be trained from; "" if it can.
+        kind: "csr_matrix", "csc_matrix", "field" of a table, "codes" of categories, "stack" of a group per row,
+            "ragged" for groups that cannot be stacked, or "" for others.
+        class_names: names of the classes that its numbers stand for, if the file has them.
         stored_bytes: bytes taken in the file.
         checksum: CRC-32 of its rows that was written along with it.
+        packing: how its values stand for others; None if they stand for themselves.
+        parts: datasets that h5py reads it from slice by slice; () if it is read otherwise, or not at all.
+        is_matlab: whether MATLAB wrote it, whose first axis is HDF5's last.
     """
 
     name: str
@@ -49,10 +57,27 @@ class Entry:
     dtype: str
     layout: DatasetLayout | None
     problem: str = ""
-    sparse: str = ""
+    kind: str = ""
     class_names: tuple[str, ...] | None = None
     stored_bytes: int = 0
     checksum: int | None = None
+    packing: Packing | None = None
+    parts: tuple[str, ...] = ()
+    is_matlab: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Length of axis 0."""
+        return self.shape[0] if self.shape else 0
+
+    @property
+    def may_be_labels(self) -> bool:
+        """Whether it holds one whole number a row, as class labels are."""
+        packed = self.packing is not None and self.packing.scales
+        return self.layout is not None and self.layout.may_be_labels and not packed
+
+
+_COLUMN = "is a column of a table; kerasmem data convert writes it as a dataset"
 
 
 @dataclass(frozen=True)
@@ -72,14 +97,33 @@ class Contents:
     complete: bool = True
 
     @property
-    def usable(self) -> dict[str, DatasetLayout]:
+    def usable(self) -> dict[str, Entry]:
         """The datasets that can be trained from, by name."""
-        return {entry.name: entry.layout for entry in self.entries if entry.layout is not None}
+        return {entry.name: entry for entry in self.entries if entry.layout is not None}
 
-    def with_rows_of(self, name: str) -> list[DatasetLayout]:
+    def with_rows_of(self, name: str) -> list[Entry]:
         """Return the datasets with as many rows as one of them."""
         usable = self.usable
-        return [layout for layout in usable.values() if layout.rows == usable[name].rows]
+        return [entry for entry in usable.values() if entry.rows == usable[name].rows]
+
+    def rows_on_last_axis(self, entries: Sequence[Entry]) -> str:
+        """Return the problem of MATLAB's arrays that agree in their last axis alone; "" if they have none.
+
+        MATLAB's first axis, which may be that of the samples, is HDF5's last.
+        """
+        arrays = [entry.layout for entry in entries if entry.is_matlab and entry.layout is not None]
+        arrays = sorted((array for array in arrays if prod(array.shape) > 1), key=lambda array: -prod(array.shape))
+        if not arrays:
+            return ""
+        largest, *others = arrays
+        fitting = [array for array in others if array.shape[-1] == largest.shape[-1] > 1]
+        if not fitting or any(array.rows == largest.rows for array in others):
+            return ""
+        shapes = f"{shown(largest.name)} {largest.shape} and {shown(fitting[0].name)} {fitting[0].shape}"
+        return (
+            f"{shapes} have equally many rows on their last axis, MATLAB's first. Pass rows_axis='last' "
+            "(--rows-axis last) to kerasmem data convert."
+        )
 
     def refuse_unusable(self) -> NoReturn:
         """Raise the error for a file that holds nothing that could be trained from."""
@@ -88,15 +132,20 @@ class Contents:
         raise DataError(f"{shown(self.path)}: holds nothing that could be trained from. {problems}".rstrip(". "))
 
 
-def list_contents(path: str, access: Access | None = None) -> Contents:
+def list_contents(path: str, access: Access | None = None, most: int = MOST_LISTED) -> Contents:
     """List the datasets of a file.
+
+    Args:
+        path: the file.
+        access: what may be read.
+        most: largest number of groups and datasets.
 
     Raises:
         DataError: the file cannot be read.
     """
     access = access or Access()
     with opened(path, f"{shown(path)}: its list of datasets") as file:
-        entries, complete = _Listing(file, path, access).list()
+        entries, complete = _Listing(file, path, access).list(most)
     return Contents(path, os.path.getsize(path), entries, complete)
 
 
@@ -138,20 +187,20 @@ class _Listing:
     def __init__(self, file: h5py.File, path: str, access: Access) -> None:
         self._file, self._path, self._access = file, path, access
         self._characters = 0  # of all class names
+        self._names: set[str] = set()
 
-    def list(self) -> tuple[tuple[Entry, ...], bool]:
+    def list(self, most: int) -> tuple[tuple[Entry, ...], bool]:
         """Return the datasets by name, and whether the list is complete."""
-        objects, complete = walk_objects(self._file, MOST_LISTED)
+        objects, complete = walk_objects(self._file, most)
+        self._names = set(objects)
         groups = {name: item for name, item in objects.items() if isinstance(item, h5py.Group) and "indptr" in item}
         kinds = {name: text_of(self._attribute(item, "encoding-type")) for name, item in groups.items()}
         sparse = {name: kind for name, kind in kinds.items() if kind in _SPARSE}
         inside = tuple(f"{name}/" for name in sparse)
         entries = [self._sparse(objects[name], name, kind) for name, kind in sparse.items()]
-        entries += [
-            self._entry(item, name)
-            for name, item in objects.items()
-            if isinstance(item, h5py.Dataset) and not name.startswith(inside)
-        ]
+        for name, item in objects.items():
+            if isinstance(item, h5py.Dataset) and not name.startswith(inside):
+                entries += [self._entry(item, name), *self._table_columns(item, name)]
         return tuple(sorted(entries, key=lambda entry: entry.name)), complete
 
     def _attribute(self, item: Any, name: str) -> Any:
@@ -168,17 +217,38 @@ class _Listing:
             problem = one_line(str(error))
         try:
             layout = look_at(self._file, self._path, name, self._access)
-            shape, dtype = layout.shape, layout.dtype
         except DataError as error:
             here = f"{shown(self._path)}: dataset {shown(name)}"
             problem = (
                 one_line(str(error)).removeprefix(here).removeprefix(shown(self._path)).lstrip(": ").strip() or problem
             )
-        names = crc32 = None
-        if layout is not None:
-            names, found = self._class_names(item, name), self._attribute(item, CHECKSUM)
-            crc32 = int(found) if isinstance(found, np.integer) else None
-        return Entry(name, shape, one_line(dtype, 200), layout, problem, "", names, stored, crc32)
+        if layout is None:
+            return Entry(name, shape, one_line(dtype, 200), None, problem, stored_bytes=stored)
+        names, checksum = self._class_names(item, name), self._attribute(item, CHECKSUM)
+        numbers = np.dtype(layout.dtype)
+        is_codes = name.endswith("/codes") and f"{name.removesuffix('codes')}categories" in self._names
+        if is_codes and numbers.kind == "i":
+            packing: Packing | None = Packing(missing=(-1,))  # AnnData's code for a row without a category
+        else:
+            packing = read_packing(functools.partial(self._attribute, item), numbers)
+        return Entry(
+            name, layout.shape, layout.dtype, layout, "", "codes" if is_codes else "", names, stored,
+            int(checksum) if isinstance(checksum, np.integer) else None, packing,
+            is_matlab=self._attribute(item, "MATLAB_class") is not None,
+        )  # fmt: skip
+
+    def _table_columns(self, item: h5py.Dataset, name: str) -> Iterator[Entry]:
+        """Yield the columns of a table that are numbers, or arrays of them."""
+        with contextlib.suppress(*DAMAGED, DataError):
+            dtype, shape = item.dtype, shape_of(item)
+            if dtype.names is None or not shape:
+                return
+            find_dataset(self._file, name, trust_file=self._access.trust_file)
+            for column in dtype.names:
+                kind = dtype[column]
+                if kind.base.kind in "iufb" and "/" not in column:
+                    path = f"{name}/{column}"
+                    yield Entry(path, shape + kind.shape, kind.base.str, None, _COLUMN, "field", parts=(name,))
 
     def _class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
         """Return class names, unless those of the whole file take too much memory."""

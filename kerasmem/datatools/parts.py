@@ -139,7 +139,7 @@ def _fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings, bo
         "sources": source.identity(),
         "parts": bounds,
         "datasets": [[t.field.name, t.field.dtype, t.field.shape, t.chunk_rows] for t in plan.targets],
-        "columns": [[field.name, field.dtype, field.class_names] for field in plan.read],
+        "columns": [[field.name, field.dtype, field.class_names, field.unpacked] for field in plan.read],
         "joins": [list(field.columns) for field in plan.datasets],
         "compression": asdict(settings.compression),
     }

@@ -111,8 +111,9 @@ class ColumnStats:
         maximum: largest finite value of all.
         nan_count: NaN among the values; they are left out of the rest.
         infinite_count: infinities; left out too.
-        class_counts: rows of each value, where it may be labels.
-        class_weight: for each value, rows / (classes × its rows), where it may be labels from 0 on.
+        missing_count: fill values and values out of their valid range, by netCDF's attributes; left out too.
+        class_counts: rows of each value, if it may be labels.
+        class_weight: for each value, rows / (classes × its rows), if it may be labels from 0 on.
     """
 
     name: str
@@ -124,6 +125,7 @@ class ColumnStats:
     maximum: float | None
     nan_count: int = 0
     infinite_count: int = 0
+    missing_count: int = 0
     class_counts: dict[int, int] | None = None
     class_weight: dict[int, float] | None = None
 
@@ -135,7 +137,7 @@ class DataStats(Record, what="statistics", version=1, rows="columns"):
     Args:
         path: the file.
         rows: rows looked at.
-        scale: factor that the values of x were multiplied by.
+        scale: factor of the features. If it is 1, packed values are unpacked.
         columns: a dataset each.
         code: lines of Python that put them to use.
     """

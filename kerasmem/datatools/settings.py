@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.checks import Color, Decimal
+from kerasmem.checks import Color, Decimal, RowsAxis
 from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import MissingExtraError, UsageError
@@ -102,6 +102,9 @@ class ReadOptions:
         color: "rgb", "rgba" or "gray".
         follow_links: follow links in folders of images.
         trust_file: as for `H5ChunkSequence`, of HDF5 files.
+        rows_axis: axis of the rows in HDF5 files, "first" or "last". MATLAB stores its first axis last.
+        unpack: write the values that netCDF's packed ones stand for (scale_factor, add_offset), and NaN for missing
+            ones. False keeps the stored values and their attributes.
         header: whether the first row of a CSV file names the columns.
         delimiter: between the values of CSV. Defaults to a comma, in .tsv a tab, and a semicolon if the first line has
             some and no comma.
@@ -120,6 +123,8 @@ class ReadOptions:
     color: Color = "rgb"
     follow_links: bool = False
     trust_file: bool = False
+    rows_axis: RowsAxis = "first"
+    unpack: bool = True
     header: bool = True
     delimiter: str | None = None
     decimal: Decimal = "."
@@ -129,6 +134,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         checks.choice("color", self.color, get_args(Color))
+        checks.choice("rows_axis", self.rows_axis, get_args(RowsAxis))
         checks.choice("decimal", self.decimal, get_args(Decimal))
         object.__setattr__(self, "image_size", _read_image_size(self.image_size))
         try:

@@ -16,7 +16,8 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.datatools.inspection import MOST_CLASSES, choose_pair, count_classes
-from kerasmem.datatools.listing import Contents, list_contents
+from kerasmem.datatools.listing import Contents, Entry, list_contents
+from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.datatools.results import ColumnStats, DataStats
 from kerasmem.datatools.sources.rows import even_pieces, rows_in
@@ -46,13 +47,14 @@ def stats(
 
     Means and variances are those that `Normalization(axis=-1).adapt` finds: over all axes but the last. They are taken
     piece by piece in float64 and put together as Chan, Golub and LeVeque do, which loses no digits however many rows
-    there are and however far from 0 the values lie. NaN and infinity are counted and left out. The figures are the same
-    to the last digit whatever reads the data.
+    there are and however far from 0 the values lie. NaN, infinity and netCDF's fill values are counted and left out.
+    Packed values (scale_factor, add_offset) are unpacked, unless `scale` is given. The figures are the same to the last
+    digit whatever reads the data.
 
     Args:
         path: the HDF5 file, or an index, a list or a pattern of files that are read as one.
         datasets: the datasets, of equally many rows; None for all that go with the largest.
-        scale: the factor that x will be multiplied by, such as 1/255; applied to the features, not to labels.
+        scale: factor of the stored features, such as 1/255; labels are not scaled.
         trust_file: as for `H5ChunkSequence`.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
         progress: called with what goes on, the rows done and all rows.
@@ -78,21 +80,25 @@ def stats(
     first, second = choose_pair(contents, datasets[0] if datasets else None, None)
     if first is None:
         contents.refuse_unusable()
-    layouts = scan_files(files, [each.name for each in _choose_layouts(contents, first, datasets)], access).datasets
+    layouts = scan_files(files, [each.name for each in _choose_entries(contents, first, datasets)], access).datasets
+    packings = [contents.usable[layout.name].packing for layout in layouts]
     rows = layouts[0].rows
     section = max(1, _SECTION_VALUES // max(prod(layout.row_shape) for layout in layouts))
     step = rows if executor is None else section * _SECTIONS
     tasks = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
     tell = progress or tell_nobody
     sum_up = functools.partial(
-        _sum_up, files=files, layouts=layouts, access=access, section=section,
+        _sum_up, files=files, layouts=layouts, packings=packings, access=access, section=section,
         progress=tell if executor is None else tell_nobody,
     )  # fmt: skip
     columns: list[_Moments] = []
     for task, found in zip(tasks, run_tasks(executor, sum_up, tasks), strict=True):
         columns = _joined(columns, found)
         tell("adding up", task.stop, rows)
-    results = tuple(column.result(layout, scale) for column, layout in zip(columns, layouts, strict=True))
+    results = tuple(
+        column.result(layout, _scale_of(packing, scale))
+        for column, layout, packing in zip(columns, layouts, packings, strict=True)
+    )
     given = read_path(path) if isinstance(path, (str, os.PathLike)) else contents.path
     return DataStats(given, rows, scale, results, _code(given, results, first, second, datasets, scale))
 
@@ -109,6 +115,7 @@ def _sum_up(
     *,
     files: Sequence[str],
     layouts: Sequence[DatasetLayout],
+    packings: Sequence[Packing | None],
     access: Access,
     section: int,
     progress: Progress,
@@ -124,7 +131,8 @@ def _sum_up(
     block: list[_Moments] = []
     done = rows.start
     for number, piece in enumerate(even_pieces((window for _, window in windows), section), start=1):
-        block = _joined(block, [_moments(piece[layout.name], layout) for layout in layouts])
+        columns = zip(layouts, packings, strict=True)
+        block = _joined(block, [_moments(piece[layout.name], layout, packing) for layout, packing in columns])
         if number % _SECTIONS == 0:
             whole, block = _joined(whole, block), []
         done += rows_in(piece)
@@ -138,7 +146,14 @@ def _joined(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
     return [first.join(second) for first, second in zip(one, other, strict=True)]
 
 
-def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | None) -> list[DatasetLayout]:
+def _scale_of(packing: Packing | None, scale: float) -> tuple[float, float]:
+    """Return the factor and the offset of stored values."""
+    if packing is None or scale != 1:
+        return scale, 0.0
+    return packing.factor, packing.offset
+
+
+def _choose_entries(contents: Contents, first: str, datasets: Sequence[str] | None) -> list[Entry]:
     """Return the datasets that were named, or all that have as many rows as the first."""
     found = contents.with_rows_of(first)
     if not datasets:
@@ -146,7 +161,7 @@ def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | No
     for name in datasets:
         choose_pair(contents, name, None)
     wanted = [plain_name(name) for name in datasets]
-    found = [layout for layout in found if layout.name in wanted]
+    found = [entry for entry in found if entry.name in wanted]
     if len(found) < len(wanted):
         names = ", ".join(map(shown, wanted))
         raise UsageError(f"datasets: {names} differ in their number of rows; take them one by one")
@@ -155,9 +170,9 @@ def _choose_layouts(contents: Contents, first: str, datasets: Sequence[str] | No
 
 @dataclass
 class _Moments:
-    """Sums over some rows of a dataset; the arrays have a number for each entry of the last axis."""
+    """Sums over some stored rows of a dataset; the arrays have a number for each entry of the last axis."""
 
-    rows: int
+    missing: int
     nans: int
     infinite: int
     low: float
@@ -173,7 +188,7 @@ class _Moments:
         shift = other.mean - self.mean
         labels = None if self.labels is None or other.labels is None else self.labels + other.labels
         return _Moments(
-            self.rows + other.rows, self.nans + other.nans, self.infinite + other.infinite,
+            self.missing + other.missing, self.nans + other.nans, self.infinite + other.infinite,
             min(self.low, other.low), max(self.high, other.high),
             labels if labels is None or len(labels) <= MOST_CLASSES else None,
             self.count + other.count,
@@ -181,36 +196,43 @@ class _Moments:
             self.squares + other.squares + np.square(shift) * (self.count * other.count / total),
         )  # fmt: skip
 
-    def result(self, layout: DatasetLayout, scale: float) -> ColumnStats:
-        """Return the figures, of values times a scale."""
-        scale = 1.0 if self.labels is not None else scale
+    def result(self, layout: DatasetLayout, scale: tuple[float, float]) -> ColumnStats:
+        """Return the figures of values × factor + offset; those of labels as they are."""
+        factor, offset = (1.0, 0.0) if self.labels is not None else scale
         variance = self.squares / np.maximum(self.count, 1)
         known = self.low <= self.high
-        ends = sorted((self.low * scale, self.high * scale)) if known else [None, None]
+        ends = sorted(end * factor + offset for end in (self.low, self.high)) if known else [None, None]
         weights = None
         if self.labels and min(self.labels) >= 0:
-            weights = {k: self.rows / (len(self.labels) * n) for k, n in sorted(self.labels.items())}
+            rows = self.labels.total()
+            weights = {k: rows / (len(self.labels) * n) for k, n in sorted(self.labels.items())}
         native = np.dtype(layout.dtype).newbyteorder("=").name
         return ColumnStats(
             name=layout.name, shape=layout.row_shape, dtype=native,
-            mean=tuple((self.mean * scale).tolist()), variance=tuple((variance * scale**2).tolist()),
-            minimum=ends[0], maximum=ends[1], nan_count=self.nans, infinite_count=self.infinite,
+            mean=tuple((self.mean * factor + offset).tolist()), variance=tuple((variance * factor**2).tolist()),
+            minimum=ends[0], maximum=ends[1],
+            nan_count=self.nans, infinite_count=self.infinite, missing_count=self.missing,
             class_counts=dict(sorted(self.labels.items())) if self.labels else None, class_weight=weights,
         )  # fmt: skip
 
 
-def _moments(values: np.ndarray, layout: DatasetLayout) -> _Moments:
-    labels: Counter[int] | None = Counter() if layout.may_be_labels else None
-    if labels is not None and not count_classes(labels, values):
+def _moments(values: np.ndarray, layout: DatasetLayout, packing: Packing | None) -> _Moments:
+    is_packed = packing is not None and packing.scales
+    labels: Counter[int] | None = Counter() if layout.may_be_labels and not is_packed else None
+    if labels is not None and not count_classes(labels, values, packing):
         labels = None
-    flat = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1).astype(np.float64)
-    finite = np.isfinite(flat)
+    values = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
+    if packing is not None:
+        values = packing.stored(values)
+    missing = np.zeros(values.shape, bool) if packing is None else packing.is_missing(values)
+    flat = values.astype(np.float64)
+    finite = np.isfinite(flat) & ~missing
     where: Any = True if finite.all() else finite
-    nans = int(np.count_nonzero(np.isnan(flat)))
+    nans, gaps = int(np.count_nonzero(np.isnan(flat))), int(np.count_nonzero(missing))
     count = np.count_nonzero(finite, axis=0).astype(np.float64)
     mean = flat.sum(axis=0, where=where) / np.maximum(count, 1)
     return _Moments(
-        len(values), nans, finite.size - int(np.count_nonzero(finite)) - nans,
+        gaps, nans, finite.size - int(np.count_nonzero(finite)) - nans - gaps,
         float(flat.min(where=where, initial=np.inf)), float(flat.max(where=where, initial=-np.inf)), labels,
         count, mean, np.square(flat - mean).sum(axis=0, where=where),
     )  # fmt: skip

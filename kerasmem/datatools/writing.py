@@ -20,6 +20,7 @@ from kerasmem import files
 from kerasmem.compat.hdf5_lock import hdf5_lock
 from kerasmem.datatools.fields import Caster, Field, Rows, Target, join_columns
 from kerasmem.datatools.listing import CHECKSUM, CLASS_NAMES, checksums
+from kerasmem.datatools.packing import UNPACKED
 from kerasmem.datatools.planning import WritePlan, check_space, share_out
 from kerasmem.datatools.progress import Progress
 from kerasmem.datatools.settings import Compression, WriteSettings, output_paths
@@ -150,13 +151,13 @@ def _name_classes(file: h5py.File, name: str, class_names: Sequence[str]) -> Non
         file.create_dataset(f"{name}_{CLASS_NAMES}", data=names, dtype=h5py.string_dtype())
 
 
-def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]], *, trust_file: bool) -> list[str]:
+def copy_attributes(source: str, output: str, names: Sequence[tuple[str, Field]], *, trust_file: bool) -> list[str]:
     """Copy attributes that are numbers or texts; those that point to other objects would point nowhere.
 
     Args:
         source: the file that was read.
         output: the file that was written.
-        names: datasets there and here.
+        names: names of datasets there, and the datasets here.
         trust_file: whether any number of texts of variable length is read.
 
     Returns:
@@ -164,14 +165,16 @@ def copy_attributes(source: str, output: str, names: Sequence[tuple[str, str]], 
     """
     left_out = []
     with h5py.File(source, "r") as one, h5py.File(output, "r+") as other:
-        for name, written in [("/", "/"), *names]:
+        for name, field in [("/", Field("/", "<f4")), *names]:
             try:
                 item = one[encoded(name)]
                 for key in item.attrs:
                     value = read_attribute(item, key, trust_file=trust_file, most=_MOST_BYTES)
                     plain = isinstance(value, str) or getattr(value, "dtype", np.dtype("V")).kind in "iufbSUO"
-                    if plain and key not in other[written].attrs:
-                        other[written].attrs[key] = value
+                    if field.unpacked and key in UNPACKED:
+                        continue
+                    if plain and key not in other[field.name].attrs:
+                        other[field.name].attrs[key] = value
                     elif value is None and h5py.check_string_dtype(item.attrs.get_id(key).dtype) is not None:
                         left_out.append(
                             f"left out: attribute {shown(key)} of {shown(name)}, which has many or long texts"
@@ -310,7 +313,7 @@ class Outcome:
         stored: bytes that each takes.
         size: bytes of the files.
         inexact: whole numbers that were rounded, by column.
-        losses: images that lost something, by kind of loss.
+        losses: images or values that lost something, by the note about it.
         resumed_rows: rows of parts that an interrupted run wrote.
         most_rows: of a dataset in one file.
     """
@@ -378,9 +381,9 @@ def write_files(
                 raise
             raise KerasmemError(f"{shown(target)}: cannot be written: {os.strerror(error.errno)}") from error
         if run.attributes_from is not None:
-            pairs = [(field.columns[0], field.name) for field in plan.datasets if len(field.columns) == 1]
+            names = [(field.columns[0], field) for field in plan.datasets if len(field.columns) == 1]
             for path in paths:
-                notes = copy_attributes(run.attributes_from, path, pairs, trust_file=run.trust_file)
+                notes = copy_attributes(run.attributes_from, path, names, trust_file=run.trust_file)
             source.notes += notes
         if run.verify:
             _verify(paths, plan, sums, run.progress)

@@ -59,13 +59,14 @@ def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType
     for column in found.columns:
         moments = [_listed([f"{value:.4g}" for value in values], 4) for values in (column.mean, column.variance)]
         limits = ["–" if value is None else f"{value:.6g}" for value in (column.minimum, column.maximum)]
-        counts = [_count(column.nan_count), _count(column.infinite_count)]
+        counts = [_count(column.nan_count), _count(column.infinite_count), _count(column.missing_count)]
         rows.append((short_name(column.name), *moments, *limits, *counts))
-    columns = ("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite")
+    missing = "Missing" if any(column.missing_count for column in found.columns) else None
+    columns = ("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite", missing)
     title = Text(f"{printable(found.path, 200)}: {found.rows:,} rows{scaled}", style="bold")
     parts: list[RenderableType] = [title, "", _data_table(terminal, columns, rows)]
-    if any(column.nan_count + column.infinite_count for column in found.columns):
-        parts.append(Text("NaN and infinity are left out of the other figures."))
+    if any(column.nan_count + column.infinite_count + column.missing_count for column in found.columns):
+        parts.append(Text("NaN, infinity and missing values are left out of the other figures."))
     if found.code:
         parts += ["", Text(printable_lines(found.code))]
     return Group(*parts)

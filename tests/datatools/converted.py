@@ -34,3 +34,16 @@ def streamed(path, x="x", y="y", **settings):
 def left_in(folder, *known):
     """Names in a folder that are not known."""
     return sorted(set(os.listdir(folder)) - {os.path.basename(str(name)) for name in known})
+
+
+def write_netcdf(path, values, coordinates, **attributes):
+    """Write a variable "t" as netCDF-4 does, with a dimension scale for each axis."""
+    with h5py.File(path, "w", libver="latest", track_order=True) as file:
+        data = file.create_dataset("t", data=values)
+        for axis, (name, size) in enumerate(zip(coordinates, values.shape, strict=True)):
+            file[name] = np.arange(size)
+            file[name].make_scale(name)
+            data.dims[axis].attach_scale(file[name])
+        for name, value in attributes.items():
+            data.attrs[name] = value
+    return path

@@ -175,7 +175,7 @@ def test_files_of_matlab_pandas_pytables_and_netcdf_stream(tmp_path):
             file[name].make_scale(name)
         file["field"] = RNG.random((60, 6)).astype("f4")
     found = kerasmem.data.inspect(tmp_path / "n.nc")
-    assert (found.x, found.y) == ("field", "time")
+    assert (found.x, found.y) == ("field", None)
     run(found.line)
 
 

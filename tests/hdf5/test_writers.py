@@ -113,7 +113,7 @@ def test_anndata(tmp_path):
     check(path, "obsm/pca", "obs/n", X[:, :2])
     with H5ChunkSequence(path, "X", "obs/kind/codes", shuffle=False, batch_size=ROWS) as stream:
         assert np.array_equal(stream[0][1], np.arange(ROWS) % 2)
-    with pytest.raises(DataError, match=r"'layers/counts' is a group.*'layers/counts/data'"):
+    with pytest.raises(DataError, match=r"'layers/counts' is a sparse matrix.*data convert"):
         H5ChunkSequence(path, "layers/counts", None)
 
 
@@ -128,7 +128,10 @@ def test_netcdf(tmp_path):
         for axis, name in enumerate(("time", "column")):
             file["field"].dims[axis].attach_scale(file[name])
         file["field"].attrs["_Netcdf4Dimid"] = 0
-    check(path, "field", "time")
+        file["row"] = np.arange(ROWS)
+    check(path, "field", "row")
+    with pytest.raises(DataError, match="'time' is a dimension scale"):
+        H5ChunkSequence(path, "field", "time")
 
 
 # ---- layouts

@@ -1,47 +1,113 @@
-"""HDF5 files as sources: the datasets that can be trained from, and sparse matrices by rows, made dense."""
+"""HDF5 files as sources: datasets, columns of tables, a group per row, and sparse matrices made dense."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
+import h5py
 import numpy as np
 
 from kerasmem.datatools.fields import ColumnChoice, Field, Rows, check_name
-from kerasmem.datatools.listing import CLASS_NAMES, Contents, Entry, list_contents, opened, sparse_parts
+from kerasmem.datatools.listing import (
+    CLASS_NAMES,
+    MOST_CONVERTED,
+    Contents,
+    Entry,
+    list_contents,
+    opened,
+    sparse_parts,
+)
+from kerasmem.datatools.packing import Packing
+from kerasmem.datatools.repetition import find_repetition
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource, SideBySideSource, rows_in
 from kerasmem.errors import DataError
+from kerasmem.hdf5.format.filters import DecodeError, register_filters
 from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.rows.opening import check_chunks
+from kerasmem.hdf5.rows.scan import find_dataset
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.file_order import read_windows
 from kerasmem.units import format_count
 
 _MOST_SPARSE = 1 << 22  # stored values of a sparse matrix added at a time
+_NAMES_SHOWN = 3
 
 
-class DenseSource(RowSource):
-    """Datasets of one file, read as `H5ChunkSequence` reads them."""
+class _EntrySource(RowSource):
+    """Entries of one file, all with as many rows."""
 
     def __init__(self, path: str, entries: Sequence[Entry], access: Access, budget: int) -> None:
         super().__init__(shown(path), path)
-        self._access, self._budget = access, budget
-        shapes = [entry.shape or (0,) for entry in entries]
+        self._entries, self._access, self._budget = tuple(entries), access, budget
         self.fields = tuple(
-            Field(check_name(entry.name, self.label), entry.dtype, shape[1:], entry.class_names)
-            for entry, shape in zip(entries, shapes, strict=True)
+            Field(check_name(entry.name, self.label), entry.dtype, (entry.shape or ())[1:], entry.class_names)
+            for entry in entries
         )
-        self.rows = shapes[0][0]
+        self.rows = entries[0].rows
 
     def pieces(self, start: int, rows: int) -> Iterator[Rows]:
-        """Yield rows of the datasets."""
-        wanted = [field.name for field in self.fields]
-        for _, window in read_windows(self.paths, wanted, start=start, access=self._access, budget=self._budget):
-            for first in range(0, rows_in(window), rows):
-                yield {name: values[first : first + rows] for name, values in window.items()}
+        """Yield rows of the entries."""
+        with contextlib.closing(self._windows(start, rows)) as windows:  # type: ignore[type-var]
+            for window in windows:
+                for first in range(0, rows_in(window), rows):
+                    yield {name: values[first : first + rows] for name, values in window.items()}
+
+    @abstractmethod
+    def _windows(self, start: int, rows: int) -> Iterator[Rows]:
+        """Yield rows, more than `rows` at a time if that is faster."""
 
 
-class SparseSource(RowSource):
+class _DenseSource(_EntrySource):
+    """Datasets read as `H5ChunkSequence` reads them."""
+
+    def _windows(self, start: int, rows: int) -> Iterator[Rows]:
+        names = [field.name for field in self.fields]
+        for _, window in read_windows(self.paths, names, start=start, access=self._access, budget=self._budget):
+            yield window
+
+
+class _SlicedSource(_EntrySource):
+    """Entries that h5py reads slice by slice: columns of tables, stacked groups, rows on the last axis."""
+
+    def _windows(self, start: int, rows: int) -> Iterator[Rows]:
+        step = max(rows, self._budget // sum(field.row_bytes for field in self.fields))
+        path = self.paths[0]
+        with opened(path, self.label) as file:
+            for entry in self._entries:
+                if entry.kind != "stack":
+                    self._open(file, entry.parts[0])
+            for first in range(start, self.rows, step):
+                last = min(first + step, self.rows)
+                read = [self._read(file, entry, first, last) for entry in self._entries]
+                yield {field.name: values for field, values in zip(self.fields, read, strict=True)}
+
+    def _read(self, file: h5py.File, entry: Entry, first: int, last: int) -> np.ndarray:
+        if entry.kind == "stack":
+            return np.stack([self._open(file, name)[()] for name in entry.parts[first:last]])
+        dataset = find_dataset(file, entry.parts[0], trust_file=self._access.trust_file)
+        if entry.kind == "field":
+            return np.asarray(dataset.fields(entry.name.rpartition("/")[2])[first:last])
+        values = dataset[..., first:last]
+        return values.T if entry.is_matlab else np.moveaxis(values, -1, 0)
+
+    def _open(self, file: h5py.File, name: str) -> h5py.Dataset:
+        """Return a dataset whose chunks HDF5 can decode safely."""
+        dataset = find_dataset(file, name, trust_file=self._access.trust_file)
+        register_filters()
+        if not self._access.trust_file:
+            try:
+                check_chunks(dataset)
+            except DecodeError as error:
+                raise DataError(f"{self.label}: dataset {shown(name)} cannot be read: {error}") from error
+        return dataset
+
+
+class _SparseSource(RowSource):
     """A sparse matrix by rows (AnnData's csr), made dense."""
 
     def __init__(self, path: str, entry: Entry, access: Access, budget: int) -> None:
@@ -107,41 +173,127 @@ class SparseSource(RowSource):
             np.add.at(out, (rows, columns[part]), values[part])  # as SciPy has it: what is there twice adds up
 
 
+class _UnpackedSource(RowSource):
+    """A source whose packed values are unpacked, and whose missing ones are counted."""
+
+    def __init__(self, source: RowSource, packings: Mapping[str, Packing], *, unpack: bool) -> None:
+        super().__init__(source.label, *source.paths)
+        self._source, self._packings = source, packings
+        self.rows, self.notes = source.rows, source.notes
+        self.fields = tuple(
+            self._unpacked(field) if unpack and field.name in packings else field for field in source.fields
+        )
+
+    def _unpacked(self, field: Field) -> Field:
+        packing, stored = self._packings[field.name], np.dtype(field.dtype)
+        if not (packing.scales or packing.unsigned or stored.kind == "f"):
+            return field  # whole numbers without a scale, such as labels, stay whole
+        is_small = stored.itemsize <= (4 if stored.kind == "f" else 2)
+        return replace(field, dtype="<f4" if is_small else "<f8", unpacked=True)
+
+    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
+        """Yield rows, NaN for missing values."""
+        for piece in self._source.pieces(start, rows):
+            for field in self.fields:
+                packing = self._packings.get(field.name)
+                if packing is None:
+                    continue
+                values = piece[field.name]
+                missing = int(np.count_nonzero(packing.is_missing(packing.stored(values))))
+                if field.unpacked:
+                    piece[field.name] = packing.unpack(values, field.dtype)
+                become = "are missing and become NaN" if field.unpacked else "stand for no value and stay as they are"
+                if missing:
+                    self._losses[f"values of {shown(field.name)} {become}"] += missing
+            yield piece
+
+
 def open_hdf5(path: str, options: ReadOptions) -> RowSource:
     """Return the datasets of a file that have as many rows as its largest one.
 
     Raises:
-        DataError: there is none that could be trained from.
+        DataError: If none of them could be trained from.
     """
     access = Access(options.trust_file)
-    chosen, notes = _choose_entries(list_contents(path, access), options.columns)
+    contents = list_contents(path, access, MOST_CONVERTED)
+    if not contents.complete:
+        raise DataError(
+            f"{shown(path)}: holds more than {MOST_CONVERTED:,} groups and datasets; write fewer and larger"
+        )
+    chosen, notes = _choose_entries(contents, options)
     dense = [entry for entry in chosen if entry.layout is not None]
-    sources: list[RowSource] = [DenseSource(path, dense, access, options.budget)] if dense else []
-    sources += [SparseSource(path, entry, access, options.budget) for entry in chosen if entry.layout is None]
+    sliced = [entry for entry in chosen if entry.parts]
+    sources: list[RowSource] = [_DenseSource(path, dense, access, options.budget)] if dense else []
+    sources += [_SlicedSource(path, sliced, access, options.budget)] if sliced else []
+    sources += [_SparseSource(path, entry, access, options.budget) for entry in chosen if entry.kind == "csr_matrix"]
     result = sources[0] if len(sources) == 1 else SideBySideSource(sources)
+    packings = {entry.name: entry.packing for entry in chosen if entry.packing is not None}
+    if packings:
+        result = _UnpackedSource(result, packings, unpack=options.unpack)
     result.label = shown(path)
     result.notes += notes
     return result
 
 
-def _choose_entries(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entry], list[str]]:
-    """Return the datasets with equally many rows, and notes about those left out."""
-    read = [entry for entry in contents.entries if wanted.reads(entry.name)]
-    able = [entry for entry in read if entry.layout is not None or entry.sparse == "csr_matrix"]
+def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entry], list[str]]:
+    """Return the entries with equally many rows, and notes about those left out.
+
+    Raises:
+        DataError: If there are none, or the rows lie elsewhere.
+    """
+    wanted = options.columns
+    entries, notes = _stacked(contents, wanted)
+    if options.rows_axis == "last":
+        entries = [_rows_last(entry) for entry in entries]
+    read = [entry for entry in entries if wanted.reads(entry.name)]
+    for entry in read:
+        if entry.kind == "ragged":
+            raise DataError(f"{shown(contents.path)}: {shown(entry.name)} {entry.problem}. {_PAD}")
+    able = [entry for entry in read if entry.layout is not None or entry.parts or entry.kind == "csr_matrix"]
     able = [entry for entry in able if entry.shape and 0 not in entry.shape]
     if not able:
-        if any(entry.layout is not None for entry in contents.entries):
+        if any(entry.layout is not None or entry.parts for entry in entries):
             wanted.check()
         contents.refuse_unusable()
-
-    def rows(entry: Entry) -> int:
-        return entry.shape[0] if entry.shape else 0
-
-    size = rows(max(able, key=lambda entry: (prod(entry.shape or ()), entry.name)))
-    chosen = [entry for entry in able if rows(entry) == size]
-    notes = []
+    largest = max(able, key=lambda entry: (prod(entry.shape or ()), entry.name))
+    chosen = [entry for entry in able if entry.rows == largest.rows]
+    if options.rows_axis == "first" and (other := contents.rows_on_last_axis(able)):
+        raise DataError(f"{shown(contents.path)}: {other}")
+    reasons: dict[str, list[str]] = {}
     for entry in read:
         if entry not in chosen and not entry.name.endswith(f"_{CLASS_NAMES}"):
-            why = entry.problem or f"it has {format_count(rows(entry), 'row')}, and the others have {size:,}"
-            notes.append(f"left out: {shown(entry.name)} ({why})")
-    return chosen, notes
+            rows = f"it has {format_count(entry.rows, 'row')}, and the others have {largest.rows:,}"
+            reasons.setdefault(rows if entry in able else entry.problem, []).append(shown(entry.name))
+    return chosen, notes + [f"left out: {_listed(names)} ({why})" for why, names in reasons.items()]
+
+
+_PAD = "Pad them to one shape, or leave it out with drop (--drop)."
+
+
+def _stacked(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entry], list[str]]:
+    """Return the entries, those of a group per sample stacked, unless groups are wanted one by one."""
+    entries = list(contents.entries)
+    repetition = find_repetition(entries)
+    if repetition is None:
+        return entries, []
+    stacked = repetition.stacked()
+    if not any(wanted.wants(entry.name) for entry in stacked):
+        within = [entry for entry in entries if repetition.lies_within(entry)]
+        if any(wanted.wants(entry.name) for entry in within):
+            return entries, []
+    others = [entry for entry in entries if not repetition.lies_within(entry)]
+    note = f"{repetition.title}, are a row each; columns of one group are read by their full names (--columns)"
+    return [*stacked, *others], [note]
+
+
+def _rows_last(entry: Entry) -> Entry:
+    """Return a dataset of several axes with its last axis first, MATLAB's with all axes turned round."""
+    if entry.layout is None or not entry.shape or len(entry.shape) < 2:
+        return entry
+    shape = entry.shape[::-1] if entry.is_matlab else (entry.shape[-1], *entry.shape[:-1])
+    return replace(entry, shape=shape, layout=None, parts=(entry.name,))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -93,7 +93,7 @@ class ImageFolder(RowSource):
             for image in images:
                 found = next(stream)
                 image[...] = found.array
-                self._losses.update(found.losses)
+                self._losses.update(LOSSES[loss] for loss in found.losses)
             yield {"x": images, "y": self._classes[first : first + len(images)]}
 
     def part(self, start: int, stop: int) -> RowSource:
@@ -186,11 +186,11 @@ _MOST_PACKED = 1032  # times: as much as deflate makes of a byte
 
 
 LOSSES = {
-    "alpha": "have transparency, which is dropped; color='rgba' (--color rgba) keeps it",
-    "bits": "have 16 bits a value, of which the upper 8 are kept: colours are read so, and grey where the first has 8",
-    "frames": "have several frames or pages, of which the first is taken",
+    "alpha": "images have transparency, which is dropped; color='rgba' (--color rgba) keeps it",
+    "bits": "images have 16 bits a value, of which the upper 8 are kept",
+    "frames": "images have several frames or pages, of which the first is taken",
 }
-"""What an image may lose, and how that is told after "3 images"."""
+"""What an image may lose, and the note about it after a number."""
 
 
 class _Unpacked:

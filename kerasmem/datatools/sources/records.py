@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem.datatools.fields import Field, Rows, check_name
 from kerasmem.datatools.settings import ReadOptions
-from kerasmem.datatools.sources.images import DecodedImage, decode_image, in_order, is_encoded_image
+from kerasmem.datatools.sources.images import LOSSES, DecodedImage, decode_image, in_order, is_encoded_image
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import one_line, shown
@@ -100,7 +100,7 @@ class RecordSource(RowSource):
         out = np.empty((len(texts), *field.shape), field.dtype)
         for number, found in enumerate(decoded):
             out[number] = found.array
-            self._losses.update(found.losses)
+            self._losses.update(LOSSES[loss] for loss in found.losses)
         return out
 
     def _example(self, record: bytes, number: int) -> Any:

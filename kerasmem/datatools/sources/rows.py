@@ -46,7 +46,7 @@ class RowSource(ABC):
 
     @property
     def losses(self) -> Counter[str]:
-        """Number of images read so far by kind of loss."""
+        """Number of images or values read so far that lost something, by the note about it."""
         return self._losses
 
     def identity(self) -> list[Any]:

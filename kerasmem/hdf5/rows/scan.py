@@ -128,6 +128,8 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
     lengths = {layout.rows for layout in datasets}
     if len(lengths) > 1:
         listed = ", ".join(f"{shown(layout.name)} has {layout.rows:,}" for layout in datasets)
+        if len({layout.shape[-1] for layout in datasets}) == 1:
+            listed += "; their last axes agree, and `kerasmem data convert --rows-axis last` makes them rows"
         raise DataError(f"{shown(path)}: the datasets differ in their number of rows (axis 0): {listed}")
     return FileLayout(path, size, tuple(datasets), tag)
 
@@ -151,6 +153,8 @@ def find_dataset(file: h5py.File, name: str, *, trust_file: bool = False) -> h5p
     except DAMAGED as error:
         raise DataError(f"{where} has no dataset {shown(name)}. {_what_exists(file, name)}") from error
     if isinstance(found, h5py.Group):
+        if all(part in found for part in ("data", "indices", "indptr")):
+            raise DataError(f"{where}: {shown(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
         raise DataError(f"{where}: {shown(name)} is a group, not a dataset. {_what_exists(file, name)}")
     if not isinstance(found, h5py.Dataset):
         raise DataError(f"{where}: {shown(name)} is a named type, not a dataset. {_what_exists(file, name)}")
@@ -191,6 +195,8 @@ def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayou
     if dataset.shape is None or dataset.shape == ():
         kind = "is empty (it has no shape)" if dataset.shape is None else "is a single value"
         raise DataError(f"{here} {kind}; training data needs rows along axis 0")
+    if dataset.is_scale:
+        raise DataError(f"{here} is a dimension scale, the coordinates of other datasets (netCDF); name the data")
     try:
         shape, dtype = rows_of(dataset)
     except TypeError as error:
@@ -301,7 +307,10 @@ def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
         raise DataError(f"{here} holds objects or references, not numbers")
     if dtype.names is not None:
         fields = ", ".join(shown(field) for field in dtype.names[:_LISTED])
-        raise DataError(f"{here} is a table with the columns {fields}; store each column as its own dataset")
+        raise DataError(
+            f"{here} is a table with the columns {fields}; "
+            "`kerasmem data convert --columns NAME=TABLE/COLUMN` writes them as datasets"
+        )
     if dtype.kind == "c":
         raise DataError(
             f"{here} holds complex numbers; store the real and imaginary parts as two channels, "

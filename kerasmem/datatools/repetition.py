@@ -1,0 +1,95 @@
+"""Recognize files with a group per sample, such as s0/obs, s1/obs and so on, whose groups can be stacked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kerasmem.datatools.listing import Entry
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.rows.settings import natural_order
+
+_LEAST_GROUPS = 8
+_SHAPES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Groups whose names differ in numbers alone, and the datasets that all of them have.
+
+    Args:
+        groups: paths of the groups, s2 before s10.
+        members: entries of a dataset, one a group, by the name that the stacked dataset gets.
+    """
+
+    groups: tuple[str, ...]
+    members: dict[str, tuple[Entry, ...]]
+
+    @property
+    def title(self) -> str:
+        """Number of the groups, and the first and last of them."""
+        return f"{len(self.groups):,} groups, {shown(self.groups[0])} to {shown(self.groups[-1])}"
+
+    def lies_within(self, entry: Entry) -> bool:
+        """Return whether an entry belongs to one of the groups."""
+        parts = entry.name.split("/")
+        depth = self.groups[0].count("/") + 1
+        return "/".join(parts[:depth]) in self.groups
+
+    def stacked(self) -> list[Entry]:
+        """Return an entry for each stacked dataset; those that cannot be stacked have a problem."""
+        return [_stack(name, entries) for name, entries in self.members.items()]
+
+
+def find_repetition(entries: Sequence[Entry]) -> Repetition | None:
+    """Return the largest set of groups that repeat one layout; None if there are fewer than eight."""
+    layouts: dict[str, dict[str, dict[str, Entry]]] = {}
+    for entry in entries:
+        parts = entry.name.split("/")
+        for depth, part in enumerate(parts[:-1]):
+            pattern = re.sub(r"\d+", "0", part)
+            if pattern != re.sub(r"\d+", "", part):
+                group = "/".join(parts[: depth + 1])
+                groups = layouts.setdefault("/".join([*parts[:depth], pattern]), {})
+                groups.setdefault(group, {})["/".join(parts[depth + 1 :])] = entry
+    largest = max(layouts.values(), key=len, default={})
+    if len(largest) < _LEAST_GROUPS:
+        return None
+    order = sorted(largest, key=natural_order)
+    parent = order[0].rpartition("/")[0]
+    members = {}
+    for member in largest[order[0]]:
+        if all(member in largest[group] for group in order):
+            name = f"{parent}/{member}" if parent else member
+            members[name] = tuple(largest[group][member] for group in order)
+    return Repetition(tuple(order), members) if members else None
+
+
+def _stack(name: str, entries: Sequence[Entry]) -> Entry:
+    first = entries[0]
+    problems = [entry.problem for entry in entries if entry.layout is None and not _is_number(entry)]
+    if problems:
+        return Entry(name, None, first.dtype, None, f"in {len(entries):,} groups: {problems[0]}")
+    layouts = dict.fromkeys((entry.shape, entry.dtype) for entry in entries)
+    if len(layouts) > 1:
+        listed = ", ".join(f"{dtype} {shape}" for shape, dtype in list(layouts)[:_SHAPES_SHOWN])
+        listed += ", …" if len(layouts) > _SHAPES_SHOWN else ""
+        problem = f"differs among {len(entries):,} groups, a sample each: {listed}"
+        return Entry(name, None, first.dtype, None, problem, "ragged")
+    return Entry(
+        name, (len(entries), *(first.shape or ())), first.dtype, None, "", "stack",
+        stored_bytes=sum(entry.stored_bytes for entry in entries),
+        packing=first.packing if all(entry.packing == first.packing for entry in entries) else None,
+        parts=tuple(entry.name for entry in entries),
+    )  # fmt: skip
+
+
+def _is_number(entry: Entry) -> bool:
+    """Return whether an entry is a single number."""
+    try:
+        return entry.shape == () and np.dtype(entry.dtype).kind in "iufb"
+    except TypeError:
+        return False
