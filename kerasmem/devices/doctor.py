@@ -19,7 +19,7 @@ from kerasmem.devices.growth import jax_grows
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.live import LiveMachine, read_machine
 from kerasmem.errors import UsageError
-from kerasmem.processes.children import ChildFailure, Limits, communicate, exit_name, start_module
+from kerasmem.processes.children import end_group, exit_name, start_module
 from kerasmem.records import Record
 
 _PREFIXES = ("TF_", "XLA_", "CUDA_", "KERAS_", "NVIDIA_", "LD_LIBRARY_PATH", "JAX_", "SLURM_MEM_", "SLURM_JOB_GPUS")
@@ -164,11 +164,14 @@ def _ask_tensorflow(timeout: float) -> SelfReport:
                 "kerasmem.devices.doctor_child", str(result), environ=settings, stdout=subprocess.DEVNULL, stderr=stream
             )
             try:
-                communicate(process, None, Limits(seconds=timeout))
-                kind = "it crashed ({})" if process.returncode < 0 else "it ended with {}"
-                ended = kind.format(exit_name(process.returncode)) if process.returncode else None
-            except ChildFailure:
+                code = process.wait(timeout)
+                kind = "it crashed ({})" if code < 0 else "it ended with {}"
+                ended = kind.format(exit_name(code)) if code else None
+            except subprocess.TimeoutExpired:
                 ended = f"it had not ended after {timeout:g} s"
+            finally:  # also on Ctrl-C
+                end_group(process.pid)
+                process.wait()
         try:
             facts = json.loads(result.read_text())
         except (OSError, ValueError):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kerasmem.devices.limits import default_memory_limit
-from kerasmem.errors import KerasmemError, ModelError, UsageError
+from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.session import EstimateSession
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
-from kerasmem.processes.children import Limits, exit_reason
-from kerasmem.processes.forking import ForkedCall
+from kerasmem.processes.children import ChildFailure, Limits
+from kerasmem.processes.forking import run_child
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,16 +99,11 @@ def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -
     Raises:
         KerasmemError: as `ask`; whatever else goes wrong, a crash or a limit included, is a `ModelError`.
     """
-    call = ForkedCall(lambda: ask().to_dict(), (), {}, limits=limits, output=False, modules=[__name__])
-    with call:
-        call.run()
-        answer = None if call.failure is not None else call.answer()
-    if answer is None:
-        assert call.code is not None
-        ended = f"the process was ended by {exit_reason(call.code)}"
-        raise ModelError(f"{where}: {ended if call.failure is None else call.failure.reason}")
-    if "value" in answer:
-        return MemoryReport.from_dict(answer["value"])
-    if isinstance(answer["error"], KerasmemError):
-        raise answer["error"]
-    raise ModelError(f"{where}: {answer['class']}: {answer['message']}")
+    try:
+        return MemoryReport.from_dict(run_child(_reported, ask, limits=limits))
+    except ChildFailure as failure:
+        raise ModelError(f"{where}: {failure.reason}") from failure
+
+
+def _reported(ask: Callable[[], MemoryReport]) -> dict[str, Any]:
+    return ask().to_dict()

@@ -12,6 +12,7 @@ from kerasmem.checks import MethodName
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import estimate, estimate_spec
 from kerasmem.estimation.methods import backend_refusal
+from kerasmem.estimation.probe import profile_worker
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, ask_worker, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
@@ -21,8 +22,6 @@ from kerasmem.profiling.results import StepProfile
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-PROFILE_WORKER = "kerasmem.estimation.probe.profile_worker"
 
 
 @shows_settings("method", "replicas")
@@ -122,7 +121,7 @@ def profile(
     require_tensorflow("profile", "estimate and measure work on JAX")
     with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
         runs = [(spec.batch_size, steps)]
-        result = ask_worker(PROFILE_WORKER, spec, runs, timeout=timeout, planned=planned.to_dict())
+        result = ask_worker(profile_worker.work, spec, runs, timeout=timeout, planned=planned.to_dict())
     return StepProfile.from_dict(result)
 
 

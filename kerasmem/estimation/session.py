@@ -6,7 +6,6 @@ import contextlib
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +64,8 @@ class EstimateSession:
         """
         spec = replace(self._spec, **changes)
         target = None if spec.device is None else resolve_device(str(spec.device))
-        with random_state_kept(), _collection_paused(), _compiler_ahead(spec, target):
+        _start_compiler(spec, target)
+        with random_state_kept(), _collection_paused():
             try:
                 opened = self._open(spec)
                 step = shape_step(spec, target, opened, self._cache, self._only_formula)
@@ -154,13 +154,13 @@ def _policy(model: Any) -> str:
     return str(max(names, key=names.count))
 
 
-def _compiler_ahead(spec: StepSpec, target: DeviceTarget | None) -> AbstractContextManager[None]:
+def _start_compiler(spec: StepSpec, target: DeviceTarget | None) -> None:
     """Start the compiler for the card in the background if the estimate will probably use it."""
     if target is None or target.source != "catalogue" or not compiler_is_needed(spec):
-        return contextlib.nullcontext()
-    from kerasmem.estimation.gpu_target.plan import compiler_ahead
+        return
+    from kerasmem.estimation.gpu_target.plan import start_compiler
 
-    return compiler_ahead(find_card(target.name))
+    start_compiler(find_card(target.name))
 
 
 @contextlib.contextmanager

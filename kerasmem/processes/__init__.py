@@ -1,8 +1,9 @@
 """Child processes: start, talk to, limit, end, and say why one ended.
 
-- `children`: what all of them share: the environment, limits of time and memory, groups, how one ended.
-- `task`: one request to a module and its answer in JSON (`run_child`, `serve`).
-- `channel`: many requests to a module, with large arrays (`ChannelChild`, `serve_requests`).
-- `forking`: a function called in a fork of a process that has loaded TensorFlow already (`ForkedCall`);
+- `children`: common parts of them: the environment, limits of time and memory, groups, how one ended.
+- `forking`: a function called in a fork of a process that has loaded TensorFlow already (`run_child`, `call_in_fork`);
   `fork_server` runs on the other side.
+- `channel`: many requests to one module, with large arrays (`ChannelChild`, `serve_requests`).
+- `guarding`: the rest of a program in a fork of it (`go_on_in_child`).
+- `executors`: many tasks in local processes or on a cluster (`run_tasks`).
 """

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from io import BufferedIOBase
 from typing import Any, BinaryIO
 
 from kerasmem.errors import KerasmemError
@@ -22,6 +21,7 @@ from kerasmem.processes.children import child_environment, die_with_parent, star
 
 _BUFFER_BYTES = 2**22
 _SECONDS_TO_END = 5
+_CLOSED = (EOFError, OSError, pickle.UnpicklingError)
 
 
 class ChildEnded(Exception):
@@ -45,6 +45,9 @@ class ChannelChild:
     Args:
         module: the child's module; it calls `serve_requests`.
         **environ: environment variables beside this process's own.
+
+    Attributes:
+        pid: the child's number.
     """
 
     def __init__(self, module: str, **environ: str) -> None:
@@ -64,13 +67,9 @@ class ChannelChild:
                 pass_fds=[theirs.fileno()],
                 stderr=self._messages,
             )
+        self.pid = self._process.pid
         with ours:  # the file keeps it open
             self._channel = ours.makefile("rwb")
-
-    @property
-    def pid(self) -> int:
-        """The child's number."""
-        return self._process.pid
 
     def ask(self, request: Any) -> Any:
         """Send a request and wait for its answer.
@@ -81,7 +80,7 @@ class ChannelChild:
         try:
             _send(self._channel, request)
             return pickle.load(self._channel)
-        except (EOFError, OSError, pickle.UnpicklingError):
+        except _CLOSED:
             self._close_channel()
             raise ChildEnded(self._process.wait(), self._messages) from None
         except BaseException:  # Ctrl-C in the middle of an answer: nothing can be asked any more
@@ -114,7 +113,7 @@ def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
     die_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
     goes_on = True
-    with contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
+    with contextlib.suppress(*_CLOSED):
         while goes_on:
             message, goes_on = answer(pickle.load(channel))
             _send(channel, message)
@@ -122,6 +121,6 @@ def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
     os._exit(0)
 
 
-def _send(channel: BufferedIOBase, message: Any) -> None:
+def _send(channel: Any, message: Any) -> None:
     pickle.dump(message, channel, protocol=5)
     channel.flush()

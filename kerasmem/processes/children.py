@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,9 @@ from kerasmem.errors import KerasmemError
 from kerasmem.units import format_size
 
 GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again and resumes
-_POLL_SECONDS = 0.1
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, which ends a process by the other one
-_LOOK = 0.5  # seconds from one look at whether the parent is there to the next
+POLL_SECONDS = 0.05
+_PARENT_POLL_SECONDS = 0.5
 # `python -m` looks for modules in the folder it starts in, before all others. PYTHONSAFEPATH keeps it from that; Python
 # 3.10 does not know the variable.
 _RUN_MODULE = """
@@ -31,7 +31,7 @@ del sys.path[0]
 import runpy
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-_hidden: dict[str, str | None] = {}  # what children have of variables that this process has set for itself alone
+_hidden: dict[str, str | None] = {}  # the children's values of variables that this process has set for itself alone
 
 
 class ChildFailure(KerasmemError):
@@ -60,15 +60,31 @@ class Limits:
     seconds: float | None = None
     host_bytes: int | None = None
 
-    def exceeded(self, pid: int, started: float, *, with_children: bool = False) -> ChildFailure | None:
-        """Return a failure if a process exceeds a limit.
+    def watch(
+        self, pid: int, wait: Callable[[float], bool], end: Callable[[], object], *, with_children: bool = False
+    ) -> ChildFailure | None:
+        """Wait until a process has ended, and end it if it exceeds a limit.
 
         Args:
             pid: of the process.
-            started: when, by `time.monotonic()`.
-            with_children: whether the memory of processes that it has started counts.
+            wait: waits up to that many seconds, and returns whether the process has ended.
+            end: ends the process.
+            with_children: count the memory of processes that it has started.
+
+        Returns:
+            The limit that was exceeded, or None.
         """
-        if self.seconds is not None and time.monotonic() - started > self.seconds:
+        begin = time.monotonic()
+        failure = None
+        while not wait(POLL_SECONDS):
+            if failure is None:
+                failure = self._exceeded(pid, time.monotonic() - begin, with_children)
+                if failure is not None:
+                    end()
+        return failure
+
+    def _exceeded(self, pid: int, seconds: float, with_children: bool) -> ChildFailure | None:
+        if self.seconds is not None and seconds > self.seconds:
             return ChildFailure(f"it took longer than {self.seconds:g} s", timed_out=True)
         if self.host_bytes is None:
             return None
@@ -87,10 +103,10 @@ def start_module(
     Args:
         module: the child's module.
         *arguments: for it.
-        environ: all environment variables of the child; None for `child_environment()`.
+        environ: all environment variables of the child. Defaults to `child_environment()`.
         own_group: whether it leads a process group and session of its own, so that Ctrl-C does not reach it and
             `end_group` ends what it has started, too.
-        **options: for `subprocess.Popen`; standard input is empty unless it is given.
+        **options: for `subprocess.Popen`. Standard input is empty by default.
 
     Raises:
         KerasmemError: If no process can be started.
@@ -108,8 +124,19 @@ def start_module(
 
 
 @contextlib.contextmanager
-def set_for_itself(**variables: str) -> Iterator[None]:
-    """Set environment variables in this process, and in none of its children, while the context lasts."""
+def off_the_cards() -> Iterator[None]:
+    """Hide the cards from TensorFlow and JAX in this process, and let XLA compile without optimization.
+
+    An estimate needs no GPU, and a job may be running on it. No step runs in this process, so compiled code need not be
+    fast. Children, which run real steps, see the cards and the user's flags.
+    """
+    from kerasmem.compat.xla import UNOPTIMISED
+
+    variables = {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+        "XLA_FLAGS": f"{UNOPTIMISED} {os.environ.get('XLA_FLAGS', '')}".strip(),  # the user's own flags override
+    }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     _hidden.update(before)
@@ -122,62 +149,20 @@ def set_for_itself(**variables: str) -> Iterator[None]:
             os.environ.update({} if value is None else {name: value})
 
 
-@contextlib.contextmanager
-def off_the_cards() -> Iterator[None]:
-    """Hide the cards from TensorFlow and JAX in this process, and let XLA compile without optimization.
-
-    An estimate needs no GPU, and a job may be running on it. No step runs in this process, so compiled code need not be
-    fast. Children, which run real steps, see the cards and the user's flags.
-    """
-    from kerasmem.compat.xla import UNOPTIMISED
-
-    platforms = os.environ.get("JAX_PLATFORMS", "cpu")
-    flags = f"{UNOPTIMISED} {os.environ.get('XLA_FLAGS', '')}".strip()  # the user's own flags override
-    with set_for_itself(CUDA_VISIBLE_DEVICES="-1", JAX_PLATFORMS=platforms, XLA_FLAGS=flags):
-        yield
-
-
 def child_environment(**more: str) -> dict[str, str]:
     """Return the environment variables of a child that finds this process's modules."""
-    given = {name: value for name, value in {**os.environ, **_hidden}.items() if value is not None}
-    return {**given, "PYTHONPATH": os.pathsep.join(import_paths()), "PYTHONSAFEPATH": "1", **more}
+    variables = {name: value for name, value in {**os.environ, **_hidden}.items() if value is not None}
+    return {**variables, **import_variables(), **more}
+
+
+def import_variables() -> dict[str, str]:
+    """Return the environment variables that let a child find this process's modules."""
+    return {"PYTHONPATH": os.pathsep.join(import_paths()), "PYTHONSAFEPATH": "1"}
 
 
 def import_paths() -> list[str]:
     """Return this process's folders of modules."""
     return [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
-
-
-def communicate(process: subprocess.Popen[bytes], request: bytes | None, limits: Limits) -> tuple[bytes, bytes]:
-    """Send a child its input, wait until it ends, and return its output.
-
-    The child's group is ended when a limit is exceeded (looked at ten times a second), and on Ctrl-C.
-
-    Args:
-        process: from `start_module`, in a group of its own.
-        request: for its standard input.
-        limits: of time and memory.
-
-    Returns:
-        Standard output and standard error.
-
-    Raises:
-        ChildFailure: If it exceeded a limit.
-    """
-    started = time.monotonic()
-    try:
-        while True:
-            try:
-                return process.communicate(request, timeout=_POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                request = None  # the process object keeps what is left of it
-            failure = limits.exceeded(process.pid, started)
-            if failure is not None:
-                raise failure
-    except BaseException:  # also on Ctrl-C
-        end_group(process.pid)
-        process.communicate()
-        raise
 
 
 def end_group(pid: int) -> None:
@@ -201,7 +186,7 @@ def end_after_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_LOOK)
+            time.sleep(_PARENT_POLL_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="kerasmem-parent", daemon=True).start()
@@ -235,12 +220,12 @@ def resident_bytes(pid: int) -> int:
 
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, at any depth."""
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        for path in glob.glob(f"/proc/{todo.pop()}/task/*/children"):
+    pids: list[int] = []
+    pending = [pid]
+    while pending:
+        for path in glob.glob(f"/proc/{pending.pop()}/task/*/children"):
             with contextlib.suppress(OSError), open(path) as file:  # it may just have ended
-                children = [int(each) for each in file.read().split()]
-                found += children
-                todo += children
-    return found
+                children = [int(text) for text in file.read().split()]
+                pids += children
+                pending += children
+    return pids

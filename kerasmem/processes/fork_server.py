@@ -5,7 +5,7 @@ threads with its first operation, so a fork before it is a fresh process to it; 
 
 Requests come over a socket: JSON, and the descriptors of four files, `call`, `answer`, standard output and standard
 error, and of a pipe. Into the pipe go the number of the forked process, and at its end its exit status and the most
-memory it had. When the socket is closed, all that was forked is ended.
+memory it had. When nobody reads the pipe any more, what was forked is ended with all that it has started.
 
 The answer is a pickle that only the process that asked for it reads: a dictionary with `value`, or with `error`
 (an exception, or None if it cannot be pickled), `class`, `message` and `traceback`; and with `device` and `peak`
@@ -21,60 +21,44 @@ import json
 import os
 import pickle
 import random
-import selectors
+import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO, NoReturn
 
 from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.errors import KerasmemError
-from kerasmem.processes.children import end_group
+from kerasmem.processes.children import die_with_parent, end_group
 from kerasmem.units import MIB
 
-MOST_BYTES = 2**20  # of a request: folders and arguments, not the call
+_MOST_BYTES = 2**20  # of a request: folders and arguments, not the call
 _FILES = 5
+_BACKENDS = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax", "keras")}  # modules that a backend needs
 
 
 def serve(control: socket.socket) -> None:
     """Answer requests until the socket is closed."""
-    _load(("tensorflow", "keras") if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow" else ())
-    forked: dict[int, tuple[int, int]] = {}  # the descriptor of a process -> its number, its pipe
-    selector = selectors.DefaultSelector()
-    selector.register(control, selectors.EVENT_READ)
+    _load(_BACKENDS.get(os.environ.get("KERAS_BACKEND", "tensorflow"), ()))
     while True:
-        for key, _ in selector.select():
-            if key.fileobj is not control:
-                selector.unregister(key.fileobj)
-                _report(key.fd, *forked.pop(key.fd))
-                continue
-            request, files, _, _ = socket.recv_fds(control, MOST_BYTES, _FILES)
-            if not request:
-                for pid, _ in forked.values():
-                    end_group(pid)
-                return
-            call, answer, out, err, pipe = files
-            settings = json.loads(request)
-            _load(settings["modules"])
-            pid = os.fork()
-            if pid == 0:
-                selector.close()
-                control.close()
-                for descriptor, (_, other) in forked.items():
-                    os.close(descriptor)
-                    os.close(other)
-                os.close(pipe)
-                _become_the_child(settings, call, answer, out, err)
-            with contextlib.suppress(OSError):  # the child does so too; whoever comes first
-                os.setpgid(pid, pid)
-            _write(pipe, {"pid": pid})
-            for descriptor in (call, answer, out, err):
-                os.close(descriptor)
-            watched = os.pidfd_open(pid)
-            forked[watched] = (pid, pipe)
-            selector.register(watched, selectors.EVENT_READ)
+        request, files, _, _ = socket.recv_fds(control, _MOST_BYTES, _FILES)
+        if not request:
+            return
+        settings = json.loads(request)
+        _load(settings["modules"])
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become_the_child(settings, *files)
+        with contextlib.suppress(OSError):  # the child does so too; whoever comes first
+            os.setpgid(pid, pid)
+        *others, reports = files
+        for descriptor in others:
+            os.close(descriptor)
+        threading.Thread(target=_follow, args=(pid, reports)).start()
 
 
 def _load(modules: Iterable[str]) -> None:
@@ -87,18 +71,38 @@ def _load(modules: Iterable[str]) -> None:
         gc.freeze()  # a collection in a fork need not copy every page of what was loaded here
 
 
-def _become_the_child(settings: dict[str, Any], call: int, answer: int, out: int, err: int) -> NoReturn:
+def _follow(pid: int, reports: int) -> None:
+    """Wait for the end of a process or of its reader, and report how the process ended."""
+    _write(reports, {"pid": pid})
+    process = os.pidfd_open(pid)
+    events = select.poll()
+    events.register(process, select.POLLIN)
+    events.register(reports, 0)  # reports POLLERR alone: the reading end is closed
+    events.poll()
+    end_group(pid)  # what it has started itself, while its number still is its own
+    _, status, used = os.wait4(pid, 0)
+    _write(reports, {"code": os.waitstatus_to_exitcode(status), "host_peak": used.ru_maxrss * 1024})
+    os.close(process)
+    os.close(reports)
+
+
+def _write(reports: int, report: dict[str, int]) -> None:
+    with contextlib.suppress(OSError):  # nobody is listening any more
+        os.write(reports, json.dumps(report).encode() + b"\n")
+
+
+def _become_the_child(settings: dict[str, Any], call: int, answer: int, out: int, err: int, reports: int) -> NoReturn:
     code = 1
     try:
+        os.close(reports)
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
+        die_with_parent()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.close(out)
-        os.close(err)
-        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False, errors="backslashreplace")
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+        for descriptor, number, name in ((out, 1, "stdout"), (err, 2, "stderr")):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, "w", buffering=1, closefd=False, errors="backslashreplace"))
         with open(call, "rb") as request, open(answer, "wb") as result:
             _run(request, result, settings)
         sys.stdout.flush()
@@ -106,20 +110,6 @@ def _become_the_child(settings: dict[str, Any], call: int, answer: int, out: int
         code = 0
     finally:
         os._exit(code)  # TensorFlow's own end may hang or crash after a failure
-
-
-def _report(descriptor: int, pid: int, pipe: int) -> None:
-    """Say how a process ended."""
-    end_group(pid)  # what it has started itself, while its number still is its own
-    _, status, used = os.wait4(pid, 0)
-    os.close(descriptor)
-    _write(pipe, {"code": os.waitstatus_to_exitcode(status), "host_peak": used.ru_maxrss * 1024})
-    os.close(pipe)
-
-
-def _write(pipe: int, report: dict[str, int]) -> None:
-    with contextlib.suppress(OSError):  # nobody is listening any more
-        os.write(pipe, json.dumps(report).encode() + b"\n")
 
 
 def _run(call: BinaryIO, answer: BinaryIO, settings: Mapping[str, Any]) -> None:
@@ -141,9 +131,9 @@ def _run(call: BinaryIO, answer: BinaryIO, settings: Mapping[str, Any]) -> None:
     try:
         prepare_devices(settings["device_bytes"])
         function, arguments, named = pickle.load(call)
-        found = {"value": function(*arguments, **named)}
-        found.update(_peak())
-        pickled = _dumps_result(found)
+        result = {"value": function(*arguments, **named)}
+        result.update(_peak())
+        pickled = _dumps_result(result)
     except BaseException as error:
         pickled = _dumps_error(error)
     answer.write(pickled)
@@ -172,24 +162,20 @@ def _peak() -> dict[str, Any]:
         return {}
     import tensorflow as tf
 
-    for kind in ("GPU", "CPU"):
-        peaks = {}
-        for device in tf.config.list_logical_devices(kind):
-            name = ":".join(device.name.split(":")[-2:])
-            with contextlib.suppress(ValueError):
-                peaks[name] = tf.config.experimental.get_memory_info(name)["peak"]
-        if peaks:
-            name = max(peaks, key=lambda name: peaks[name])
-            return {"device": name, "peak": peaks[name]}
-    return {}
+    peaks = []
+    for device in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"):
+        name = ":".join(device.name.split(":")[-2:])
+        with contextlib.suppress(ValueError):
+            peaks.append((tf.config.experimental.get_memory_info(name)["peak"], name))
+    return dict(zip(("peak", "device"), max(peaks), strict=True)) if peaks else {}
 
 
-def _dumps_result(found: dict[str, Any]) -> bytes:
+def _dumps_result(result: dict[str, Any]) -> bytes:
     try:
-        return _dumps(found)
+        return _dumps(result)
     except Exception as error:
         raise KerasmemError(
-            f"the result, a {type(found['value']).__name__}, cannot be sent back ({type(error).__name__}: {error}); "
+            f"the result, a {type(result['value']).__name__}, cannot be sent back ({type(error).__name__}: {error}); "
             "return plain values, arrays, or a Keras model"
         ) from error
 

@@ -15,11 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from kerasmem.errors import KerasmemError
-from kerasmem.processes.children import SIGKILL, ChildFailure, Limits, die_with_parent, exit_reason
+from kerasmem.processes.children import POLL_SECONDS, SIGKILL, Limits, die_with_parent, exit_reason
 
-_POLL_SECONDS = 0.05
-_OWN_TIME, _PATIENCE = 0.3, 2.0  # seconds after Ctrl-C until a child is told of it, and until it is ended
-_NEVER = (float("inf"), SIGKILL)
+_PATIENCE = ((0.3, signal.SIGINT), (1.7, SIGKILL))  # after Ctrl-C: seconds until the child gets a signal
 _listener: Callable[[str], object] | None = None  # shows what is being done
 _stages: int | None = None  # in the child: the pipe that tells the parent what it is doing
 
@@ -75,53 +73,59 @@ def go_on_in_child(stage: str, limits: Limits) -> int | None:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    told, _stages = os.pipe()
+    stages, _stages = os.pipe()
     pid = os.fork()
     if not pid:
-        os.close(told)
+        os.close(stages)
         die_with_parent()
         if os.getppid() != parent:
             os._exit(1)  # it has ended meanwhile
         return None
     os.close(_stages)
     _stages = None
-    with open(told, "rb", buffering=0) as stages:
-        return _watch(pid, stages.fileno(), stage, limits)
+    with open(stages, "rb", buffering=0):
+        return _watch(pid, stages, stage, limits)
 
 
 def _watch(pid: int, stages: int, stage: str, limits: Limits) -> int:
-    started = time.monotonic()
-    failure: ChildFailure | None = None
-    signals: list[tuple[float, int]] = []  # to be sent after Ctrl-C, and when
-    while True:
-        try:
-            if select.select([stages], [], [], _POLL_SECONDS)[0]:
-                said = os.read(stages, 2**16)
-                stage = said.decode(errors="replace").splitlines()[-1] if said else stage
-                time.sleep(0 if said else 0.001)  # its end of the pipe is closed: it ends
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                break
-            if failure is None and not signals:
-                failure = limits.exceeded(pid, started, with_children=True)
-                signals = [] if failure is None else [(0, SIGKILL), _NEVER]
-            if signals and time.monotonic() > signals[0][0]:
-                os.kill(pid, signals.pop(0)[1])
-        except KeyboardInterrupt:  # a terminal has told the child too; a program may have told this process alone
-            now = time.monotonic()
-            again = bool(signals)
-            signals = [(now, SIGKILL), _NEVER]
-            if not again:
-                signals = [(now + _OWN_TIME, signal.SIGINT), (now + _PATIENCE, SIGKILL), _NEVER]
-    return _exit_code(os.waitstatus_to_exitcode(status), stage, failure, bool(signals))
+    """Wait for the child, and return its exit code."""
+    code: int | None = None
 
+    def has_ended(seconds: float) -> bool:
+        nonlocal code, stage
+        if select.select([stages], [], [], seconds)[0]:
+            text = os.read(stages, 2**16)
+            stage = text.decode(errors="replace").splitlines()[-1] if text else stage
+            time.sleep(0 if text else 0.001)  # its end of the pipe is closed: it ends
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        code = os.waitstatus_to_exitcode(status) if ended else None
+        return bool(ended)
 
-def _exit_code(code: int, stage: str, failure: ChildFailure | None, interrupted: bool) -> int:
-    """Return the exit code of a child, or raise if it was ended."""
+    try:
+        failure = limits.watch(pid, has_ended, lambda: os.kill(pid, SIGKILL), with_children=True)
+    except KeyboardInterrupt:  # a terminal has told the child too; a program may have told this process alone
+        _end_gently(pid, has_ended)
+        if code is None or code < 0:
+            raise
+        return code
+    assert code is not None
     if failure is not None:
         raise GuardedFailure(stage, failure.reason, timed_out=failure.timed_out)
-    if code < 0 and interrupted:
-        raise KeyboardInterrupt
     if code < 0:
         raise GuardedFailure(stage, f"the process was ended by {exit_reason(code)}", crashed=True)
     return code
+
+
+def _end_gently(pid: int, has_ended: Callable[[float], bool]) -> None:
+    """Interrupt a process that has not ended after Ctrl-C, and then kill it; at once after a second Ctrl-C."""
+    try:
+        for seconds, number in _PATIENCE:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                if has_ended(POLL_SECONDS):
+                    return
+            os.kill(pid, number)
+    except KeyboardInterrupt:
+        os.kill(pid, SIGKILL)
+    while not has_ended(POLL_SECONDS):
+        pass

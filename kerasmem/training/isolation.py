@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_oom, explain_stream
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.processes.children import Limits, exit_name, exit_reason, is_memory_kill
-from kerasmem.processes.forking import ForkedCall
+from kerasmem.processes.forking import ForkedCall, call_in_fork
 from kerasmem.units import MIB, parse_size
 
 DONE, OUT_OF_MEMORY, TIMED_OUT, DIED = "done", "out of memory", "timed out", "died"
@@ -106,14 +107,12 @@ def run_isolated(
         raise UsageError(f"run_isolated: give a function, not a {type(function).__name__}")
     limits, device_bytes = _read_limits(device_memory_limit, host_memory_limit, timeout)
     begin = time.monotonic()
-    with ForkedCall(function, arguments, named, limits=limits, device_bytes=device_bytes, output=output) as call:
-        call.run()
-        common: dict[str, Any] = {"host_peak_bytes": call.host_peak or None, "seconds": time.monotonic() - begin}
-        if call.failure is not None:
-            status = TIMED_OUT if call.failure.timed_out else OUT_OF_MEMORY
-            return IsolatedRun(status, reason=call.failure.reason, **common)
-        answer = call.answer()
-        return _died(call, common) if answer is None else _answered(answer, common)
+    call = call_in_fork(function, arguments, named, limits=limits, device_bytes=device_bytes, output=output)
+    common: dict[str, Any] = {"host_peak_bytes": call.host_peak or None, "seconds": time.monotonic() - begin}
+    if call.failure is not None:
+        status = TIMED_OUT if call.failure.timed_out else OUT_OF_MEMORY
+        return IsolatedRun(status, reason=call.failure.reason, **common)
+    return _died(call, common) if call.answer is None else _answered(call.answer, common)
 
 
 def _read_limits(device_memory_limit: Any, host_memory_limit: Any, timeout: Any) -> tuple[Limits, int | None]:
@@ -149,9 +148,7 @@ def _answered(answer: dict[str, Any], common: dict[str, Any]) -> IsolatedRun:
 
 def _died(call: ForkedCall, common: dict[str, Any]) -> IsolatedRun:
     """Return how the process ended without an answer."""
-    assert call.code is not None
-    call.errors.seek(0)
-    diagnosis = explain_stream(call.errors)
+    diagnosis = explain_stream(io.BytesIO(call.errors))
     if diagnosis.out_of_memory:
         reason = f"{diagnosis.summary} ({exit_name(call.code)})"
         return IsolatedRun(OUT_OF_MEMORY, reason=reason, diagnosis=diagnosis, **common)

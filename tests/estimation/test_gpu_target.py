@@ -18,6 +18,7 @@ from kerasmem.estimation.gpu_target import plan, worker
 from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
 from kerasmem.models.op_names import Origin
 from kerasmem.models.spec import StepSpec
+from kerasmem.processes.children import Limits
 from kerasmem.units import GIB, MIB
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -356,16 +357,16 @@ ANSWER = {
 def test_the_child_is_asked_for_the_card(monkeypatch):
     asked = {}
 
-    def run_child(module, request, **options):
-        asked.update(module=module, request=request, **options)
+    def run_child(function, request, **options):
+        asked.update(function=function, request=request, **options)
         return ANSWER
 
     monkeypatch.setattr(plan, "run_child", run_child)
     monkeypatch.setattr(plan, "missing_parts", lambda: False)
     found = gpu_target_plan(StepSpec("m.keras"), T4, timeout=9, memory_limit=8)
-    assert asked["module"] == worker.__name__
-    assert (asked["timeout"], asked["memory_limit"]) == (9, 8)
-    assert (asked["env"]["KERAS_BACKEND"], asked["env"]["JAX_PLATFORMS"]) == ("jax", "cpu")
+    assert asked["function"] is worker.compile_request
+    assert asked["limits"] == Limits(9, 8)
+    assert (asked["environ"]["KERAS_BACKEND"], asked["environ"]["JAX_PLATFORMS"]) == ("jax", "cpu")
     assert asked["request"]["target"] == plan.target_text(T4)
     assert asked["request"]["has_triton"] is False  # Turing
     assert found.likely.total == 7

@@ -80,7 +80,7 @@ def test_what_fails_is_a_row_with_its_reason(files):
 
 def test_one_loaded_process_serves_all_candidates(files):
     kerasmem.estimate_many([dense], method="formula")
-    before, told = list(_servers), []
+    before, told = dict(_servers), []
 
     def tell(row, done, count):
         told.append((row.model, done, count))

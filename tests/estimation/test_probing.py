@@ -7,7 +7,8 @@ import pytest
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe import probing, running
 from kerasmem.estimation.probe.probing import probe
-from kerasmem.estimation.probe.running import MeasuredSteps, Run, run_steps, try_batch
+from kerasmem.estimation.probe.running import run_steps, try_batch
+from kerasmem.estimation.probe.worker import MeasuredSteps, Run
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.children import ChildFailure
 from kerasmem.units import GIB
@@ -77,10 +78,10 @@ def test_a_plan_of_xla_is_not_extrapolated(outcome):
 
 @pytest.mark.parametrize("available", [10 * GIB, 2 * GIB])
 def test_real_steps_leave_the_host_memory_whatever_the_device_has(monkeypatch, available):
-    limits = []
+    tried = []
 
-    def run_child(worker, data, *, memory_limit, **_):
-        limits.append(memory_limit)
+    def run_child(work, data, *, limits, **_):
+        tried.append(limits.host_bytes)
         raise ChildFailure("it took 9.6 GiB of host memory, more than the 9.5 GiB it may have")
 
     monkeypatch.setattr(running, "run_child", run_child)
@@ -91,4 +92,4 @@ def test_real_steps_leave_the_host_memory_whatever_the_device_has(monkeypatch, a
         try_batch(request, 64, 80 * GIB, steps=2, last=0, timeout=9)
     with pytest.raises(KerasmemError, match="host memory"):
         run_steps(request, [(64, 2)])
-    assert limits == [int(available * 0.95)] * 2
+    assert tried == [int(available * 0.95)] * 2

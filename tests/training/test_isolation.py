@@ -207,7 +207,7 @@ def test_environment_and_folder_are_those_of_the_call(monkeypatch, tmp_path):
     monkeypatch.setenv("KERASMEM_TEST_WORD", "first")
     monkeypatch.chdir(tmp_path)
     look = functools.partial(run_isolated, lambda: (os.environ.get("KERASMEM_TEST_WORD"), os.getcwd()))
-    before = list(_servers)
+    before = dict(_servers)
     assert look().value == ("first", str(tmp_path))
     monkeypatch.setenv("KERASMEM_TEST_WORD", "second")
     assert look().value[0] == "second"
@@ -238,8 +238,9 @@ def test_many_calls_leave_nothing_open():
 
 def test_a_server_that_was_killed_is_replaced():
     run_isolated(len, ())
-    for server in _servers:
+    for server in _servers.values():
         server.process.kill()
+        server.process.wait()
     assert run_isolated(len, ()).value == 0
 
 

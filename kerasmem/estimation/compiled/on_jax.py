@@ -23,7 +23,7 @@ from kerasmem.estimation.unmodelled import XLA_AUTOTUNING, cpu_scratch, prefetch
 from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.step import PreparedStep, prepare_step
-from kerasmem.processes.task import ChildFailure
+from kerasmem.processes.children import ChildFailure
 
 
 def jax_outcome(step: ShapedStep) -> Outcome:

@@ -7,7 +7,6 @@ what has no rule is named without bytes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
 from importlib import resources
 from string import Template
 from tempfile import TemporaryDirectory
@@ -16,14 +15,14 @@ from kerasmem.devices.cards import Card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled.plan import CompiledStep, JaxNames, Weights, XlaPlan, product_bytes
-from kerasmem.estimation.gpu_target.worker import EXTRA, missing_parts
+from kerasmem.estimation.gpu_target.worker import EXTRA, compile_request, missing_parts
 from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
 from kerasmem.models.spec import StepSpec
-from kerasmem.processes.task import run_child, started_ahead
+from kerasmem.processes.children import Limits, child_environment
+from kerasmem.processes.forking import run_child, start_server
 from kerasmem.units import GIB
 
-WORKER = "kerasmem.estimation.gpu_target.worker"
 DEFAULT_TIMEOUT = 600.0
 DEFAULT_MEMORY_LIMIT = 8 * GIB
 # A process that compiles must reach no GPU, no other backend, and no settings meant for the program that the user
@@ -40,9 +39,10 @@ ENVIRONMENT = {
 _TRITON_CAPABILITY = (8, 0)
 
 
-def compiler_ahead(card: Card) -> AbstractContextManager[None]:
-    """Load the libraries of the compiler's subprocess in the background."""
-    return nullcontext() if missing_parts() or hardware_of(card) is None else started_ahead(WORKER, ENVIRONMENT)
+def start_compiler(card: Card) -> None:
+    """Start the process that compiles, so that it loads its libraries in the background."""
+    if not missing_parts() and hardware_of(card) is not None:
+        start_server(child_environment(**ENVIRONMENT))
 
 
 def gpu_target_plan(
@@ -74,7 +74,8 @@ def gpu_target_plan(
     has_triton = card.compute_capability >= _TRITON_CAPABILITY
     with TemporaryDirectory(prefix="kerasmem-") as folder:
         data = {"model": request.to_dict(), "target": target, "has_triton": has_triton, "folder": folder}
-        answer = run_child(WORKER, data, timeout=timeout, memory_limit=memory_limit, env=ENVIRONMENT)
+        limits = Limits(timeout, memory_limit)
+        answer = run_child(compile_request, data, limits=limits, environ=child_environment(**ENVIRONMENT))
     return CompiledStep.from_dict(answer)
 
 

@@ -1,6 +1,5 @@
 """The process that compiles: Keras on JAX on the CPU, XLA's compiler for the card that is described to it.
 
-`python -m kerasmem.estimation.gpu_target.worker` takes a request in JSON (see `compile_request`) and answers in JSON.
 It allocates no weight, no batch and nothing on a GPU, and does not run what it compiled.
 """
 
@@ -18,14 +17,13 @@ from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.errors import MissingExtraError, UsageError, first_line
 from kerasmem.estimation.compiled.on_jax import compile_lowered, dumped_plan, lower
 from kerasmem.estimation.compiled.plan import XlaPlan
-from kerasmem.models.backend import import_keras
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
-from kerasmem.processes.task import ChildFailure, serve
+from kerasmem.processes.children import ChildFailure
 
 EXTRA = "gpu-targets"
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
@@ -115,12 +113,6 @@ def _requested_step(opened: OpenedModel, request: StepSpec) -> PreparedStep:
     return prepare_step(model, training, structure, inputs, request.batch_size, request.mode, jit_compile=True)
 
 
-def load_libraries() -> None:
-    """Import the modules that take seconds."""
-    import_keras()
-    importlib.import_module("jax.experimental.topologies")
-
-
 def missing_parts() -> bool:
     """Return whether a package of the compiler is missing, without importing any."""
     return not _folders("jax") or not any(map(_folders, PLUGINS))
@@ -159,8 +151,3 @@ def _device(target: str) -> Any:
         return topologies.get_topology_desc("target", "cuda", target_config=target, topology="1x1x1").devices[0]
     except NotImplementedError as error:
         raise ChildFailure(f"this version of JAX does not compile without a device ({first_line(error)})") from error
-
-
-if __name__ == "__main__":
-    serve(compile_request, load_libraries)
-    os._exit(0)  # XLA may still write machine code that nobody asked for

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, MeasuredSteps, run_steps
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, run_steps
+from kerasmem.estimation.probe.worker import MeasuredSteps
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.models.spec import StepSpec
 

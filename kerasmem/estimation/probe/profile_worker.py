@@ -18,16 +18,14 @@ from typing import Any
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, Mark, of_device, read_recording, start_recording
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.probe.running import Run, measured_notes
-from kerasmem.estimation.probe.worker import TensorFlowSession
+from kerasmem.estimation.probe.running import measured_notes
+from kerasmem.estimation.probe.worker import Run, TensorFlowSession
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.op_names import Attribution, NotedScopes, outside_scopes, scopes_noted
 from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import trace_step
-from kerasmem.processes.fork_server import prepare_devices
-from kerasmem.processes.task import serve
 from kerasmem.profiling.assembling import assemble
 from kerasmem.profiling.known_tensors import known_tensors, tensors_of_model, tensors_of_python
 from kerasmem.profiling.naming import Namer
@@ -49,7 +47,6 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
         data: `request` (a `StepSpec`), `runs` (one: batch size and steps), and `planned`: an estimate by the
             formula, whose model, settings and layers the profile takes over.
     """
-    prepare_devices(None)
     import tensorflow as tf
 
     batch_size, steps = data["runs"][0]
@@ -166,7 +163,3 @@ def _reserved(events: Sequence[AllocatorEvent], device: str) -> int | None:
                 pool.free(handles.pop(event.address))
         return pool.reserved if not events or pool.in_use == events[-1].in_use else None
     return None
-
-
-if __name__ == "__main__":
-    serve(work)

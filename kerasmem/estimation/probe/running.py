@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import signal
-import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, OutOfMemoryError, UsageError
+from kerasmem.estimation.probe.worker import MeasuredSteps, work
 from kerasmem.estimation.search import Trial
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.spec import StepSpec
-from kerasmem.processes.task import ChildFailure, run_child
-from kerasmem.records import Record
+from kerasmem.processes.children import ChildFailure, Limits, child_environment
+from kerasmem.processes.forking import run_child
 
-WORKER = "kerasmem.estimation.probe.worker"
 DEFAULT_TIMEOUT = 600.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; beyond that the host would swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -27,60 +25,6 @@ _ON_JAX = {**_QUIET, "MALLOC_MMAP_THRESHOLD_": "65536", "JAX_ENABLE_COMPILATION_
 _LESS = "take a smaller batch, or estimate without real steps (kerasmem estimate; max-batch without --confirm)"
 # Some of TensorFlow's kernels end the process with these if memory runs out.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV))
-
-
-@dataclass(frozen=True)
-class Run:
-    """Steps at one batch size.
-
-    Attributes:
-        batch_size: samples.
-        inputs: bytes of one batch, targets included.
-        before: bytes in use before the first step: weights, optimizer and batch, in chunks.
-        first: the peak of the first step, which also sets things up.
-        peaks: the peak in use of each further step, in bytes.
-        seconds: for each of those.
-    """
-
-    batch_size: int
-    inputs: int
-    before: int
-    first: int
-    peaks: tuple[int, ...]
-    seconds: float
-
-    @property
-    def median(self) -> int:
-        """The usual peak, in bytes."""
-        return int(statistics.median(self.peaks))
-
-    @property
-    def mean(self) -> int:
-        """The mean peak, which depends less on the steps that were drawn, in bytes."""
-        return int(statistics.mean(self.peaks))
-
-
-@dataclass(frozen=True)
-class MeasuredSteps(Record, what="measured steps"):
-    """The worker's answer.
-
-    Attributes:
-        device: "CPU:0" or "GPU:0".
-        execution: "graph" or "xla".
-        weights: bytes of the model's variables.
-        optimizer: bytes of the optimizer's variables, or None without an optimizer.
-        notes: assumptions about the training.
-        runs: in the order of the request.
-        way: how memory was read, if not through TensorFlow's allocator.
-    """
-
-    device: str
-    execution: str
-    weights: int
-    optimizer: int | None
-    notes: tuple[str, ...]
-    runs: tuple[Run, ...]
-    way: str | None = None
 
 
 def run_steps(
@@ -105,29 +49,31 @@ def run_steps(
         ModelError: If a step failed, or ran out of memory.
         KerasmemError: If the process was too slow or was ended by the system.
     """
-    answer = ask_worker(WORKER, request, runs, timeout=timeout, memory_limit=memory_limit, seconds=seconds)
+    answer = ask_worker(work, request, runs, timeout=timeout, memory_limit=memory_limit, seconds=seconds)
     return MeasuredSteps.from_dict(answer)
 
 
 def ask_worker(
-    worker: str,
+    work: Callable[[dict[str, Any]], dict[str, Any]],
     request: StepSpec,
     runs: Sequence[tuple[Any, ...]],
     *,
     timeout: float,
     memory_limit: int | None = None,
+    device_bytes: int | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Run a worker that trains real steps, and return its answer.
+    """Run a function that trains real steps in a subprocess, and return its answer.
 
     Args:
-        worker: its module.
+        work: the function.
         request: the model and how it is trained.
         runs: (batch size, steps, mode) of each run; the mode defaults to the request's.
         timeout: seconds for the whole process.
         memory_limit: bytes of host memory for the process, whatever limit its device has. Defaults to nearly all that
             is free.
-        **more: further fields of the worker's request.
+        device_bytes: that TensorFlow may allocate on the first GPU or, without one, on the CPU. Defaults to no limit.
+        **more: further fields of the function's argument.
 
     Raises:
         UsageError: If the timeout is not positive.
@@ -141,9 +87,13 @@ def ask_worker(
     if memory_limit is None and available is not None:
         memory_limit = int(available * _SHARE_OF_HOST)
     data = {"request": request.to_dict(), "runs": runs, **more}
-    env = _ON_JAX if runs_on_jax() else _QUIET
+    environ = child_environment(**(_ON_JAX if runs_on_jax() else _QUIET))
+    if device_bytes is not None:  # one region, as TensorFlow has it on a GPU unless it is told otherwise
+        environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "false")
+    limits = Limits(timeout, memory_limit)
     try:
-        return run_child(worker, data, timeout=timeout, memory_limit=memory_limit, env=env)
+        answer: dict[str, Any] = run_child(work, data, limits=limits, environ=environ, device_bytes=device_bytes)
+        return answer
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, *_ in runs)
         message = (
@@ -185,7 +135,7 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
     runs = [run for run in runs if run[0]]
     peak = reason = None
     try:
-        answer = ask_worker(WORKER, request, runs, timeout=timeout, limit=limit_bytes)
+        answer = ask_worker(work, request, runs, timeout=timeout, device_bytes=limit_bytes)
         peak = max(size for run in answer["runs"] for size in (run["first"], *run["peaks"]))
     except OutOfMemoryError as error:
         reason = str(error)

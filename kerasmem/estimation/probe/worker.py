@@ -1,7 +1,7 @@
 """The child process of `measure` and `probe`: opens the model with real weights and runs real steps.
 
-Run by `kerasmem.estimation.probe.running`. Both backends share one loop of steps, and differ in how a step runs and in
-how its memory is read.
+`work` runs in a fork of a process that has loaded TensorFlow. Both backends share one loop of steps, and differ in how
+a step runs and in how its memory is read.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import contextlib
 import gc
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from kerasmem.compat.keras_layers import supports_jit
 from kerasmem.compat.keras_variables import give_value, index_variables
 from kerasmem.devices.host import held_bytes, process_status
 from kerasmem.errors import KerasmemError, ModelError, OutOfMemoryError
-from kerasmem.estimation.probe.running import MeasuredSteps, Run
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_step import loop_is_compiled, optimizer_variables, optimizers_of
@@ -28,8 +29,7 @@ from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import shaped_variables
-from kerasmem.processes.fork_server import prepare_devices
-from kerasmem.processes.task import serve
+from kerasmem.records import Record
 
 _PROCESS = Path("/proc/self")
 _PAUSE, _PATIENCE = 0.02, 2.0  # seconds
@@ -40,18 +40,67 @@ def work(data: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         data: `request` (a `StepSpec`); `runs`, the arguments of `Session.run`; `seconds`, after which no further step
-            of a run begins once two are done; `limit`, bytes for TensorFlow's allocator.
+            of a run begins once two are done.
 
     Returns:
         Fields of `MeasuredSteps`.
     """
-    limit, request = data.get("limit"), StepSpec.from_dict(data["request"])
-    if runs_on_jax():
-        return JaxSession(request).measure(data["runs"], data.get("seconds")).to_dict()
-    if limit is not None:  # one region, as TensorFlow has it on a GPU unless it is told otherwise
-        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "false")
-    prepare_devices(limit)
-    return TensorFlowSession(request).measure(data["runs"], data.get("seconds")).to_dict()
+    session = JaxSession if runs_on_jax() else TensorFlowSession
+    return session(StepSpec.from_dict(data["request"])).measure(data["runs"], data.get("seconds")).to_dict()
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps at one batch size.
+
+    Attributes:
+        batch_size: samples.
+        inputs: bytes of one batch, targets included.
+        before: bytes in use before the first step: weights, optimizer and batch, in chunks.
+        first: the peak of the first step, which also sets things up.
+        peaks: the peak in use of each further step, in bytes.
+        seconds: for each of those.
+    """
+
+    batch_size: int
+    inputs: int
+    before: int
+    first: int
+    peaks: tuple[int, ...]
+    seconds: float
+
+    @property
+    def median(self) -> int:
+        """The usual peak, in bytes."""
+        return int(statistics.median(self.peaks))
+
+    @property
+    def mean(self) -> int:
+        """The mean peak, which depends less on the steps that were drawn, in bytes."""
+        return int(statistics.mean(self.peaks))
+
+
+@dataclass(frozen=True)
+class MeasuredSteps(Record, what="measured steps"):
+    """The worker's answer.
+
+    Attributes:
+        device: "CPU:0" or "GPU:0".
+        execution: "graph" or "xla".
+        weights: bytes of the model's variables.
+        optimizer: bytes of the optimizer's variables, or None without an optimizer.
+        notes: assumptions about the training.
+        runs: in the order of the request.
+        way: how memory was read, if not through TensorFlow's allocator.
+    """
+
+    device: str
+    execution: str
+    weights: int
+    optimizer: int | None
+    notes: tuple[str, ...]
+    runs: tuple[Run, ...]
+    way: str | None = None
 
 
 class Session:
@@ -328,7 +377,3 @@ def _settle() -> None:
     while now != last and time.monotonic() < end:
         time.sleep(_PAUSE)
         last, now = now, held_bytes()
-
-
-if __name__ == "__main__":
-    serve(work)
