@@ -32,7 +32,7 @@ def tensor(*shape, dtype="float32", on_host=False):
 def needs(kind, inputs, output, card=T4, workspace=0, **attributes):
     """The bytes that an operation works in."""
     node = Node("node", kind, tuple((0, 0) for _ in inputs), (), (output,), attributes)
-    return [each.bytes for each in TABLES[CUDA].scratch[kind](node, tuple(inputs), replace(card, workspace=workspace))]
+    return list(TABLES[CUDA].scratch[kind](node, tuple(inputs), replace(card, workspace=workspace)))
 
 
 IMAGE, FIRST, FILTERS = tensor(2, 8, 8, 3), tensor(2, 3, 8, 8), tensor(3, 3, 3, 16)

@@ -7,9 +7,8 @@ import math
 import pytest
 
 from kerasmem.devices.kernels import EIGEN
-from kerasmem.estimation.graph.costs import seconds
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.rules import rates_of
+from kerasmem.estimation.graph.rules import rates_of, seconds
 
 RATES = rates_of(EIGEN)
 
@@ -32,16 +31,6 @@ def dense_gradients(rows, inner, outer):
     )
 
 
-def convolution_gradients(samples, size, channels, filters):
-    """The time of the gradients of a convolution's input and of its filter."""
-    given, result = tensor(samples, size, size, channels), tensor(samples, size, size, filters)
-    filter_, sizes = tensor(3, 3, channels, filters), Tensor((4,), "int32", 16)
-    return (
-        took("Conv2DBackpropInput", (sizes, filter_, result), given),
-        took("Conv2DBackpropFilter", (given, sizes, result), filter_),
-    )
-
-
 @pytest.mark.parametrize(("rows", "inner", "outer"), [(64, 4096, 4096), (512, 4096, 8192), (32, 2048, 1024)])
 def test_eigen_gathers_weights_that_it_reads_across_rows(rows, inner, outer):
     of_input, of_weights = dense_gradients(rows, inner, outer)
@@ -53,10 +42,3 @@ def test_eigen_gathers_weights_that_it_reads_across_rows(rows, inner, outer):
 def test_gathering_takes_longer_where_rows_lie_in_the_same_places_of_the_cache():
     apart, same = (dense_gradients(64, 4000, outer)[0] for outer in (4000, 4096))
     assert same > 2 * apart
-
-
-def test_convolution_gradients_by_how_often_the_filter_is_copied():
-    few_samples = convolution_gradients(4, 64, 128, 64)
-    large_filters = convolution_gradients(8, 7, 512, 512)
-    assert few_samples[0] < few_samples[1]
-    assert large_filters[0] > 1.5 * large_filters[1]

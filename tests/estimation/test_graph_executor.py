@@ -14,7 +14,6 @@ from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor, cons
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory, recipes_of
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import TABLES
-from kerasmem.estimation.graph.scratch import Need
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.op_names import Attribution
@@ -164,7 +163,7 @@ def test_a_view_holds_the_buffer():
 
 
 def test_scratch_lives_as_long_as_its_operation(monkeypatch):
-    monkeypatch.setitem(TABLES[EIGEN].scratch, "Conv2D", lambda node, inputs, kernels: (Need(4096),))
+    monkeypatch.setitem(TABLES[EIGEN].scratch, "Conv2D", lambda node, inputs, kernels: (4096,))
     made = program(("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Transpose", ["a"], 1024))
     run = Run(made)
     assert run.step() == {"x": 0, "a": 1024 + 4096, "b": 1024}

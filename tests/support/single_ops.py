@@ -123,13 +123,12 @@ def contraction(draw, dtype):
     operands = [[*batch, *left, *summed, *alone], [*batch, *right, *summed], [*batch, *left, *right]]
     for each in operands:
         draw.shuffle(each)
-    dots = draw.randint(0, 1)
     sizes = {label: draw.choice((1, 8, 11)) for label in "abcdefghij"}
-    terms = ["..." * dots + "".join(each) for each in operands]
-    x, y = (tf.zeros([5] * dots + [sizes[label] for label in each], dtype) for each in operands[:2])
+    terms = list(map("".join, operands))
+    x, y = (tf.zeros([sizes[label] for label in each], dtype) for each in operands[:2])
     yield einsum, {"first": x, "second": y}, {"equation": f"{terms[0]},{terms[1]}->{terms[2]}"}
     if made := [label for label in operands[2] if label in operands[0]]:
-        yield einsum, {"first": x}, {"equation": f"{terms[0]}->{'...' * dots}{''.join(made)}"}
+        yield einsum, {"first": x}, {"equation": f"{terms[0]}->{''.join(made)}"}
 
 
 KINDS = (

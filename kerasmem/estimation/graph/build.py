@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +79,7 @@ def on_card(program: Program, on_host: Set[str]) -> Program:
     nodes: list[Node] = []
     for node in program.nodes:
         is_on_host = node.name in on_host
-        outputs = tuple(replace(each, on_host=is_on_host or each.dtype in _HOST_DTYPES) for each in node.outputs)
+        outputs = tuple(replace(tensor, on_host=is_on_host or tensor.dtype in _HOST_DTYPES) for tensor in node.outputs)
         attributes = {**node.attributes, ON_HOST: True} if is_on_host else node.attributes
         nodes.append(replace(node, outputs=outputs, attributes=attributes))
     copies: dict[tuple[int, int], int] = {}
@@ -102,58 +102,45 @@ def on_card(program: Program, on_host: Set[str]) -> Program:
 
 def _shape_functions(by_name: dict[str, Any], versions: Any) -> tuple[Infer, Evaluate]:
     """Return functions that infer an operation's shapes, or evaluate it, by TensorFlow from now known inputs."""
-    cache: dict[Any, Any] = {}
+    operations: dict[Any, Any] = {}
 
-    def read(
-        node: Node, inputs: Sequence[Tensor], values: Sequence[Any], reader: Callable[[Any], Any], output: int | None
-    ) -> Any:
-        if node.name not in by_name:
-            return None
-        key = (node.name, output, tuple(tensor.shape for tensor in inputs), tuple(map(_as_key, values)))
-        if key not in cache:
-            operation = _alone(by_name[node.name], versions, inputs, values)
-            cache[key] = None if operation is None else reader(operation)
-        return cache[key]
+    def alone(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        known = tuple(None if value is None else (value.shape, value.tobytes()) for value in values)
+        key = (node.name, tuple(tensor.shape for tensor in inputs), known)
+        if key not in operations:
+            definition = by_name.get(node.name)
+            operations[key] = None if definition is None else _alone(definition, versions, inputs, values)
+        return operations[key]
 
     def infer(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> list[tuple[int, ...] | None] | None:
-        shapes: list[tuple[int, ...] | None] | None = read(node, inputs, values, _shapes_of, None)
-        return shapes
+        operation = alone(node, inputs, values)
+        return None if operation is None else [tensor_of(output).shape for output in operation.outputs]
 
     def evaluate(node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-        return read(node, inputs, values, lambda operation: constant_value(operation.outputs[output]), output)
+        operation = alone(node, inputs, values)
+        return None if operation is None else constant_value(operation.outputs[output])
 
     return infer, evaluate
-
-
-def _shapes_of(operation: Any) -> list[tuple[int, ...] | None]:
-    shapes = [tensor.shape for tensor in operation.outputs]
-    return [tuple(shape.as_list()) if shape.is_fully_defined() else None for shape in shapes]
-
-
-def _as_key(value: Any) -> Any:
-    return None if value is None else (value.shape, value.tobytes())
 
 
 def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
     """Return an operation in a graph of its own, on constants if its inputs' values are known; None if refused."""
     import tensorflow as tf
 
+    alone = tf.compat.v1.GraphDef(versions=versions, node=[definition])
+    del alone.node[0].input[:]
+    alone.node[0].attr.pop("_class", None)
     with tf.Graph().as_default() as graph:
-        small = tf.compat.v1.GraphDef(versions=versions)
-        small.node.add().CopyFrom(definition)
-        del small.node[0].input[:]
-        small.node[0].attr.pop("_class", None)
+        sources = {}
         for index, (tensor, value) in enumerate(zip(inputs, values, strict=True)):
-            name = f"kerasmem_input_{index}"
-            if value is not None:
-                tf.constant(value, tensor.dtype, name=name)
-            else:
-                tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=name)
-            small.node[0].input.append(name)
-        small.node.extend(graph.as_graph_def().node)
-    with tf.Graph().as_default() as graph:
+            alone.node[0].input.append(f"input_{index}")
+            sources[f"input_{index}"] = (
+                tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+                if value is None
+                else tf.constant(value, tensor.dtype)
+            )
         try:
-            tf.import_graph_def(small, name="")
+            tf.import_graph_def(alone, input_map=sources, name="")
         except ValueError:
             return None
     return graph.get_operation_by_name(definition.name)

@@ -238,18 +238,17 @@ class _Walk:
             return bool(condition.value)
         key = node.inputs[1]
         if key not in self._branches:
-            self._branches[key], why = self._heavier(key)
+            self._branches[key] = self._is_larger(key)
             name = self._program.nodes[key[0]].name
-            self.notes.append(f"a branch of the step depends on the data ({name}): the one {why} is counted")
+            self.notes.append(f"a branch of the step depends on the data ({name}): the larger one is counted")
         return self._branches[key]
 
-    def _heavier(self, condition: tuple[int, int]) -> tuple[bool, str]:
-        """Return whether the branch for "true" makes at least as many bytes as the other, and the reason.
+    def _is_larger(self, condition: tuple[int, int]) -> bool:
+        """Return whether the branch for "true" makes at least as many bytes as the other.
 
         A branch of known sizes is preferred to one whose sizes depend on the data.
         """
-        nodes = self._program.nodes
-        weights, known = [], []
+        nodes, weights = self._program.nodes, []
         for branch in (0, 1):
             seen: set[int] = set()
             pending: list[int] = []
@@ -261,11 +260,10 @@ class _Walk:
                 if number not in seen and nodes[number].type != "Merge":
                     seen.add(number)
                     pending += [consumer for _, consumer, _ in self._consumers[number]] + self._after[number]
-            weights.append((sum(out.bytes or 0 for number in seen for out in nodes[number].outputs), len(seen)))
-            known.append(not any(nodes[number].type in SIZED_BY_DATA for number in seen))
-        if known[0] != known[1]:
-            return known[1], "whose sizes are known"
-        return weights[1] >= weights[0], "that makes more"
+            is_known = not any(nodes[number].type in SIZED_BY_DATA for number in seen)
+            size = sum(tensor.bytes or 0 for number in seen for tensor in nodes[number].outputs)
+            weights.append((is_known, size, len(seen)))
+        return weights[1] >= weights[0]
 
     def _emit(self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], awaited: _Nodes) -> None:
         """Add a node for one run of an operation, and pass its outputs on."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kerasmem.devices.kernels import CardKernels
 from kerasmem.estimation.graph.program import Node, Tensor
-from kerasmem.estimation.graph.scratch import Inputs, Kernels, Need, Scratch
+from kerasmem.estimation.graph.scratch import Inputs, Kernels, Scratch
 from kerasmem.estimation.unmodelled import REDZONES
 from kerasmem.models.sizes import element_bytes
 
@@ -99,36 +99,36 @@ def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
     if not node.outputs or len(inputs) < 2:
         return None
     if "BackpropInput" in node.type:
-        given, filters, result = node.outputs[0], inputs[1], inputs[2]
+        images, filters, result = node.outputs[0], inputs[1], inputs[2]
     elif "BackpropFilter" in node.type:
-        given, filters, result = inputs[0], node.outputs[0], inputs[2]
+        images, filters, result = inputs[0], node.outputs[0], inputs[2]
     else:
-        given, filters, result = inputs[0], inputs[1], node.outputs[0]
-    if given.shape is None or filters.shape is None or result.shape is None or len(given.shape) != len(filters.shape):
+        images, filters, result = inputs[0], inputs[1], node.outputs[0]
+    if images.shape is None or filters.shape is None or result.shape is None or len(images.shape) != len(filters.shape):
         return None
     layout = node.attributes.get("data_format", b"NHWC")
     layout = layout.decode() if isinstance(layout, bytes) else str(layout)
     is_last = layout.endswith("C")
-    rank = len(given.shape) - 2
+    rank = len(images.shape) - 2
     first = 1 if is_last else 2
     space, channel = slice(first, first + rank), rank + 1 if is_last else 1
     steps, spread = (
-        tuple(int(each) for each in (node.attributes.get(name) or [1] * (rank + 2))[space])
+        tuple(int(value) for value in (node.attributes.get(name) or [1] * (rank + 2))[space])
         for name in ("strides", "dilations")
     )
-    kernel, sizes, results = filters.shape[:rank], given.shape[space], result.shape[space]
+    kernel, sizes, results = filters.shape[:rank], images.shape[space], result.shape[space]
     return _Convolution(
-        given.shape[0],
-        (given.shape[channel], result.shape[channel]),
+        images.shape[0],
+        (images.shape[channel], result.shape[channel]),
         sizes,
         kernel,
         results,
         steps,
         _paddings(node.attributes, first, sizes, results, kernel, steps, spread),
-        set(spread) == {1} and filters.shape[rank] == given.shape[channel],
+        set(spread) == {1} and filters.shape[rank] == images.shape[channel],
         is_last,
         filters.bytes or 0,
-        element_bytes(given.dtype),
+        element_bytes(images.dtype),
     )
 
 
@@ -139,8 +139,8 @@ def _paddings(
     padding = attributes.get("padding", b"SAME")
     padding = padding.decode() if isinstance(padding, bytes) else padding
     if padding == "EXPLICIT":
-        given = [int(each) for each in attributes.get("explicit_paddings", ())]
-        return tuple((given[2 * (first + axis)], given[2 * (first + axis) + 1]) for axis in range(len(sizes)))
+        explicit = [int(size) for size in attributes.get("explicit_paddings", ())]
+        return tuple((explicit[2 * (first + axis)], explicit[2 * (first + axis) + 1]) for axis in range(len(sizes)))
     if padding == "VALID":
         return ((0, 0),) * len(sizes)
     wanted = (
@@ -150,104 +150,100 @@ def _paddings(
     return tuple((total // 2, total - total // 2) for total in wanted)
 
 
-def convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """The filter in cuDNN's order, input and result with the channels first where they are not, an even padding.
 
     Of the gradients, that of the input is made in a buffer of its own, beside the one that was allocated for it; that
     of the filter in cuDNN's order first.
     """
-    found = _convolution(node, inputs)
-    if found is None or found.is_product:
+    conv = _convolution(node, inputs)
+    if conv is None or conv.is_product:
         return ()
-    needs = [found.filter_bytes]
-    is_turned = found.is_last and not _as_it_comes(node, kernels)
-    has_channels, has_results = (count > 1 for count in found.channels)
+    needs = [conv.filter_bytes]
+    is_turned = conv.is_last and not _as_it_comes(node, kernels)
+    has_channels, has_results = (count > 1 for count in conv.channels)
     is_forward = "Backprop" not in node.type
     if is_forward and is_turned:
-        needs += [found.padded_bytes] * has_channels + [found.result_bytes]
+        needs += [conv.padded_bytes] * has_channels + [conv.result_bytes]
     elif is_forward:
-        needs += [found.padded_bytes] * found.is_uneven
+        needs += [conv.padded_bytes] * conv.is_uneven
     elif "BackpropInput" in node.type:
-        needs += [found.padded_bytes] + [found.input_bytes] * found.is_uneven
-        needs += [found.result_bytes] * (is_turned and has_results)
+        needs += [conv.padded_bytes] + [conv.input_bytes] * conv.is_uneven
+        needs += [conv.result_bytes] * (is_turned and has_results)
     else:
-        needs += [found.padded_bytes] * found.is_uneven
-        needs += [found.result_bytes] * (is_turned and has_results)
-        needs += [found.padded_bytes] * (is_turned and has_channels)
-    return _needs([*needs, *_tried(found, kernels, node.type)])
+        needs += [conv.padded_bytes] * conv.is_uneven
+        needs += [conv.result_bytes] * (is_turned and has_results)
+        needs += [conv.padded_bytes] * (is_turned and has_channels)
+    return (*needs, *_tried(conv, kernels, node.type))
 
 
 def _as_it_comes(node: Node, kernels: Kernels) -> bool:
     return isinstance(kernels, CardKernels) and node.outputs[0].dtype in channels_last(kernels.capability)
 
 
-def _needs(sizes: list[int]) -> tuple[Need, ...]:
-    return tuple(Need(size) for size in sizes if size)
-
-
-def _tried(found: _Convolution, kernels: Kernels, kind: str) -> list[int]:
+def _tried(conv: _Convolution, kernels: Kernels, kind: str) -> list[int]:
     """Return what trying the algorithms takes in the first step: the largest workspace and a copy of the result."""
     if not isinstance(kernels, CardKernels) or not kernels.workspace:
         return []
-    results = {"BackpropInput": found.input_bytes, "BackpropFilter": found.filter_bytes}
-    copy = next((size for part, size in results.items() if part in kind), found.result_bytes)
-    workspace = min(_workspace(found, "Backprop" not in kind), kernels.workspace)
+    results = {"BackpropInput": conv.input_bytes, "BackpropFilter": conv.filter_bytes}
+    copy = next((size for part, size in results.items() if part in kind), conv.result_bytes)
+    workspace = min(_workspace(conv, "Backprop" not in kind), kernels.workspace)
     return [copy + REDZONES, workspace + REDZONES]
 
 
-def _workspace(found: _Convolution, is_forward: bool) -> int:
+def _workspace(conv: _Convolution, is_forward: bool) -> int:
     """Return the most that an algorithm works in: of those that cuDNN documents, the one that has most to hold."""
     # Copies in the layout that tensor cores want.
-    held = [found.input_bytes + found.filter_bytes + found.result_bytes]
+    held = [conv.input_bytes + conv.filter_bytes + conv.result_bytes]
     if is_forward:  # GEMM, "a significant memory workspace to store the matrix that holds the input tensor data"
-        places = found.batch * math.prod(found.results)
-        held.append(places * math.prod(found.kernel) * found.channels[0] * found.element)
-    if found.is_dense and set(found.steps) == {1} and len(found.sizes) == 2:
-        held.append(_transformed(found))
+        places = conv.batch * math.prod(conv.results)
+        held.append(places * math.prod(conv.kernel) * conv.channels[0] * conv.element)
+    if conv.is_dense and set(conv.steps) == {1} and len(conv.sizes) == 2:
+        held.append(_transformed(conv))
     return max(held)
 
 
-def _planes(found: _Convolution, planes: int) -> tuple[int, int, int]:
+def _planes(conv: _Convolution, planes: int) -> tuple[int, int, int]:
     """Return the numbers in input, filter and result where a plane of each is transformed into so many."""
-    first, last = found.channels
-    return found.batch * first * planes, first * last * planes, found.batch * last * planes
+    first, last = conv.channels
+    return conv.batch * first * planes, first * last * planes, conv.batch * last * planes
 
 
-def _transformed(found: _Convolution) -> int:
+def _transformed(conv: _Convolution) -> int:
     """FFT: every plane of input, filter and result as complex numbers, half of them by symmetry (arXiv:1312.5851).
 
     All are held in two layouts: profiles of TensorFlow's Conv2D show cuDNN's fft2d_r2c, then cuBLAS's transposition of
     complex numbers, then a complex matrix product. Larger planes are divided into tiles of 32 × 32 ("FFT_TILING"),
     which overlap by the filter's size less one.
     """
-    padded = [size + sum(pads) for size, pads in zip(found.sizes, found.paddings, strict=True)]
+    padded = [size + sum(pads) for size, pads in zip(conv.sizes, conv.paddings, strict=True)]
     if max(padded) > _LARGEST_TRANSFORM:
-        if max(found.kernel) > _TRANSFORMED_TILE:
+        if max(conv.kernel) > _TRANSFORMED_TILE:
             return 0
         tiles = math.prod(
             -(-result // (_TRANSFORMED_TILE - width + 1))
-            for result, width in zip(found.results, found.kernel, strict=True)
+            for result, width in zip(conv.results, conv.kernel, strict=True)
         )
-        given, filters, made = _planes(found, _TRANSFORMED_TILE * (_TRANSFORMED_TILE // 2 + 1))
-        return (given * tiles + filters + made * tiles) * _COMPLEX * _LAYOUTS
+        images, filters, result = _planes(conv, _TRANSFORMED_TILE * (_TRANSFORMED_TILE // 2 + 1))
+        return (images * tiles + filters + result * tiles) * _COMPLEX * _LAYOUTS
     height, width = (1 << (size - 1).bit_length() for size in padded)
-    return sum(_planes(found, height * (width // 2 + 1))) * _COMPLEX * _LAYOUTS
+    return sum(_planes(conv, height * (width // 2 + 1))) * _COMPLEX * _LAYOUTS
 
 
-def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """With the channels last, training copies what comes and what goes into cuDNN's layout (fused_batch_norm_op.cc)."""
     layout = node.attributes.get("data_format", b"NHWC")
     if layout not in (b"NHWC", "NHWC") or not node.attributes.get("is_training", True) or not inputs:
         return ()
     is_gradient = "Grad" in node.type
-    return (Need(inputs[0].bytes or 0),) * (3 if is_gradient else 2)
+    return (inputs[0].bytes or 0,) * (3 if is_gradient else 2)
 
 
-def softmax(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def softmax(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """The rows' maxima and their sums, each in a buffer as large as the result (softmax_op_gpu.cu.cc)."""
-    made: Tensor = node.outputs[0]
-    size = made.bytes or 0
-    return Need(size), Need(2 * size if made.dtype in _HALVES else size)
+    result: Tensor = node.outputs[0]
+    size = result.bytes or 0
+    return size, 2 * size if result.dtype in _HALVES else size
 
 
 # What cuDNN keeps of a recurrent layer for its gradient, in numbers for each unit, sample and step: four gates and the
@@ -259,21 +255,23 @@ _KEPT_OF = {"lstm": 5, "gru": 6}
 def rnn_reserve(node: Node) -> tuple[Tensor, ...]:
     """Return a recurrent layer's outputs with what it keeps for its gradient, whose size TensorFlow cannot tell."""
     mode = node.attributes.get("rnn_mode", b"lstm")
-    made, shape = node.outputs[0], node.outputs[0].shape
+    result, shape = node.outputs[0], node.outputs[0].shape
     if shape is None:
         return node.outputs
     kept = _KEPT_OF.get(mode.decode() if isinstance(mode, bytes) else mode, 1) * math.prod(shape)
-    reserve = Tensor((kept,), made.dtype, kept * element_bytes(made.dtype))
+    reserve = Tensor((kept,), result.dtype, kept * element_bytes(result.dtype))
     return (
         *node.outputs[:3],
         reserve,
-        *(Tensor((), each.dtype, element_bytes(each.dtype)) for each in node.outputs[4:]),
+        *(Tensor((), tensor.dtype, element_bytes(tensor.dtype)) for tensor in node.outputs[4:]),
     )
 
 
-def rnn(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def rnn(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """The weights once more, as cuDNN told of the same layers."""
-    return _needs([inputs[3].bytes or 0]) if len(inputs) > 3 else ()
+    return (inputs[3].bytes or 0,) if len(inputs) > 3 else ()
 
 
-CUDA_FUNCTIONS: dict[str, Scratch] = {each.__name__: each for each in (convolution, batch_norm, softmax, rnn)}
+CUDA_FUNCTIONS: dict[str, Scratch] = {
+    function.__name__: function for function in (convolution, batch_norm, softmax, rnn)
+}

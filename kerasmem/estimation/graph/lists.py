@@ -255,10 +255,10 @@ class _Values:
             shape = inputs[output].shape
             return None if shape is None else np.array(shape, tensor.dtype)
         values = [self.of(source, depth + 1) for source in node.inputs]
-        if node.type == "Minimum" and len(known := [value for value in values if value is not None]) == 1:
-            other = node.inputs[0 if values[0] is None else 1]
-            least = self._least(other, depth + 1)  # both ends of `tf.math.bincount` may be the same
-            return known[0] if least is not None and np.all(least >= known[0]) else None
+        if node.type == "Minimum" and any(
+            value is None for value in values
+        ):  # at most the known one, as in `tf.math.bincount`
+            return next((value for value in values if value is not None), None)
         return self.evaluated(node, output, inputs, values)
 
     def evaluated(self, node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
@@ -266,12 +266,6 @@ class _Values:
         if not values or any(value is None for value in values):
             return None
         return self._evaluate(node, output, inputs, values)
-
-    def _least(self, source: _Source, depth: int) -> Any:
-        """Return the known lower bound of a maximum that depends on the data, or None."""
-        node = self._nodes[source[0]]
-        values = [self.of(operand, depth + 1) for operand in node.inputs] if node.type == "Maximum" else []
-        return next((value for value in values if value is not None), None)
 
 
 def _with_shapes(node: Node, inputs: Sequence[Tensor], values: _Values, infer: Infer) -> Node:

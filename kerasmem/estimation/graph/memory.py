@@ -10,7 +10,6 @@ variables' first values and the batch, and runs a few steps to warm up.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from kerasmem.estimation.allocator import FREE, BFCAllocator, Request
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Variable
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING, TAKEN_FROM_LIST, UPDATES, needs, reusable_inputs
-from kerasmem.estimation.graph.scratch import Inputs, Kernels, Need
+from kerasmem.estimation.graph.scratch import Inputs, Kernels
 
 HANDLE_BYTES = 200  # a variable's handle is a small tensor of its own
 
@@ -121,10 +120,6 @@ class Heap:
         return requests
 
 
-# TensorFlow evaluates fillings of up to this many elements once more when it looks for constants.
-LARGEST_FOLDED = 10 * 1024 * 1024
-
-
 def make_variables(variables: Sequence[Variable], batch: Iterable[tuple[int, int]], heap: Heap) -> list[Buffer]:
     """Give the variables their first values as Keras does, and return their buffers in order.
 
@@ -145,10 +140,6 @@ def make_variables(variables: Sequence[Variable], batch: Iterable[tuple[int, int
     for node, size in batch:
         heap.allocate(size, node)
     later = [number for number in range(len(variables)) if number not in buffers]
-    distinct = {(variables[number].shape, variables[number].dtype): variables[number] for number in reversed(later)}
-    for variable in reversed(distinct.values()):
-        if math.prod(variable.shape) <= LARGEST_FOLDED:
-            heap.let_go(heap.allocate(variable.bytes))
     shared: dict[tuple[tuple[int, ...], str], Buffer] = {}
     for number in later:
         alike = (variables[number].shape, variables[number].dtype)
@@ -179,7 +170,7 @@ class Recipe(NamedTuple):
         inputs: slots of its inputs.
         held: (slot, input's slot) of outputs that are inputs as they are.
         computed: (slot, bytes, inputs whose buffer it may reuse) of computed outputs.
-        needs: its scratch.
+        needs: bytes of its scratch.
         passed: (slot, how many more holders than one it has when the node has run) of its outputs.
         reads: (slot, variable whose value the output is), or None.
         updates: variable that is changed in place, or None.
@@ -189,7 +180,7 @@ class Recipe(NamedTuple):
     inputs: tuple[int, ...]
     held: tuple[tuple[int, int], ...]
     computed: tuple[tuple[int, int, tuple[int, ...]], ...]
-    needs: tuple[Need, ...]
+    needs: tuple[int, ...]
     passed: tuple[tuple[int, int], ...]
     reads: tuple[int, int] | None
     updates: int | None
@@ -224,7 +215,7 @@ def recipes_of(program: Program, kernels: Kernels) -> list[Recipe]:
                 inputs=inputs,
                 held=() if is_read else tuple((slots[output], inputs[source]) for output, source in held or ()),
                 computed=tuple(_computed(node, tensors, inputs, slots, kernels)) if is_computed else (),
-                needs=needs(node, tensors, kernels),
+                needs=tuple(size for size in needs(node, tensors, kernels) if size),
                 passed=tuple((slot, holders[number, output] - 1) for output, slot in enumerate(slots)),
                 reads=(slots[0], node.variable) if is_read and node.variable is not None else None,
                 updates=node.variable if is_update else None,
@@ -327,9 +318,7 @@ class Memory:
             size = self.variables[recipe.updates].bytes
             self._replace(recipe.updates, self._heap.allocate(size, number))
         if recipe.needs:
-            inputs = [slots[source] for source in recipe.inputs]
-            unserved = [need for need in recipe.needs if not _is_served(need, inputs)]
-            self._scratch[number] = [self._heap.allocate(need.bytes, number, is_scratch=True) for need in unserved]
+            self._scratch[number] = [self._heap.allocate(size, number, is_scratch=True) for size in recipe.needs]
 
     def _reused(self, size: int, candidates: Iterable[int]) -> Buffer | None:
         """Return the first input's buffer that nobody else holds and that has the size, or None."""
@@ -376,9 +365,3 @@ def _hold(buffer: Buffer | None) -> Buffer | None:
     if buffer is not None:
         buffer.holders += 1
     return buffer
-
-
-def _is_served(need: Need, inputs: list[Buffer | None]) -> bool:
-    """Return whether a need takes no new buffer: it is empty, or an input without other holders serves."""
-    buffer = None if need.takes_over is None else inputs[need.takes_over]
-    return not need.bytes or (buffer is not None and buffer.holders == 1)

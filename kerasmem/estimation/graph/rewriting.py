@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Any, NamedTuple
 
@@ -72,54 +71,31 @@ def _lower(definition: Any) -> tuple[str, ...]:
 
 
 def _fold_large(graph: Any, definition: Any) -> None:
-    """Replace each operation that computes a large tensor from constants alone by a placeholder.
+    """Replace each operation that computes a large tensor from constants alone by a source of its shape.
 
     A decoder computes a mask in each of its blocks. Grappler would evaluate all of them before it finds that they are
     the same, in memory and time that grow with the depth.
     """
     nodes = {node.name: node for node in definition.node}
-    values: dict[str, str] = {}  # operations on constants alone → digest of their value
-    large: dict[str, str] = {}
+    known: set[str] = set()  # operations on constants alone
     for operation in graph.get_operations():
         outputs = [tensor_of(output) for output in operation.outputs]
         on_shapes = operation.type in ("Shape", "ShapeN", "Size", "Rank") and all(
             tensor.shape.is_fully_defined() for tensor in operation.inputs
         )
-        on_constants = bool(operation.inputs) and all(tensor.op.name in values for tensor in operation.inputs)
+        on_constants = bool(operation.inputs) and all(tensor.op.name in known for tensor in operation.inputs)
         if not (operation.type == "Const" or on_shapes or (on_constants and not operation.op_def.is_stateful)):
             continue
         if not outputs or any(output.bytes is None for output in outputs):
             continue
-        values[operation.name] = _digest(operation, nodes[operation.name], values)
+        known.add(operation.name)
         if operation.type != "Const" and len(outputs) == 1 and (outputs[0].bytes or 0) > LARGE:
-            large[operation.name] = values[operation.name]
-    first: dict[str, str] = {}
-    for name, value in large.items():
-        node, is_first = nodes[name], value not in first
-        first.setdefault(value, name)
-        output = graph.get_operation_by_name(name).outputs[0]
-        node.attr.clear()
-        del node.input[:]
-        if is_first:
-            node.op = "Placeholder"
+            node, output = nodes[operation.name], operation.outputs[0]
+            node.op = UNFED
+            del node.input[:]
+            node.attr.clear()
             node.attr["dtype"].type = output.dtype.as_datatype_enum
             node.attr["shape"].shape.CopyFrom(output.shape.as_proto())
-        else:
-            node.op = "Identity"
-            node.input.append(first[value])
-            node.attr["T"].type = output.dtype.as_datatype_enum
-
-
-def _digest(operation: Any, node: Any, values: dict[str, str]) -> str:
-    """Return a digest that two operations share only if they compute the same value."""
-    digest = hashlib.sha256(operation.type.encode())
-    for key in sorted(node.attr):
-        if not key.startswith("_"):
-            digest.update(key.encode() + node.attr[key].SerializeToString(deterministic=True))
-    for tensor in operation.inputs:
-        known = values.get(tensor.op.name) or str(tensor.shape)
-        digest.update(f"{known}:{tensor.value_index}".encode())
-    return digest.hexdigest()
 
 
 def _runnable(traced: TracedStep, is_on_card: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Tables of what TensorFlow's operations do with memory, one for each kind of kernels: oneDNN, Eigen, CUDA.
+"""Tables of what TensorFlow's operations do with memory and their times, for oneDNN's, Eigen's and CUDA's kernels.
 
 An operation *aliases* (its output is its input's buffer), *forwards* (its output reuses an input's buffer if nothing
 else holds it and the sizes agree), *allocates*, or makes nothing. Some need scratch while they run. Add an operation in
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS
-from kerasmem.estimation.graph.program import ON_HOST, Node
-from kerasmem.estimation.graph.scratch import FUNCTIONS, Inputs, Kernels, Need, Scratch
+from kerasmem.estimation.graph.program import ON_HOST, Node, Tensor
+from kerasmem.estimation.graph.scratch import FUNCTIONS, Inputs, Kernels, Scratch
 from kerasmem.files import package_data
 
 OPERATIONS = package_data("kerasmem.estimation", "operations")
@@ -62,9 +62,6 @@ class Rates:
         factors: bytes of those with few rows, which wait for the weights.
         gathered: bytes of a second factor that Eigen gathers number by number: as a rule, for rows in the same places
             of the cache, and for many rows. None if it is not gathered.
-        patches: gradient of a convolution → bytes of the patches that it copies.
-        filters: bytes of the filter that it copies for each sample.
-        others: bytes of single operations, and of views that are written to.
     """
 
     elements: float
@@ -74,15 +71,11 @@ class Rates:
     product: float
     factors: float
     gathered: tuple[float, float, float] | None = None
-    patches: Mapping[str, float] = field(default_factory=dict)
-    filters: float = math.inf
-    others: Mapping[str, float] = field(default_factory=dict)
 
 
 def rates_of(kind: str) -> Rates:
     """Return the rates of a kind of kernels; on a card they do not matter."""
-    row = KINDS[kind].get("rates", KINDS[ONEDNN]["rates"])
-    return Rates(**{**row, "others": {**KINDS["both"]["others"], **row.get("others", {})}})
+    return Rates(**KINDS[kind].get("rates", KINDS[ONEDNN]["rates"]))
 
 
 @dataclass(frozen=True)
@@ -155,14 +148,82 @@ def reusable_inputs(node: Node, kernels: Kernels) -> tuple[int, ...] | None:
     return table_of(node, kernels).forwards.get(node.type, FORWARDS.get(node.type, ()))
 
 
-def needs(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
-    """Return the buffers that an operation needs while it runs."""
+def needs(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
+    """Return the bytes of each buffer that an operation needs while it runs."""
     scratch, compiled = table_of(node, kernels).scratch.get(node.type), node.attributes.get("scratch", 0)
     if scratch is not None:
         return scratch(node, inputs, kernels)
-    return (Need(compiled),) if compiled else ()
+    return (compiled,) if compiled else ()
 
 
 def is_known(type_name: str) -> bool:
     """Return whether an operation is in the tables."""
     return type_name in ALIASES or type_name in NOTHING or type_name in FORWARDS or type_name in ALLOCATES
+
+
+# Times of operations decide only which of two threads is free first: only ratios count. The rates were read off real
+# steps of a convnet, a transformer and a MobileNet, and off single products, on two idle cores of a server.
+OVERHEAD_SECONDS = 1e-6
+USUAL = rates_of(ONEDNN)
+# With oneDNN, a second factor that is read across its rows, as in the gradient of a dense layer's input, is put in
+# order first: with few rows not quite, with many the time is lost in the arithmetic.
+TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
+# Rows whole pages apart lie in the same few places of the cache. For many rows of the first factor, Eigen gathers the
+# second one again and again.
+PAGE, BLOCK_ROWS = 4096, 256
+
+# Identical operations vary about this much from step to step: standard deviation of the logarithm of their time.
+VARIATION = 0.2
+
+
+def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float:
+    """Return the time that a node takes alone: the longer of its arithmetic and its transfers."""
+    if node.type in UPDATES:
+        return OVERHEAD_SECONDS + 3 * sum(tensor.bytes or 0 for tensor in inputs) / rates.elements
+    if node.type in NOTHING or node.type in ALIASES:
+        return OVERHEAD_SECONDS / 3
+    is_product = "MatMul" in node.type
+    moved = sum(tensor.bytes or 0 for tensor in (*inputs, *node.outputs))
+    moving = moved / (rates.factors if is_product else rates.elements)
+    took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
+    if is_product and node.attributes.get("transpose_b") and len(inputs) > 1:
+        took += _ordering(inputs[0], inputs[1], rates)
+    return took
+
+
+def _ordering(first: Tensor, second: Tensor, rates: Rates) -> float:
+    """Return the time in which a second factor is put in order that is read across its rows."""
+    if not first.shape or not second.shape:
+        return 0.0
+    rows, size = first.shape[0], second.bytes or 0
+    if rates.gathered is not None:
+        usual, far, many = rates.gathered
+        return size / (many if rows > BLOCK_ROWS else far if size // second.shape[0] % PAGE == 0 else usual)
+    share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
+    return share * size / TRANSPOSED_BYTES_PER_SECOND if rows <= MANY_ROWS else 0.0
+
+
+def operations(node: Node, inputs: Sequence[Tensor]) -> float:
+    """Return the floating-point operations of a matrix product or a convolution; 0 for others."""
+    shapes = [tensor.shape for tensor in inputs]
+    result = node.outputs[0].shape if node.outputs else None
+    if len(shapes) < 2 or result is None or shapes[0] is None or shapes[1] is None:
+        return 0.0
+    if "MatMul" in node.type:
+        # The geometric mean of the three faces of the product, which needs no account of transposition.
+        batch = math.prod(result[:-2]) or 1
+        return 2 * math.sqrt(math.prod(shapes[0]) * math.prod(shapes[1]) * math.prod(result) / batch)
+    if "Conv" in node.type:
+        kernel = result if "BackpropFilter" in node.type else shapes[1]
+        places = shapes[2] if "Backprop" in node.type and len(shapes) > 2 and shapes[2] is not None else result
+        if len(kernel) > 2:
+            return 2 * math.prod(places) * math.prod(kernel[:-2] if "Depthwise" in node.type else kernel[:-1])
+    return 0.0
+
+
+def _rate(node: Node, rates: Rates) -> float:
+    if "Depthwise" in node.type:
+        return rates.depthwise
+    if "Conv" in node.type:
+        return rates.backward if "Backprop" in node.type else rates.forward
+    return rates.product

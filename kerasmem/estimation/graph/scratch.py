@@ -1,4 +1,4 @@
-"""The scratch that kernels need while they run: functions from a node and its inputs' sizes. Pure arithmetic.
+"""The scratch that kernels need while they run, as bytes of each buffer. Pure arithmetic.
 
 `data/kernels.json` says which operation needs which, by kind of kernel. Sources: the kernels' calls of `allocate_temp`
 and `forward_input_or_allocate_temp` in tensorflow/core/kernels, compared with what single operations ask of the
@@ -16,29 +16,16 @@ from kerasmem.devices.kernels import CardKernels, CpuKernels, eigen_cache_bytes
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.models.sizes import element_bytes
 
-
-class Need(NamedTuple):
-    """A buffer that a kernel needs while it runs.
-
-    Attributes:
-        bytes: its size.
-        takes_over: the input whose buffer serves where nobody else holds it; None: always a new one.
-    """
-
-    bytes: int
-    takes_over: int | None = None
-
-
 Inputs = tuple[Tensor, ...]
 Kernels = CpuKernels | CardKernels
-Scratch = Callable[[Node, Inputs, Kernels], tuple[Need, ...]]
+Scratch = Callable[[Node, Inputs, Kernels], tuple[int, ...]]
 
 _HALVES = ("float16", "bfloat16")
 _AVX512_BYTES = 64  # of a vector register
 AXES = "axes"  # the attribute with what a reduction reduces
 
 
-def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """A reduction over axes that do not lie together is done on a transposed copy (reduction_ops_common.h)."""
     shape, axes = inputs[0].shape, node.attributes.get(AXES)
     if shape is None or axes is None:
@@ -48,84 +35,58 @@ def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
         reduced = axis in axes or axis - len(shape) in axes
         if size != 1 and (not groups or groups[-1] != reduced):
             groups.append(reduced)
-    return () if len(groups) <= 3 else (Need(inputs[0].bytes or 0),)
+    return () if len(groups) <= 3 else (inputs[0].bytes or 0,)
 
 
-# An axis of an Einsum, in the order in which it wants them: under dots, of what is multiplied pair by pair, of one
-# operand alone, of what the product sums over, and of what is summed before it.
-_DOTS, _BATCH, _FREE, _CONTRACTED, _REDUCED = range(5)
+def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
+    """An Einsum copies operands, and its product, whose axes are not in the order of a matrix product.
 
-
-def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
-    """An Einsum transposes its operands, sums over axes that one alone has, multiplies matrices, and transposes what
-    they made, each where it must (einsum_op_impl.h). Copies of the diagonal of an operand that has an axis twice are
-    left out.
+    It also sums over axes that one operand alone has (einsum_op_impl.h). Equations with dots, and copies of the
+    diagonal of an operand that has an axis twice, are left out.
     """
-    terms = _terms(node, inputs)
-    if terms is None:
+    equation = node.attributes.get("equation", b"")
+    equation = equation.decode() if isinstance(equation, bytes) else equation
+    left, _, result = equation.replace(" ", "").partition("->")
+    if not left or "." in left or any(tensor.shape is None for tensor in inputs):
         return ()
-    *taken, result = terms
-    numbers = {label: number for number, label in enumerate(dict.fromkeys(label for term in taken for label in term))}
-
-    def kind(label: str) -> int:
-        if not label.isprintable():
-            return _DOTS
-        is_shared = sum(label in term for term in taken) > 1
-        return (_BATCH if is_shared else _FREE) if label in result else _CONTRACTED if is_shared else _REDUCED
-
-    def place(label: str) -> tuple[int, int]:
-        return kind(label), numbers[label]
-
-    def place_of_other_side(label: str) -> tuple[int, int]:
-        return (_DOTS, _BATCH, _CONTRACTED, _FREE, _REDUCED)[kind(label)], numbers[label]
-
-    needs, made = [], [label for label in sorted(numbers, key=place) if kind(label) <= _BATCH]
-    for term, tensor in zip(taken, inputs, strict=True):
-        ordered = list(term)
-        if ordered != sorted(term, key=place_of_other_side) and ordered != (ordered := sorted(term, key=place)):
-            needs.append(Need(tensor.bytes or 0))
-        sizes = zip(term, tensor.shape or (), strict=True)
-        summed = math.prod(size for label, size in sizes if kind(label) == _REDUCED)
-        if summed > 1:
-            needs.append(Need((tensor.bytes or 0) // summed))
-        made += [label for label in ordered if kind(label) == _FREE]
-    if made == list(result):
-        return tuple(needs[:-1] if len(taken) == 1 else needs)  # of one operand the last copy is what it makes
-    return tuple(needs) if len(taken) == 1 else (*needs, Need(node.outputs[0].bytes or 0))
+    terms, needs, product_axes = left.split(","), [], ""
+    for number, (term, tensor) in enumerate(zip(terms, inputs, strict=True)):
+        other = "".join(terms[:number] + terms[number + 1 :])
+        ordered = sorted(term, key=left.index)
+        batch, free, contracted, summed = (
+            "".join(label for label in ordered if (label in other, label in result) == kind)
+            for kind in ((True, True), (False, True), (True, False), (False, False))
+        )
+        if term not in (batch + free + contracted + summed, batch + contracted + free + summed):
+            needs.append(tensor.bytes or 0)
+        count = math.prod(size for label, size in zip(term, tensor.shape or (), strict=True) if label in summed)
+        if count > 1:
+            needs.append((tensor.bytes or 0) // count)
+        product_axes += free if number else batch + free
+    if len(terms) > 1:
+        return tuple(needs) if product_axes == result else (*needs, node.outputs[0].bytes or 0)
+    return tuple(needs[:-1]) if product_axes == result else tuple(needs)  # of one operand the last copy is the product
 
 
-def _terms(node: Node, inputs: Inputs) -> list[str] | None:
-    """Return the axes of an Einsum's operands and of what it makes, a letter each; None where they are not known."""
-    equation = node.attributes.get("equation")
-    if equation is None or any(each.shape is None for each in inputs):
-        return None
-    told, _, result = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "").partition("->")
-    terms = told.split(",")
-    more = [len(each.shape or ()) - len(term.replace("...", "")) for term, each in zip(terms, inputs, strict=True)]
-    unnamed = "".join(map(chr, range(max(more))))  # under dots; a term with fewer of them has the last ones
-    spelled = [term.replace("...", unnamed[len(unnamed) - count :]) for term, count in zip(terms, more, strict=True)]
-    return [*spelled, result.replace("...", unnamed)]
-
-
-def mirrored(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def mirrored(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """The gradient of a mirrored border is added to a copy of what comes in (mirror_pad_op.cc)."""
-    return (Need(inputs[0].bytes or 0),) if inputs else ()
+    return (inputs[0].bytes or 0,) if inputs else ()
 
 
-def labels(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def labels(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """A float for each sample (sparse_xent_op.cc)."""
-    return (Need(4 * inputs[0].shape[0]),) if inputs and inputs[0].shape else ()
+    return (4 * inputs[0].shape[0],) if inputs and inputs[0].shape else ()
 
 
-def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Factors are copied to the dtype of the result; 16-bit ones, and the result, to float32 (matmul_op_impl.h)."""
     if not node.outputs:
         return ()
-    made = node.outputs[0]
-    if made.dtype in _HALVES:
-        return tuple(Need(2 * (each.bytes or 0)) for each in (*inputs[:2], made))
-    others = (each for each in inputs[:2] if each.dtype != made.dtype)
-    return tuple(Need((each.bytes or 0) // element_bytes(each.dtype) * element_bytes(made.dtype)) for each in others)
+    result = node.outputs[0]
+    if result.dtype in _HALVES:
+        return tuple(2 * (tensor.bytes or 0) for tensor in (*inputs[:2], result))
+    others = (tensor for tensor in inputs[:2] if tensor.dtype != result.dtype)
+    return tuple((tensor.bytes or 0) // element_bytes(tensor.dtype) * element_bytes(result.dtype) for tensor in others)
 
 
 # A convolution's gradient works on patches: every place of the result has a copy of what the filter sees there. It
@@ -153,32 +114,33 @@ class Patches(NamedTuple):
         return self.work // threads >= _DIVIDED // self.element
 
 
-def filter_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def filter_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Patches of as many samples as fit into a cache of 30 MiB (conv_grad_filter_ops.cc)."""
     patches = patches_of(node, inputs, 4)
-    return () if patches is None else (Need(patches.within(_WORKING_SET)),)
+    return () if patches is None else (patches.within(_WORKING_SET),)
 
 
-def input_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def input_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """As for the filter, unless one sample is enough work for all threads: then its patches (conv_grad_input_ops.h)."""
     patches = patches_of(node, inputs, 4)
     if patches is None:
         return ()
     is_alone = (inputs[2].shape or (1,))[0] == 1
     if is_alone or patches.is_divided(_threads(kernels)):
-        return (Need(patches.bytes),)
-    return (Need(patches.within(_WORKING_SET)),)
+        return (patches.bytes,)
+    return (patches.within(_WORKING_SET),)
 
 
-def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Patches of as many samples as fit into the processor's cache, or none if those are many (conv_grad_ops_3d.cc)."""
     patches = patches_of(node, inputs, 5)
     if patches is None:
         return ()
     is_alone = "BackpropInput" in node.type and (inputs[2].shape or (1,))[0] == 1
     size = patches.bytes if is_alone else patches.within(eigen_cache_bytes())
-    given = (*inputs[1:], *node.outputs) if "BackpropInput" in node.type else (inputs[0], inputs[2], *node.outputs)
-    return () if size // sum(each.bytes or 0 for each in given) > _MOST_OVERHEAD else (Need(size),)
+    taken = inputs[1:] if "BackpropInput" in node.type else (inputs[0], inputs[2])
+    total = sum(tensor.bytes or 0 for tensor in (*taken, *node.outputs))
+    return () if size // total > _MOST_OVERHEAD else (size,)
 
 
 def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
@@ -193,35 +155,35 @@ def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
     return Patches(work, places * patch * element, element) if work else None
 
 
-def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Copies with the channels last where they come first; of 16-bit numbers the gradient's products in float32."""
     size, dtype = (inputs[0].bytes or 0, inputs[0].dtype) if inputs else (0, "")
     is_first = node.attributes.get("data_format") in (b"NCHW", "NCHW")
     copies = (3 if "Grad" in node.type else 2) * is_first
-    products = (Need(2 * size),) if "Grad" in node.type and dtype in _HALVES else ()
-    return (*(Need(size),) * copies, *products)
+    products = (2 * size,) if "Grad" in node.type and dtype in _HALVES else ()
+    return (*(size,) * copies, *products)
 
 
-def pooling_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def pooling_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Where each maximum was is found again: the pooled values, and a 64-bit number for each (maxpooling_op.cc)."""
     if len(inputs) < 2 or inputs[1].shape is None:
         return ()
-    return Need(inputs[1].bytes or 0, takes_over=1), Need(8 * math.prod(inputs[1].shape))
+    return inputs[1].bytes or 0, 8 * math.prod(inputs[1].shape)
 
 
-def depthwise(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def depthwise(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Each thread copies what the filter sees, for all channels (depthwise_conv_op.cc, depthwise_conv_grad_op.cc)."""
     filters = inputs[1].shape if len(inputs) > 1 else None
     if filters is None or len(filters) != 4:
         return ()
-    return (Need(_padded(filters, inputs[1].dtype)),) * _threads(kernels)
+    return (_padded(filters, inputs[1].dtype),) * _threads(kernels)
 
 
-def depthwise_filter(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[Need, ...]:
+def depthwise_filter(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Every sample's gradient is kept before they are summed (depthwise_conv_grad_op.cc)."""
     if not inputs or inputs[0].shape is None:
         return ()
-    return (Need(inputs[0].shape[0] * (node.outputs[0].bytes or 0)),)
+    return (inputs[0].shape[0] * (node.outputs[0].bytes or 0),)
 
 
 def _threads(kernels: Kernels) -> int:
@@ -235,8 +197,8 @@ def _padded(filters: tuple[int, ...], dtype: str) -> int:
 
 
 FUNCTIONS: dict[str, Scratch] = {
-    each.__name__: each
-    for each in (
+    function.__name__: function
+    for function in (
         reduction, contraction, mirrored, labels, product, filter_gradient, input_gradient, volume_gradient,
         pooling_gradient, batch_norm, depthwise, depthwise_filter,
     )

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
-from kerasmem.estimation.graph.costs import VARIATION, seconds
 from kerasmem.estimation.graph.executor import Executor
 from kerasmem.estimation.graph.memory import NO_VARIABLE, Buffer, Heap, Memory, Peak, recipes_of
 from kerasmem.estimation.graph.program import COPY, Program
-from kerasmem.estimation.graph.rules import is_known, table_of, threads_of, title_of
+from kerasmem.estimation.graph.rules import VARIATION, is_known, seconds, table_of, threads_of, title_of
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.estimation.unmodelled import (

@@ -56,7 +56,7 @@ class Step:
 
     Attributes:
         name: of the layer, with those of the models around it inside the model: "mobilenet/conv1".
-        seconds: what its forward pass takes, roughly (`kerasmem.estimation.graph.costs`); only ratios count.
+        seconds: what its forward pass takes, roughly (`kerasmem.estimation.graph.rules`); only ratios count.
         working_bytes: what is in memory beside what is kept while it is computed, or its gradient, whichever is more:
             what that works on, the kernels' scratch, the gradients that wait for steps before it, and its weights'
             gradients with their update, which follows.

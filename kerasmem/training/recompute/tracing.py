@@ -18,9 +18,8 @@ from kerasmem.compat.keras_state import mask_of
 from kerasmem.compat.keras_variables import handle_only, raw_value
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.graph.build import node_of, with_compiled_scratch
-from kerasmem.estimation.graph.costs import seconds
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
-from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING, needs
+from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING, needs, seconds
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
@@ -300,7 +299,7 @@ class _Reader:
             return 0
         node, inputs = _as_node(operation)
         node = with_compiled_scratch(node, inputs, self._compiled)
-        return sum(need.bytes for need in needs(node, inputs, self._kernels))
+        return sum(needs(node, inputs, self._kernels))
 
 
 def _as_node(operation: Any) -> tuple[Node, tuple[Tensor, ...]]:
