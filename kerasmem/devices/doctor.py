@@ -8,13 +8,11 @@ import platform
 import re
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kerasmem.devices.doctor_child import STEP
 from kerasmem.devices.growth import jax_grows
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.live import LiveMachine, read_machine
@@ -25,11 +23,9 @@ from kerasmem.records import Record
 _PREFIXES = ("TF_", "XLA_", "CUDA_", "KERAS_", "NVIDIA_", "LD_LIBRARY_PATH", "JAX_", "SLURM_MEM_", "SLURM_JOB_GPUS")
 _LOGGED = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}  # the log then names missing libraries
 _MISSING = re.compile(r"Could not load dynamic library '([^']+)'")
-_PLACED = re.compile(r"\] .+?: \((\w+)\): /job:\S+/device:(\w+:\d+)$", re.MULTILINE)
 _ERROR = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 _INSUFFICIENT = re.compile(r"CUDA driver version is insufficient|forward compatibility was attempted", re.IGNORECASE)
 _MISMATCH = re.compile(r"kernel version (\S+) does not match DSO version (\S+)")
-_BOOKKEEPING = {"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "Const", "NoOp", "VarHandleOp", "_EagerConst"}
 _INSTALL = "pip install 'tensorflow[and-cuda]'"
 _KINDS = ("problem", "note", "fine")
 
@@ -55,14 +51,12 @@ class LogFacts:
 
     Attributes:
         missing: names of libraries that could not be loaded.
-        placed: number of operations of the small step by device.
         driver: a problem of the driver, or None.
         error: the Python exception that ended the process, or None.
         tail: the last lines.
     """
 
     missing: tuple[str, ...] = ()
-    placed: dict[str, int] = field(default_factory=dict)
     driver: str | None = None
     error: str | None = None
     tail: tuple[str, ...] = ()
@@ -78,7 +72,7 @@ class SelfReport:
         backend: Keras's backend.
         built_with_cuda: whether this TensorFlow was built with CUDA.
         cuda, cudnn: versions that it was built for.
-        gpus: its GPUs: "name", "card", "visible", "growth" (the setting that a program finds).
+        gpus: its GPUs: "name", "card", "growth" (the setting that a program finds).
         jit_compile: the value of Keras's `jit_compile="auto"` here.
         onednn_is_left_off: whether TensorFlow's own kernels run on a CPU that supports oneDNN's.
         borrowed: number of private parts of other packages that kerasmem looked for.
@@ -192,7 +186,6 @@ def self_report(facts: Mapping[str, Any], log: str, ended: str | None = None) ->
 
 def _read_log(text: str) -> LogFacts:
     missing = tuple(dict.fromkeys(_MISSING.findall(text)))
-    placed = Counter(place for op, place in _PLACED.findall(text.rpartition(STEP)[2]) if op not in _BOOKKEEPING)
     driver = None
     if match := _MISMATCH.search(text):
         driver = f"the loaded kernel driver {match[1]} and the driver's library {match[2]} are of different versions"
@@ -200,7 +193,7 @@ def _read_log(text: str) -> LogFacts:
         driver = "the driver is older than this TensorFlow's CUDA needs"
     errors = _ERROR.findall(text)
     tail = [line for line in text.splitlines() if line.strip()][-8:]
-    return LogFacts(missing, dict(placed), driver, errors[-1] if errors else None, tuple(tail))
+    return LogFacts(missing, driver, errors[-1] if errors else None, tuple(tail))
 
 
 def judge(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
@@ -267,8 +260,6 @@ def _about_seen(report: SelfReport) -> list[Finding]:
         what = "memory growth is off: TensorFlow takes nearly a whole card when it first touches it"
         fix = "call kerasmem.enable_memory_growth() first, or set TF_FORCE_GPU_ALLOW_GROWTH=true"
         findings.append(Finding("note", what, fix))
-    if report.log.placed and not any(device.startswith("GPU") for device in report.log.placed):
-        findings.append(Finding("problem", "a small training step ran on the CPU although there is a GPU"))
     return findings
 
 

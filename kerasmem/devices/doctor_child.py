@@ -16,8 +16,6 @@ from typing import Any
 from kerasmem.compat.borrowing import all_borrowed
 from kerasmem.devices.kernels import onednn_is_left_off
 
-STEP = "kerasmem: the step begins"  # a line in the log
-
 
 def main(path: str) -> None:
     """Write the report to `path` as JSON."""
@@ -40,18 +38,15 @@ def main(path: str) -> None:
     found |= {"keras": str(keras.__version__), "backend": str(keras.config.backend())}
     reach("list the GPUs")
     gpus = tf.config.list_physical_devices("GPU")
-    visible = set(tf.config.get_visible_devices("GPU"))
     found["gpus"] = [
         {
             "name": gpu.name,
             "card": tf.config.experimental.get_device_details(gpu).get("device_name"),
-            "visible": gpu in visible,
             "growth": tf.config.experimental.get_memory_growth(gpu),
         }
         for gpu in gpus
     ]
     reach("start the devices")
-    tf.debugging.set_log_device_placement(True)  # heeded before the devices start, not after
     for gpu in gpus:  # a doctor must not take the memory of the patient
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.list_logical_devices()
@@ -75,8 +70,6 @@ def _step(tf: Any, keras: Any, found: dict[str, Any]) -> None:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
     model.compile("sgd", "mse")
     found["jit_compile"] = bool(model.jit_compile)  # as Keras resolves "auto" here
-    model.compile("sgd", "mse", jit_compile=False)  # inside an XLA cluster, operations have no place of their own
-    print(STEP, file=sys.stderr, flush=True)
     model.train_on_batch(np.ones((4, 8), "float32"), np.ones((4, 8), "float32"))
 
 

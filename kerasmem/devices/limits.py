@@ -1,15 +1,15 @@
 """How much host memory this job may take: control groups and Slurm.
 
 A container or a batch job often gets a fraction of the machine, and is killed beyond it. Sources: the kernel's
-"Control Group v2" and "Memory Resource Controller" (v1), proc(5), and the output environment variables of Slurm's
-sbatch(1).
+"Control Group v2" and "Memory Resource Controller" (v1: the default of RHEL 8 and its kin, supported until 2029), and
+the output environment variables of Slurm's sbatch(1).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,12 @@ from kerasmem.devices.host import host_memory
 from kerasmem.units import MIB, format_size
 
 _NO_LIMIT = 2**60  # version 1 writes the largest number of pages there is
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_ROOTS = {1: "/sys/fs/cgroup/memory", 2: "/sys/fs/cgroup"}
+_SLURM = (
+    ("SLURM_MEM_PER_NODE",),
+    ("SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"),
+    ("SLURM_MEM_PER_GPU", "SLURM_GPUS_ON_NODE"),
+)
 _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 
 
@@ -78,25 +83,22 @@ def parse_limit(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and int(text) < _NO_LIMIT else None
 
 
-def _group_folders(cgroup: str, mountinfo: str) -> Iterator[tuple[int, str]]:
-    """Yield version and folder of the groups that this process's memory counts in, and of those above them.
+def _group_folders(cgroup: str) -> Iterator[tuple[int, PurePosixPath]]:
+    """Yield version and folder of the groups that this process's memory may count in, from the inmost outwards.
+
+    A container often shows its own group alone, in the outmost folder, under the name that the host has for it.
 
     Args:
         cgroup: the text of /proc/self/cgroup.
-        mountinfo: the text of /proc/self/mountinfo.
     """
-    names: dict[int, str] = {}
     for line in cgroup.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
-        if number == "0" and not controllers:
-            names[2] = name
-        elif "memory" in controllers.split(","):
-            names[1] = name
-    for root, point, kind, options in _mounts(mountinfo):
-        version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "memory" in options.split(",") else 0
-        if version in names:
-            yield from ((version, folder) for folder in _folders(names.pop(version), root, point))
+        version = 1 if "memory" in controllers.split(",") else 2
+        if version == 1 or (number == "0" and not controllers):
+            names = [] if ".." in name else name.strip("/").split("/")
+            root = PurePosixPath(_ROOTS[version])
+            yield from ((version, root.joinpath(*names[:depth])) for depth in range(len(names), -1, -1))
 
 
 def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
@@ -108,15 +110,10 @@ def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
     """
     if "SLURM_JOB_ID" not in environ:
         return None
-    for per, count in (
-        ("SLURM_MEM_PER_NODE", None),
-        ("SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"),
-        ("SLURM_MEM_PER_GPU", "SLURM_GPUS_ON_NODE"),
-    ):
-        size, many = environ.get(per, ""), "1" if count is None else environ.get(count, "")
-        if all(text.isascii() and text.isdigit() and int(text) > 0 for text in (size, many)):  # 0: all of the node
-            source = f"Slurm ({per}{'' if count is None else ' × ' + count})"
-            return MemoryLimit(int(size) * int(many) * MIB, None, source)
+    for names in _SLURM:
+        texts = [environ.get(name, "") for name in names]
+        if all(text.isascii() and text.isdigit() and int(text) > 0 for text in texts):  # 0: all of the node
+            return MemoryLimit(math.prod(map(int, texts)) * MIB, None, f"Slurm ({' × '.join(names)})")
     return None
 
 
@@ -129,7 +126,7 @@ def read_limits() -> HostLimits:
         True
     """
     limits = []
-    for version, folder in _group_folders(_text("/proc/self/cgroup"), _text("/proc/self/mountinfo")):
+    for version, folder in dict.fromkeys(_group_folders(_text("/proc/self/cgroup"))):
         limit, used = (parse_limit(_text(f"{folder}/{name}")) for name in _FILES[version])
         if limit is not None:
             limits.append(MemoryLimit(limit, used, f"cgroup v{version} {folder}"))
@@ -149,28 +146,3 @@ def default_memory_limit() -> int:
     """Return 80 % of the memory that this job may have, the default limit for reading untrusted files."""
     limits = read_limits()
     return int(0.8 * (limits.machine_bytes if limits.tightest is None else limits.tightest.limit_bytes))
-
-
-def _mounts(mountinfo: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield root, mount point, file system type and super options of each mount."""
-    for line in mountinfo.splitlines():
-        first, _, last = line.partition(" - ")
-        before, after = first.split(), last.split()
-        if len(before) >= 5 and len(after) >= 3:
-            yield _unescaped(before[3]), _unescaped(before[4]), after[0], after[2]
-
-
-def _unescaped(path: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
-
-
-def _folders(name: str, root: str, point: str) -> Iterator[str]:
-    """Yield the folders of a group and of those above it, as far as they are mounted."""
-    try:
-        inside = PurePosixPath(name).relative_to(root)
-    except ValueError:
-        inside = PurePosixPath()  # the group's name is the host's, and what is mounted is the group itself
-    if ".." in inside.parts:
-        inside = PurePosixPath()
-    for part in (inside, *inside.parents):
-        yield str(PurePosixPath(point) / part)

@@ -13,8 +13,7 @@ ALLOCATE, DEALLOCATE = "allocate", "free"
 _KINDS = {"MemoryAllocation": ALLOCATE, "MemoryDeallocation": DEALLOCATE}
 # What the profiler calls a field of `AllocatorEvent`.
 _NUMBERS = {
-    "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated", "id": "step",
-    "bytes_allocated": "in_use", "peak_bytes_in_use": "peak",
+    "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated", "bytes_allocated": "in_use",
 }  # fmt: skip
 _TEXTS = {"allocator_name": "allocator", "tf_op": "op", "region_type": "region", "shape": "shape"}
 
@@ -30,10 +29,8 @@ class AllocatorEvent(NamedTuple):
         requested: bytes asked for.
         allocated: bytes of the chunk.
         in_use: bytes of all chunks handed out, after this event.
-        peak: the most of those since the last reset.
         op: the operation that runs, with its name scopes, or "" outside of any.
         region: its purpose: "output", "temp", "persist" or "".
-        step: TensorFlow's number of the step (one call of a function), 0 outside of any.
         shape: as TensorFlow writes it ("[32,10]"), or "".
     """
 
@@ -44,19 +41,16 @@ class AllocatorEvent(NamedTuple):
     requested: int
     allocated: int
     in_use: int
-    peak: int
     op: str = ""
     region: str = ""
-    step: int = 0
     shape: str = ""
 
 
 class Mark(NamedTuple):
-    """The begin of a `tf.profiler.experimental.Trace(name, step_num=number)`, in picoseconds."""
+    """The begin of a `tf.profiler.experimental.Trace(name)`, in picoseconds."""
 
     time: int
     name: str
-    number: int
 
 
 def start_recording(folder: str | os.PathLike[str]) -> None:
@@ -125,10 +119,7 @@ def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
 
 def _marks_of(plane: Any, prefix: str) -> Iterator[Mark]:
     wanted = {key: item.name for key, item in plane.event_metadata.items() if item.name.startswith(prefix)}
-    names = {key: item.name for key, item in plane.stat_metadata.items()}
     for line in plane.lines:
         for event in line.events:
             if event.metadata_id in wanted:
-                numbers = [stat.int64_value for stat in event.stats if names[stat.metadata_id] == "step_num"]
-                time = line.timestamp_ns * 1000 + event.offset_ps
-                yield Mark(time, wanted[event.metadata_id], numbers[0] if numbers else 0)
+                yield Mark(line.timestamp_ns * 1000 + event.offset_ps, wanted[event.metadata_id])

@@ -112,9 +112,6 @@ def _facts(found: Examination) -> list[tuple[str, str]]:
     for device in found.machine.devices:
         used, total = format_size(device.used_bytes), format_size(device.total_bytes)
         rows.append(("Driver", f"{device.driver_version}: {device.name}, {used} of {total} in use"))
-    if said.log.placed:
-        placed = ", ".join(f"{count} operations on {device}" for device, count in sorted(said.log.placed.items()))
-        rows.append(("A small step", placed))
     if said.log.missing:
         rows.append(("Not found", ", ".join(said.log.missing)))
     rows.append(("Host", f"{format_size(host.available_bytes)} of {format_size(host.total_bytes)} to be had"))

@@ -15,11 +15,9 @@ WITH_CARD = LiveMachine((CARD,), None, HOST)
 HIDDEN = LiveMachine((LiveDevice(*[*CARD.to_dict().values()][:-2], None),), None, HOST)
 WITHOUT = LiveMachine((), "no NVIDIA driver here", HOST)
 DONE = {"stage": "done", "built_with_cuda": True, "jit_compile": True, "keras": "3", "backend": "tensorflow"}
-SEEN = {**DONE, "gpus": [{"name": "/physical_device:GPU:0", "card": "Tesla T4", "visible": True, "growth": True}]}
+SEEN = {**DONE, "gpus": [{"name": "/physical_device:GPU:0", "card": "Tesla T4", "growth": True}]}
 LOST = {"package": "keras", "feature": "kerasmem.fit", "missing": "keras.src:part is gone"}
 MISSING = "dso_loader.cc:144] Could not load dynamic library '{}'; dlerror: not found\n"
-STEP = "kerasmem: the step begins\n"
-PLACED = "I0000 placer.cc:162] dense/MatMul: (MatMul): /job:localhost/replica:0/task:0/device:CPU:0\n"
 
 
 def sentences(facts, machine, environ, log):
@@ -45,7 +43,6 @@ def case(expected, facts=DONE, machine=WITH_CARD, log="", **environ):
         case("535.1 and the driver's library", log="kernel version 535.1 does not match DSO version 550.2 --"),
         case("its log does not say why"),
         case("fine: TensorFlow sees GPU:0 (Tesla T4)", SEEN),
-        case("problem: a small training step ran on the CPU", SEEN, log=STEP + PLACED),
         case("note: memory growth is off", {**SEEN, "gpus": [{**SEEN["gpus"][0], "growth": False}]}),
         case("note: TF_GPU_ALLOCATOR=cuda_malloc_async", SEEN, TF_GPU_ALLOCATOR="cuda_malloc_async"),
         case("problem: TF_GPU_ALLOCATOR='bfc2' is not an allocator", SEEN, TF_GPU_ALLOCATOR="bfc2"),
@@ -65,7 +62,7 @@ def test_the_rules(facts, machine, environ, log, expected):
 
 
 def test_what_works_is_no_problem():
-    found = sentences(SEEN, WITH_CARD, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, STEP + PLACED.replace("CPU:0", "GPU:0"))
+    found = sentences(SEEN, WITH_CARD, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}, "")
     assert not [sentence for sentence in found if not sentence.startswith("fine")], found
 
 
@@ -74,7 +71,6 @@ def test_the_real_tensorflow(cli):
     found = json.loads(done.out)
     assert done.code == 0 and found["works"] and not found["sees_gpu"], done.err
     assert found["tensorflow"]["failure"] is None and found["tensorflow"]["jit_compile"] is False
-    assert found["tensorflow"]["log"]["placed"]["CPU:0"] > 10, "where the operations of a step ran"
     assert found["tensorflow"]["borrowed"] > 40 and not found["tensorflow"]["lost"]
     assert found["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
     assert any("CUDA_VISIBLE_DEVICES" in f["what"] or "no GPU" in f["what"] for f in found["findings"])

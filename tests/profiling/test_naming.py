@@ -102,7 +102,7 @@ def profile():
     for number, (name, size) in enumerate(sizes.items()):
         chunk = -(-size // 256) * 256
         in_use += chunk
-        events.append(AllocatorEvent(number, ALLOCATE, "GPU_0_bfc", 10 + number, size, chunk, in_use, 0, name))
+        events.append(AllocatorEvent(number, ALLOCATE, "GPU_0_bfc", 10 + number, size, chunk, in_use, name))
     weight = KnownTensor(1, 2000, "weights", "dense/kernel", ("net", "dense"))
     return assemble(
         replay_step(of_device(events, "GPU:0"), (), (weight,)),

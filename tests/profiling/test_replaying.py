@@ -18,21 +18,21 @@ class Recording:
         self.in_use = in_use
         self.time = count(10**6, 10**6)
 
-    def allocate(self, address, size, op="op", region="output", step=1):
+    def allocate(self, address, size, op="op", region="output"):
         chunk = -(-size // 256) * 256
         self.in_use += chunk
-        self._add(ALLOCATE, address, size, chunk, op, region, step)
+        self._add(ALLOCATE, address, size, chunk, op, region)
         return self
 
     def free(self, address, size):
         chunk = -(-size // 256) * 256
         self.in_use -= chunk
-        self._add(DEALLOCATE, address, size, chunk, "", "", 0)
+        self._add(DEALLOCATE, address, size, chunk, "", "")
         return self
 
-    def _add(self, kind, address, size, chunk, op, region, step):
+    def _add(self, kind, address, size, chunk, op, region):
         self.events.append(
-            AllocatorEvent(next(self.time), kind, "bfc", address, size, chunk, self.in_use, 0, op, region, step, "[]")
+            AllocatorEvent(next(self.time), kind, "bfc", address, size, chunk, self.in_use, op, region, "[]")
         )
 
 
