@@ -21,7 +21,7 @@ def command(as_json: bool) -> None:
       kerasmem devices --json
     """
     from kerasmem.devices.cards import all_cards
-    from kerasmem.devices.live import read_machine
+    from kerasmem.devices.machine import read_machine
 
     machine = read_machine()
     if as_json:

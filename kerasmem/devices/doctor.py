@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from kerasmem.devices.growth import jax_grows
 from kerasmem.devices.limits import read_limits
-from kerasmem.devices.live import LiveMachine, read_machine
+from kerasmem.devices.machine import LiveMachine, read_machine
 from kerasmem.errors import UsageError
 from kerasmem.processes.children import end_group, exit_name, start_module
 from kerasmem.records import Record

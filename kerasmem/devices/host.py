@@ -1,4 +1,4 @@
-"""Host memory of this process and of this machine."""
+"""Host memory of this process, of those under it, and of this machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kerasmem.files import READ
+from kerasmem.processes.children import resident_bytes
 from kerasmem.records import Record
 
-_PROC = "/proc/self"
+_PROC, _SELF = Path("/proc"), Path("/proc/self")
 _forks = 0  # above this process, since the module was loaded; cheaper to look at than the process's number
 _SIZE = re.compile(rb"^(VmRSS|VmHWM|VmSwap|RssAnon):\s+(\d+) kB$", re.MULTILINE)
 
@@ -124,9 +125,9 @@ class HostReader:
         self._forks, self._swap_due = _forks, self._clock()
         self._process = psutil.Process()
         with contextlib.suppress(OSError):
-            self._statm = os.open(f"{_PROC}/statm", READ)
+            self._statm = os.open(_SELF / "statm", READ)
         with contextlib.suppress(OSError):
-            self._status = os.open(f"{_PROC}/status", READ)
+            self._status = os.open(_SELF / "status", READ)
 
 
 def _after_fork() -> None:
@@ -188,10 +189,72 @@ def held_bytes() -> int:
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
-    status = process_status(Path(_PROC))
+    status = process_status(_SELF)
     found = [size for name, size in status.items() if name in ("RssAnon", "VmSwap")]
     if found:
         return sum(found)
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+class TreeReading(NamedTuple):
+    """One reading of a process and of those under it, in bytes.
+
+    Attributes:
+        rss_bytes: resident in the process itself.
+        tree_bytes: resident in it and in all processes under it; a page that several share counts for each.
+        processes: how many processes that is.
+        high_water_bytes: the largest that the process itself held at once since it began; None if the system
+            does not tell.
+        swap_bytes: swapped bytes of the process itself; None if unknown.
+    """
+
+    rss_bytes: int
+    tree_bytes: int
+    processes: int
+    high_water_bytes: int | None
+    swap_bytes: int | None
+
+
+class TreeReader:
+    """Reads a process and its children, for a background thread. A reading takes some 20 µs, and 10 µs for each child.
+
+    Which processes there are takes milliseconds to find out, so it is asked again only when a second has passed,
+    and 200 times what the last search took.
+
+    Args:
+        clock: seconds that only go forward.
+
+    Examples:
+        >>> reading = TreeReader().read()
+        >>> reading.tree_bytes >= reading.rss_bytes > 0
+        True
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        import psutil
+
+        self._process = psutil.Process()
+        self._unseen = psutil.Error
+        self._clock = clock
+        self._children: list[Any] = []
+        self._due = clock()
+
+    def read(self) -> TreeReading:
+        """Return a reading. A child that has ended since counts nothing.
+
+        Raises:
+            psutil.Error: the process itself cannot be read.
+        """
+        now = self._clock()
+        if now >= self._due:
+            self._children = self._process.children(recursive=True)
+            self._due = now + max(1.0, 200 * (self._clock() - now))
+        status = process_status(_PROC / str(self._process.pid))
+        rss = status["VmRSS"] if "VmRSS" in status else int(self._process.memory_info().rss)
+        sizes = []
+        for child in self._children:
+            with contextlib.suppress(self._unseen):
+                sizes.append(resident_bytes(child.pid) or int(child.memory_info().rss))
+        return TreeReading(rss, rss + sum(sizes), 1 + len(sizes), status.get("VmHWM"), status.get("VmSwap"))

@@ -1,17 +1,28 @@
-"""The devices that training uses here, each with its allocator: TensorFlow's or JAX's."""
+"""The devices that training uses here, each with its allocator: bytes that TensorFlow or JAX has handed out.
+
+TensorFlow tells Python two numbers for a device: the bytes in use now, and the largest that was in use
+since the last reset (`tf.config.experimental.get_memory_info`). Bytes are counted as the allocator hands
+them out: rounded up to 256, and whole chunks where a chunk is not split. What the allocator keeps
+reserved beyond that is not told to Python anywhere, so it is None here.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import os
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from kerasmem.devices.allocator import TrackedDevice, jax_allocator, tensorflow_allocator
+from kerasmem.compat.tensorflow_runtime import allocator_statistics
 
 NO_RESERVED = (
     "reserved_bytes: TensorFlow does not tell Python what its allocator has reserved beyond what is in use; "
     "driver_used_bytes, where there is a driver, includes it"
 )
+_HOST_ONLY = "host memory is logged"
 _NO_CPU_STATS = (
     "start Python with TF_CPU_ALLOCATOR_USE_BFC=true in the environment to have the allocator that "
     "TensorFlow uses on GPUs, and its statistics"
@@ -27,11 +38,13 @@ def tracked_devices() -> tuple[list[TrackedDevice], list[str]]:
     Returns:
         The devices, at least one, and sentences on what cannot be read and why.
     """
-    backend = _keras_backend()
+    import keras
+
+    backend = keras.config.backend()
     if backend == "jax":
         return devices_of_jax()
     if backend != "tensorflow":
-        notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; host memory is logged"]
+        notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; {_HOST_ONLY}"]
         return [TrackedDevice(None)], notes
     import tensorflow as tf
 
@@ -49,9 +62,7 @@ def tracked_devices() -> tuple[list[TrackedDevice], list[str]]:
             notes.append(f"allocator: {name}: {error}{hint}")
         devices.append(TrackedDevice(name, allocator, *cards.get(name, (None, None))))
     if not devices:
-        notes.append(
-            f"allocator: TensorFlow shows this process no GPU and no CPU:0, only {logical}; host memory is logged"
-        )
+        notes.append(f"allocator: TensorFlow shows this process no GPU and no CPU:0, only {logical}; {_HOST_ONLY}")
     if any(device.allocator for device in devices):
         notes.append(NO_RESERVED)
     if any(device.name == "CPU:0" and device.allocator for device in devices) and not cpu_uses_bfc():
@@ -73,18 +84,12 @@ def _local_devices(tf: Any) -> list[str]:
 
 def devices_of_jax() -> tuple[list[TrackedDevice], list[str]]:
     """List this process's GPUs as JAX sees them, as `tracked_devices` does for TensorFlow."""
+    devices, notes = [], []
     try:
-        found, notes = _jax_devices(importlib.import_module("jax"))
+        local = [each for each in importlib.import_module("jax").local_devices() if each.platform != "cpu"]
     except Exception as error:  # a broken driver, as a rule, or no JAX
-        found, notes = [], [f"allocator: JAX could not be asked for its devices: {error}; host memory is logged"]
-    return found or [TrackedDevice(None)], notes
-
-
-def _jax_devices(jax: Any) -> tuple[list[TrackedDevice], list[str]]:
-    found, notes = [], []
-    for device in jax.local_devices():
-        if device.platform == "cpu":
-            continue
+        return [TrackedDevice(None)], [f"allocator: JAX could not be asked for its devices: {error}; {_HOST_ONLY}"]
+    for device in local:
         is_gpu = device.platform in ("gpu", "cuda", "rocm")
         name = f"{'GPU' if is_gpu else device.platform.upper()}:{device.local_hardware_id}"
         allocator = None
@@ -93,10 +98,10 @@ def _jax_devices(jax: Any) -> tuple[list[TrackedDevice], list[str]]:
         except Exception as error:  # a plug-in may raise anything
             notes.append(f"allocator: {name}: {error}")
         card = (device.local_hardware_id, device.device_kind) if is_gpu else (None, None)
-        found.append(TrackedDevice(name, allocator, *card))
-    if not found:
-        notes.append("allocator: JAX keeps no statistics of its allocator on a CPU; host memory is logged")
-    return found, notes
+        devices.append(TrackedDevice(name, allocator, *card))
+    if not devices:
+        notes.append(f"allocator: JAX keeps no statistics of its allocator on a CPU; {_HOST_ONLY}")
+    return devices or [TrackedDevice(None)], notes
 
 
 def cpu_uses_bfc() -> bool:
@@ -120,7 +125,110 @@ def cards_behind(tf: Any) -> dict[str, tuple[int, str | None]]:
     return cards
 
 
-def _keras_backend() -> str:
-    import keras
+class AllocatorReading(NamedTuple):
+    """One reading of a device's allocator, in bytes.
 
-    return str(keras.config.backend())
+    Attributes:
+        in_use_bytes: handed out now.
+        peak_bytes: the largest handed out at once since the last reset.
+        reserved_bytes: taken from the device, handed out or not; None if unknown.
+    """
+
+    in_use_bytes: int
+    peak_bytes: int
+    reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """The allocator of one device. Two that read the same statistics are equal.
+
+    Attributes:
+        device: such as "GPU:0".
+        read: returns the bytes in use, and the peak since the last reset.
+        reset: starts a new peak from the bytes in use; raises if the backend cannot.
+        backend: whose it is: "tensorflow" or "jax".
+    """
+
+    device: str
+    read: Callable[[], AllocatorReading] = field(compare=False, repr=False)
+    reset: Callable[[], None] = field(compare=False, repr=False)
+    backend: str = "tensorflow"
+
+
+def tensorflow_allocator(device: str) -> Allocator:
+    """Return TensorFlow's allocator on one logical device.
+
+    Args:
+        device: a logical device, such as "GPU:0" or "CPU:0".
+
+    Raises:
+        ValueError: If TensorFlow has no such device, or no statistics of it.
+
+    Examples:
+        >>> import tensorflow as tf
+        >>> allocator = tensorflow_allocator("CPU:0")
+        >>> kept = tf.zeros([1024, 1024])
+        >>> allocator.read().in_use_bytes >= 4 * 1024 * 1024
+        True
+    """
+    import tensorflow as tf
+
+    def read() -> AllocatorReading:
+        told = tf.config.experimental.get_memory_info(device)
+        return AllocatorReading(told["current"], told["peak"])
+
+    read()
+    with contextlib.suppress(Exception):  # nothing that TensorFlow promises; the public functions stay
+        # What TensorFlow's two functions call in the end; their way there takes longer after a training step.
+        short = allocator_statistics(device, AllocatorReading)
+        if short[0]().in_use_bytes >= 0:
+            return Allocator(device, *short)
+    return Allocator(device, read, functools.partial(tf.config.experimental.reset_memory_stats, device))
+
+
+def jax_allocator(name: str, source: Any) -> Allocator:
+    """Return JAX's allocator on one device. Its peak dates from the start of the process, as JAX cannot reset it.
+
+    Args:
+        name: name of the device here, such as "GPU:0".
+        source: a JAX device.
+
+    Raises:
+        ValueError: If JAX keeps no statistics of it.
+
+    Examples:
+        >>> class Device:
+        ...     def memory_stats(self):
+        ...         return {"bytes_in_use": 256, "peak_bytes_in_use": 1024, "pool_bytes": 2048}
+        >>> jax_allocator("GPU:0", Device()).read()
+        AllocatorReading(in_use_bytes=256, peak_bytes=1024, reserved_bytes=2048)
+    """
+    if not {"bytes_in_use", "peak_bytes_in_use"} <= set(source.memory_stats() or ()):
+        raise ValueError("JAX keeps no statistics of its allocator there")
+
+    def read() -> AllocatorReading:
+        told = source.memory_stats()
+        return AllocatorReading(told["bytes_in_use"], told["peak_bytes_in_use"], told.get("pool_bytes"))
+
+    def reset() -> None:
+        raise NotImplementedError("JAX cannot reset an allocator's peak")
+
+    return Allocator(name, read, reset, "jax")
+
+
+@dataclass(frozen=True)
+class TrackedDevice:
+    """A device to report on, and how.
+
+    Attributes:
+        name: the logical device, such as "GPU:0"; None if the backend names none.
+        allocator: its allocator, or None if no statistics are to be had.
+        ordinal: the CUDA ordinal of the GPU behind it; None for a CPU.
+        card: the name of that GPU as CUDA gives it.
+    """
+
+    name: str | None
+    allocator: Allocator | None = None
+    ordinal: int | None = None
+    card: str | None = None

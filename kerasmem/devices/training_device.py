@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kerasmem.devices.allocator import Allocator, tensorflow_allocator
 from kerasmem.devices.catalogue import available_on_device
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels
-from kerasmem.devices.live import find_device
-from kerasmem.devices.tracked_devices import cards_behind, cpu_uses_bfc
+from kerasmem.devices.machine import find_device
+from kerasmem.devices.tracked_devices import Allocator, cards_behind, cpu_uses_bfc, tensorflow_allocator
 from kerasmem.units import MIB
 
 _FIRST_REGION = 2 * MIB  # of TensorFlow's allocator where it grows

@@ -9,7 +9,7 @@ from kerasmem.compat.keras_layers import flatten_layers, takes_cudnn
 from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.kernels import kernels_on
-from kerasmem.devices.live import list_devices
+from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
 from kerasmem.estimation.outcomes import standing_in, traced_outcome, with_exchange

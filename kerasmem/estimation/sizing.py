@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kerasmem import checks
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
-from kerasmem.devices.live import list_devices
+from kerasmem.devices.machine import list_devices
 from kerasmem.errors import UsageError
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport

@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kerasmem.devices.allocator import Allocator
 from kerasmem.devices.host import HostReader
 from kerasmem.devices.limits import read_limits
+from kerasmem.devices.machine import match_card, others_on_card
 from kerasmem.devices.nvml import Nvml, NvmlDevice
-from kerasmem.devices.processes import others_on_card
-from kerasmem.devices.tracked_devices import tracked_devices
-from kerasmem.devices.visible import match_card
+from kerasmem.devices.tracked_devices import Allocator, tracked_devices
 from kerasmem.monitoring.peaks import LedgerAccount, PeakLedger, ledger_of
 from kerasmem.monitoring.phases import largest_known
 

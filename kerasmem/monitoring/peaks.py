@@ -12,8 +12,7 @@ import threading
 import weakref
 
 from kerasmem.compat.tensorflow_runtime import devices_are_started
-from kerasmem.devices.allocator import Allocator
-from kerasmem.devices.tracked_devices import tracked_devices
+from kerasmem.devices.tracked_devices import Allocator, tracked_devices
 
 _NOTHING = -1  # below any number of bytes
 

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from kerasmem.devices.processes import TreeReader
+from kerasmem.devices.host import TreeReader
 from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhaseMaxima, PhasePeaks
 
 _PATIENCE = 600.0  # seconds without a hook after which the run counts as broken off, until another hook comes

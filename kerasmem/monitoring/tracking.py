@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from kerasmem.devices.allocator import Allocator
+from kerasmem.devices.machine import visible_devices
 from kerasmem.devices.nvml import Nvml, NvmlDevice
-from kerasmem.devices.visible import visible_devices
+from kerasmem.devices.tracked_devices import Allocator
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.peaks import LedgerAccount, ledger_of, running_allocators
 from kerasmem.monitoring.phases import BackgroundReading, PhaseMaxima, largest_known

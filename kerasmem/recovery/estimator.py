@@ -10,7 +10,7 @@ from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.kernels import ONEDNN, SHORT_TITLES, CpuKernels, assumed, kernels_on, onednn_is_left_off
-from kerasmem.devices.live import list_devices
+from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.facade import estimate_spec
 from kerasmem.estimation.report import Bytes, MemoryReport

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kerasmem.devices.cards import Card
 from kerasmem.devices.doctor import Examination
-from kerasmem.devices.live import LiveMachine
+from kerasmem.devices.machine import LiveMachine
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import VERDICT_STYLES, fact_list, figures, table
 from kerasmem.units import format_size

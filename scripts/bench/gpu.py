@@ -348,7 +348,7 @@ def main() -> None:
     if options.case:
         print(json.dumps({**KINDS[options.case["kind"]](options.case), "has_tensorflow": "tensorflow" in sys.modules}))
         return
-    from kerasmem.devices.live import list_devices
+    from kerasmem.devices.machine import list_devices
 
     begin, devices = time.monotonic(), list_devices()
     name = devices[0].name if devices else "h100-sxm"

@@ -6,7 +6,7 @@ import pytest
 
 from kerasmem.devices.doctor import examine, judge, self_report
 from kerasmem.devices.host import HostMemory
-from kerasmem.devices.live import LiveDevice, LiveMachine
+from kerasmem.devices.machine import LiveDevice, LiveMachine
 from kerasmem.errors import UsageError
 
 HOST = HostMemory(2**34, 2**33)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("loaded_python")
 SCRIPT = """
 import json, sys
 import tensorflow as tf
-from kerasmem.devices.allocator import tensorflow_allocator
+from kerasmem.devices.tracked_devices import tensorflow_allocator
 from kerasmem.devices.tracked_devices import cpu_uses_bfc, tracked_devices
 
 found = {"bfc": cpu_uses_bfc()}
@@ -72,7 +72,7 @@ def test_without_statistics_there_is_a_reason():
 def test_another_backend_has_no_device_and_a_reason(monkeypatch):
     from kerasmem.devices import tracked_devices as tracked
 
-    monkeypatch.setattr(tracked, "_keras_backend", lambda: "jax")
+    monkeypatch.setattr("keras.config.backend", lambda: "jax")
     devices, notes = tracked.tracked_devices()
     assert [device.name for device in devices] == [None] and "jax" in notes[0]
 

@@ -1,5 +1,6 @@
 import mmap
 import os
+from pathlib import Path
 
 import psutil
 import pytest
@@ -44,7 +45,7 @@ def test_a_forked_child_reads_itself(reader):
 
 
 def test_without_proc_psutil_answers_and_swap_is_unknown(reader, monkeypatch):
-    monkeypatch.setattr("kerasmem.devices.host._PROC", "/nonexistent")
+    monkeypatch.setattr("kerasmem.devices.host._SELF", Path("/nonexistent"))
     reading = reader.read()
     assert reading.rss_bytes > 2**20 and reading.swap_bytes is None
 
@@ -53,7 +54,7 @@ def test_figures_are_what_the_kernel_says_and_swap_is_read_now_and_then(monkeypa
     status, statm = tmp_path / "status", tmp_path / "statm"
     status.write_text("Name:\tx\nVmRSS:\t    2048 kB\nVmSwap:\t     512 kB\n")
     statm.write_text("1000 7 3 1 0 50 0\n")
-    monkeypatch.setattr("kerasmem.devices.host._PROC", str(tmp_path))
+    monkeypatch.setattr("kerasmem.devices.host._SELF", tmp_path)
     now = 100.0
     reader = HostReader(swap_every=0.5, clock=lambda: now)
     page = os.sysconf("SC_PAGE_SIZE")

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kerasmem.devices import tracked_devices as tracked
-from kerasmem.devices.allocator import TrackedDevice, jax_allocator
-from kerasmem.devices.tracked_devices import devices_of_jax
+from kerasmem.devices.tracked_devices import TrackedDevice, devices_of_jax, jax_allocator
 
 # What a device of JAX tells of its BFC allocator (`xla::AllocatorStats`, by way of `PjRtDevice::GetAllocatorStats`).
 JAX_STATS = {"num_allocs": 7, "bytes_in_use": 1024, "peak_bytes_in_use": 4096, "pool_bytes": 8192}
@@ -55,6 +54,6 @@ def test_without_a_pool_reserved_is_unknown():
 def test_a_device_that_cannot_be_asked_gives_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     assert devices_of_jax()[0] == [TrackedDevice(None)]
-    monkeypatch.setattr(tracked, "_keras_backend", lambda: "openvino")
+    monkeypatch.setattr("keras.config.backend", lambda: "openvino")
     found, notes = tracked.tracked_devices()
     assert found == [TrackedDevice(None)] and "openvino" in notes[0] and "host memory is logged" in notes[0]

@@ -5,9 +5,8 @@ import sys
 import pytest
 from recorded_nvml import RecordedNvml
 
-from kerasmem.devices.live import host_memory, list_devices, read_machine
+from kerasmem.devices.machine import host_memory, list_devices, match_card, read_machine, visible_devices
 from kerasmem.devices.nvml import DriverMemory, Nvml
-from kerasmem.devices.visible import match_card, visible_devices
 
 MIB = 2**20
 
@@ -98,7 +97,7 @@ def test_a_forked_child_does_not_use_the_connection():
 
 def test_importing_initialises_nothing():
     code = (
-        "import sys, kerasmem.devices.live as live, kerasmem.devices.nvml\n"
+        "import sys, kerasmem.devices.machine as live, kerasmem.devices.nvml\n"
         "assert not {'pynvml', 'psutil', 'tensorflow', 'keras'} & set(sys.modules)\n"
         "live.read_machine()\n"
         "assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)\n"

@@ -5,9 +5,9 @@ import sys
 import pytest
 from recorded_nvml import RecordedNvml
 
-from kerasmem.devices.host import parse_status
+from kerasmem.devices.host import TreeReader, parse_status
+from kerasmem.devices.machine import others_on_card
 from kerasmem.devices.nvml import Nvml
-from kerasmem.devices.processes import TreeReader, others_on_card
 
 MIB = 2**20
 STATUS = b"Name:\tVmRSS:  9 kB\nVmPeak:\t  500 kB\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nVmSwap:\t   4 kB\nThreads:\t9\n"
@@ -52,10 +52,9 @@ def test_children_are_found_when_a_second_has_passed_and_forgotten_when_they_end
 
 
 def test_without_proc_psutil_answers(monkeypatch, tmp_path):
-    from pathlib import Path
 
     reader = TreeReader()
-    monkeypatch.setattr("kerasmem.devices.processes._PROC", Path(tmp_path))
+    monkeypatch.setattr("kerasmem.devices.host._PROC", tmp_path)
     reading = reader.read()
     assert reading.rss_bytes > MIB and reading.high_water_bytes is None
 

@@ -27,8 +27,8 @@ from loaded_python import NEW_PYTHON
 from recorded_nvml import RecordedNvml
 
 import kerasmem
-from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
 from kerasmem.devices.nvml import Nvml
+from kerasmem.devices.tracked_devices import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import Timeline, device_reader, read_timeline
 
 MemoryLogger = functools.partial(kerasmem.MemoryLogger, epoch_logs="bytes")  # every size in History

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kerasmem.devices.allocator import AllocatorReading, TrackedDevice
+from kerasmem.devices.tracked_devices import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import device_reader
 from kerasmem.monitoring.batch_queue import BatchQueue
 from kerasmem.monitoring.recorder import LoggerSettings, Recorder
