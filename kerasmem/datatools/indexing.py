@@ -183,7 +183,7 @@ def _look_into(layout: FileLayout, access: Access, fetcher: Callable[[], RangeFe
         file.check()
         return file.time, tables
     finally:
-        file.close()
+        file.rest()
 
 
 _NONE = np.zeros(0, np.int64)

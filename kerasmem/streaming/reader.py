@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,11 +14,13 @@ from kerasmem.hdf5.format.columns import Column
 from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.format.grid import Grid
 from kerasmem.hdf5.format.layout import DataLayout
-from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, ScatterRead, can_scatter, part_of
-from kerasmem.hdf5.rows.files import Claims, DatasetRows, OpenFiles, ResidentRows
+from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, WantedRows, part_of
+from kerasmem.hdf5.rows.files import OpenFiles
+from kerasmem.hdf5.rows.jobs import AnyJob, DatasetRows, Job, ResidentRows, prefetch
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.order import EpochOrder, Segment
 
+_Job = TypeVar("_Job", bound=AnyJob)
 _CELL_BYTES = 64 * 1024  # of a dataset without chunks that is kept in memory, read at a time
 
 Task = Callable[[Scratch], Places | None]
@@ -48,11 +50,11 @@ class RowReader:
         self._by_dataset: dict[str, list[int]] = {}
         for number, column in enumerate(self.columns):
             self._by_dataset.setdefault(column.name, []).append(number)
-        self._rows = {name: DatasetRows(self.files, self.layout.starts, name) for name in self._by_dataset}
+        self._rows = {name: DatasetRows(self.files, name) for name in self._by_dataset}
         self._resident: dict[str, ResidentRows] = {}
         self._announcing = threading.Lock()
         self._now: tuple[int, int] | None = None  # the window announced last
-        self._next: tuple[tuple[int, int], list[Claims]] | None = None  # the window to come, announced already
+        self._next: tuple[tuple[int, int], list[Job]] | None = None  # the window to come, announced already
 
     @property
     def bytes_read(self) -> int:
@@ -91,31 +93,27 @@ class RowReader:
         places = slice(0, rows) if in_file_order else _places(order, window)
         self.rows_read += rows
 
-        @functools.cache
         def numbers() -> np.ndarray:
             return order.blocks.rows(order.window_order(window))
 
-        resident = [name for name in self._by_dataset if name in self.resident]
-        tasks = [self._from_resident(name, numbers(), places, arrays) for name in resident]
+        wanted = WantedRows(numbers, lambda: self._runs(order, window, places), places)
+        resident: list[AnyJob] = []
         heavy = []
         for name in self._by_dataset:
-            if name not in self.resident:
-                straight = self._straight(name, numbers, places, arrays)
-                if straight is None:
-                    heavy.append(name)
-                else:
-                    tasks += straight
-        if heavy:
-            runs = self._runs(order, window, places)
-            remote = self.files.remote
-            claims = self._announce(heavy, order.key(window), runs) if remote else itertools.repeat([])
-            needs = ((name, run) for run in runs for name in heavy)
-            tasks += [self._from_file(*need, arrays, claim) for need, claim in zip(needs, claims, strict=False)]
+            outputs = [(self._deliveries[number], arrays[number]) for number in self._by_dataset[name]]
+            if name in self.resident:
+                resident += self._resident[name].jobs(wanted, outputs)
+            else:
+                heavy.append(self._rows[name].jobs(wanted, outputs))
+        jobs = _in_turn(heavy)
+        tasks: list[Task] = [*resident, *jobs]
+        if heavy and self.files.remote:
+            self._announce(order.key(window), jobs)
         if heavy and self.files.remote and window + 1 < order.windows:
             if ahead:  # the link is idle neither while the last rows are put into place nor while they are waited for
-                self._foresee(heavy, order, window + 1)
+                self._foresee(order, window + 1)
             else:
-                tasks.append(lambda scratch: self._foresee(heavy, order, window + 1))
+                tasks.append(lambda scratch: self._foresee(order, window + 1))
         return tasks
 
     def check(self) -> None:
@@ -131,8 +129,8 @@ class RowReader:
         self.files.close()
 
     def _make_resident(self, row: int) -> None:
-        number = int(np.searchsorted(self.layout.starts, row, side="right")) - 1
-        with self.files.use(number):  # so that a file that has gone or changed is found before anything is read
+        first = self.files[int(self.files.numbers(row))]
+        with self.files.use(first):  # so that a file that has gone or changed is found before anything is read
             pass
         for layout in self.layout.datasets:
             if layout.name in self.resident and layout.name not in self._resident:
@@ -145,39 +143,27 @@ class RowReader:
 
     # ---- tasks
 
-    def _straight(
-        self, name: str, numbers: Callable[[], np.ndarray], places: Places, arrays: Sequence[np.ndarray]
-    ) -> list[Task] | None:
-        """Return the tasks for a dataset delivered as it lies in the files; None for others."""
-        number, *others = self._by_dataset[name]
-        column, target = self.columns[number], arrays[number]
-        if others or not self._deliveries[number].plain or not can_scatter(column.row_bytes):
-            return None
-        plans = self._rows[name].plan(numbers(), places, target)
-        if plans is None:
-            return None
-        return [self._share(name, plan, share) for plan in plans for share in plan.shares()]
-
-    def _share(self, name: str, plan: ScatterRead, share: tuple[int, int]) -> Task:
-        def task(scratch: Scratch) -> Places:
-            self._rows[name].read_scattered(plan, share)
-            return part_of(plan.places, *share)
-
-        return task
-
-    def _announce(self, names: Sequence[str], key: tuple[int, int], runs: Sequence[RowRun]) -> Sequence[Claims]:
+    def _announce(self, key: tuple[int, int], jobs: Sequence[AnyJob]) -> None:
         """Prefetch the ranges of a window unless they are in flight."""
         with self._announcing:
-            self._now, (known, claims), self._next = key, self._next or (None, []), None
-            # Where it is another window than the one foreseen, what was announced is dropped.
-            return claims if known == key else self._claims(names, runs)
+            self._now, (known, foreseen), self._next = key, self._next or (None, []), None
+            if known != key or len(foreseen) != len(jobs):
+                prefetch(jobs)  # what was announced for another window is dropped
+                return
+            for job, early in zip(jobs, foreseen, strict=True):
+                if isinstance(job, Job):
+                    job.claim = early.claim
 
-    def _foresee(self, names: Sequence[str], order: EpochOrder, window: int) -> None:
+    def _foresee(self, order: EpochOrder, window: int) -> None:
         """Prefetch the ranges of the next window after all announced so far."""
         key = order.key(window)
         with self._announcing:
             if key != self._now and (self._next is None or self._next[0] != key):
-                self._next = key, self._claims(names, self._runs(order, window, _places(order, window)))
+                runs = self._runs(order, window, _places(order, window))
+                heavy = [name for name in self._by_dataset if name not in self.resident]
+                jobs = _in_turn([self._rows[name].run_jobs(runs, ()) for name in heavy])
+                prefetch(jobs)
+                self._next = key, jobs
 
     def _runs(self, order: EpochOrder, window: int, places: Places) -> list[RowRun]:
         """Return the runs of rows of a window in the order of reading."""
@@ -189,32 +175,11 @@ class RowReader:
             done += count
         return _by_need(runs) if self.files.remote and order.windows > 1 else runs
 
-    def _claims(self, names: Sequence[str], runs: Sequence[RowRun]) -> list[Claims]:
-        """Return the claims of the tasks, in their order: run by run, and name by name for each."""
-        by_name = [self._rows[name].claims(runs) for name in names]
-        return [claims for each in zip(*by_name, strict=True) for claims in each]
 
-    def _from_file(self, name: str, run: RowRun, arrays: Sequence[np.ndarray], claims: Claims) -> Task:
-        dataset = self._rows[name]
-        outputs = [(self._deliveries[number], arrays[number]) for number in self._by_dataset[name]]
-
-        def task(scratch: Scratch) -> Places:
-            dataset.read(run, outputs, scratch, claims)
-            return run.places
-
-        return task
-
-    def _from_resident(self, name: str, rows: np.ndarray, places: Places, arrays: Sequence[np.ndarray]) -> Task:
-        resident = self._resident[name]
-        needs = resident.needs(rows)
-
-        def task(scratch: Scratch) -> Places:
-            resident.load(needs, scratch)
-            for number in self._by_dataset[name]:
-                self._deliveries[number].put(resident.values, rows, arrays[number], places, scratch)
-            return places
-
-        return task
+def _in_turn(jobs: Sequence[Sequence[_Job]]) -> list[_Job]:
+    """Return the jobs of several datasets, the first of each, then the second."""
+    turns = itertools.zip_longest(*jobs)
+    return [job for turn in turns for job in turn if job is not None]
 
 
 def _places(order: EpochOrder, window: int) -> Places:

@@ -65,6 +65,9 @@ class Handle:
         """Fill a view with the bytes from `offset` on."""
         raise NotImplementedError
 
+    def count(self, size: int) -> None:
+        """Count bytes that HDF5 took from the file."""
+
     def changed(self) -> str:
         """Return the reason why the file must not be read on; "" if none."""
         raise NotImplementedError
@@ -116,8 +119,12 @@ class FileHandle(Handle):
             EOFError: If the file ends before that.
         """
         self._fill(view, offset, 0)
+        self.count(len(view))
+
+    def count(self, size: int) -> None:
+        """Count bytes taken from the file."""
         with self._counting:
-            self.bytes_read += len(view)
+            self.bytes_read += size
 
     def scatter(
         self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
@@ -144,8 +151,7 @@ class FileHandle(Handle):
                 for row, to in enumerate((vectors[at : at + rows, 0] - begin).tolist()):
                     before = row * row_bytes
                     self._fill(window[to : to + row_bytes], offset + before, max(got - before, 0))
-        with self._counting:
-            self.bytes_read += len(vectors) * row_bytes
+        self.count(len(vectors) * row_bytes)
 
     def _fill(self, view: memoryview, offset: int, got: int) -> None:
         """Read the rest of a view. A system call may bring less than requested."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import threading
 from collections.abc import Sequence
 
 from kerasmem.errors import DataError
@@ -26,8 +25,6 @@ MOST = 8 * MIB
 Extent = tuple[int, int]
 """Where in a file bytes begin, and how many they are."""
 
-_mine = threading.local()  # the claim that a thread reads under
-
 
 class Claim:
     """The ranges that one task reads of one file, prefetched and kept until it is done or dropped.
@@ -35,10 +32,14 @@ class Claim:
     Args:
         fetcher: fetches it.
         requests: the ranges, rising.
+        handle: the file.
     """
 
-    def __init__(self, fetcher: RangeFetcher, requests: Sequence[RangeRequest]) -> None:
+    def __init__(
+        self, fetcher: RangeFetcher, requests: Sequence[RangeRequest], handle: RemoteHandle | None = None
+    ) -> None:
         self._fetcher = fetcher
+        self._handle = handle
         self._requests = list(requests)
         for request in self._requests:
             request.users += 1
@@ -54,13 +55,10 @@ class Claim:
         if requests:
             self._fetcher.release(requests)
 
-    def __enter__(self) -> Claim:
-        _mine.claim = self
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _mine.claim = None
-        self.release()
+    def read(self, view: memoryview, offset: int) -> None:
+        """Fill a view with the bytes from `offset` on. Bytes outside the ranges are fetched by themselves."""
+        assert self._handle is not None
+        self._handle.read(view, offset, self)
 
     def __del__(self) -> None:
         self.release()  # of a task that was dropped
@@ -103,15 +101,15 @@ class RemoteHandle(Handle):
                 if size
                 for number in range(bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, start + size))
             }
-            claims.append(Claim(self._fetcher, [by_start[number] for number in sorted(mine)]))
+            claims.append(Claim(self._fetcher, [by_start[number] for number in sorted(mine)], self))
         try:
             self._fetcher.prefetch(requests)
         except PermanentError as error:  # it was closed meanwhile
             raise DataError(f"{shown(self.path)}: {error}") from None
         return claims
 
-    def read(self, view: memoryview, offset: int) -> None:
-        """Fill a view with the bytes from `offset` on.
+    def read(self, view: memoryview, offset: int, claim: Claim | None = None) -> None:
+        """Fill a view with the bytes from `offset` on, those of a claim if they are among them.
 
         Raises:
             DataError: If the store fails, or has another version now.
@@ -120,12 +118,10 @@ class RemoteHandle(Handle):
         at, stop = offset, offset + len(view)
         if stop > self.length:
             raise EOFError(f"the file ends at byte {self.length:,}, and {stop:,} are needed")
-        claim = getattr(_mine, "claim", None)
         while at < stop:
             request = claim.find(at) if claim is not None else None
-            # A thread's claim is on one file; whatever was not foreseen is fetched by itself.
             alone = None
-            if request is None or request.reader is not self._reader:
+            if request is None:
                 request = RangeRequest(self._reader, at, min(stop, at + self._most))
                 alone = Claim(self._fetcher, [request])
             self._unproved = True

@@ -8,8 +8,9 @@ in Python is then nothing: where it lies and where it goes are computed with Num
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -72,6 +73,31 @@ def part_of(places: Places, first: int, last: int) -> Places:
     if isinstance(places, slice):
         return slice(places.start + first, places.start + last)
     return places[first:last]
+
+
+@dataclass
+class WantedRows:
+    """The rows of a window, each of its forms made when it is needed.
+
+    Args:
+        make_numbers: returns the number of each row, counted through the files.
+        make_runs: returns the same rows as runs, in the order of reading.
+        places: where in the window they go.
+    """
+
+    make_numbers: Callable[[], np.ndarray]
+    make_runs: Callable[[], Sequence[RowRun]]
+    places: Places
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The number of each row."""
+        return self.make_numbers()
+
+    @cached_property
+    def runs(self) -> Sequence[RowRun]:
+        """The rows as runs."""
+        return self.make_runs()
 
 
 class Delivery:
@@ -201,15 +227,13 @@ class ScatterRead:
         offsets: (rows,) int64, where in the file each row begins.
         places: where in the window each goes.
         target: the window's array, (rows of the window, …), C-contiguous and of the type that is stored.
-        rows: the number of each, counted through all files.
-        start: the number of the file's first row.
+        rows: the number of each within the file.
     """
 
     offsets: np.ndarray
     places: Places
     target: np.ndarray
     rows: np.ndarray
-    start: int = 0
 
     def __post_init__(self) -> None:
         self._size = self.target[0].nbytes

@@ -6,13 +6,12 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.filters import DecodeError
+from kerasmem.hdf5.format.filters import DecodeError, Scratch
 from kerasmem.hdf5.format.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED
 from kerasmem.hdf5.io.fetcher import RangeFetcher, Traffic
@@ -20,12 +19,12 @@ from kerasmem.hdf5.io.handle import FileHandle, Handle
 from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.hdf5.io.ranges import Claim, RemoteHandle
 from kerasmem.hdf5.io.remote_file import RemoteHdf5, open_remote
-from kerasmem.hdf5.rows.delivery import RowRun
+from kerasmem.hdf5.rows.delivery import RowRun, ScatterRead
 from kerasmem.hdf5.rows.index import IndexedFile, Table
 from kerasmem.hdf5.rows.opening import indexed_source, open_source
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, open_file, rows_of
 from kerasmem.hdf5.rows.settings import Access
-from kerasmem.hdf5.rows.sources import Hdf5Source, Refuse, Source
+from kerasmem.hdf5.rows.sources import DirectSource, Outputs, Source, UnreadableRowsError
 
 
 class OpenFile:
@@ -61,7 +60,6 @@ class OpenFile:
         self._handle: Handle | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
         self._sources: dict[str, Source] = {}
-        self._bytes_before = 0
         self.is_remote = fetcher is not None
         self._traffic = traffic or Traffic()
         self._spoiled = ""
@@ -70,23 +68,41 @@ class OpenFile:
     @property
     def bytes_read(self) -> int:
         """Bytes taken from the local file so far. For datasets read by HDF5, the bytes of the rows."""
-        if self.is_remote:
-            return 0
-        with self._lock:
-            through_hdf5 = sum(source.bytes_read for source in self._sources.values() if isinstance(source, Hdf5Source))
-            return self._bytes_before + through_hdf5 + (0 if self._handle is None else self._handle.bytes_read)
+        return 0 if self._handle is None else self._handle.bytes_read
 
     @property
     def time(self) -> int:
         """Time of change of the open local file in ns; 0 for a remote one."""
         return self._handle.seen.st_mtime_ns if isinstance(self._handle, FileHandle) else 0
 
-    def claims(self, name: str, runs: Sequence[RowRun]) -> Sequence[Claim | None]:
-        """Prefetch runs of a dataset in their order. Return a claim for each."""
+    def claims(self, needs: Sequence[tuple[str, RowRun]]) -> list[Claim]:
+        """Prefetch runs of datasets of the open remote file in their order. Return a claim for each."""
+        assert isinstance(self._handle, RemoteHandle)
+        return self._handle.claims([list(self.source(name).extents(run)) for name, run in needs])
+
+    def read(self, name: str, run: RowRun, outputs: Outputs, scratch: Scratch, claim: Claim | None) -> None:
+        """Read rows of a dataset of the open file into windows.
+
+        Raises:
+            DataError: If they cannot be read, or the file is no longer what it was.
+        """
+        try:
+            self.source(name).read(run, outputs, scratch, claim)
+        except UnreadableRowsError as error:
+            raise self._refusal(name, error.start, error.stop, str(error)) from error.__cause__
+
+    def read_scattered(self, name: str, plan: ScatterRead, share: tuple[int, int]) -> None:
+        """Read a share of a plan made with the offsets of a source of the open file.
+
+        Raises:
+            DataError: If it cannot be read, or the file is no longer what it was.
+        """
         source = self.source(name)
-        if not isinstance(self._handle, RemoteHandle):
-            return [None] * len(runs)
-        return self._handle.claims([list(source.extents(run)) for run in runs])
+        assert isinstance(source, DirectSource)
+        try:
+            source.read_scattered(plan, share)
+        except UnreadableRowsError as error:
+            raise self._refusal(name, error.start, error.stop, str(error)) from error.__cause__
 
     def source(self, name: str) -> Source:
         """Return the source of a dataset of the open file.
@@ -128,22 +144,12 @@ class OpenFile:
                 raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
 
     def rest(self) -> None:
-        """Release the file descriptors but keep the sources. No task may be reading."""
+        """Close the file but keep its sources. No job may be reading from it."""
         with self._lock:
             self._close_file()
             if self._handle is not None:
                 self._handle.close()
                 self._resting = True
-
-    def close(self) -> None:
-        """Close the file and forget it. No task may be reading from it."""
-        with self._lock:
-            self._bytes_before = self.bytes_read
-            self.rest()
-            self._sources = {}
-            self._handle = None
-            self._resting = False
-            self._spoiled = ""
 
     def _close_file(self) -> None:
         self._datasets = {}
@@ -151,7 +157,7 @@ class OpenFile:
         if file is not None:
             close_file(file)
 
-    def _open_first(self) -> Handle:
+    def _open_first(self) -> None:
         try:
             tables = self._indexed.tables if self._indexed is not None else {}
             known = all(layout.name in tables for layout in self._layout.datasets)
@@ -165,13 +171,13 @@ class OpenFile:
                 self._sources[layout.name] = self._open_source(file, layout, handle, tables.get(layout.name))
         except BaseException as error:
             opened = self._file
-            self.close()
+            self.rest()
+            self._handle, self._sources, self._resting = None, {}, False
             if isinstance(error, DataError) and isinstance(opened, RemoteHdf5):
                 opened.remote.raise_failure()
             raise
         if self._fetcher is not None:
             self._close_file()  # with its connection: what is read past HDF5 needs it no more
-        return handle
 
     def _open_handle(self) -> Handle:
         if self._fetcher is None:
@@ -230,30 +236,27 @@ class OpenFile:
     def _open_source(
         self, file: h5py.File | None, layout: DatasetLayout, handle: Handle, table: Table | None
     ) -> Source:
-        refuse = self._refuse(layout.name)
         find = functools.partial(self._dataset, layout)
         try:
             if table is not None:
-                return indexed_source(table, layout, handle, refuse)
-            return open_source(file, find, layout, handle, access=self._access, refuse=refuse)
+                return indexed_source(table, layout, handle)
+            assert file is not None
+            return open_source(file, find, layout, handle, trust_file=self._access.trust_file)
         except DataError:
             raise
         except (DecodeError, *DAMAGED) as error:
-            refuse(0, layout.rows, one_line(str(error)), error)
+            raise self._refusal(layout.name, 0, layout.rows, one_line(str(error))) from error
 
-    def _refuse(self, name: str) -> Refuse:
-        def refuse(start: int, stop: int, reason: str, error: BaseException | None) -> NoReturn:
-            if isinstance(self._file, RemoteHdf5):
-                self._file.remote.raise_failure()
-            changed = self._handle.changed() if self._handle is not None else ""
-            first = self._first
-            whole = "" if first is None else f" (rows {first + start:,} to {first + stop:,} of all files)"
-            raise DataError(
-                f"{shown(self._layout.path)}: rows {start:,} to {stop:,} of dataset {shown(name)}{whole} "
-                f"cannot be read: {reason}. {changed or _DAMAGE}"
-            ) from error
-
-        return refuse
+    def _refusal(self, name: str, start: int, stop: int, reason: str) -> DataError:
+        if isinstance(self._file, RemoteHdf5):
+            self._file.remote.raise_failure()
+        changed = self._handle.changed() if self._handle is not None else ""
+        first = self._first
+        whole = "" if first is None else f" (rows {first + start:,} to {first + stop:,} of all files)"
+        return DataError(
+            f"{shown(self._layout.path)}: rows {start:,} to {stop:,} of dataset {shown(name)}{whole} "
+            f"cannot be read: {reason}. {changed or _DAMAGE}"
+        )
 
 
 _DAMAGE = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -24,21 +23,14 @@ from kerasmem.hdf5.format.layout import DatasetLayout, shown
 from kerasmem.hdf5.io.handle import Handle
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES
 from kerasmem.hdf5.rows.index import Table
-from kerasmem.hdf5.rows.settings import Access
-from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, Hdf5Source, Refuse, Source
+from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, DirectSource, Hdf5Source, Source
 
 # Bits that fill their bytes; what h5py makes of others is a number of other bits.
 _WHOLE_BITFIELDS = tuple(getattr(h5py.h5t, f"STD_B{bits}{order}") for bits in (8, 16, 32, 64) for order in ("LE", "BE"))
 
 
 def open_source(
-    file: h5py.File,
-    find: Callable[[], h5py.Dataset],
-    layout: DatasetLayout,
-    handle: Handle,
-    *,
-    access: Access,
-    refuse: Refuse,
+    file: h5py.File, find: Callable[[], h5py.Dataset], layout: DatasetLayout, handle: Handle, *, trust_file: bool
 ) -> Source:
     """Return the fastest way to read a dataset that is known to be right.
 
@@ -47,8 +39,7 @@ def open_source(
         find: returns the dataset, open.
         layout: its shape and type; it may have more rows.
         handle: the same file, to be read past HDF5.
-        access: what may be read, and by whom.
-        refuse: raises the error for rows that cannot be read.
+        trust_file: whether HDF5 may undo filters, and what was never written is read as fill values.
 
     Raises:
         DataError: If HDF5 would have to undo filters of a file that is not trusted.
@@ -56,25 +47,60 @@ def open_source(
     dataset = find()
     shape, dtype, chunks = layout.shape, np.dtype(layout.dtype), layout.chunks
     if _stored_as_read(dataset) and not dataset.external and _lies_in(file, dataset):
-        source = _Opening(file, handle, access, refuse).stored(dataset, shape, dtype)
+        source = _direct_source(dataset, shape, dtype, handle)
         if source is not None:
+            if isinstance(source, ChunkedSource) and trust_file:
+                source.fill = _fill_value(dataset, dtype)
             return source
-    if access.trust_file:
+    if trust_file:
         register_filters()
     else:
         _refuse_unchecked(file, dataset, layout.name)
     cell = chunks[0] if chunks else max(1, PIECE_BYTES // max(1, layout.row_bytes))
-    return Hdf5Source(shape, dtype, refuse, find, cell)
+    return Hdf5Source(shape, dtype, handle, find, cell)
 
 
-def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: Refuse) -> Source:
+def _direct_source(
+    dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], handle: Handle
+) -> DirectSource | None:
+    """Return a source of the stored bytes, or None if only HDF5 can read the dataset."""
+    kind = dataset.id.get_create_plist().get_layout()
+    if kind == h5py.h5d.CONTIGUOUS and dataset.id.get_offset() is not None:
+        offset = _base(dataset.file, chunked=False) + dataset.id.get_offset()
+        return ContiguousSource(shape, dtype, handle, offset)
+    if kind != h5py.h5d.CHUNKED or dataset.id.get_num_chunks() > MOST_CHUNKS:
+        return None
+    chunks = tuple(map(int, dataset.chunks))
+    chunk = chunks + shape[len(chunks) :]
+    try:
+        pipeline = Pipeline(filters_of(dataset), prod(chunk) * dtype.itemsize)
+    except DecodeError:
+        return None
+    index = read_index(dataset, shape[: len(chunks)], handle.length, _base(dataset.file, chunked=True))
+    source = ChunkedSource(shape, dtype, handle, index, chunk, pipeline)
+    only_shuffled = {code for code, _ in pipeline.filters} == {SHUFFLE}
+    return None if only_shuffled and _has_plain_edges(dataset, source) else source
+
+
+def _has_plain_edges(dataset: h5py.Dataset, source: ChunkedSource) -> bool:
+    """Return whether chunks at the dataset's edge are stored without a shuffle, by comparing one with HDF5."""
+    number, skipped = divmod(source.shape[0] - 1, source.chunk[0])
+    *_, chunk = source.index.row_of_chunks(number)
+    if chunk.offset is None:
+        return False
+    inside = (slice(0, skipped + 1), *(slice(0, part.stop - part.start) for part in chunk.inner))
+    here = (slice(source.shape[0] - 1 - skipped, source.shape[0]), *chunk.inner)
+    decoded = source.decode(chunk, Scratch(), source.handle)[inside]
+    return bool(dataset[here].tobytes() != decoded.tobytes())
+
+
+def indexed_source(table: Table, layout: DatasetLayout, handle: Handle) -> Source:
     """Return a source for a dataset from its places in an index, without opening the file in HDF5.
 
     Args:
         table: the places.
         layout: shape and type.
         handle: the file.
-        refuse: raises the error for rows that cannot be read.
 
     Raises:
         DecodeError: If the index says what cannot be.
@@ -83,14 +109,14 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle, refuse: 
     if kind.chunks is None:
         if table.begin < 0 or table.begin + prod(shape) * dtype.itemsize > handle.length:
             raise DecodeError("the index says that it lies outside the file")
-        return ContiguousSource(shape, dtype, refuse, handle, table.begin)
+        return ContiguousSource(shape, dtype, handle, table.begin)
     if len(kind.chunks) > len(shape):
         raise DecodeError(f"the index says that its chunks are {kind.chunks}")
     chunk = kind.chunks + shape[len(kind.chunks) :]
     pipeline = Pipeline(kind.pipeline, prod(chunk) * dtype.itemsize)
     places = table.offsets, table.lengths, table.masks
     index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], handle.length, places)
-    return ChunkedSource(shape, dtype, refuse, handle, index, chunk, pipeline, None)
+    return ChunkedSource(shape, dtype, handle, index, chunk, pipeline)
 
 
 def check_chunks(dataset: h5py.Dataset) -> None:
@@ -121,54 +147,6 @@ def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
     creation = dataset.id.get_create_plist()
     each = map(creation.get_filter, range(creation.get_nfilters()))
     return [(code, values) for code, _, values, _ in each]
-
-
-@dataclass(frozen=True)
-class _Opening:
-    """Open sources that read past HDF5."""
-
-    file: h5py.File
-    handle: Handle
-    access: Access
-    refuse: Refuse
-
-    def stored(self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Source | None:
-        """Return a source of the stored bytes, or None if only HDF5 can read the dataset."""
-        kind = dataset.id.get_create_plist().get_layout()
-        if kind == h5py.h5d.CONTIGUOUS:
-            offset = dataset.id.get_offset()
-            if offset is None:
-                return None
-            return ContiguousSource(shape, dtype, self.refuse, self.handle, _base(self.file, chunked=False) + offset)
-        if kind != h5py.h5d.CHUNKED or dataset.id.get_num_chunks() > MOST_CHUNKS:
-            return None
-        return self._chunked(dataset, shape, dtype)
-
-    def _chunked(self, dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Source | None:
-        chunks = tuple(map(int, dataset.chunks))
-        chunk = chunks + shape[len(chunks) :]
-        try:
-            pipeline = Pipeline(filters_of(dataset), prod(chunk) * dtype.itemsize)
-        except DecodeError:
-            return None
-        base = _base(self.file, chunked=True)
-        index = read_index(dataset, shape[: len(chunks)], self.handle.length, base)
-        fill = _fill_value(dataset, dtype) if self.access.trust_file else None
-        source = ChunkedSource(shape, dtype, self.refuse, self.handle, index, chunk, pipeline, fill)
-        only_shuffled = {code for code, _ in pipeline.filters} == {SHUFFLE}
-        return None if only_shuffled and _has_plain_edges(dataset, source) else source
-
-
-def _has_plain_edges(dataset: h5py.Dataset, source: ChunkedSource) -> bool:
-    """Return whether chunks at the dataset's edge are stored without a shuffle, by comparing one with HDF5."""
-    number, skipped = divmod(source.shape[0] - 1, source.chunk[0])
-    *_, chunk = source.index.row_of_chunks(number)
-    if chunk.offset is None:
-        return False
-    inside = tuple(slice(0, part.stop - part.start) for part in chunk.inner)
-    decoded = source.decode(chunk, Scratch())[(slice(0, skipped + 1), *inside)]
-    rows = slice(source.shape[0] - 1 - skipped, source.shape[0])
-    return bool(dataset[(rows, *chunk.inner)].tobytes() != decoded.tobytes())
 
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
@@ -23,12 +23,29 @@ from kerasmem.units import KIB
 
 _SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
 
-Refuse = Callable[[int, int, str, BaseException | None], NoReturn]
-"""Raises the error for rows `start` to `stop` that cannot be read, for a reason."""
-
-
 Outputs = Sequence[tuple[Delivery, np.ndarray]]
 """What to make of the rows of a dataset, and the window's array for it; one a column."""
+
+
+class UnreadableRowsError(Exception):
+    """Rows of a dataset cannot be read.
+
+    Args:
+        start: first row, counted within the file.
+        stop: row after the last.
+        reason: goes on from "cannot be read: ".
+    """
+
+    def __init__(self, start: int, stop: int, reason: str) -> None:
+        super().__init__(reason)
+        self.start, self.stop = start, stop
+
+
+class Reader(Protocol):
+    """Bytes of a file: its handle, or a claim on some of its ranges."""
+
+    def read(self, view: memoryview, offset: int) -> None:
+        """Fill a view with the bytes from `offset` on."""
 
 
 @dataclass(eq=False)
@@ -38,24 +55,48 @@ class Source(ABC):
     Args:
         shape: shape of the rows and all, the extents of an array type included.
         dtype: type as stored, without them.
-        refuse: raises the error for rows that cannot be read.
+        handle: the file.
+
+    Attributes:
+        row_bytes: bytes of a row as stored.
+        cell_rows: rows read at a time, and not read if none of them is picked.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    refuse: Refuse
+    handle: Handle
+
+    def __post_init__(self) -> None:
+        self.row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
+        self.cell_rows = self.shape[0]
+
+    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader | None = None) -> None:
+        """Read rows into the windows.
+
+        Args:
+            run: the rows.
+            outputs: what to make of them, and where to put them.
+            scratch: this thread's buffers.
+            reader: gives the bytes; by default the handle does.
+
+        Raises:
+            UnreadableRowsError: If they cannot be read.
+        """
+        for part in run.cells(self.cell_rows):
+            try:
+                self.read_cell(part, outputs, scratch, reader or self.handle)
+            except DataError:
+                raise
+            except (DecodeError, *DAMAGED) as error:
+                raise UnreadableRowsError(part.start, part.stop, one_line(str(error))) from error
 
     @abstractmethod
-    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
-        """Read rows into the windows."""
+    def read_cell(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
+        """Read rows of one cell into the windows."""
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
         """Return the offset of each row, or None if not all are stored as they are."""
         return None
-
-    def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
-        """Read a share of a plan made with `offsets`."""
-        raise NotImplementedError
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return the extents that `read` may read, or nothing if unknown."""
@@ -68,33 +109,28 @@ class Hdf5Source(Source):
 
     Args, after those of every source:
         find: returns the dataset, open.
-        cell: rows read at a time, and not read where none of them is picked.
+        rows_at_once: rows of a cell.
     """
 
     find: Callable[[], h5py.Dataset]
-    cell: int
+    rows_at_once: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self.cell_rows = self.rows_at_once
         self._reading = threading.Lock()
         self._scratch = Scratch()
-        self.bytes_read = 0
 
-    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
-        """Read rows into the windows."""
-        for part in run.cells(self.cell):
-            with self._reading:
-                shape = (part.stop - part.start, *self.shape[1:])
-                raw = self._scratch.take("rows", prod(shape) * self.dtype.itemsize)
-                rows = raw.view(self.dtype).reshape(shape)
-                try:
-                    self._fetch(part.start, part.stop, rows)
-                except DataError:
-                    raise
-                except DAMAGED as error:
-                    self.refuse(part.start, part.stop, one_line(str(error)), error)
-                self.bytes_read += raw.nbytes
-                for delivery, target in outputs:
-                    delivery.put(rows, part.picked, target, part.places, scratch)
+    def read_cell(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
+        """Read rows of one cell into the windows."""
+        with self._reading:
+            shape = (run.stop - run.start, *self.shape[1:])
+            raw = self._scratch.take("rows", shape[0] * self.row_bytes)
+            rows = raw.view(self.dtype).reshape(shape)
+            self._fetch(run.start, run.stop, rows)
+            self.handle.count(raw.nbytes)
+            for delivery, target in outputs:
+                delivery.put(rows, run.picked, target, run.places, scratch)
 
     def _fetch(self, start: int, stop: int, into: np.ndarray) -> None:
         dataset = self.find()
@@ -110,25 +146,20 @@ class Hdf5Source(Source):
 
 @dataclass(eq=False)
 class DirectSource(Source):
-    """A dataset read past HDF5.
-
-    Args, after those of every source:
-        handle: the file.
-    """
-
-    handle: Handle
-
-    def __post_init__(self) -> None:
-        self.row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
+    """A dataset read past HDF5."""
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
-        """Read a share of a plan made with `offsets`."""
+        """Read a share of a plan made with `offsets`.
+
+        Raises:
+            UnreadableRowsError: If it cannot be read.
+        """
         assert isinstance(self.handle, FileHandle)  # or else there are no `offsets`
         try:
             plan.read(self.handle, share)
         except (EOFError, OSError) as error:
-            rows = plan.rows[slice(*share)] - plan.start
-            self.refuse(int(rows.min()), int(rows.max()) + 1, str(error), error)
+            rows = plan.rows[slice(*share)]
+            raise UnreadableRowsError(int(rows.min()), int(rows.max()) + 1, str(error)) from error
 
     def extents_from(self, offset: int, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return the extents of adjacent rows. The first of the run lies at `offset`."""
@@ -136,7 +167,7 @@ class DirectSource(Source):
         for part in parts:
             yield offset + (part.start - run.start) * self.row_bytes, (part.stop - part.start) * self.row_bytes
 
-    def read_from(self, offset: int, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
+    def read_from(self, offset: int, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
         """Read adjacent rows. The first of the run lies at `offset`."""
         size = self.row_bytes
         delivery, target = outputs[0]
@@ -144,25 +175,25 @@ class DirectSource(Source):
             straight = isinstance(run.places, slice)
             if size >= SCATTER_BYTES or (straight and run.picked is None):
                 for part in run.runs():
-                    self._scatter(offset + (part.start - run.start) * size, part, target)
+                    self._scatter(offset + (part.start - run.start) * size, part, target, reader)
                 return
         cell = max(1, (PIECE_BYTES if run.picked is None else _SKIP_BYTES) // size)
         for part in run.cells(cell):
             count = part.stop - part.start
             raw = scratch.take("rows", count * size)
-            self.handle.read(view_of(raw), offset + (part.start - run.start) * size)
+            reader.read(view_of(raw), offset + (part.start - run.start) * size)
             rows = raw.view(self.dtype).reshape(count, *self.shape[1:])
             for delivery, target in outputs:
                 delivery.put(rows, part.picked, target, part.places, scratch)
 
-    def _scatter(self, offset: int, run: RowRun, target: np.ndarray) -> None:
+    def _scatter(self, offset: int, run: RowRun, target: np.ndarray, reader: Reader) -> None:
         """Read each row into its place."""
         size, window = self.row_bytes, view_of(target)
         if isinstance(run.places, slice):
-            self.handle.read(window[run.places.start * size : run.places.stop * size], offset)
+            reader.read(window[run.places.start * size : run.places.stop * size], offset)
             return
         for row, at in enumerate((run.places.astype(np.int64) * size).tolist()):
-            self.handle.read(window[at : at + size], offset + row * size)
+            reader.read(window[at : at + size], offset + row * size)
 
 
 @dataclass(eq=False)
@@ -183,12 +214,9 @@ class ContiguousSource(DirectSource):
         """Return the offset of each row, or None for a remote file."""
         return self.offset + rows * self.row_bytes if isinstance(self.handle, FileHandle) else None
 
-    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
+    def read_cell(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
         """Read rows into the windows."""
-        try:
-            self.read_from(self.offset + run.start * self.row_bytes, run, outputs, scratch)
-        except (EOFError, OSError) as error:
-            self.refuse(run.start, run.stop, str(error), error)
+        self.read_from(self.offset + run.start * self.row_bytes, run, outputs, scratch, reader)
 
 
 @dataclass(eq=False)
@@ -199,16 +227,17 @@ class ChunkedSource(DirectSource):
         index: where the chunks lie.
         chunk: shape of a chunk.
         pipeline: the filters.
-        fill: value of what was never written; None if that is an error.
+        fill: value of what was never written; None if that is an error, the default.
     """
 
     index: ChunkIndex
     chunk: tuple[int, ...]
     pipeline: Pipeline
-    fill: np.ndarray | None
+    fill: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.cell_rows = self.chunk[0]
         self._whole = bool(self.pipeline.filters)  # whether chunks are read as a whole
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
@@ -230,18 +259,12 @@ class ChunkedSource(DirectSource):
                 else:
                     yield from self.extents_from(chunk.offset + part.start % self.chunk[0] * self.row_bytes, part)
 
-    def read(self, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
-        """Read rows into the windows."""
-        for part in run.cells(self.chunk[0]):
-            try:
-                for chunk in self.index.row_of_chunks(part.start // self.chunk[0]):
-                    self._read_chunk(chunk, part, outputs, scratch)
-            except DataError:
-                raise
-            except (EOFError, OSError, DecodeError, ValueError, OverflowError) as error:
-                self.refuse(part.start, part.stop, str(error), error)
+    def read_cell(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
+        """Read rows of one row of chunks into the windows."""
+        for chunk in self.index.row_of_chunks(run.start // self.chunk[0]):
+            self._read_chunk(chunk, run, outputs, scratch, reader)
 
-    def _read_chunk(self, chunk: Chunk, run: RowRun, outputs: Outputs, scratch: Scratch) -> None:
+    def _read_chunk(self, chunk: Chunk, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
         skipped = run.start % self.chunk[0]
         if chunk.offset is None:
             if self.fill is None:
@@ -250,21 +273,21 @@ class ChunkedSource(DirectSource):
             rows = np.broadcast_to(self.fill, (run.stop - run.start, *rest))
         elif not self._whole and not chunk.inner:
             self._check_size(chunk)
-            self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch)
+            self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch, reader)
             return
         else:
-            rows = self.decode(chunk, scratch)[skipped : skipped + run.stop - run.start]
+            rows = self.decode(chunk, scratch, reader)[skipped : skipped + run.stop - run.start]
             index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
             rows = rows[index]
         for delivery, target in outputs:
             delivery.put(rows, run.picked, target, run.places, scratch, chunk.inner)
 
-    def decode(self, chunk: Chunk, scratch: Scratch) -> np.ndarray:
+    def decode(self, chunk: Chunk, scratch: Scratch, reader: Reader) -> np.ndarray:
         """Return a stored chunk without its filters, in `scratch` or elsewhere."""
         self._check_size(chunk)
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
-        self.handle.read(view_of(stored), chunk.offset)
+        reader.read(view_of(stored), chunk.offset)
         try:
             data = self.pipeline.decode(stored, chunk.mask, scratch)
         except DecodeError:
