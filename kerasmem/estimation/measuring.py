@@ -12,11 +12,11 @@ from kerasmem.checks import MethodName
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import estimate, estimate_spec
 from kerasmem.estimation.methods import backend_refusal
-from kerasmem.estimation.probe import profile_worker
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, ask_worker, measured_notes, run_steps
+from kerasmem.estimation.probe.profile_worker import profiled_step
+from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, call_with_steps, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool
 from kerasmem.estimation.verdict import device_verdict
-from kerasmem.models.backend import require_tensorflow
+from kerasmem.models.backend import import_keras, require_tensorflow
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.profiling.results import StepProfile
 
@@ -52,21 +52,17 @@ def measure(
         'measure'
     """
     with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
-        answer = run_steps(spec, [(spec.batch_size, steps)], timeout=timeout)
-    run = answer.runs[0]
-    need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, answer.optimizer, inputs=run.inputs)
-    ran = (
-        f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one that had its peak at {run.first:,} B; "
-        f"{run.before:,} B were in use before them"
-    )
+        run = run_steps(spec, spec.batch_size, steps, timeout=timeout)
+    need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, run.optimizer, inputs=run.inputs)
+    ran = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one that had its peak at {run.first:,} B"
     return replace(
         planned,
-        settings=replace(planned.settings, method="measure", execution=answer.execution),
+        settings=replace(planned.settings, method="measure", execution=run.execution),
         bytes=need,
         layers=tuple(replace(row, bytes=None) for row in planned.layers),
         device=None if planned.device is None else device_verdict(planned.device, need),
         unmodelled=(),
-        notes=measured_notes(answer.device, ran, *answer.notes, way=answer.way),
+        notes=measured_notes(run.device, ran, *run.notes, way=run.way),
         pool=Pool(requested=None, in_use=run.median, reserved=None),
         instant=None,
     )
@@ -120,9 +116,9 @@ def profile(
     """
     require_tensorflow("profile", "estimate and measure work on JAX")
     with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
-        runs = [(spec.batch_size, steps)]
-        result = ask_worker(profile_worker.work, spec, runs, timeout=timeout, planned=planned.to_dict())
-    return StepProfile.from_dict(result)
+        runs = [(spec.batch_size, steps, spec.mode)]
+        result: StepProfile = call_with_steps(profiled_step, spec, runs, planned, timeout=timeout)
+    return result
 
 
 def predicted(model: Any, profile: StepProfile, **arguments: Any) -> tuple[MemoryReport | None, str | None]:
@@ -134,20 +130,8 @@ def predicted(model: Any, profile: StepProfile, **arguments: Any) -> tuple[Memor
         **arguments: those of `kerasmem.estimate` that `profile` was given.
     """
     method: MethodName = "xla" if profile.settings.execution == "xla" else "graph"
+    import_keras().utils.clear_session(free_memory=False)  # else layers without a name of their own are counted on
     try:
-        return with_names_of(estimate(model, method=method, **arguments), profile), None
+        return estimate(model, method=method, **arguments), None
     except KerasmemError as error:
         return None, str(error)
-
-
-def with_names_of(estimate: MemoryReport, profile: StepProfile) -> MemoryReport:
-    """Return the estimate with the profile's names of layers, if both have the same layers in the same order.
-
-    Code that builds a model twice in one process gets other names for layers that it does not name itself.
-    """
-    own, theirs = estimate.layers, profile.layers
-    if [(row.class_name, row.output_shape) for row in own] != [(row.class_name, row.output_shape) for row in theirs]:
-        return estimate
-    return replace(
-        estimate, layers=tuple(replace(row, name=other.name) for row, other in zip(own, theirs, strict=True))
-    )

@@ -181,7 +181,7 @@ def _no_card(step: ShapedStep) -> str | None:
 
 
 def _gpu_target(step: ShapedStep) -> Outcome:
-    from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
+    from kerasmem.estimation.gpu_target import gpu_target_outcome, gpu_target_plan
 
     assert step.target is not None
     card = find_card(step.target.name)
@@ -202,7 +202,7 @@ def _not_probed(step: ShapedStep) -> str | None:
 
 
 def _probe(step: ShapedStep) -> Outcome:
-    from kerasmem.estimation.probe.probing import probe
+    from kerasmem.estimation.probe.running import probe
 
     with step.spec.portable(batch_size=step.batch_size) as spec:
         return probe(spec, is_fixed=step.is_fixed)

@@ -158,7 +158,7 @@ def _start_compiler(spec: StepSpec, target: DeviceTarget | None) -> None:
     """Start the compiler for the card in the background if the estimate will probably use it."""
     if target is None or target.source != "catalogue" or not compiler_is_needed(spec):
         return
-    from kerasmem.estimation.gpu_target.plan import start_compiler
+    from kerasmem.estimation.gpu_target import start_compiler
 
     start_compiler(find_card(target.name))
 

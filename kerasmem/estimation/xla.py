@@ -129,12 +129,13 @@ def xla_outcome(
     ]
     held.append((sum(batch), "inputs", None))
     requested = sum(size for size, _, _ in held) + plan.requested
-    return plan.outcome(
-        "xla",
-        Pool(requested, total, heap.allocator.reserved, None, limit),
-        held,
-        names,
+    outcome = Outcome(
+        method="xla",
+        execution="xla",
+        total=total,
         low=int(total * (1 - spread)),
         high=int(max(total, limit) * (1 + spread)),
+        pool=Pool(requested, total, heap.allocator.reserved, None, limit),
         notes=(f"XLA's buffer assignment for this machine's CPU asks for {plan.requested:,} B in a step",),
     )
+    return plan.divided(outcome, held, names)

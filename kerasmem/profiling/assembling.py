@@ -9,41 +9,39 @@ from typing import Any
 
 from kerasmem.models.sizes import ModelFacts
 from kerasmem.profiling.naming import NOT_KNOWN, UNNAMED, Named, Namer
-from kerasmem.profiling.replaying import Chunk, Replayed, thin
+from kerasmem.profiling.replaying import Chunk, StepReplay, thin
 from kerasmem.profiling.results import LiveChunk, PeakBytes, ProfiledLayer, ProfileSettings, Share, StepProfile
 
 WASTE = "waste in chunks"
 MOST_LIVE = 200
 
 
-def assemble(
-    replayed: Replayed,
+def build_profile(
+    replay: StepReplay,
     namer: Namer,
     model: ModelFacts,
     settings: ProfileSettings,
     rows: Sequence[ProfiledLayer],
     *,
     peaks: Sequence[int] = (),
-    reserved: int | None = None,
     notes: Sequence[str] = (),
     formula: Mapping[str, int] | None = None,
 ) -> StepProfile:
     """Return the profile of a recorded step.
 
     Args:
-        replayed: the step.
+        replay: the step.
         namer: names its chunks.
         model: facts of the model.
         settings: how the step was run.
         rows: the layers, in the order of the report.
         peaks: of all steps that ran, in bytes; the spread of the result.
-        reserved: bytes that the allocator took from the device.
         notes: how it was measured.
         formula: the hand formula, if it is known.
     """
-    named = [(chunk, list(namer.name(chunk))) for chunk in replayed.live]
-    categories: Counter[str] = Counter({UNNAMED: replayed.unknown})
-    shares: Counter[str] = Counter({NOT_KNOWN: replayed.unknown})
+    named = [(chunk, list(namer.name(chunk))) for chunk in replay.live]
+    categories: Counter[str] = Counter({UNNAMED: replay.unknown})
+    shares: Counter[str] = Counter({NOT_KNOWN: replay.unknown})
     layers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     known_rows = {row.name for row in rows}
     for chunk, parts in named:
@@ -57,27 +55,26 @@ def assemble(
             else:
                 shares[part.share or str(part.layer)] += part.bytes
     unmodelled: list[Mapping[str, Any]] = []
-    if replayed.unknown:
+    if replay.unknown:
         why = "in use when the step began, and neither the model's, nor its optimizer's, nor recorded"
-        unmodelled.append({"what": "chunks from before the step", "why": why, "bytes": replayed.unknown})
-    requested = None if replayed.unknown else sum(chunk.requested for chunk in replayed.live)
+        unmodelled.append({"what": "chunks from before the step", "why": why, "bytes": replay.unknown})
+    requested = None if replay.unknown else sum(chunk.requested for chunk in replay.live)
     return StepProfile(
         model=model,
         settings=settings,
         bytes=PeakBytes(
-            replayed.peak, min(peaks, default=None), max(peaks, default=None),
+            replay.peak, min(peaks, default=None), max(peaks, default=None),
             **{name: categories[name] for name in PeakBytes.CATEGORIES},
         ),
         layers=tuple(_filled(row, layers[row.name]) for row in rows),
         shares=tuple(Share(name, size) for name, size in shares.most_common() if size),
-        instant=namer.instant(replayed.operation),
-        timeline=thin(replayed.points),
+        instant=namer.instant(replay.operation),
+        timeline=thin(replay.points),
         live=_largest(named),
-        live_chunks=len(replayed.live),
-        before=replayed.begin,
+        live_chunks=len(replay.live),
+        before=replay.begin,
         requested=requested,
-        reserved=reserved,
-        events=len(replayed.points) - 1,
+        events=len(replay.points) - 1,
         notes=tuple(notes),
         unmodelled=tuple(unmodelled),
         formula=formula,
@@ -90,15 +87,15 @@ def _filled(row: ProfiledLayer, parts: Counter[str]) -> ProfiledLayer:
 
 
 def _largest(named: Sequence[tuple[Chunk, list[Named]]]) -> tuple[LiveChunk, ...]:
-    found = []
+    largest = []
     for chunk, parts in named:
         waste = chunk.allocated - sum(part.bytes for part in parts)
         shape = chunk.shape or ("" if chunk.tensor is None else chunk.tensor.shape)
         for part in parts:
             is_alone = len(parts) == 1
             size = part.bytes + (waste if is_alone else 0)
-            found.append(LiveChunk(size, part.bytes, part.category, part.layer, part.what, shape if is_alone else ""))
+            largest.append(LiveChunk(size, part.bytes, part.category, part.layer, part.what, shape if is_alone else ""))
         if len(parts) > 1 and waste:
-            found.append(LiveChunk(waste, 0, "allocator", None, f"waste in a chunk of {len(parts)} values", ""))
-    found.sort(key=lambda each: -each.bytes)
-    return tuple(found[:MOST_LIVE])
+            largest.append(LiveChunk(waste, 0, "allocator", None, f"waste in a chunk of {len(parts)} values", ""))
+    largest.sort(key=lambda chunk: -chunk.bytes)
+    return tuple(largest[:MOST_LIVE])

@@ -44,8 +44,8 @@ def known_tensor(tensor: Any, kind: str, name: str, layer: tuple[str, ...] = ())
 
 def known_tensors(tensors: Iterable[Any], kind: str, name: str) -> list[KnownTensor]:
     """Describe the eager tensors among some objects."""
-    found = (known_tensor(each, kind, name) for each in tensors if _is_eager(each))
-    return [each for each in found if each is not None]
+    described = (known_tensor(tensor, kind, name) for tensor in tensors if _is_eager(tensor))
+    return [tensor for tensor in described if tensor is not None]
 
 
 def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[KnownTensor]:
@@ -55,21 +55,21 @@ def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[
         model: a Keras model whose variables have values.
         owners: id of a variable → names of the layer that made it.
     """
-    found = []
+    described = []
     for variable, kind in variables_of(model).values():
         value: Any = variable.value
         if not hasattr(value, "read_value"):  # it has no value yet
             continue
         held = known_tensor(value.read_value(), kind, variable.path, owners.get(id(variable), ()))
         if held is not None:
-            found.append(held)
-    return found
+            described.append(held)
+    return described
 
 
 def tensors_of_python() -> list[KnownTensor]:
     """Describe tensors that Python objects keep: constants of a step, a data set, stored results."""
-    found = (each for each in living_objects() if _is_eager(each))
-    return known_tensors((each for each in found if each.dtype.size), "constant", "a tensor kept in Python")
+    tensors = (value for value in living_objects() if _is_eager(value))
+    return known_tensors((tensor for tensor in tensors if tensor.dtype.size), "constant", "a tensor kept in Python")
 
 
 def _is_eager(value: Any) -> bool:

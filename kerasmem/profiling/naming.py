@@ -82,9 +82,9 @@ class Namer:
         left = chunk.requested
         for size, operation in inside:
             left -= size
-            made = self._by_operation(size, operation, is_scratch=False)
+            named = self._by_operation(size, operation, is_scratch=False)
             # Copies of arguments and what XLA lays out differently carry no operation's name.
-            yield replace(made, category="workspace", share=XLA_OWN) if made.category == UNNAMED else made
+            yield replace(named, category="workspace", share=XLA_OWN) if named.category == UNNAMED else named
         if left:
             yield Named(left, "workspace", None, "gaps in XLA's buffer", "between the values of XLA's plan")
 

@@ -60,8 +60,8 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """A step.
+class StepReplay:
+    """A replayed step.
 
     Attributes:
         begin: bytes in use when it began.
@@ -87,7 +87,7 @@ def replay_step(
     after: Sequence[KnownTensor] = (),
     *,
     is_complete: bool = False,
-) -> Replayed:
+) -> StepReplay:
     """Replay a step's events.
 
     Args:
@@ -117,7 +117,7 @@ def replay_step(
         chunk = live.get(tensor.address)
         if chunk is not None and chunk.tensor is None:
             chunk.tensor = tensor
-    return Replayed(begin, peak, operation, at_peak, unknown, tuple(points))
+    return StepReplay(begin, peak, operation, at_peak, unknown, tuple(points))
 
 
 def _apply(events: Sequence[AllocatorEvent], live: dict[int, Chunk], is_new: bool) -> None:
@@ -169,14 +169,14 @@ def _chunk(event: AllocatorEvent, is_new: bool = False) -> Chunk:
 
 def _learn_from_frees(step: Sequence[AllocatorEvent], live: dict[int, Chunk]) -> None:
     """Take up chunks from before the step that it frees: a free says how large the chunk was."""
-    made: set[int] = set()
+    known: set[int] = set()
     for event in step:
         if event.kind == ALLOCATE:
-            made.add(event.address)
-        elif event.address not in made:
+            known.add(event.address)
+        elif event.address not in known:
             chunk = live.setdefault(event.address, Chunk(event.requested, event.allocated))
             chunk.requested, chunk.allocated, chunk.is_recorded = event.requested, event.allocated, True
-            made.add(event.address)
+            known.add(event.address)
 
 
 def _drop_what_lies_elsewhere(live: dict[int, Chunk], begin: int) -> None:

@@ -123,7 +123,6 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
         live_chunks: how many chunks were live then (count).
         before: bytes in use when the step began.
         requested: bytes asked for, of those in use at the peak; None if chunks from before are unknown.
-        reserved: bytes that the allocator took from the device, under memory growth; None if not known.
         events: allocations and frees in the step (count).
         notes: how it was measured.
         unmodelled: parts that could not be seen, and why.
@@ -141,7 +140,6 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
     live_chunks: int
     before: int
     requested: int | None
-    reserved: int | None
     events: int
     notes: tuple[str, ...] = ()
     unmodelled: tuple[Mapping[str, Any], ...] = ()
@@ -169,8 +167,8 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
 
     @property
     def pool(self) -> dict[str, int | None]:
-        """Three sizes that are easily confused, as an estimate has them: requested, in use and reserved bytes."""
-        return {"requested": self.requested, "in_use": self.bytes.total, "reserved": self.reserved}
+        """Requested bytes and bytes in use, as an estimate has them; TensorFlow does not tell the reserved ones."""
+        return {"requested": self.requested, "in_use": self.bytes.total, "reserved": None}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as JSON-ready data, sizes in integer bytes."""

@@ -70,8 +70,6 @@ def _facts(profile: StepProfile) -> Iterator[tuple[str, str]]:
     if profile.instant is not None:
         yield "Reached", printable(profile.instant.text, 200)
     yield "Before", f"{format_size(profile.before)} in use when the step began"
-    if profile.reserved is not None:
-        yield "Reserved", f"{format_size(profile.reserved)} taken from the device, under memory growth"
     share = f"{profile.named_share:.2%}".replace("%", " %")
     yield "Named", f"{share} of the peak, in {profile.live_chunks:,} chunks"
 

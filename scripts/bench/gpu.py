@@ -82,7 +82,7 @@ IMAGE = (224, 224, 3)
 def plan(case: Case) -> Case:
     """Have XLA plan a step for a card of the catalogue."""
     from kerasmem.devices.catalogue import find_card
-    from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
+    from kerasmem.estimation.gpu_target import gpu_target_outcome, gpu_target_plan
 
     card = find_card(case["card"])
     compiled = gpu_target_plan(request_of(case), card, timeout=CASE_SECONDS)

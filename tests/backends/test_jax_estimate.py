@@ -134,13 +134,11 @@ def unpadded():
     return keras.Sequential([keras.Input((40, 40, 16)), layers.Conv2D(64, 5)])
 
 
-@pytest.mark.parametrize(
-    ("build", "copied"), [(padded, 4 * 64 * 66 * 66 * 32), (unpadded, 4 * 64 * 36 * 36 * 5 * 5 * 16)]
-)
-def test_what_a_convolution_copies_is_counted(build, copied):
+@pytest.mark.parametrize("build", [padded, unpadded], ids=lambda build: build.__name__)
+def test_the_interval_covers_the_copies_of_a_convolution(build):
     estimated, measured = estimated_and_measured(build, batch_size=64, mode="inference")
-    assert estimated.bytes.workspace >= copied == estimated.bytes.total - estimated.pool.in_use
-    assert measured.bytes.total == pytest.approx(estimated.bytes.total, rel=0.02)
+    # How much is copied depends on JAX's version.
+    assert estimated.bytes.low <= measured.bytes.total <= estimated.bytes.high
 
 
 def test_the_estimate_is_what_a_process_really_takes():

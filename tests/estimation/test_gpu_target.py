@@ -10,12 +10,12 @@ import pytest
 
 from kerasmem.devices.cards import all_cards, hardware_of
 from kerasmem.devices.catalogue import find_card
-from kerasmem.errors import InputError, MissingExtraError, UsageError
+from kerasmem.errors import MissingExtraError, UsageError
+from kerasmem.estimation import gpu_target
 from kerasmem.estimation.compiled.assignment import read_plan
 from kerasmem.estimation.compiled.on_jax import dumped_plan, planned_bytes
 from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes
-from kerasmem.estimation.gpu_target import plan, worker
-from kerasmem.estimation.gpu_target.plan import gpu_target_outcome, gpu_target_plan
+from kerasmem.estimation.gpu_target import gpu_target_outcome, gpu_target_plan
 from kerasmem.models.op_names import Origin
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.children import Limits
@@ -24,7 +24,7 @@ from kerasmem.units import GIB, MIB
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 A100, T4, H100 = find_card("a100-80"), find_card("t4"), find_card("h100-sxm")
-JAX_IS_MISSING = worker.missing_parts()
+JAX_IS_MISSING = gpu_target.missing_parts()
 needs_jax = pytest.mark.skipif(JAX_IS_MISSING, reason="needs pip install 'kerasmem[gpu-targets]'")
 
 
@@ -42,13 +42,13 @@ def field(text, name):
 
 
 def test_a_target_has_the_cards_figures():
-    text = plan.target_text(A100)
+    text = gpu_target.target_text(A100)
     assert int(field(text, "device_memory_size")) == A100.memory_bytes
     assert field(text, "core_count") == "108"
     assert field(text, "shared_memory_per_block_optin") == "166912"
     assert "cuda_compute_capability { major: 8 minor: 0 }" in text
     assert text.count("{") == text.count("}")
-    assert "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES" in plan.target_text(H100)
+    assert "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES" in gpu_target.target_text(H100)
 
 
 # The plan in XLA's protocol
@@ -245,7 +245,7 @@ def test_the_total_is_the_plan_that_xla_makes_by_itself():
     answer = outcome(step)
     # three arguments, results and temporary buffers, each rounded up to 256
     assert (answer.pool.requested, answer.total) == (1110, 4 * 256 + 1024)
-    assert (answer.low, answer.high) == (1010, 4 * 256 + 1024)
+    assert (answer.low, answer.high) == (1010, MIB)  # the smallest limit, in whole MiB
     assert {each.what: each.bytes for each in answer.unmodelled} == {
         "CUDA context and libraries": None, "autotuning": None, "prefetched batches": 7,
     }  # fmt: skip
@@ -253,10 +253,10 @@ def test_the_total_is_the_plan_that_xla_makes_by_itself():
 
 
 def test_the_workspace_of_the_largest_convolution_widens_the_interval_upwards():
-    answer = outcome(compiled(one_plan(1000, convolutions=((300, "small"), (500, "large")))))
-    assert (answer.total, answer.low, answer.high) == (3 * 256 + 1024, 1000, 3 * 256 + 1024 + 500)
+    answer = outcome(compiled(one_plan(MIB, convolutions=((30 * MIB, "small"), (50 * MIB, "large")))))
+    assert (answer.low, answer.high) == (MIB, answer.total + 50 * MIB)
     assert "large" in answer.notes[-1]
-    assert plan.workspace_bytes(one_plan(0, convolutions=((9 * GIB, "huge"),))) == 4 * GIB
+    assert gpu_target.workspace_bytes(one_plan(0, convolutions=((9 * GIB, "huge"),))) == 4 * GIB
 
 
 def test_a_recurrent_layer_that_cudnn_runs_on_jax_is_named():
@@ -264,9 +264,9 @@ def test_a_recurrent_layer_that_cudnn_runs_on_jax_is_named():
 
     inputs, encoder = keras.Input((4, 3)), keras.layers.LSTM(2, name="encoder")
     model = keras.Sequential([inputs, keras.layers.Bidirectional(encoder)])
-    (note,) = worker.recurrent_notes(model)
+    (note,) = gpu_target.recurrent_notes(model)
     assert "encoder is planned as a loop" in note
-    assert not list(worker.recurrent_notes(keras.Sequential([inputs, keras.layers.SimpleRNN(2)])))
+    assert not list(gpu_target.recurrent_notes(keras.Sequential([inputs, keras.layers.SimpleRNN(2)])))
 
 
 @pytest.mark.parametrize(
@@ -300,9 +300,9 @@ def test_a_growing_allocator_of_jax_hands_out_larger_chunks():
 
 def test_recomputation_is_said_with_what_it_saves():
     squeezed = one_plan(1000, is_recomputed=True)
-    answer = outcome(compiled(squeezed, unlimited=(one_plan(1500),), notes=("assumed",)))
-    assert (answer.pool.requested, answer.high) == (1000, 3 * 256 + 1536)
-    assert any("recomputes" in note and "1,500 B" in note for note in answer.notes)
+    answer = outcome(compiled(squeezed, unlimited=(one_plan(1500 * MIB),), notes=("assumed",)))
+    assert answer.pool.requested == 1000 < 1500 * MIB < answer.high <= 1502 * MIB
+    assert any("recomputes" in note and f"{1500 * MIB:,} B" in note for note in answer.notes)
     assert answer.notes[-1] == "assumed"
     assert not any("recomputes" in note for note in outcome(compiled(one_plan(1))).notes)
 
@@ -347,42 +347,32 @@ def test_inference_returns_more_than_it_is_lent():
 
 # The parent
 
-ANSWER = {
-    "plans": [{"argument": 1, "results": [1], "temporary": 5, "live": [[5, "o"]], "convolutions": [[7, "c"]]}],
-    "arguments": {"trainable": [4, 8], "inputs": [16]},
-    "layers": ["l"], "optimizer": "adam", "notes": ["n"],
-}  # fmt: skip
-
 
 def test_the_child_is_asked_for_the_card(monkeypatch):
-    asked = {}
+    asked, step = {}, compiled(one_plan(5))
 
-    def run_child(function, request, **options):
-        asked.update(function=function, request=request, **options)
-        return ANSWER
+    def run_child(function, request, target, has_triton, folder, **options):
+        asked.update(function=function, target=target, has_triton=has_triton, **options)
+        return step
 
-    monkeypatch.setattr(plan, "run_child", run_child)
-    monkeypatch.setattr(plan, "missing_parts", lambda: False)
-    found = gpu_target_plan(StepSpec("m.keras"), T4, timeout=9, memory_limit=8)
-    assert asked["function"] is worker.compile_request
-    assert asked["limits"] == Limits(9, 8)
+    monkeypatch.setattr(gpu_target, "run_child", run_child)
+    monkeypatch.setattr(gpu_target, "missing_parts", lambda: False)
+    assert gpu_target_plan(StepSpec("m.keras"), T4, timeout=9) is step
+    assert asked["function"] is gpu_target.compile_request
+    assert asked["limits"] == Limits(9, 8 * GIB)
     assert (asked["environ"]["KERAS_BACKEND"], asked["environ"]["JAX_PLATFORMS"]) == ("jax", "cpu")
-    assert asked["request"]["target"] == plan.target_text(T4)
-    assert asked["request"]["has_triton"] is False  # Turing
-    assert found.likely.total == 7
-    assert CompiledStep.from_dict(found.to_dict()) == found
+    assert asked["target"] == gpu_target.target_text(T4)
+    assert asked["has_triton"] is False  # Turing
     gpu_target_plan(StepSpec("m.keras"), A100)
-    assert asked["request"]["has_triton"] is True
+    assert asked["has_triton"] is True
 
 
 def test_what_is_missing_or_no_plan_is_named(monkeypatch):
-    monkeypatch.setattr(plan, "missing_parts", lambda: True)
+    monkeypatch.setattr(gpu_target, "missing_parts", lambda: True)
     with pytest.raises(MissingExtraError, match=r"pip install 'kerasmem\[gpu-targets\]'"):
         gpu_target_plan(StepSpec("m.keras"), T4)
     with pytest.raises(UsageError, match="K80"):
         gpu_target_plan(StepSpec("m.keras"), find_card("k80"))
-    with pytest.raises(InputError, match="compiled step"):
-        CompiledStep.from_dict({"plans": [{"argument": 1}], "arguments": {}})
 
 
 def make_cuda(folder):
@@ -393,18 +383,18 @@ def make_cuda(folder):
 
 
 def test_ptxas_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr(worker.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu_target.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ptxas .*kerasmem\[gpu-targets\]"):
-        worker.cuda_folder()
+        gpu_target.cuda_folder()
 
 
 def test_the_extras_ptxas_is_preferred_to_that_of_jax(monkeypatch, tmp_path):
     known = {}
-    monkeypatch.setattr(worker.importlib.util, "find_spec", known.get)
+    monkeypatch.setattr(gpu_target.importlib.util, "find_spec", known.get)
     for package, name in (("nvidia.cu13", "jax"), ("nvidia.cuda_nvcc", "extra")):
         known[package] = importlib.machinery.ModuleSpec(package, None, is_package=True)
         known[package].submodule_search_locations.append(str(make_cuda(tmp_path / name)))
-        assert worker.cuda_folder() == str(tmp_path / name)
+        assert gpu_target.cuda_folder() == str(tmp_path / name)
 
 
 # The whole, with JAX

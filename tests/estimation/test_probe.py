@@ -10,8 +10,7 @@ import pytest
 import kerasmem
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.measuring import measure
-from kerasmem.estimation.probe.probing import probe
-from kerasmem.estimation.probe.running import run_steps
+from kerasmem.estimation.probe.running import probe, run_steps
 from kerasmem.models.spec import StepSpec
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -23,7 +22,7 @@ MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 def test_a_probe_predicts_a_larger_batch():
     request = StepSpec(f"{MODELS}:convnet", batch_size=64)
     said = probe(request, timeout=300)
-    runs = [run_steps(request, [(64, 10)], timeout=300).runs[0] for _ in range(3)]
+    runs = [run_steps(request, 64, 10, timeout=300) for _ in range(3)]
     run, peaks = runs[0], [peak for run in runs for peak in run.peaks]
     assert said.low <= statistics.median(peaks) <= said.high
     assert said.low <= said.total <= said.high
@@ -35,21 +34,19 @@ def test_running_out_of_memory_is_a_message(monkeypatch):
     monkeypatch.setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", "32")
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's kernels end the process in place of raising
     with pytest.raises(ModelError) as caught:
-        run_steps(StepSpec(f"{MODELS}:perceptron"), [(32768, 2)], timeout=300)
+        run_steps(StepSpec(f"{MODELS}:perceptron"), 32768, 2, timeout=300)
     message = str(caught.value)
     assert "batch size 32768 ran out of memory on CPU:0 within its limit of 32 MiB (OOM when allocating" in message
     assert message.endswith("take a smaller batch")
 
 
 @pytest.mark.usefixtures("new_python")
-def test_too_little_time_or_host_memory_is_a_message():
+def test_too_little_time_is_a_message():
     request = StepSpec(f"{MODELS}:convnet")
-    with pytest.raises(KerasmemError, match=r"batch size 8, 4 gave no answer: it took longer than 0\.5 s; .*--timeout"):
-        run_steps(request, [(8, 2), (4, 2)], timeout=0.5)
-    with pytest.raises(KerasmemError, match=r"of host memory, more than .*; take a smaller batch"):
-        run_steps(request, [(8, 2)], timeout=300, memory_limit=30 << 20)
+    with pytest.raises(KerasmemError, match=r"batch size 8 gave no answer: it took longer than 0\.5 s; .*--timeout"):
+        run_steps(request, 8, 2, timeout=0.5)
     with pytest.raises(UsageError, match="timeout -1"):
-        run_steps(request, [(8, 2)], timeout=-1)
+        run_steps(request, 8, 2, timeout=-1)
 
 
 def test_what_was_compiled_in_python_is_measured(mnist_cnn):

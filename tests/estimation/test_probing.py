@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.probe import probing, running
-from kerasmem.estimation.probe.probing import probe
-from kerasmem.estimation.probe.running import run_steps, try_batch
-from kerasmem.estimation.probe.worker import MeasuredSteps, Run
+from kerasmem.estimation.probe import running
+from kerasmem.estimation.probe.running import probe, run_steps, try_batch
+from kerasmem.estimation.probe.worker import MeasuredSteps
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.children import ChildFailure
 from kerasmem.units import GIB
@@ -19,13 +18,13 @@ def outcome(monkeypatch):
     """Return the outcome of a probe from peaks by batch size."""
 
     def ask(peaks, target, *, execution="graph", optimizer=60, **options):
-        def run_steps(request, runs, **_):
-            size = runs[0][0]
+        def run_steps(request, size, steps, **_):
             return MeasuredSteps(
-                "CPU:0", execution, 30, optimizer, ("assumed",), (Run(size, 5 * size, 0, 0, peaks[size], 0.1),)
-            )
+                "CPU:0", execution, size, 30, optimizer, 5 * size, first=0, peaks=peaks[size], seconds=0.1,
+                notes=("assumed",),
+            )  # fmt: skip
 
-        monkeypatch.setattr(probing, "run_steps", run_steps)
+        monkeypatch.setattr(running, "run_steps", run_steps)
         return probe(StepSpec("m.keras", batch_size=target), **options)
 
     return ask
@@ -80,7 +79,7 @@ def test_a_plan_of_xla_is_not_extrapolated(outcome):
 def test_real_steps_leave_the_host_memory_whatever_the_device_has(monkeypatch, available):
     tried = []
 
-    def run_child(work, data, *, limits, **_):
+    def run_child(function, *arguments, limits, **_):
         tried.append(limits.host_bytes)
         raise ChildFailure("it took 9.6 GiB of host memory, more than the 9.5 GiB it may have")
 
@@ -91,5 +90,5 @@ def test_real_steps_leave_the_host_memory_whatever_the_device_has(monkeypatch, a
     with pytest.raises(KerasmemError, match=r"host memory.* --confirm"):
         try_batch(request, 64, 80 * GIB, steps=2, last=0, timeout=9)
     with pytest.raises(KerasmemError, match="host memory"):
-        run_steps(request, [(64, 2)])
+        run_steps(request, 64, 2)
     assert tried == [int(available * 0.95)] * 2

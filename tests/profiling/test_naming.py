@@ -9,7 +9,7 @@ import pytest
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, of_device
 from kerasmem.models.op_names import Attribution, outside_scopes
 from kerasmem.models.sizes import ModelFacts
-from kerasmem.profiling.assembling import assemble
+from kerasmem.profiling.assembling import build_profile
 from kerasmem.profiling.naming import Namer
 from kerasmem.profiling.replaying import Chunk, KnownTensor, replay_step
 from kerasmem.profiling.results import PeakBytes, ProfiledLayer, ProfileSettings, StepProfile
@@ -104,7 +104,7 @@ def profile():
         in_use += chunk
         events.append(AllocatorEvent(number, ALLOCATE, "GPU_0_bfc", 10 + number, size, chunk, in_use, name))
     weight = KnownTensor(1, 2000, "weights", "dense/kernel", ("net", "dense"))
-    return assemble(
+    return build_profile(
         replay_step(of_device(events, "GPU:0"), (), (weight,)),
         NAMER,
         ModelFacts("net", "", 1, 500, 500),

@@ -50,7 +50,6 @@ def profile():
         12,
         MIB,
         21 * MIB,
-        32 * MIB,
         99,
         ("a note",),
         ({"what": "something", "why": "a reason", "bytes": None},),

@@ -28,7 +28,7 @@ def main(model, batch_size, folder):
     import tensorflow as tf
 
     start_recording(folder)
-    run = MarkedSession(StepSpec(model)).run(int(batch_size), 2)
+    run = MarkedSession(StepSpec(model)).run(int(batch_size), 2, "train")
     tf.profiler.experimental.stop()
     print(json.dumps([run.first, *run.peaks]))
 

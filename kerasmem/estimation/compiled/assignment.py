@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 from kerasmem.estimation.compiled.plan import XlaPlan
@@ -17,7 +16,7 @@ from kerasmem.estimation.compiled.plan import XlaPlan
 _ALLOCATED, _FREED = 0, 1  # kinds of events in a trace of the heap
 _CONVOLUTION, _PRODUCT = "__cudnn$conv", "__cublas$"
 _RECOMPUTED = ".remat"
-_LIBRARY = re.compile(r'"kind":"__(ynn|xnn|onednn)')  # kernels of a library on a CPU
+_LIBRARY = re.compile(r'"kind":"__(?:ynn|xnn|onednn)')  # kernels of a library on a CPU
 _BYTES_OF_TYPE = {
     **dict.fromkeys((1, 2, 6, 19, 20, 23, 24, 25, 28, 29, 33), 1),  # PRED, S8, U8, F8…
     **dict.fromkeys((3, 7, 10, 16), 2),  # S16, U16, F16, BF16
@@ -129,25 +128,14 @@ def read_plan(serialised: bytes) -> XlaPlan:
     """
     proto = Message(serialised)
     (assignment,), (hlo,) = proto.messages(3), proto.messages(1)
-    argument = temporary = 0
-    results = []
-    for buffer in assignment.messages(3):
-        size = buffer.number(2)
-        is_argument, is_result, is_constant, is_thread_local = (bool(buffer.number(field)) for field in (5, 7, 12, 3))
-        if is_argument:
-            argument += size
-        elif is_constant or is_thread_local:
-            continue
-        elif is_result:
-            results.append(size)
-        else:
-            temporary += size
+    buffers = assignment.messages(3)
+    own = [buffer for buffer in buffers if not any(map(buffer.number, (3, 5, 12)))]  # thread-local, argument, constant
     module = _Module(hlo)
     live, at = _fullest(assignment, module)
     return XlaPlan(
-        argument=argument,
-        results=tuple(results),
-        temporary=temporary,
+        argument=sum(buffer.number(2) for buffer in buffers if buffer.number(5)),
+        results=tuple(buffer.number(2) for buffer in own if buffer.number(7)),
+        temporary=sum(buffer.number(2) for buffer in own if not buffer.number(7)),
         live=live,
         at=at,
         convolutions=tuple(module.convolutions()),
@@ -175,9 +163,12 @@ def _fullest(assignment: Message, module: _Module) -> tuple[tuple[tuple[int, str
         if total > most:
             most, fullest, at = total, dict(live), buffer
 
+    names = module.operations()
+
     def maker(buffer: int) -> str:
         location = buffers[buffer].message(3)
-        return module.operation(location.number(4), location.text(2))
+        name = location.text(2)  # newer versions of XLA have the id alone
+        return names.get(name) or names.get(location.number(4)) or name
 
     return tuple((size, maker(buffer)) for buffer, size in fullest.items()), None if at is None else maker(at)
 
@@ -187,7 +178,7 @@ class _Module:
 
     def __init__(self, hlo: Message) -> None:
         self.computations = {
-            computation.number(5): {each.number(35): Instruction(each) for each in computation.messages(2)}
+            computation.number(5): {part.number(35): Instruction(part) for part in computation.messages(2)}
             for computation in hlo.messages(3)
         }
 
@@ -197,13 +188,8 @@ class _Module:
             for instruction in computation.values():
                 yield computation, instruction
 
-    def operation(self, number: int, name: str) -> str:
-        """Return the operation of an instruction, by its name, or by its id alone, as newer versions of XLA have it."""
-        return self._operations.get(name) or self._operations.get(number) or name
-
-    @cached_property
-    def _operations(self) -> dict[int | str, str]:
-        """Each instruction's operation, by id and by name.
+    def operations(self) -> dict[int | str, str]:
+        """Return each instruction's operation, by id and by name.
 
         A fusion has that of the last instruction inside with one; an instruction that XLA added that of an operand.
         """
@@ -222,34 +208,29 @@ class _Module:
         """Yield each convolution of cuDNN's without workspace: bytes of its inputs and outputs, and its operation."""
         for computation, instruction in self:
             if instruction.target.startswith(_CONVOLUTION) and instruction.shapes[-1] == 0:
-                operands = [sum(computation[each].shapes) for each in instruction.operands]
+                operands = [sum(computation[number].shapes) for number in instruction.operands]
                 yield sum((*instruction.shapes, *operands)), instruction.operation or instruction.name
 
-    def cpu_scratch(self) -> tuple[int, int]:
-        """Return the bytes that one call of a library's kernel on a CPU copies beside the plan, and takes at most.
+    def cpu_scratch(self) -> int:
+        """Return the most bytes that one call of a library's kernel on a CPU may copy beside the plan.
 
-        YNNPACK's convolution is a matrix product of a copy that has, for each place of the output, the part of the
-        input it is made of ("im2col"). It makes that copy whole if it takes the input as it is, and none for one
-        channel at a time. If the input is padded it makes the padded input, and reads that in place. (XLA's
-        `ynn_emitter.cc` defines pad, stencil copy and product; how much each takes was measured.) A matrix product may
-        copy its operand and its result into blocks. Weights are copied block by block.
+        A convolution may be a matrix product of a copy that has, for each position of the output, the part of the input
+        it is made of ("im2col"). YNNPACK makes that copy, or a smaller one, in JAX 0.10; in 0.12 it copies the result
+        alone. A matrix product may copy its operand and its result into blocks. Weights are copied block by block.
         """
-        copied = most = 0
+        most = 0
         for _, caller in self:
-            library = _LIBRARY.search(caller.message.text(43))
-            if library is None:
+            if _LIBRARY.search(caller.message.text(43)) is None:
                 continue
             for number in caller.called:
                 inside = self.computations[number]
                 for instruction in inside.values():
-                    operands = [inside[each] for each in instruction.operands]
+                    operands = [inside[operand] for operand in instruction.operands]
                     if instruction.opcode == "dot":
                         most = max(most, sum(operands[0].shapes) + sum(instruction.shapes))
                     elif instruction.opcode == "convolution":
-                        columns, padded = _convolution_copies(instruction, *operands)
-                        most = max(most, columns, padded)
-                        copied = max(copied, (padded or columns) * (library.group(1) == "ynn"))
-        return copied, most
+                        most = max(most, _patches_bytes(instruction, operands[1]) + sum(instruction.shapes))
+        return most
 
     def products(self) -> Iterator[int]:
         """Yield for each matrix product the bytes of its tensors that have no buffer in a kernel of Triton's.
@@ -261,10 +242,10 @@ class _Module:
             if instruction.target.startswith(_PRODUCT):
                 yield 0
             elif instruction.opcode == "dot":
-                operands = [_source(computation, computation[each]) for each in instruction.operands]
-                inside = [each for each in operands if each.opcode != "parameter"]
+                operands = [_source(computation, computation[number]) for number in instruction.operands]
+                inside = [operand for operand in operands if operand.opcode != "parameter"]
                 root = _source(computation, list(computation.values())[-1])
-                yield sum(sum(each.shapes) for each in (*inside, *[instruction] * (root != instruction)))
+                yield sum(sum(part.shapes) for part in (*inside, *[instruction] * (root != instruction)))
 
 
 def _source(computation: dict[int, Instruction], instruction: Instruction) -> Instruction:
@@ -274,21 +255,13 @@ def _source(computation: dict[int, Instruction], instruction: Instruction) -> In
     return instruction
 
 
-def _convolution_copies(convolution: Instruction, left: Instruction, kernel: Instruction) -> tuple[int, int]:
-    """Return the bytes of a convolution's input for all places (0: one channel at a time) and padded (0: it is not)."""
+def _patches_bytes(convolution: Instruction, kernel: Instruction) -> int:
+    """Return the bytes of a convolution's input written out by position; 0 if it reads one channel at a time."""
     numbers, groups = convolution.message.message(16), convolution.message.number(50)
-    sizes, of_kernel, of_output = left.dimensions, kernel.dimensions, convolution.dimensions
-    places = math.prod(of_output) // of_output[numbers.number(10)]
-    columns = places * sum(kernel.shapes) // of_kernel[numbers.number(4)] * max(groups, 1)
-    if groups > 1 and of_kernel[numbers.number(3)] == 1:
-        columns = 0
-    edges = [each.number(3) + each.number(4) for each in convolution.message.message(15).messages(1)]
-    if not any(edges):
-        return columns, 0
-    unpadded = math.prod(sizes)
-    for dimension, edge in zip(numbers.numbers(11), edges, strict=True):
-        sizes[dimension] += edge
-    return columns, sum(left.shapes) * math.prod(sizes) // unpadded
+    if groups > 1 and kernel.dimensions[numbers.number(3)] == 1:
+        return 0
+    positions = math.prod(convolution.dimensions) // convolution.dimensions[numbers.number(10)]
+    return positions * sum(kernel.shapes) // kernel.dimensions[numbers.number(4)] * max(groups, 1)
 
 
 def _shape_bytes(shape: Message) -> Iterator[int]:

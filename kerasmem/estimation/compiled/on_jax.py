@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,14 +15,13 @@ from kerasmem.devices.growth import jax_grows
 from kerasmem.errors import KerasmemError, ModelError, first_line
 from kerasmem.estimation.allocator import GRAIN, smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
-from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes
+from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, XlaPlan, product_bytes
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import XLA_AUTOTUNING, cpu_scratch, prefetched_batches
 from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
-from kerasmem.models.step import PreparedStep, prepare_step
-from kerasmem.processes.children import ChildFailure
+from kerasmem.models.step import PreparedStep
 
 
 def jax_outcome(step: ShapedStep) -> Outcome:
@@ -40,46 +38,38 @@ def jax_outcome(step: ShapedStep) -> Outcome:
     """
     import jax
 
-    opened, mode = step.opened, step.spec.mode
-    prepared = prepare_step(
-        opened.model, opened.training, step.structure, step.inputs, step.batch_size, mode, jit_compile=True
-    )
     device = jax.devices()[0]
-    try:
-        lowered, compiled = lower(prepared, device)
-        # How much LLVM optimises does not change XLA's plan of memory, and takes half of the time and more.
-        hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
-        with _no_compilation_cache(), tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-            plan = compile_lowered(lowered, hurried, "this machine", folder)
-    except ChildFailure as failure:
-        raise ModelError(f"model {opened.model.name!r}: {failure.reason}") from failure
-    if mode == "evaluate":  # Keras on JAX makes the slots for it too, which its step does not take
-        slots = tuple(map(variable_bytes, opened.model.optimizer.variables))
+    lowered, compiled = lower(step.prepare(True), device)
+    # How much LLVM optimises does not change XLA's plan of memory, and takes half of the time and more.
+    hurried = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}
+    with _no_compilation_cache(), tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
+        plan = compile_lowered(lowered, hurried, folder)
+    if step.spec.mode == "evaluate":  # Keras on JAX makes the slots for it too, which its step does not take
+        slots = tuple(map(variable_bytes, step.opened.model.optimizer.variables))
         compiled = replace(compiled, arguments={**compiled.arguments, "optimizer": slots})
     is_cpu, spread = device.platform == "cpu", SPREAD["xla"]
     planned = planned_bytes(compiled, plan, grows=not is_cpu and jax_grows(os.environ))
     limit = smallest_limit(compiled.requests(plan))
-    copied, most = plan.cpu_scratch
-    unmodelled: tuple[Unmodelled, ...] = (cpu_scratch(most - copied),)
-    where = "this machine's CPU"
+    most, where = plan.cpu_scratch, "this machine's CPU"
+    unmodelled: tuple[Unmodelled, ...] = (cpu_scratch(most),)
     if not is_cpu:  # the next compilation may find other kernels the fastest
         most, where = product_bytes((plan,), HOPPER), f"{device.device_kind} ({device.platform})"
         unmodelled = prefetched_batches(compiled.batch_bytes), XLA_AUTOTUNING
-    return plan.outcome(
-        "xla",
-        Pool(plan.total, planned, None, None, limit),
-        compiled.held(step.weights()),
-        JaxNames(compiled.layers, compiled.optimizer, frozenset(step.rows)),
-        low=int((planned + copied) * (1 - spread)),
-        high=int((max(compiled.allocated(plan).in_use, limit) + most) * (1 + spread)),
-        scratch=copied,
-        unmodelled=unmodelled,
-        notes=(
-            f"Keras on JAX: XLA's plan for {where} has {plan.argument:,} B of arguments (weights, optimizer, the "
-            f"batch), {plan.temporary:,} B in between and {sum(plan.results):,} B of results beside the donated state",
-            *compiled.notes,
-        ),
+    note = (
+        f"Keras on JAX: XLA's plan for {where} has {plan.argument:,} B of arguments (weights, optimizer, the batch), "
+        f"{plan.temporary:,} B in between and {sum(plan.results):,} B of results beside the donated state"
     )
+    outcome = Outcome(
+        method="xla",
+        execution="xla",
+        total=planned,
+        low=int(planned * (1 - spread)),
+        high=int((max(compiled.allocated(plan).in_use, limit) + most) * (1 + spread)),
+        pool=Pool(plan.total, planned, None, None, limit),
+        unmodelled=unmodelled,
+        notes=(note, *compiled.notes),
+    )
+    return plan.divided(outcome, compiled.held(step.weights()), compiled.names(step.rows))
 
 
 def planned_bytes(compiled: CompiledStep, plan: XlaPlan, grows: bool) -> int:
@@ -125,7 +115,7 @@ def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
         The lowered step, and its description without plans.
 
     Raises:
-        ChildFailure: If JAX cannot trace the step.
+        ModelError: If JAX cannot trace the step.
     """
     import jax
 
@@ -147,10 +137,12 @@ def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
     except KerasmemError:
         raise
     except Exception as error:  # the model's own code runs while it is traced, and may raise anything
-        raise ChildFailure(f"the step cannot be traced on JAX: {type(error).__name__}: {first_line(error)}") from error
+        raise ModelError(
+            f"the step of model {model.name!r} cannot be traced on JAX: {type(error).__name__}: {first_line(error)}"
+        ) from error
     named = zip((*groups, "inputs"), (*state, data), strict=True)
     return lowered, CompiledStep(
-        arguments={name: tuple(map(_bytes, jax.tree.leaves(group))) for name, group in named},
+        arguments={name: tuple(map(variable_bytes, jax.tree.leaves(group))) for name, group in named},
         plans=(),
         layers=tuple({str(layer.name) for layer in flatten_layers(model, include_self=False)}),
         optimizer=str(model.optimizer.name) if step.mode == "train" else None,
@@ -158,30 +150,25 @@ def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
     )
 
 
-def _bytes(spec: Any) -> int:
-    return int(spec.dtype.itemsize * math.prod(spec.shape))
-
-
-def compile_lowered(lowered: Any, options: dict[str, Any], where: str, folder: str) -> XlaPlan:
+def compile_lowered(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
     """Compile a lowered step and return XLA's plan.
 
     Args:
         lowered: the step.
         options: of the compiler.
-        where: the device, for messages.
         folder: an empty one for XLA's dumps.
 
     Raises:
-        ChildFailure: If XLA refuses.
+        ModelError: If XLA refuses.
     """
     import jax
 
     try:
         lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, **options})
     except jax.errors.JaxRuntimeError as error:
-        raise ChildFailure(f"XLA does not compile the step for {where}: {first_line(error)}") from error
+        raise ModelError(f"XLA does not compile the step: {first_line(error)}") from error
     if (plan := dumped_plan(folder)) is None:
-        raise ChildFailure(f"this version of XLA does not write its plan for {where}")
+        raise ModelError("this version of XLA does not write its plan for this device")
     return plan
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kerasmem.estimation.allocator import BFCAllocator
-from kerasmem.estimation.report import Outcome, Pool, Shares, Unmodelled
+from kerasmem.estimation.report import Outcome, Shares
 from kerasmem.models.op_names import CATEGORIES, Attribution, Origin
-from kerasmem.records import Record
 from kerasmem.units import MIB
 
 _FUNCTION = re.compile(r"\bp?jit\([^()]*\)")
@@ -48,9 +47,9 @@ class JaxNames(Attribution):
         pieces = _WRAPPER.sub("", scopes).replace(")", "").split("/")
         if any(map(self._is_optimizer, pieces)):
             return Origin(None, "optimizer")
-        path = [piece for piece in pieces if piece in self.layers]
-        paths = ("/".join(path[:end]) for end in range(len(path), 0, -1))
-        row = next((each for each in paths if not self._rows or each in self._rows), None)
+        layers = [piece for piece in pieces if piece in self.layers]
+        paths = ("/".join(layers[:end]) for end in range(len(layers), 0, -1))
+        row = next((path for path in paths if not self._rows or path in self._rows), None)
         return Origin(row, "backward" if "transpose(" in name else "forward")
 
     def _plain(self, name: str) -> str:
@@ -58,7 +57,7 @@ class JaxNames(Attribution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class XlaPlan(Record, what="XLA plan"):
+class XlaPlan:
     """XLA's plan of one compilation.
 
     Attributes:
@@ -71,7 +70,7 @@ class XlaPlan(Record, what="XLA plan"):
             outputs, and its operation.
         products: for each matrix product the bytes of buffers that it has in cuBLAS and not in a kernel of Triton's.
         is_recomputed: whether XLA computes values a second time to save memory.
-        cpu_scratch: bytes that one call of a library's kernel on a CPU copies beside the plan, and takes at most.
+        cpu_scratch: the most bytes that one call of a library's kernel on a CPU may copy beside the plan.
     """
 
     argument: int
@@ -82,7 +81,7 @@ class XlaPlan(Record, what="XLA plan"):
     convolutions: tuple[tuple[int, str], ...] = ()
     products: tuple[int, ...] = ()
     is_recomputed: bool = False
-    cpu_scratch: tuple[int, int] = (0, 0)
+    cpu_scratch: int = 0
 
     @property
     def requested(self) -> int:
@@ -94,31 +93,13 @@ class XlaPlan(Record, what="XLA plan"):
         """The bytes of the step by this plan."""
         return self.argument + self.requested
 
-    def outcome(
-        self,
-        method: str,
-        pool: Pool,
-        held: Held,
-        names: Attribution,
-        *,
-        low: int,
-        high: int,
-        scratch: int = 0,
-        unmodelled: tuple[Unmodelled, ...] = (),
-        notes: tuple[str, ...] = (),
-    ) -> Outcome:
-        """Return the outcome of the step, its peak divided by category and by layer.
+    def divided(self, outcome: Outcome, held: Held, names: Attribution) -> Outcome:
+        """Return the outcome of this plan with its peak divided by category and by layer.
 
         Args:
-            method: that planned it.
-            pool: bytes of the allocator at the peak.
+            outcome: the outcome.
             held: the arguments.
             names: origins of the operations in the plan.
-            low: the least bytes of the step.
-            high: the most.
-            scratch: bytes that kernels take beside the allocator.
-            unmodelled: memory that is not in the total.
-            notes: on the plan.
         """
         shares = Shares()
         for size, category, layer in held:
@@ -126,21 +107,10 @@ class XlaPlan(Record, what="XLA plan"):
         for size, name in self.live:
             origin = names.origin(name)
             shares.add(size, CATEGORIES[origin.phase], origin.layer)
-        shares.add(self.requested - sum(size for size, _ in self.live) + scratch, "workspace")
-        shares.fill(pool.in_use + scratch)
-        return Outcome(
-            method=method,
-            execution="xla",
-            total=pool.in_use + scratch,
-            low=low,
-            high=high,
-            pool=pool,
-            categories=shares.categories,
-            layers=shares.layers,
-            instant=None if self.at is None else names.instant(self.at),
-            unmodelled=unmodelled,
-            notes=notes,
-        )
+        shares.add(self.requested - sum(size for size, _ in self.live), "workspace")
+        shares.fill(outcome.total)
+        instant = None if self.at is None else names.instant(self.at)
+        return replace(outcome, categories=shares.categories, layers=shares.layers, instant=instant)
 
 
 def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
@@ -156,7 +126,7 @@ def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledStep(Record, what="compiled step"):
+class CompiledStep:
     """A step that was compiled on JAX, once or in variants.
 
     Attributes:
@@ -180,6 +150,10 @@ class CompiledStep(Record, what="compiled step"):
     def likely(self) -> XlaPlan:
         """The plan that XLA makes by itself."""
         return self.plans[0]
+
+    def names(self, rows: Collection[str]) -> JaxNames:
+        """Return the origins of the operations in its plans, for a report with these rows."""
+        return JaxNames(self.layers, self.optimizer, frozenset(rows))
 
     @property
     def batch_bytes(self) -> int:

@@ -1,15 +1,19 @@
-"""Start a worker that runs real steps, limit it, and turn its failures into messages."""
+"""Run real steps in a subprocess under limits, as they are or to extend a line through their peaks."""
 
 from __future__ import annotations
 
 import signal
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, OutOfMemoryError, UsageError
-from kerasmem.estimation.probe.worker import MeasuredSteps, work
+from kerasmem.estimation.probe.worker import MeasuredSteps, real_steps
+from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.estimation.search import Trial
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.spec import StepSpec
@@ -17,6 +21,10 @@ from kerasmem.processes.children import ChildFailure, Limits, child_environment
 from kerasmem.processes.forking import run_child
 
 DEFAULT_TIMEOUT = 600.0
+LEAST_BATCH = 8
+PROBED_STEPS = 10
+MOST_BENT = 0.2  # of the line's total, by which a parabola through the three peaks may exceed it
+_SECONDS_A_RUN = 30.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; beyond that the host would swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # On JAX blocks from 64 KiB on are pages of their own, which glibc gives back when they are freed: what is resident is
@@ -29,51 +37,50 @@ _CRASHES = (signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIG
 
 def run_steps(
     request: StepSpec,
-    runs: Sequence[tuple[int, int]],
+    batch_size: int,
+    steps: int,
     *,
     timeout: float = DEFAULT_TIMEOUT,
-    memory_limit: int | None = None,
     seconds: float | None = None,
 ) -> MeasuredSteps:
-    """Train some steps at each batch size in one subprocess and return their peaks.
+    """Train some steps at a batch size in a subprocess and return their peaks.
 
     Args:
         request: the model and how it is trained.
-        runs: (batch size, steps after the first one) pairs, run one after another.
+        batch_size: samples.
+        steps: steps after the first one.
         timeout: seconds for the whole process.
-        memory_limit: bytes of host memory for the process. Defaults to nearly all that is free.
-        seconds: no further step begins after that many seconds at a batch size, once two are done.
+        seconds: no further step begins after that many seconds, once two are done.
 
     Raises:
         UsageError: If the timeout is not positive.
         ModelError: If a step failed, or ran out of memory.
         KerasmemError: If the process was too slow or was ended by the system.
     """
-    answer = ask_worker(work, request, runs, timeout=timeout, memory_limit=memory_limit, seconds=seconds)
-    return MeasuredSteps.from_dict(answer)
+    runs = [(batch_size, steps, request.mode)]
+    measured: list[MeasuredSteps] = call_with_steps(real_steps, request, runs, seconds, timeout=timeout)
+    return measured[0]
 
 
-def ask_worker(
-    work: Callable[[dict[str, Any]], dict[str, Any]],
+def call_with_steps(
+    function: Callable[..., Any],
     request: StepSpec,
-    runs: Sequence[tuple[Any, ...]],
-    *,
+    runs: Sequence[tuple[int, int, str]],
+    *arguments: Any,
     timeout: float,
-    memory_limit: int | None = None,
     device_bytes: int | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    """Run a function that trains real steps in a subprocess, and return its answer.
+) -> Any:
+    """Call a function that trains real steps in a subprocess.
+
+    It may take nearly all host memory that is free, whatever limit its device has.
 
     Args:
-        work: the function.
-        request: the model and how it is trained.
-        runs: (batch size, steps, mode) of each run; the mode defaults to the request's.
+        function: to be called.
+        request: the model and how it is trained; its first argument.
+        runs: (batch size, steps, mode) of each run; its second argument.
+        *arguments: its others.
         timeout: seconds for the whole process.
-        memory_limit: bytes of host memory for the process, whatever limit its device has. Defaults to nearly all that
-            is free.
         device_bytes: that TensorFlow may allocate on the first GPU or, without one, on the CPU. Defaults to no limit.
-        **more: further fields of the function's argument.
 
     Raises:
         UsageError: If the timeout is not positive.
@@ -83,17 +90,12 @@ def ask_worker(
     """
     if not timeout > 0:
         raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
-    available = host_memory().available_bytes
-    if memory_limit is None and available is not None:
-        memory_limit = int(available * _SHARE_OF_HOST)
-    data = {"request": request.to_dict(), "runs": runs, **more}
+    limits = Limits(timeout, int(host_memory().available_bytes * _SHARE_OF_HOST))
     environ = child_environment(**(_ON_JAX if runs_on_jax() else _QUIET))
     if device_bytes is not None:  # one region, as TensorFlow has it on a GPU unless it is told otherwise
         environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "false")
-    limits = Limits(timeout, memory_limit)
     try:
-        answer: dict[str, Any] = run_child(work, data, limits=limits, environ=environ, device_bytes=device_bytes)
-        return answer
+        return run_child(function, request, runs, *arguments, limits=limits, environ=environ, device_bytes=device_bytes)
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, *_ in runs)
         message = (
@@ -135,8 +137,100 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
     runs = [run for run in runs if run[0]]
     peak = reason = None
     try:
-        answer = ask_worker(work, request, runs, timeout=timeout, device_bytes=limit_bytes)
-        peak = max(size for run in answer["runs"] for size in (run["first"], *run["peaks"]))
+        measured = call_with_steps(real_steps, request, runs, timeout=timeout, device_bytes=limit_bytes)
+        peak = max(size for run in measured for size in (run.first, *run.peaks))
     except OutOfMemoryError as error:
         reason = str(error)
     return Trial(batch_size, reason is None, peak, limit_bytes, time.monotonic() - begin, reason)
+
+
+def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool = False) -> Outcome:
+    """Predict the memory of a step from steps at smaller batches, or run it itself at a small batch.
+
+    Args:
+        request: the model, how it is trained, and the requested batch size.
+        timeout: seconds for each process that runs steps.
+        is_fixed: whether the model takes no other batch size than the request's.
+
+    Raises:
+        ModelError: If a step failed, or ran out of memory.
+        KerasmemError: If the process gave no answer, or memory does not grow in proportion to the batch.
+    """
+    sizes = smaller_batches(request.batch_size)
+    if is_fixed or request.batch_size <= sizes[-1]:
+        run = run_steps(request, request.batch_size, PROBED_STEPS, timeout=timeout)
+        note = f"batch {run.batch_size} is small enough to be run itself: {len(run.peaks)} steps on {run.device}"
+        return _outcome(run, run.median, min(run.peaks), max(run.peaks), run.inputs, note)
+    # A process for each: the chunks of one size would be reused by the next, and waste memory in other ways.
+    runs = []
+    for size in sizes:
+        runs.append(run_steps(request, size, PROBED_STEPS, timeout=timeout, seconds=_SECONDS_A_RUN))
+        if runs[-1].execution == "xla":
+            raise KerasmemError(
+                f"probe of {request.label}: XLA asks for one large buffer, whose chunk may be "
+                "nearly twice as large, so peaks jump from batch to batch; use method xla, or measure the batch itself"
+            )
+    return _line(runs, request)
+
+
+def smaller_batches(target: int) -> tuple[int, int, int]:
+    """Return the batch sizes that are run to predict a target: a quarter of it, a half and three quarters.
+
+    Smaller ones predict worse: at a small batch the optimizer's updates, which do not grow with it, may be the peak.
+
+    Examples:
+        >>> smaller_batches(64), smaller_batches(25)
+        ((16, 32, 48), (8, 16, 24))
+    """
+    unit = max(target // 4, LEAST_BATCH)
+    return unit, 2 * unit, 3 * unit
+
+
+def _line(runs: Sequence[MeasuredSteps], request: StepSpec) -> Outcome:
+    """Return the bytes at a batch size on the line through the peaks at the smallest and the largest measured.
+
+    Raises:
+        KerasmemError: If the parabola through all three peaks lies too far off.
+    """
+    small, _, large = runs
+    target, spread = request.batch_size, SPREAD[large.execution]
+    sizes = ", ".join(str(run.batch_size) for run in runs)
+    means = [int(statistics.mean(run.peaks)) for run in runs]  # which depend less on the steps that were drawn
+
+    def on_line(at_small: float, at_large: float) -> int:
+        slope = (at_large - at_small) / (large.batch_size - small.batch_size)
+        return round(at_large + slope * (target - large.batch_size))
+
+    total = on_line(means[0], means[-1])
+    parabola = np.polyfit([run.batch_size for run in runs], means, 2)
+    bent = round(float(np.polyval(parabola, target)))
+    if bent > (1 + MOST_BENT) * total:
+        raise KerasmemError(
+            f"probe of {request.label}: the peaks at batches {sizes} "
+            f"({', '.join(f'{mean:,} B' for mean in means)}; {large.execution} mode) do not "
+            f"grow in proportion to the batch; measure batch {target} itself, or use another method"
+        )
+    least = on_line(max(small.peaks), min(large.peaks))
+    most = on_line(min(small.peaks), max(large.peaks))
+    return _outcome(
+        large,
+        total,
+        min(least, int(total * (1 - spread)), bent),
+        max(most, int(total * (1 + spread)), bent),
+        on_line(small.inputs, large.inputs),
+        f"run at batches {sizes} on {large.device}; a line through their peaks gives batch {target}",
+    )
+
+
+def _outcome(run: MeasuredSteps, total: int, low: int, high: int, inputs: int, note: str) -> Outcome:
+    held = {"weights": run.weights, "optimizer": run.optimizer, "inputs": inputs}
+    return Outcome(
+        method="probe",
+        execution=run.execution,
+        total=total,
+        low=low,
+        high=high,
+        pool=Pool(None, total, None),
+        categories={name: size for name, size in held.items() if size is not None},
+        notes=(note, *run.notes),
+    )

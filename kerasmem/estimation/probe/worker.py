@@ -1,7 +1,6 @@
-"""The child process of `measure` and `probe`: opens the model with real weights and runs real steps.
+"""Real steps in a fork of a process that has loaded TensorFlow, for `measure`, `probe` and `max-batch --confirm`.
 
-`work` runs in a fork of a process that has loaded TensorFlow. Both backends share one loop of steps, and differ in how
-a step runs and in how its memory is read.
+Both backends share one loop of steps, and differ in how a step runs and in how its memory is read.
 """
 
 from __future__ import annotations
@@ -29,78 +28,59 @@ from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import PreparedStep, prepare_step
 from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import shaped_variables
-from kerasmem.records import Record
 
 _PROCESS = Path("/proc/self")
 _PAUSE, _PATIENCE = 0.02, 2.0  # seconds
 
 
-def work(data: dict[str, Any]) -> dict[str, Any]:
-    """Run the requested steps.
-
-    Args:
-        data: `request` (a `StepSpec`); `runs`, the arguments of `Session.run`; `seconds`, after which no further step
-            of a run begins once two are done.
-
-    Returns:
-        Fields of `MeasuredSteps`.
-    """
-    session = JaxSession if runs_on_jax() else TensorFlowSession
-    return session(StepSpec.from_dict(data["request"])).measure(data["runs"], data.get("seconds")).to_dict()
-
-
 @dataclass(frozen=True)
-class Run:
-    """Steps at one batch size.
+class MeasuredSteps:
+    """Real steps at one batch size.
 
     Attributes:
+        device: "CPU:0" or "GPU:0".
+        execution: "graph" or "xla".
         batch_size: samples.
+        weights: bytes of the model's variables.
+        optimizer: bytes of the optimizer's variables, or None without an optimizer.
         inputs: bytes of one batch, targets included.
-        before: bytes in use before the first step: weights, optimizer and batch, in chunks.
         first: the peak of the first step, which also sets things up.
         peaks: the peak in use of each further step, in bytes.
         seconds: for each of those.
+        notes: assumptions about the training.
+        way: how memory was read, if not through TensorFlow's allocator.
     """
 
+    device: str
+    execution: str
     batch_size: int
+    weights: int
+    optimizer: int | None
     inputs: int
-    before: int
     first: int
     peaks: tuple[int, ...]
     seconds: float
+    notes: tuple[str, ...] = ()
+    way: str | None = None
 
     @property
     def median(self) -> int:
         """The usual peak, in bytes."""
         return int(statistics.median(self.peaks))
 
-    @property
-    def mean(self) -> int:
-        """The mean peak, which depends less on the steps that were drawn, in bytes."""
-        return int(statistics.mean(self.peaks))
 
+def real_steps(
+    request: StepSpec, runs: Sequence[tuple[int, int, str]], seconds: float | None = None
+) -> list[MeasuredSteps]:
+    """Train a model for some steps at one batch size after another.
 
-@dataclass(frozen=True)
-class MeasuredSteps(Record, what="measured steps"):
-    """The worker's answer.
-
-    Attributes:
-        device: "CPU:0" or "GPU:0".
-        execution: "graph" or "xla".
-        weights: bytes of the model's variables.
-        optimizer: bytes of the optimizer's variables, or None without an optimizer.
-        notes: assumptions about the training.
-        runs: in the order of the request.
-        way: how memory was read, if not through TensorFlow's allocator.
+    Args:
+        request: the model and how it is trained.
+        runs: batch size, steps after the first one, and mode of each run.
+        seconds: no further step of a run begins after these, once two are done.
     """
-
-    device: str
-    execution: str
-    weights: int
-    optimizer: int | None
-    notes: tuple[str, ...]
-    runs: tuple[Run, ...]
-    way: str | None = None
+    session = JaxSession(request) if runs_on_jax() else TensorFlowSession(request)
+    return [session.run(*run, seconds) for run in runs]
 
 
 class Session:
@@ -134,61 +114,28 @@ class Session:
         with self._errors_named("with its weights"):
             give_values(self.model)
 
-    def zeros(self, spec: Any) -> Any:
-        """Return a tensor of zeros of a shape and dtype."""
-        raise NotImplementedError
-
     def step_function(self, mode: str) -> Callable[[], Any]:
         """Return the function that runs one step on the batch."""
-        raise NotImplementedError
-
-    def bytes_in_use(self) -> int:
-        """Return the bytes in use between steps."""
         raise NotImplementedError
 
     def step(self) -> int:
         """Run one step and return its peak in use, in bytes."""
         raise NotImplementedError
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The assumptions about the training, known once a step is prepared."""
-        return () if self.prepared is None else tuple(self.prepared.notes)
-
-    def measure(self, runs: Sequence[Sequence[Any]], seconds: float | None) -> MeasuredSteps:
-        """Run steps at one batch size after another.
-
-        Args:
-            runs: batch size, steps and mode of each (see `run`).
-            seconds: no further step of a run begins after these, once two are done.
-        """
-        measured = tuple(self.run(*each, seconds=seconds) for each in runs)
-        is_training = self.request.mode == "train" and optimizers_of(self.model)
-        return MeasuredSteps(
-            device=self.device,
-            execution="xla" if self.jit_compile else "graph",
-            weights=sum(map(variable_bytes, self.model.variables)),
-            optimizer=sum(map(variable_bytes, optimizer_variables(self.model))) if is_training else None,
-            notes=self.notes,
-            runs=measured,
-            way=self.way,
-        )
-
-    def run(self, batch_size: int, steps: int, mode: str | None = None, *, seconds: float | None = None) -> Run:
+    def run(self, batch_size: int, steps: int, mode: str, seconds: float | None = None) -> MeasuredSteps:
         """Run some steps at one batch size.
 
         Args:
             batch_size: samples.
             steps: after the first one, which also sets things up.
-            mode: "train", "evaluate" or "inference". Defaults to the request's.
+            mode: "train", "evaluate" or "inference".
             seconds: no further step begins after these, once two are done.
 
         Raises:
             ModelError: If the model's code fails, or memory runs out.
         """
         with self._errors_named(f"at batch size {batch_size}"):
-            inputs = self._prepare(batch_size, mode or self.request.mode)
-            before = self.bytes_in_use()
+            prepared = self._prepare(batch_size, mode)
             first = self.step()
             peaks: list[int] = []
             begin = time.monotonic()
@@ -197,10 +144,23 @@ class Session:
                 if seconds is not None and len(peaks) >= 2 and time.monotonic() - begin > seconds:
                     break
             took = (time.monotonic() - begin) / max(len(peaks), 1)
-        return Run(batch_size, inputs, before, first, tuple(peaks), took)
+        is_training = self.request.mode == "train" and optimizers_of(self.model)
+        return MeasuredSteps(
+            device=self.device,
+            execution="xla" if self.jit_compile else "graph",
+            batch_size=batch_size,
+            weights=sum(map(variable_bytes, self.model.variables)),
+            optimizer=sum(map(variable_bytes, optimizer_variables(self.model))) if is_training else None,
+            inputs=sum(map(_tensor_bytes, import_keras().tree.flatten(self.batch))),
+            first=first,
+            peaks=tuple(peaks),
+            seconds=took,
+            notes=tuple(prepared.notes),
+            way=self.way,
+        )
 
-    def _prepare(self, batch_size: int, mode: str) -> int:
-        """Make the step and a batch of zeros; return the batch's bytes."""
+    def _prepare(self, batch_size: int, mode: str) -> PreparedStep:
+        """Make the step and a batch of zeros."""
         keras, known = import_keras(), self.prepared
         self.prepared = prepare_step(
             self.model, self.training, self.structure, self.inputs, batch_size, mode, self.jit_compile, known
@@ -209,11 +169,11 @@ class Session:
             give_values(self.model)
 
         def filled(leaf: Any) -> Any:
-            return self.zeros(leaf) if hasattr(leaf, "shape") else leaf  # a number
+            return keras.ops.zeros(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf  # a number
 
         self.batch = keras.tree.map_structure(filled, self.prepared.data)
         self.take = self.step_function(mode)
-        return sum(map(_tensor_bytes, keras.tree.flatten(self.batch)))
+        return self.prepared
 
     @contextlib.contextmanager
     def _errors_named(self, when: str) -> Iterator[None]:
@@ -250,12 +210,6 @@ class TensorFlowSession(Session):
         compiles = loop_is_compiled(self.model)
         return bool(self.device != "CPU:0" and supports_jit(self.model) if compiles is None else compiles)
 
-    def zeros(self, spec: Any) -> Any:
-        """Return a tensor of zeros, made the same way whatever its size."""
-        import tensorflow as tf
-
-        return tf.fill(spec.shape, tf.constant("" if spec.dtype == "string" else 0, spec.dtype))
-
     def step_function(self, mode: str) -> Callable[[], Any]:
         """Return Keras's function, a new one for each batch size.
 
@@ -270,10 +224,6 @@ class TensorFlowSession(Session):
         function = getattr(model, f"{kind}_function")
         return lambda: function([self.batch] if kind == "predict" else iter([self.batch]))
 
-    def bytes_in_use(self) -> int:
-        """Return the bytes in use between steps."""
-        return self._memory("current")
-
     def step(self) -> int:
         """Run one step and return its peak in use, in bytes."""
         import tensorflow as tf
@@ -284,12 +234,7 @@ class TensorFlowSession(Session):
             if hasattr(tensor, "numpy"):
                 tensor.numpy()  # waits for the device
         del outputs
-        return self._memory("peak")
-
-    def _memory(self, name: str) -> int:
-        import tensorflow as tf
-
-        return int(tf.config.experimental.get_memory_info(self.device)[name])
+        return int(tf.config.experimental.get_memory_info(self.device)["peak"])
 
 
 class JaxSession(Session):
@@ -308,21 +253,11 @@ class JaxSession(Session):
             self.device = "GPU:0"
             self.way = "JAX's allocator, whose peak has the first step and its autotuning in it"
 
-    def zeros(self, spec: Any) -> Any:
-        """Return an array of zeros of a shape and dtype."""
-        return import_keras().ops.zeros(spec.shape, spec.dtype)
-
     def step_function(self, mode: str) -> Callable[[], Any]:
         """Return Keras's function for one batch."""
         name = {"train": "train_on_batch", "evaluate": "test_on_batch", "inference": "predict_on_batch"}[mode]
         batch = self.batch if isinstance(self.batch, tuple) else (self.batch,)
         return lambda: getattr(self.model, name)(*batch)
-
-    def bytes_in_use(self) -> int:
-        """Return the bytes of all arrays."""
-        import jax
-
-        return sum(array.nbytes for array in jax.live_arrays())
 
     def step(self) -> int:
         """Run one step and return its peak in bytes.
@@ -332,10 +267,12 @@ class JaxSession(Session):
         Raises:
             KerasmemError: If the system does not reset the process's peak.
         """
+        import jax
+
         if self.device != "CPU:0":
             self.take()
             return int(self._jax_device.memory_stats()["peak_bytes_in_use"])  # the process's: it cannot be reset
-        before = self.bytes_in_use()
+        before = sum(array.nbytes for array in jax.live_arrays())
         _settle()
         try:
             (_PROCESS / "clear_refs").write_text("5")  # the peak begins from what is resident now
