@@ -46,6 +46,11 @@ class Borrowed:
         return self.target.partition(":")[0]
 
     @property
+    def package(self) -> str:
+        """The package's name."""
+        return self.target.partition(".")[0].partition(":")[0]
+
+    @property
     def name(self) -> str:
         """The name within the module."""
         return self.target.partition(":")[2].partition("(")[0]
@@ -73,8 +78,8 @@ class Borrowed:
             getattr(owner, name)
         except (ImportError, AttributeError) as error:
             raise NotAvailableError(
-                f"{self.feature} does not work with {_package(self.module)}: it has no {self.module}.{self.name}; "
-                "everything else works. `kerasmem doctor` lists such parts"
+                f"{self.feature} does not work with {self.package} {_version(self.package)}: it has no "
+                f"{self.module}.{self.name}; everything else works. `kerasmem doctor` lists such parts"
             ) from error
         return owner, name
 
@@ -102,9 +107,8 @@ def all_borrowed() -> tuple[Borrowed, ...]:
     return tuple(_ALL)
 
 
-def _package(module: str) -> str:
-    name = module.partition(".")[0]
+def _version(package: str) -> str:
     try:
-        return f"{name} {version(name)}"
+        return version(package)
     except PackageNotFoundError:
-        return name
+        return "as installed"

@@ -8,8 +8,8 @@ import platform
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,23 +46,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class LogFacts:
-    """Facts from TensorFlow's log.
-
-    Attributes:
-        missing: names of libraries that could not be loaded.
-        driver: a problem of the driver, or None.
-        error: the Python exception that ended the process, or None.
-        tail: the last lines.
-    """
-
-    missing: tuple[str, ...] = ()
-    driver: str | None = None
-    error: str | None = None
-    tail: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class SelfReport:
     """TensorFlow's report on itself. A field is None if the process ended before it.
 
@@ -77,7 +60,10 @@ class SelfReport:
         onednn_is_left_off: whether TensorFlow's own kernels run on a CPU that supports oneDNN's.
         borrowed: number of private parts of other packages that kerasmem looked for.
         lost: those that are missing or changed: "package", "feature" and "missing".
-        log: facts from its log.
+        missing_libraries: names of libraries that could not be loaded, by its log.
+        driver_problem: a problem of the driver, by its log.
+        error: the Python exception that ended the process, by its log.
+        log: the last lines of its log.
         failure: the stage at which it failed, and how; None if it did not fail.
     """
 
@@ -93,7 +79,10 @@ class SelfReport:
     onednn_is_left_off: bool | None = None
     borrowed: int | None = None
     lost: tuple[dict[str, str], ...] = ()
-    log: LogFacts = field(default_factory=LogFacts)
+    missing_libraries: tuple[str, ...] = ()
+    driver_problem: str | None = None
+    error: str | None = None
+    log: tuple[str, ...] = ()
     failure: str | None = None
 
 
@@ -175,30 +164,36 @@ def _ask_tensorflow(timeout: float) -> SelfReport:
 
 def self_report(facts: Mapping[str, Any], log: str, ended: str | None = None) -> SelfReport:
     """Combine the fields that the subprocess wrote, its log, and how it ended (None: normally)."""
-    read = _read_log(log)
+    driver = None
+    if match := _MISMATCH.search(log):
+        driver = f"the loaded kernel driver {match[1]} and the driver's library {match[2]} are of different versions"
+    elif _INSUFFICIENT.search(log):
+        driver = "the driver is older than this TensorFlow's CUDA needs"
+    error = next(reversed(_ERROR.findall(log)), None)
     failure = None
     if ended is not None or facts["stage"] != "done":
-        failure = f"could not {facts['stage']}: {read.error or ended or 'it ended early'}"
+        failure = f"could not {facts['stage']}: {error or ended or 'it ended early'}"
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     del fields["stage"]
-    return SelfReport(**fields, log=read, failure=failure)
-
-
-def _read_log(text: str) -> LogFacts:
-    missing = tuple(dict.fromkeys(_MISSING.findall(text)))
-    driver = None
-    if match := _MISMATCH.search(text):
-        driver = f"the loaded kernel driver {match[1]} and the driver's library {match[2]} are of different versions"
-    elif _INSUFFICIENT.search(text):
-        driver = "the driver is older than this TensorFlow's CUDA needs"
-    errors = _ERROR.findall(text)
-    tail = [line for line in text.splitlines() if line.strip()][-8:]
-    return LogFacts(missing, driver, errors[-1] if errors else None, tuple(tail))
+    return SelfReport(
+        **fields,
+        missing_libraries=tuple(dict.fromkeys(_MISSING.findall(log))),
+        driver_problem=driver,
+        error=error,
+        log=tuple([line for line in log.splitlines() if line.strip()][-8:]),
+        failure=failure,
+    )
 
 
 def judge(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
     """Return the findings on a machine."""
-    findings = [*_about_gpus(report, machine, environ), *_about_variables(report, environ), *_about_borrowed(report)]
+    findings = [*_about_gpus(report, machine, environ), *_about_variables(report, environ)]
+    for part in report.lost:
+        lost = f"off or unsure: {part['feature']} ({part['missing']})"
+        findings.append(Finding("note", lost, f"install a version of {part['package']} that has it"))
+    if report.borrowed and not report.lost:
+        borrowed = f"all {report.borrowed} private parts of other packages that kerasmem uses are there"
+        findings.append(Finding("fine", borrowed))
     if report.failure is not None:
         findings.insert(0, Finding("problem", f"TensorFlow {report.failure}", _cure(report)))
     if report.jit_compile is not None:
@@ -212,7 +207,7 @@ def judge(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) 
 
 
 def _cure(report: SelfReport) -> str:
-    error = report.log.error or ""
+    error = report.error or ""
     if error.startswith("ModuleNotFoundError") and "tensorflow" in error:
         return f"install it: {_INSTALL} (or 'tensorflow' for the CPU alone)"
     if "SIGILL" in (report.failure or ""):
@@ -234,23 +229,19 @@ def _about_gpus(report: SelfReport, machine: LiveMachine, environ: Mapping[str, 
         fix = "unset it, or name a card that `kerasmem devices` lists"
     elif report.built_with_cuda is False:
         cause, fix = "this TensorFlow was built without CUDA", _INSTALL
-    elif report.log.driver is not None:
-        cause, fix = report.log.driver, "update the NVIDIA driver, and restart the machine"
-    elif report.log.missing:
-        cause = f"libraries could not be loaded: {', '.join(report.log.missing)}"
-        fix = _library_fix(report.log.missing, environ)
+    elif report.driver_problem is not None:
+        cause, fix = report.driver_problem, "update the NVIDIA driver, and restart the machine"
+    elif report.missing_libraries:
+        cause = f"libraries could not be loaded: {', '.join(report.missing_libraries)}"
+        other = "; LD_LIBRARY_PATH is set and may lead to others" if environ.get("LD_LIBRARY_PATH") else ""
+        fix = f"{_INSTALL} brings them{other}"
+        if "libcuda.so.1" in report.missing_libraries:
+            fix = "libcuda.so.1 comes with the NVIDIA driver: install it, or start the container with --gpus all"
     elif report.failure is None:
         cause, fix = "its log does not say why", "see the log below; restart the machine"
     else:
         return []
     return [Finding("problem", f"the driver lists {len(machine.devices)}, TensorFlow none: {cause}", fix)]
-
-
-def _library_fix(missing: Sequence[str], environ: Mapping[str, str]) -> str:
-    if "libcuda.so.1" in missing:
-        return "libcuda.so.1 comes with the NVIDIA driver: install it, or start the container with --gpus all"
-    other = "; LD_LIBRARY_PATH is set and may lead to others" if environ.get("LD_LIBRARY_PATH") else ""
-    return f"{_INSTALL} brings them{other}"
 
 
 def _about_seen(report: SelfReport) -> list[Finding]:
@@ -283,11 +274,3 @@ def _about_variables(report: SelfReport, environ: Mapping[str, str]) -> Iterator
         yield Finding("note", f"Keras runs on jax, not on TensorFlow; JAX {how}", fix)
     elif report.backend not in (None, "tensorflow"):
         yield Finding("note", f"Keras runs on {report.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow")
-
-
-def _about_borrowed(report: SelfReport) -> Iterator[Finding]:
-    if report.borrowed and not report.lost:
-        yield Finding("fine", f"all {report.borrowed} private parts of other packages that kerasmem uses are there")
-    for part in report.lost:
-        what = f"off or unsure: {part['feature']} ({part['missing']})"
-        yield Finding("note", what, f"install a version of {part['package']} that has it")

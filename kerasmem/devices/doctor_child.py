@@ -55,12 +55,10 @@ def main(path: str) -> None:
         reach("run a small training step")
         _step(tf, keras, found)
     reach("look at what kerasmem borrows")
-    parts = [(each, each.module.partition(".")[0]) for each in all_borrowed()]
-    parts = [(each, package) for each, package in parts if importlib.util.find_spec(package) is not None]
-    found["borrowed"], found["lost"] = len(parts), []
-    for each, package in parts:
-        if (missing := each.missing()) is not None:
-            found["lost"].append({"package": package, "feature": each.feature, "missing": missing})
+    parts = [part for part in all_borrowed() if importlib.util.find_spec(part.package) is not None]
+    lost = [(part, missing) for part in parts if (missing := part.missing()) is not None]
+    found["borrowed"] = len(parts)
+    found["lost"] = [{"package": part.package, "feature": part.feature, "missing": missing} for part, missing in lost]
     reach("done")
 
 

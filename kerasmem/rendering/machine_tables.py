@@ -81,7 +81,7 @@ def doctor_table(found: Examination, terminal: int | None = None) -> RenderableT
     parts += ["", fact_list(((name, printable(value)) for name, value in _facts(found)), style="")]
     if found.tensorflow.failure is not None or any(finding.kind == "problem" for finding in found.findings):
         parts += ["", Text("The last lines of TensorFlow's log", style="bold" if styled else "")]
-        parts += [Text("  " + printable(line, 200)) for line in found.tensorflow.log.tail]
+        parts += [Text("  " + printable(line, 200)) for line in found.tensorflow.log]
     return Group(*parts)
 
 
@@ -112,8 +112,8 @@ def _facts(found: Examination) -> list[tuple[str, str]]:
     for device in found.machine.devices:
         used, total = format_size(device.used_bytes), format_size(device.total_bytes)
         rows.append(("Driver", f"{device.driver_version}: {device.name}, {used} of {total} in use"))
-    if said.log.missing:
-        rows.append(("Not found", ", ".join(said.log.missing)))
+    if said.missing_libraries:
+        rows.append(("Not found", ", ".join(said.missing_libraries)))
     rows.append(("Host", f"{format_size(host.available_bytes)} of {format_size(host.total_bytes)} to be had"))
     rows += [("Environment", f"{name}={value}") for name, value in found.environment.items()]
     return rows
