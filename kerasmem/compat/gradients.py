@@ -1,4 +1,4 @@
-"""TensorFlow's registry of custom gradients, and its entries that no living graph needs.
+"""Living objects, and TensorFlow's registry of custom gradients with its entries that no living graph needs.
 
 Each `tf.custom_gradient` that is traced leaves an entry "CustomGradient-N" in a table of the process. One operation of
 the graph names the entry, and whoever differentiates that graph, copies it or exports it looks the entry up by name.
@@ -15,14 +15,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import re
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
-from kerasmem.compat.living_objects import living_objects
 
 _FEATURE = "freeing trained models (kerasmem.clear_session)"
 _CONTEXT_MODULE = "tensorflow.python.eager.context"
@@ -214,3 +215,22 @@ def _bytes_behind(handle: Any) -> int:
 
     parts = getattr(getattr(handle, "_handle_data", None), "shape_and_type", ())
     return sum((tf.TensorShape(each.shape).num_elements() or 0) * tf.as_dtype(each.dtype).size for each in parts)
+
+
+_NO_TUPLES: dict[type, Any] = {tuple: ()}  # in place of the tuples
+
+
+def living_types() -> Counter[type]:
+    """Return how many objects of each class the garbage collector knows."""
+    return Counter(map(type, itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))))
+
+
+def living_objects() -> list[Any]:
+    """Return the objects that the garbage collector tracks, except plain tuples and frozen ones.
+
+    All of it is one call without a line of Python, within which no other thread runs.
+    """
+    everything = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
+    # What groups remembers the object that it has seen last.
+    by_type = itertools.groupby(itertools.chain(everything, [None]), key=type)
+    return list(itertools.chain.from_iterable(itertools.starmap(_NO_TUPLES.get, by_type)))

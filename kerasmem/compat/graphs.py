@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.patching import patched
-from kerasmem.compat.xla import CPU
+from kerasmem.compat.tensorflow_runtime import CPU
 
 _TF = "tensorflow.python"
 OPTIMIZE = Borrowed(f"{_TF}.grappler.tf_optimizer:OptimizeGraph(config_proto, metagraph)", feature="method 'graph'")

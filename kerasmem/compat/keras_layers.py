@@ -1,8 +1,9 @@
-"""Layers of Keras: inner layers, name scopes of calls, added losses, building a step by shapes."""
+"""Layers of Keras: inner layers, calls and their name scopes, added losses, the graph of a Functional model."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +26,13 @@ _RNN, _CUDNN = "keras.src.backend.tensorflow.rnn", "recurrent layers in method '
 CUDNN_OK = Borrowed(f"{_RNN}:cudnn_ok(activation, recurrent_activation, unroll, use_bias, reset_after)", feature=_CUDNN)
 SEES_GPU = Borrowed(f"{_RNN}:_is_gpu_available", feature=_CUDNN)
 _LARGE_CONSTANT = 2**20  # elements
+_FUNCTIONAL = "keras.src.models.functional"
+_RECOMPUTE = "kerasmem.recompute"
+_RUN = Borrowed(f"{_FUNCTIONAL}:Functional._run_through_graph(inputs, operation_fn, call_fn)", feature=_RECOMPUTE)
+_FILL_IN = Borrowed("keras.src.ops.symbolic_arguments:SymbolicArguments.fill_in", feature=_RECOMPUTE)
+LEGACY_LAYERS = Borrowed(
+    "keras.src.legacy.layers:ThresholdedReLU", feature="model files with ThresholdedReLU, RandomHeight or RandomWidth"
+)
 
 
 @contextlib.contextmanager
@@ -191,3 +199,47 @@ def weights_added_to_train(layer: Any) -> list[Any]:
 def draws_numbers(layer: Any) -> bool:
     """Return whether a layer has its own random generator."""
     return bool(getattr(layer, "_seed_generators", None))
+
+
+@functools.cache
+def functional_class() -> Any:
+    """Return the class that `keras.Model(inputs, outputs)` makes. A public way: Keras exports it under no name."""
+    import keras
+
+    # Keras 3.12 asks for a layer between the two. Names of their own leave Keras's numbering of other layers alone.
+    tensor = keras.Input((1,), name="kerasmem_input")
+    outputs = keras.layers.Identity(name="kerasmem_identity")(tensor)
+    return type(keras.Model(tensor, outputs, name="kerasmem_functional"))
+
+
+def is_functional(model: Any) -> bool:
+    """Return whether a model was made of inputs and outputs, so that it does nothing but call its layers."""
+    return isinstance(model, functional_class())
+
+
+def graph_of(model: Any) -> Any:
+    """Return the Functional model inside a Sequential one (None if not built), or the model itself."""
+    import keras
+
+    return model._functional if isinstance(model, keras.Sequential) else model
+
+
+def calls_of(model: Any) -> list[Any]:
+    """Return the calls of a Functional model in execution order.
+
+    Each has `operation`, `arguments`, `outputs` and `input_tensors`.
+    """
+    nodes = model._nodes_by_depth
+    return [
+        each for depth in sorted(nodes, reverse=True) for each in nodes[depth] if each.operation and not each.is_input
+    ]
+
+
+def check_recomputable() -> None:
+    """Check that Keras runs a Functional model as `kerasmem.recompute` expects.
+
+    Raises:
+        NotAvailableError: If Keras runs one in another way.
+    """
+    for each in (_RUN, _FILL_IN):
+        each.get()

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 from kerasmem import files
-from kerasmem.compat.hdf5_lock import hdf5_lock
+from kerasmem.compat.files import hdf5_lock
 from kerasmem.datatools.fields import Caster, Field, Rows, Target, join_columns
 from kerasmem.datatools.listing import CHECKSUM, CLASS_NAMES, checksums
 from kerasmem.datatools.packing import UNPACKED

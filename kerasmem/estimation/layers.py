@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kerasmem.compat.keras_functional import is_functional
-from kerasmem.compat.keras_layers import calls_noted, flatten_layers, without_name_scopes
+from kerasmem.compat.keras_layers import calls_noted, flatten_layers, is_functional, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory, NestedModel
 from kerasmem.files import package_data

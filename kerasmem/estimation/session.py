@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.compat.keras_functional import is_functional
-from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_layers import flatten_layers, is_functional
 from kerasmem.devices.catalogue import DeviceTarget, find_card, resolve_device
 from kerasmem.estimation.methods import compiler_is_needed, step_outcome
 from kerasmem.estimation.report import Bytes, MemoryReport, ModelFacts, Outcome, Settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from kerasmem.compat import xla
+from kerasmem.compat import tensorflow_runtime
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.devices.training_device import free_cpu_allocator_bytes
 from kerasmem.errors import KerasmemError, first_line
@@ -54,7 +54,7 @@ def compile_plan(traced: TracedStep) -> XlaPlan:
     Raises:
         XlaRefused: If XLA has no kernel for something in it.
     """
-    return _plan("the step", partial(xla.compile_function, traced.function, list(traced.flat)))
+    return _plan("the step", partial(tensorflow_runtime.compile_function, traced.function, list(traced.flat)))
 
 
 def scratch_of_function(name: str, inputs: Iterable[tuple[tuple[int, ...], str]]) -> int:
@@ -70,7 +70,7 @@ def scratch_of_function(name: str, inputs: Iterable[tuple[tuple[int, ...], str]]
     import tensorflow as tf
 
     arguments = [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]
-    return _plan(f"{name} alone", partial(xla.compile_named, name, arguments)).temporary
+    return _plan(f"{name} alone", partial(tensorflow_runtime.compile_named, name, arguments)).temporary
 
 
 def _plan(subject: str, compiled: Callable[[], bytes]) -> XlaPlan:

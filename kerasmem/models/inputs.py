@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.compat.keras_functional import functional_class
+from kerasmem.compat.keras_layers import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.own_step import has_own_step, step_arguments, step_parameters

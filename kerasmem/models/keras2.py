@@ -18,7 +18,7 @@ import inspect
 from functools import reduce
 from typing import Any
 
-from kerasmem.compat.keras_functional import functional_class
+from kerasmem.compat.keras_layers import functional_class
 from kerasmem.errors import ModelFileError
 from kerasmem.models.backend import import_keras, require_tensorflow
 from kerasmem.models.vocabulary import TENSORFLOW_CALLS, Vocabulary, check_function

@@ -19,10 +19,9 @@ from typing import Any
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.graphs import functions_traced_anew, stacks_left_out
-from kerasmem.compat.keras_compile import compute_loss, loss_and_metrics_built
-from kerasmem.compat.keras_functional import functional_class, graph_of
-from kerasmem.compat.keras_layers import flatten_layers, symbolic_build
-from kerasmem.compat.keras_variables import handle_only, raw_value
+from kerasmem.compat.keras_layers import flatten_layers, functional_class, graph_of, symbolic_build
+from kerasmem.compat.keras_state import handle_only, raw_value
+from kerasmem.compat.keras_training import compute_loss, loss_and_metrics_built
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax, symbolic_outputs
 from kerasmem.models.inputs import ByKeyword, GivenTargets, ModelInput, WithNumbers, by_place

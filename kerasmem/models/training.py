@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kerasmem.checks import nearest
-from kerasmem.compat.keras_compile import user_loss_weights, user_metrics
 from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_training import user_loss_weights, user_metrics
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument

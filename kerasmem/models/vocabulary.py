@@ -22,8 +22,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from kerasmem.compat.keras_functional import LEGACY_LAYERS, functional_class
-from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_layers import LEGACY_LAYERS, flatten_layers, functional_class
 from kerasmem.errors import ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.models.backend import import_keras
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kerasmem.compat.keras_layers import normalizations_untouched
-from kerasmem.compat.keras_state import variables_stay_uninitialized
-from kerasmem.compat.keras_variables import (
+from kerasmem.compat.keras_state import (
     ADD_FROM_REFERENCE,
     INIT,
     has_value,
     optimizers_know_stand_ins,
     stand_ins_for,
+    variables_stay_uninitialized,
 )
 from kerasmem.compat.patching import ThreadStack, patched
 from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend

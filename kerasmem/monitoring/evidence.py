@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.compat.living_objects import living_objects, living_types
+from kerasmem.compat.gradients import living_objects, living_types
 from kerasmem.models.freeing import FREEING, kept_bytes
 from kerasmem.records import Record
 from kerasmem.units import format_size

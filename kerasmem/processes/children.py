@@ -130,7 +130,7 @@ def off_the_cards() -> Iterator[None]:
     An estimate needs no GPU, and a job may be running on it. No step runs in this process, so compiled code need not be
     fast. Children, which run real steps, see the cards and the user's flags.
     """
-    from kerasmem.compat.xla import UNOPTIMISED
+    from kerasmem.compat.tensorflow_runtime import UNOPTIMISED
 
     variables = {
         "CUDA_VISIBLE_DEVICES": "-1",

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kerasmem.compat.living_objects import living_objects
+from kerasmem.compat.gradients import living_objects
 from kerasmem.models.own_step import variables_of
 from kerasmem.profiling.replaying import KnownTensor
 

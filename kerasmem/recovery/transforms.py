@@ -9,9 +9,9 @@ import inspect
 import math
 from typing import Any
 
-from kerasmem.compat.keras_compile import compute_loss
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.compat.keras_variables import give_value, has_value
+from kerasmem.compat.keras_state import give_value, has_value
+from kerasmem.compat.keras_training import compute_loss
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.own_step import has_own_step

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kerasmem import checks
-from kerasmem.compat.keras_fit import is_under_strategy
+from kerasmem.compat.keras_training import is_under_strategy
 from kerasmem.errors import UsageError, warn_user
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
 from kerasmem.training.model_state import read_state

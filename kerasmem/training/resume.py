@@ -12,8 +12,8 @@ import numpy as np
 
 from kerasmem import checks
 from kerasmem.cluster import ALONE, find_worker, own_path, worker_of
-from kerasmem.compat.keras_fit import initial_epoch, set_initial_epoch
 from kerasmem.compat.keras_layers import symbolic_build
+from kerasmem.compat.keras_training import initial_epoch, set_initial_epoch
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.models.backend import runs_on_jax

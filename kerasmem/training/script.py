@@ -45,7 +45,7 @@ def replace_fit(
     def fit(model: Any, *arguments: Any, **named: Any) -> Any:
         if getattr(model.train_function, "is_kerasmem", False):  # `kerasmem.fit` calls it
             return keras_fit(model, *arguments, **named)
-        from kerasmem.compat.keras_fit import is_under_strategy
+        from kerasmem.compat.keras_training import is_under_strategy
         from kerasmem.training.fitting import train
         from kerasmem.training.sources import make_source
         from kerasmem.training.steps.checks import check_fit

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasmem.compat.keras_fit import read_epoch
+from kerasmem.compat.keras_training import read_epoch
 from kerasmem.errors import UsageError
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.training.run_state import RunState

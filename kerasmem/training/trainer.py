@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compat.keras_fit import logs_from_steps, noted_epoch_iterator
+from kerasmem.compat.keras_training import logs_from_steps, noted_epoch_iterator
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.models.freeing import drop_frames

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasmem.compat import keras_functional, keras_layers, keras_losses, keras_state
+from kerasmem.compat import keras_layers, keras_state, keras_training
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
-from kerasmem.compat.keras_compile import compile_arguments, compute_loss, loss_and_metrics_built, user_metrics
-from kerasmem.compat.keras_variables import give_value, handle_only, has_value, raw_value, stand_ins_for
+from kerasmem.compat.keras_state import give_value, handle_only, has_value, raw_value, stand_ins_for
+from kerasmem.compat.keras_training import compile_arguments, compute_loss, loss_and_metrics_built, user_metrics
 from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.estimation.facade import estimate
 
@@ -29,13 +29,13 @@ def compiled():
 
 def test_the_class_of_a_functional_model():
     tensor = keras.Input((1,))
-    assert type(keras.Model(tensor, layers.Dense(2)(tensor))) is keras_functional.functional_class()
+    assert type(keras.Model(tensor, layers.Dense(2)(tensor))) is keras_layers.functional_class()
 
 
 def test_the_calls_of_a_functional_model(compiled):
-    calls = keras_functional.calls_of(keras_functional.graph_of(compiled))
+    calls = keras_layers.calls_of(keras_layers.graph_of(compiled))
     assert [each.operation for each in calls] == compiled.layers
-    assert keras_functional.graph_of(keras.Sequential([layers.Dense(3)])) is None
+    assert keras_layers.graph_of(keras.Sequential([layers.Dense(3)])) is None
 
 
 def test_layers_inside_layers_with_and_without_the_private_way(compiled, monkeypatch):
@@ -144,8 +144,8 @@ def test_the_seed_generator_that_layers_share():
 def test_asking_for_the_functional_class_names_no_layer():
     """Keras numbers the layers without a name in the order they are made."""
     keras.backend.clear_session()
-    keras_functional.functional_class.cache_clear()
-    keras_functional.functional_class()
+    keras_layers.functional_class.cache_clear()
+    keras_layers.functional_class()
     assert keras.Input((1,)).name.startswith("keras_tensor")
     tensor = keras.Input((1,))
     model = keras.Model(tensor, layers.Identity()(tensor))
@@ -159,9 +159,9 @@ def test_graphs_of_layers():
         def call(self, x):
             return x
 
-    assert keras_functional.is_functional(keras.Model(inputs, layers.Dense(2)(inputs)))
-    assert not keras_functional.is_functional(Own())
-    assert not keras_functional.is_functional(layers.Dense(2))
+    assert keras_layers.is_functional(keras.Model(inputs, layers.Dense(2)(inputs)))
+    assert not keras_layers.is_functional(Own())
+    assert not keras_layers.is_functional(layers.Dense(2))
     assert keras_layers.supports_jit(Own())
 
 
@@ -199,13 +199,13 @@ def test_losses_reduce_by_the_function_that_is_replaced():
         return 2 * reduce(values, **how)
 
     loss, values = keras.losses.MeanSquaredError(), (np.ones((4, 1)), np.zeros((4, 1)))
-    with keras_losses.reduction_replaced(doubled):
+    with keras_training.reduction_replaced(doubled):
         assert float(loss(*values)) == 2
     assert float(loss(*values)) == 1
 
 
 def test_masked_weights_are_zero():
-    weights = keras_losses.masked_weights(
+    weights = keras_training.masked_weights(
         keras.ops.ones((4,)), keras.ops.array([True, True, True, False]), "float32", "sum_over_batch_size"
     )
     assert float(weights[3]) == 0
@@ -216,12 +216,12 @@ def test_trackers_of_each_output():
     model = keras.Model(inputs, {name: layers.Dense(1, name=name)(inputs) for name in "ab"})
     model.compile("sgd", "mse")
     model.train_on_batch(np.ones((2, 3)), {name: np.ones((2, 1)) for name in "ab"})
-    assert keras_losses.loss_tracker(model).name == "loss"
-    assert sorted(each.name for each in keras_losses.compiled_loss(model).metrics) == ["a_loss", "b_loss"]
+    assert keras_training.loss_tracker(model).name == "loss"
+    assert sorted(each.name for each in keras_training.compiled_loss(model).metrics) == ["a_loss", "b_loss"]
 
 
 def test_losses_that_layers_add():
     layer = Adds()
     layer(np.ones((2, 3)))
-    assert keras_losses.has_added_losses(layer)
-    assert not keras_losses.has_added_losses(layers.Dense(1, kernel_regularizer="l2"))
+    assert keras_training.has_added_losses(layer)
+    assert not keras_training.has_added_losses(layers.Dense(1, kernel_regularizer="l2"))

@@ -11,16 +11,16 @@ import keras
 import pytest
 import tensorflow as tf
 
-from kerasmem.compat import keras_layers, keras_losses, keras_optimizers, keras_variables
+from kerasmem.compat import keras_layers, keras_optimizers, keras_state, keras_training
 from kerasmem.compat.graphs import STACK, stacks_left_out
 from kerasmem.compat.keras_layers import gpu_assumed, name_scopes_replaced, without_name_scopes
-from kerasmem.compat.keras_losses import reduction_replaced
 from kerasmem.compat.keras_optimizers import updated_in_turn
-from kerasmem.compat.keras_variables import handle_only, has_value, optimizers_know_stand_ins
+from kerasmem.compat.keras_state import handle_only, has_value, optimizers_know_stand_ins
+from kerasmem.compat.keras_training import reduction_replaced
 from kerasmem.compat.patching import patched
 from kerasmem.models.weightless import random_state_kept, weightless, with_stand_ins
 
-REDUCED = keras_losses.REDUCE
+REDUCED = keras_training.REDUCE
 
 
 def calls_noted():
@@ -28,9 +28,9 @@ def calls_noted():
 
 
 PATCHES = {
-    "variables": (weightless, keras_variables.INIT),
-    "slots": (weightless, keras_variables.ADD_FROM_REFERENCE),
-    "keys": (optimizers_know_stand_ins, keras_variables.VAR_KEY),
+    "variables": (weightless, keras_state.INIT),
+    "slots": (weightless, keras_state.ADD_FROM_REFERENCE),
+    "keys": (optimizers_know_stand_ins, keras_state.VAR_KEY),
     "scopes": (without_name_scopes, keras_layers.OPEN_NAME_SCOPE),
     "calls of layers": (calls_noted, keras_layers.CALL_LAYER),
     "calls of operations": (calls_noted, keras_layers.CALL_OPERATION),

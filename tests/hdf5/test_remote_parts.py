@@ -108,7 +108,7 @@ class FakeBody(io.BytesIO):
 
 
 def test_an_object_of_s3_without_a_server(monkeypatch):
-    monkeypatch.setattr("kerasmem.compat.s3.CALL_S3", SimpleNamespace(get=lambda: None))
+    monkeypatch.setattr("kerasmem.compat.files.CALL_S3", SimpleNamespace(get=lambda: None))
     system = FakeS3(os.urandom(200_000))
     found = S3Object(system, "bucket/key")
     known = asyncio.run(found.info())

@@ -255,7 +255,7 @@ def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], known: dict[Any,
     name = node.attributes.get("compiled_function")
     if name is None or any(tensor.shape is None for tensor in inputs):  # a variable's shape is not known here
         return node
-    from kerasmem.compat.xla import body_of
+    from kerasmem.compat.tensorflow_runtime import body_of
     from kerasmem.estimation.xla import XlaRefused, scratch_of_function
 
     key = (body_of(name), tuple(tensor.shape for tensor in inputs))

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from kerasmem.compat.graphs import GPU, has_gpu_kernel, optimise
-from kerasmem.compat.xla import CPU
+from kerasmem.compat.tensorflow_runtime import CPU
 from kerasmem.errors import KerasmemError, first_line
 from kerasmem.estimation.graph.program import NotModelled, tensor_of
 from kerasmem.models.step import TracedStep

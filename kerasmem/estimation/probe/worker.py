@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.compat.keras_layers import supports_jit
-from kerasmem.compat.keras_variables import give_value, index_variables
+from kerasmem.compat.keras_state import give_value, index_variables
 from kerasmem.devices.host import held_bytes, process_status
 from kerasmem.errors import KerasmemError, ModelError, OutOfMemoryError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax

@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.compat.event_loops import call_before_threads_are_joined
+from kerasmem.compat.files import call_before_threads_are_joined
 from kerasmem.hdf5.io.access import REQUESTS, SMALL_REQUESTS, RemoteAccess
 from kerasmem.hdf5.io.cache import DiskCache
 from kerasmem.hdf5.io.failures import PermanentError, retry

@@ -11,8 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.compat.file_systems import call_file_system
-from kerasmem.compat.s3 import get_s3_object
+from kerasmem.compat.files import call_file_system, get_s3_object
 from kerasmem.hdf5.io.failures import ChangedError, PermanentError, TransientError, of_status
 from kerasmem.units import KIB, MIB
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import h5py
 
-from kerasmem.compat.file_systems import call_file_system
+from kerasmem.compat.files import call_file_system
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED

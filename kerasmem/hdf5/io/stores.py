@@ -9,9 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import urlsplit
 
-from kerasmem.compat.event_loops import no_running_loop
-from kerasmem.compat.file_systems import close_connections
-from kerasmem.compat.s3 import is_s3
+from kerasmem.compat.files import close_connections, is_s3, no_running_loop
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.urls import scheme_of

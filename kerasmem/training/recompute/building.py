@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from kerasmem.checks import whole
-from kerasmem.compat.keras_compile import compile_arguments
-from kerasmem.compat.keras_functional import functional_class, graph_of
+from kerasmem.compat.keras_layers import functional_class, graph_of
+from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
 from kerasmem.devices.training_device import training_kernels

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compat.keras_functional import calls_of
+from kerasmem.compat.keras_layers import calls_of
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.compat.keras_functional import calls_of, functional_class, graph_of
+from kerasmem.compat.keras_layers import calls_of, functional_class, graph_of
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import keras
 
-from kerasmem.compat.keras_compile import compile_arguments
-from kerasmem.compat.keras_functional import check_recomputable, functional_class, graph_of
+from kerasmem.compat.keras_layers import check_recomputable, functional_class, graph_of
+from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
 from kerasmem.training.recompute.cuts import CUTTABLE, Segment, all_but_last, chain_of, split

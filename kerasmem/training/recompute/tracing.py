@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compat.graphs import loop_body
-from kerasmem.compat.keras_state import mask_of
-from kerasmem.compat.keras_variables import handle_only, raw_value
+from kerasmem.compat.keras_state import handle_only, mask_of, raw_value
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.graph.build import node_of, with_compiled_scratch
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of

@@ -9,9 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compat.keras_fit import is_under_strategy
 from kerasmem.compat.keras_layers import draws_numbers, flatten_layers
-from kerasmem.compat.keras_losses import has_added_losses
+from kerasmem.compat.keras_training import has_added_losses, is_under_strategy
 from kerasmem.devices.training_device import allocator_limit, fits_on_the_cpu
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.own_step import has_own_step

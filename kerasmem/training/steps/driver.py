@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kerasmem.compat.keras_fit import is_under_strategy
+from kerasmem.compat.keras_training import is_under_strategy
 from kerasmem.devices.host import host_memory
 from kerasmem.devices.training_device import allocator_limit
 from kerasmem.errors import ModelError, UsageError, warn_user

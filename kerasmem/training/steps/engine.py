@@ -26,10 +26,9 @@ import tensorflow as tf
 from keras import ops
 
 from kerasmem.compat.gradients import forget_gradients
-from kerasmem.compat.keras_fit import step_on_data
 from kerasmem.compat.keras_layers import symbolic_build
-from kerasmem.compat.keras_losses import compiled_loss, loss_tracker, masked_weights, reduction_replaced
 from kerasmem.compat.keras_optimizers import set_to_zero, updated_in_turn
+from kerasmem.compat.keras_training import compiled_loss, loss_tracker, masked_weights, reduction_replaced, step_on_data
 from kerasmem.devices.training_device import in_use_reader, reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception

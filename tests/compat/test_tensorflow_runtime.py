@@ -7,7 +7,7 @@ import os
 import pytest
 import tensorflow as tf
 
-from kerasmem.compat import xla
+from kerasmem.compat import tensorflow_runtime
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.processes.children import child_environment, off_the_cards
 
@@ -27,7 +27,7 @@ def known(function, names=("first", "second")):
 
 
 def body(function):
-    return xla.body_of(function.function_def.signature.name)
+    return tensorflow_runtime.body_of(function.function_def.signature.name)
 
 
 def difference(one, other):
@@ -45,10 +45,10 @@ def test_functions_that_differ_in_names_alone_are_one(monkeypatch):
     ]
     assert body(same[0]) == body(same[1])
     assert len({body(each) for each in (*same, *others)}) == 1 + len(others)
-    assert xla.body_of("no such function") == "no such function"
+    assert tensorflow_runtime.body_of("no such function") == "no such function"
 
     def gone(self):
         raise NotAvailableError("gone")
 
-    monkeypatch.setattr(xla.Borrowed, "get", gone)
+    monkeypatch.setattr(tensorflow_runtime.Borrowed, "get", gone)
     assert body(same[0]) != body(same[1])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import h5py
 import numpy as np
 
-from kerasmem.compat.hdf5_lock import hdf5_lock
+from kerasmem.compat.files import hdf5_lock
 
 
 def test_other_threads_wait_for_it(write):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasmem.compat.keras_fit import (
+from kerasmem.compat.keras_training import (
     initial_epoch,
     logs_from_steps,
     noted_epoch_iterator,

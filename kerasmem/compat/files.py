@@ -1,0 +1,91 @@
+"""Files and URLs: private parts of fsspec, s3fs, h5py, and of Python's event loops and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+
+GET_LOOP = Borrowed("asyncio:_get_running_loop", feature="a file behind a URL opened in a notebook")
+SET_LOOP = Borrowed("asyncio:_set_running_loop", feature="a file behind a URL opened in a notebook")
+BEFORE_THREADS = Borrowed(
+    "threading:_register_atexit", feature="leaving Python at once while a file behind a URL is read"
+)
+_PLACE, _URLS = "fsspec.asyn", "reading files behind URLs"
+COROUTINES = {
+    "cat_file": Borrowed(f"{_PLACE}:AsyncFileSystem._cat_file(path, start, end)", feature=_URLS),
+    "info": Borrowed(f"{_PLACE}:AsyncFileSystem._info(path)", feature=_URLS),
+    "put_file": Borrowed(f"{_PLACE}:AsyncFileSystem._put_file(lpath, rpath)", feature="writing to URLs"),
+    "rm_file": Borrowed(f"{_PLACE}:AsyncFileSystem._rm_file(path)", feature="writing to URLs"),
+    "glob": Borrowed(f"{_PLACE}:AsyncFileSystem._glob(path)", feature="patterns in URLs"),
+}
+_S3 = "reading s3:// URLs"
+CALL_S3 = Borrowed("s3fs:S3FileSystem._call_s3(method)", feature=_S3)
+_LOCK = Borrowed("h5py._objects:phil", feature="writing compressed chunks")
+
+
+@contextlib.contextmanager
+def no_running_loop() -> Iterator[None]:
+    """Let this thread run another event loop inside a running one, as in a notebook."""
+    try:
+        get_loop, set_loop = GET_LOOP.get(), SET_LOOP.get()
+    except NotAvailableError:
+        yield
+        return
+    running = get_loop()
+    set_loop(None)
+    try:
+        yield
+    finally:
+        set_loop(running)
+
+
+def call_before_threads_are_joined(function: Callable[[], None]) -> None:
+    """Call a function when Python exits, before it joins the threads of pools.
+
+    If this version of Python cannot, leaving takes as long as what is under way.
+    """
+    with contextlib.suppress(NotAvailableError, RuntimeError):  # RuntimeError: already at its end
+        BEFORE_THREADS.get()(function)
+
+
+async def call_file_system(system: Any, name: str, *arguments: Any, **settings: Any) -> Any:
+    """Call a method of a file system, such as "info", without blocking the event loop."""
+    if getattr(system, "asynchronous", False):
+        COROUTINES[name].get()
+        return await getattr(system, f"_{name}")(*arguments, **settings)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, lambda: getattr(system, name)(*arguments, **settings))
+
+
+async def close_connections(system: Any) -> None:
+    """Close the connections of a file system of this event loop; fsspec itself closes them at Python's end only."""
+    for holder in ("_session", "_s3"):
+        close = getattr(getattr(system, holder, None), "close", None)
+        done = close() if close is not None else None
+        if asyncio.iscoroutine(done):
+            await done
+
+
+def is_s3(system: Any) -> bool:
+    """Return whether a file system is s3fs's, or one that speaks as it does."""
+    return hasattr(system, "_call_s3")
+
+
+async def get_s3_object(system: Any, **settings: Any) -> Any:
+    """Return S3's answer to GetObject, its ETag and its body among it."""
+    CALL_S3.get()
+    return await system._call_s3("get_object", **settings)
+
+
+def hdf5_lock() -> AbstractContextManager[object]:
+    """Return h5py's reentrant lock.
+
+    Raises:
+        NotAvailableError: If h5py has none under that name.
+    """
+    return _LOCK.get()
