@@ -78,7 +78,7 @@ class Borrowed:
             getattr(owner, name)
         except (ImportError, AttributeError) as error:
             raise NotAvailableError(
-                f"{self.feature} does not work with {self.package} {_version(self.package)}: it has no "
+                f"{self.feature} does not work with {_installed(self.package)}: it has no "
                 f"{self.module}.{self.name}; everything else works. `kerasmem doctor` lists such parts"
             ) from error
         return owner, name
@@ -107,8 +107,8 @@ def all_borrowed() -> tuple[Borrowed, ...]:
     return tuple(_ALL)
 
 
-def _version(package: str) -> str:
+def _installed(package: str) -> str:
     try:
-        return version(package)
+        return f"{package} {version(package)}"
     except PackageNotFoundError:
-        return "as installed"
+        return package
