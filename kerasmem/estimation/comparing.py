@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.facade import estimate_spec
 from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, interval, judge
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, bounds, judge
 from kerasmem.files import json_object
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.records import Record, renamed
@@ -164,7 +164,7 @@ def compare(
     ]
     limits = []
     if most is not None:
-        limits.append(_limit("budget", most, *interval(after.bytes)))
+        limits.append(_limit("budget", most, *bounds(after.bytes)))
     if increase is not None:
         share, size = increase
         limit = int(before.bytes.total * share) + size

@@ -18,10 +18,10 @@ def verdict(need: Bytes, available_bytes: int) -> str:
         >>> verdict(Bytes(10, 8, 12, *[None] * 7), 11)
         'too close to call'
     """
-    return judge(*interval(need), available_bytes)
+    return judge(*bounds(need), available_bytes)
 
 
-def interval(need: Bytes) -> tuple[int, int | None]:
+def bounds(need: Bytes) -> tuple[int, int | None]:
     """Return both ends of the bytes that a step must have; its total if the method claims no interval."""
     return (need.total, need.total) if need.low is None else (need.low, need.most_needed)
 
