@@ -1,7 +1,7 @@
 """TensorFlow's BFC allocator ("best fit with coalescing"), simulated. Pure arithmetic.
 
-What a step asks for is not what it occupies: a request may be given a chunk nearly twice its size, and memory that
-is free in pieces does not serve a large request. The rules, from `xla/tsl/framework/bfc_allocator.cc`:
+A request may get a chunk nearly twice its size, and memory that is free in pieces does not serve a large request. The
+rules, from `xla/tsl/framework/bfc_allocator.cc`:
 
 - A request is rounded up to 256 bytes and served by the smallest free chunk that holds it, the lowest address first.
   (The 21 bins of the original are a way to find that chunk, and do not change which one it is.)
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kerasmem.errors import KerasmemError
 
@@ -230,3 +231,101 @@ def smallest_limit(requests: Sequence[Request], *, descending: bool = False) -> 
     limits = range(RESOLUTION, max(unlimited.reserved, FIRST_REGION), RESOLUTION)
     index = bisect_left(limits, True, key=suffices)
     return limits[index] if index < len(limits) else max(unlimited.reserved, FIRST_REGION)
+
+
+class Buffer:
+    """Memory of one or more tensors or variables.
+
+    Attributes:
+        bytes: requested bytes.
+        chunk: the allocator's handle.
+        node: number of the operation that allocated it, or of the batch's placeholder. -1 for other buffers.
+        is_scratch: whether it is an operation's scratch.
+        holders: number of holders.
+    """
+
+    __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node")
+
+    def __init__(self, size: int, chunk: int, node: int, is_scratch: bool) -> None:
+        self.bytes, self.chunk, self.node, self.is_scratch = size, chunk, node, is_scratch
+        self.holders = 1
+
+
+class Peak(NamedTuple):
+    """The peak of a step.
+
+    Attributes:
+        in_use: bytes in chunks.
+        requested: requested bytes.
+        node: number of the running operation, or -1.
+        end: length of the heap's log at the peak.
+    """
+
+    in_use: int
+    requested: int
+    node: int
+    end: int
+
+
+FREED, NO_VARIABLE = -2, -1  # in a heap's log
+
+
+class Heap:
+    """Buffers in a simulated allocator, with a log and the peak of a step.
+
+    Args:
+        allocator: provides the chunks. Defaults to a CPU's.
+
+    Attributes:
+        log: (buffer, variable whose value it becomes, `NO_VARIABLE` or `FREED`) for each change of a buffer.
+        peak: since the last `reset_peak`.
+    """
+
+    def __init__(self, allocator: BFCAllocator | None = None) -> None:
+        self.allocator = allocator or BFCAllocator(descending=True)
+        self.log: list[tuple[Buffer, int]] = []
+        self.reset_peak()
+
+    def reset_peak(self) -> None:
+        """Reset the peak to the bytes in use."""
+        self.peak = self._now(-1)
+
+    def _now(self, node: int) -> Peak:
+        return Peak(self.allocator.in_use, self.allocator.requested_in_use, node, len(self.log))
+
+    def allocate(self, size: int, node: int = -1, variable: int = NO_VARIABLE, is_scratch: bool = False) -> Buffer:
+        """Return a new buffer with one holder."""
+        buffer = Buffer(size, self.allocator.allocate(max(size, 1)), node, is_scratch)
+        self.log.append((buffer, variable))
+        if self.allocator.in_use > self.peak.in_use:
+            self.peak = self._now(node)
+        return buffer
+
+    def let_go(self, buffer: Buffer) -> None:
+        """Remove one holder, and free the buffer after the last one."""
+        buffer.holders -= 1
+        if not buffer.holders:
+            self.allocator.free(buffer.chunk)
+            self.log.append((buffer, FREED))
+
+    def live_at(self, end: int) -> dict[Buffer, int]:
+        """Return the buffers in use when the log had this length, with their variables or `NO_VARIABLE`."""
+        live: dict[Buffer, int] = {}
+        for buffer, variable in self.log[:end]:
+            if variable == FREED:
+                del live[buffer]
+            else:
+                live[buffer] = variable
+        return live
+
+    def requests(self) -> list[Request]:
+        """Return all requests to the allocator, to replay them under a limit."""
+        requests: list[Request] = []
+        keys: dict[Buffer, int] = {}
+        for buffer, variable in self.log:
+            if variable == FREED:
+                requests.append((keys[buffer], FREE))
+            elif buffer not in keys:
+                keys[buffer] = len(keys)
+                requests.append((keys[buffer], max(buffer.bytes, 1)))
+        return requests

@@ -13,10 +13,10 @@ from kerasmem.compat import tensorflow_runtime
 from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.devices.training_device import free_cpu_allocator_bytes
 from kerasmem.errors import KerasmemError, first_line
-from kerasmem.estimation.allocator import smallest_limit
+from kerasmem.estimation.allocator import Heap, smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
 from kerasmem.estimation.compiled.plan import XlaPlan
-from kerasmem.estimation.graph.memory import Heap, make_variables
+from kerasmem.estimation.graph.memory import make_variables
 from kerasmem.estimation.graph.program import Variable
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.models.op_names import Attribution

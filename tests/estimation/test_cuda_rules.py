@@ -9,10 +9,11 @@ import pytest
 
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.kernels import CUDA, EIGEN, CardKernels, CpuKernels, kernels_on
+from kerasmem.estimation.allocator import Heap
 from kerasmem.estimation.graph.build import on_card
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.executor import Executor
-from kerasmem.estimation.graph.memory import Heap, Memory, recipes_of
+from kerasmem.estimation.graph.memory import Memory, recipes_of
 from kerasmem.estimation.graph.program import COPY, Node, Program, Tensor
 from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.steps import graph_outcome

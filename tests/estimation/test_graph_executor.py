@@ -8,10 +8,10 @@ import keras
 import pytest
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
-from kerasmem.estimation.allocator import LARGEST_WASTE
+from kerasmem.estimation.allocator import LARGEST_WASTE, Heap
 from kerasmem.estimation.graph.build import build_program
 from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor, consumers_in_order
-from kerasmem.estimation.graph.memory import HANDLE_BYTES, Heap, Memory, recipes_of
+from kerasmem.estimation.graph.memory import HANDLE_BYTES, Memory, recipes_of
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import TABLES
 from kerasmem.estimation.graph.steps import graph_outcome

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kerasmem.estimation.allocator import FREE
-from kerasmem.estimation.graph.memory import FREED, HANDLE_BYTES, NO_VARIABLE, Heap, make_variables
+from kerasmem.estimation.allocator import FREE, FREED, NO_VARIABLE, Heap
+from kerasmem.estimation.graph.memory import HANDLE_BYTES, make_variables
 from kerasmem.estimation.graph.program import Variable
 
 

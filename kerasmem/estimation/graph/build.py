@@ -15,7 +15,7 @@ from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.program import COPY, ON_HOST, Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewrite
-from kerasmem.estimation.graph.rules import KINDS, table_of
+from kerasmem.estimation.graph.rules import KINDS
 from kerasmem.estimation.graph.scratch import AXES, Kernels, reduction
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
@@ -23,7 +23,7 @@ from kerasmem.models.step import TracedStep
 _HOST_DTYPES = ("int32", "string")  # beside a card
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
-    "strides", "padding", "explicit_paddings", "dilations", "data_format", "ksize", "fused_ops", "is_training",
+    "strides", "padding", "explicit_paddings", "dilations", "data_format", "fused_ops", "is_training",
     "rnn_mode", "transpose_a", "transpose_b", "frame_name", "adj_x", "adj_y", "is_constant",
     "equation",
 )  # fmt: skip
@@ -34,7 +34,7 @@ _REDUCTIONS = frozenset(name for name, needs in KINDS["both"]["scratch"].items()
 
 
 def _small_reserve(node: Node) -> tuple[Tensor, ...]:
-    """Return the outputs of a batch normalisation, of which it reserves one number (fused_batch_norm_op.cc)."""
+    """Return the outputs of a batch normalisation with a reserve of one number (fused_batch_norm_op.cc)."""
     last = node.outputs[-1].dtype
     return (*node.outputs[:-1], Tensor((), last, element_bytes(last)))
 
@@ -56,7 +56,7 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
         NotModelled: If Grappler refuses the graph, or a loop or a size depends on the data.
     """
     graph, definition, lowered = rewrite(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
-    program, notes = unroll(_plain(graph, traced, kernels))
+    program, notes = unroll(_plain(graph, traced))
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_shape_functions(by_name, definition.versions))
     if isinstance(kernels, CardKernels):
@@ -146,7 +146,7 @@ def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Seq
     return graph.get_operation_by_name(definition.name)
 
 
-def _plain(graph: Any, traced: TracedStep, kernels: Kernels) -> Program:
+def _plain(graph: Any, traced: TracedStep) -> Program:
     operations = graph.get_operations()
     numbers = {operation.name: number for number, operation in enumerate(operations)}
     variables = {id(variable): index for index, variable in enumerate(traced.variables)}
@@ -165,7 +165,6 @@ def _plain(graph: Any, traced: TracedStep, kernels: Kernels) -> Program:
     results = tuple((numbers[name], int(output or 0)) for name, _, output in names if name in numbers)
     stateful = {number for number, operation in enumerate(operations) if operation.op_def.is_stateful}
     _fold_constants(nodes, stateful, results)
-    _add_hidden_outputs(nodes, kernels)
     _add_compiled_scratch(nodes)
     batch = [tensor.op.name for tensor in traced.function.graph.inputs[: len(traced.flat)]]
     arguments = tuple(numbers[name] for name in batch if name in numbers)
@@ -215,24 +214,6 @@ def node_of(
         variable,
     )
     return replace(node, outputs=_RESERVES[node.type](node)) if node.type in _RESERVES else node
-
-
-def _add_hidden_outputs(nodes: list[Node], kernels: Kernels) -> None:
-    """Give pooling the second output that its gradient takes: each maximum's index in its window."""
-    for number, node in enumerate(nodes):
-        if node.type not in ("MaxPoolGrad", "MaxPool3DGrad") or len(node.inputs) < 2:
-            continue
-        source = node.inputs[1][0]
-        pool = nodes[source]
-        if table_of(pool, kernels).hidden_outputs.get(pool.type) != node.type or pool.outputs[0].shape is None:
-            continue
-        if len(pool.outputs) == 1:
-            window = math.prod(pool.attributes.get("ksize", ()))
-            dtype = "uint8" if window <= 256 else "int32"
-            size = math.prod(pool.outputs[0].shape) * element_bytes(dtype)
-            hidden = Tensor(pool.outputs[0].shape, dtype, size)
-            nodes[source] = replace(pool, outputs=(*pool.outputs, hidden))
-        nodes[number] = replace(node, inputs=(*node.inputs, (source, 1)))
 
 
 def _add_compiled_scratch(nodes: list[Node]) -> None:

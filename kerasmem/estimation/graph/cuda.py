@@ -1,11 +1,11 @@
-"""The scratch of TensorFlow's kernels on a card: functions as in `scratch`, with two ends where cuDNN chooses. Pure.
+"""The scratch of TensorFlow's kernels on a card: functions as in `scratch`. Pure.
 
-What TensorFlow itself asks for is exact: copies in the layout and padding that cuDNN takes (conv_ops_impl.h,
+TensorFlow's own requests are exact: copies in the layout and padding that cuDNN takes (conv_ops_impl.h,
 conv_grad_input_ops.cc, conv_grad_filter_ops.cc, fused_batch_norm_op.cc, softmax_op_gpu.cu.cc in
-tensorflow/core/kernels). How much cuDNN works in depends on the algorithm that is fastest on the card in the first
-step: nothing at least, as TensorFlow falls back to an algorithm without where there is no room
-(AllocateScratchOrFallback in autotune_conv_impl.h), and at most what the largest of its documented algorithms has to
-hold, within TF_CUDNN_WORKSPACE_LIMIT_IN_MB.
+tensorflow/core/kernels). cuDNN's workspace depends on the algorithm that is fastest on the card in the first step. It
+is nothing at least, as TensorFlow falls back to an algorithm without workspace if there is no room
+(AllocateScratchOrFallback in autotune_conv_impl.h). At most it is that of the largest documented algorithm, within
+TF_CUDNN_WORKSPACE_LIMIT_IN_MB.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Convolution(NamedTuple):
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes of the input with what one side is padded more than the other, which cuDNN cannot do itself."""
+        """Bytes of the input padded evenly, as cuDNN cannot pad one side more than the other."""
         sizes = [size + abs(after - before) for size, (before, after) in zip(self.sizes, self.paddings, strict=True)]
         return self.batch * self.channels[0] * math.prod(sizes) * self.element
 
@@ -88,14 +88,14 @@ class _Convolution(NamedTuple):
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a plain matrix product, for which cuBLAS is called; with channels first none is."""
+        """Whether cuBLAS computes it as a plain matrix product, which needs the channels last."""
         is_point = set(self.kernel) | set(self.steps) == {1}
         is_whole = self.kernel == self.sizes and set(self.results) == {1} and not self.is_uneven
         return self.is_last and self.is_dense and (is_point or is_whole)
 
 
 def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
-    """Return the convolution that a node computes a part of; None where a shape is not known."""
+    """Return the convolution of a forward or gradient node, or None if a shape is unknown."""
     if not node.outputs or len(inputs) < 2:
         return None
     if "BackpropInput" in node.type:
@@ -151,7 +151,7 @@ def _paddings(
 
 
 def convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """The filter in cuDNN's order, input and result with the channels first where they are not, an even padding.
+    """The filter in cuDNN's order, input and result with the channels first, and an even padding.
 
     Of the gradients, that of the input is made in a buffer of its own, beside the one that was allocated for it; that
     of the filter in cuDNN's order first.
@@ -182,7 +182,7 @@ def _as_it_comes(node: Node, kernels: Kernels) -> bool:
 
 
 def _tried(conv: _Convolution, kernels: Kernels, kind: str) -> list[int]:
-    """Return what trying the algorithms takes in the first step: the largest workspace and a copy of the result."""
+    """Return the sizes for trying algorithms in the first step: a copy of the result and the largest workspace."""
     if not isinstance(kernels, CardKernels) or not kernels.workspace:
         return []
     results = {"BackpropInput": conv.input_bytes, "BackpropFilter": conv.filter_bytes}
@@ -192,7 +192,7 @@ def _tried(conv: _Convolution, kernels: Kernels, kind: str) -> list[int]:
 
 
 def _workspace(conv: _Convolution, is_forward: bool) -> int:
-    """Return the most that an algorithm works in: of those that cuDNN documents, the one that has most to hold."""
+    """Return the workspace of the documented algorithm that has most to hold."""
     # Copies in the layout that tensor cores want.
     held = [conv.input_bytes + conv.filter_bytes + conv.result_bytes]
     if is_forward:  # GEMM, "a significant memory workspace to store the matrix that holds the input tensor data"
@@ -204,7 +204,7 @@ def _workspace(conv: _Convolution, is_forward: bool) -> int:
 
 
 def _planes(conv: _Convolution, planes: int) -> tuple[int, int, int]:
-    """Return the numbers in input, filter and result where a plane of each is transformed into so many."""
+    """Return the numbers in input, filter and result if each plane is transformed into so many."""
     first, last = conv.channels
     return conv.batch * first * planes, first * last * planes, conv.batch * last * planes
 
@@ -231,7 +231,7 @@ def _transformed(conv: _Convolution) -> int:
 
 
 def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """With the channels last, training copies what comes and what goes into cuDNN's layout (fused_batch_norm_op.cc)."""
+    """With the channels last, training copies inputs and outputs to cuDNN's layout (fused_batch_norm_op.cc)."""
     layout = node.attributes.get("data_format", b"NHWC")
     if layout not in (b"NHWC", "NHWC") or not node.attributes.get("is_training", True) or not inputs:
         return ()
@@ -246,14 +246,14 @@ def softmax(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     return size, 2 * size if result.dtype in _HALVES else size
 
 
-# What cuDNN keeps of a recurrent layer for its gradient, in numbers for each unit, sample and step: four gates and the
-# cell of an LSTM, six of a GRU. cuDNN told 736,000,000 and 864,000,000 bytes for four layers of 320 units over 25,000
-# samples and steps, which are that and the three layers' outputs in between (pytorch/pytorch#2895).
+# cuDNN's reserve of a recurrent layer for its gradient, in numbers for each unit, sample and step: four gates and the
+# cell of an LSTM, six of a GRU. cuDNN reported 736,000,000 and 864,000,000 bytes for four layers of 320 units over
+# 25,000 samples and steps, which are that and the three layers' outputs in between (pytorch/pytorch#2895).
 _KEPT_OF = {"lstm": 5, "gru": 6}
 
 
 def rnn_reserve(node: Node) -> tuple[Tensor, ...]:
-    """Return a recurrent layer's outputs with what it keeps for its gradient, whose size TensorFlow cannot tell."""
+    """Return a recurrent layer's outputs with the reserve for its gradient, of unknown size in TensorFlow."""
     mode = node.attributes.get("rnn_mode", b"lstm")
     result, shape = node.outputs[0], node.outputs[0].shape
     if shape is None:
@@ -268,7 +268,7 @@ def rnn_reserve(node: Node) -> tuple[Tensor, ...]:
 
 
 def rnn(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """The weights once more, as cuDNN told of the same layers."""
+    """The weights once more, as cuDNN reported for the same layers."""
     return (inputs[3].bytes or 0,) if len(inputs) > 3 else ()
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,13 +57,12 @@ def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_
     return replace(program, nodes=tuple(nodes))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Stack:
     """A list that grows and shrinks at its end, and shares the rest with other lists."""
 
-    __slots__ = ("rest", "top")
-
-    def __init__(self, top: _Source, rest: _Stack | None) -> None:
-        self.top, self.rest = top, rest
+    top: _Source
+    rest: _Stack | None
 
 
 _EMPTY = _Stack((-1, 0), None)
@@ -86,7 +85,7 @@ class _Lists:
         return contents if isinstance(contents, tuple) else ()
 
     def use(self, number: int, source: _Source, becomes: _Source | None = None) -> _Source:
-        """Note that an operation takes a list, and which list it makes of it; return the list's origin."""
+        """Note that an operation takes a list, and the list that it makes of it. Return the list's origin."""
         origin = self.origin.get(source, source)
         self._user[source] = number
         if becomes is not None:
@@ -255,10 +254,9 @@ class _Values:
             shape = inputs[output].shape
             return None if shape is None else np.array(shape, tensor.dtype)
         values = [self.of(source, depth + 1) for source in node.inputs]
-        if node.type == "Minimum" and any(
-            value is None for value in values
-        ):  # at most the known one, as in `tf.math.bincount`
-            return next((value for value in values if value is not None), None)
+        known = [value for value in values if value is not None]
+        if node.type == "Minimum" and len(known) == 1:  # the other depends on the data, as in `tf.math.bincount`
+            return known[0]
         return self.evaluated(node, output, inputs, values)
 
     def evaluated(self, node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:

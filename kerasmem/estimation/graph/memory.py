@@ -14,110 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kerasmem.estimation.allocator import FREE, BFCAllocator, Request
+from kerasmem.estimation.allocator import NO_VARIABLE, Buffer, Heap
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Variable
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING, TAKEN_FROM_LIST, UPDATES, needs, reusable_inputs
 from kerasmem.estimation.graph.scratch import Inputs, Kernels
 
 HANDLE_BYTES = 200  # a variable's handle is a small tensor of its own
-
-
-class Buffer:
-    """Memory of one or more tensors or variables.
-
-    Attributes:
-        bytes: requested bytes.
-        chunk: the allocator's handle.
-        node: number of the operation that allocated it, or of the batch's placeholder. -1 for other buffers.
-        is_scratch: whether it is an operation's scratch.
-        holders: number of holders.
-    """
-
-    __slots__ = ("bytes", "chunk", "holders", "is_scratch", "node")
-
-    def __init__(self, size: int, chunk: int, node: int, is_scratch: bool) -> None:
-        self.bytes, self.chunk, self.node, self.is_scratch = size, chunk, node, is_scratch
-        self.holders = 1
-
-
-class Peak(NamedTuple):
-    """The peak of a step.
-
-    Attributes:
-        in_use: bytes in chunks.
-        requested: requested bytes.
-        node: number of the running operation, or -1.
-        end: length of the heap's log at the peak.
-    """
-
-    in_use: int
-    requested: int
-    node: int
-    end: int
-
-
-FREED, NO_VARIABLE = -2, -1  # in a heap's log
-
-
-class Heap:
-    """Buffers in a simulated allocator, with a log and the peak of a step.
-
-    Args:
-        allocator: provides the chunks. Defaults to a CPU's.
-
-    Attributes:
-        log: (buffer, variable whose value it becomes, `NO_VARIABLE` or `FREED`) for each change of a buffer.
-        peak: since the last `reset_peak`.
-    """
-
-    def __init__(self, allocator: BFCAllocator | None = None) -> None:
-        self.allocator = allocator or BFCAllocator(descending=True)
-        self.log: list[tuple[Buffer, int]] = []
-        self.reset_peak()
-
-    def reset_peak(self) -> None:
-        """Reset the peak to the bytes in use."""
-        self.peak = self._now(-1)
-
-    def _now(self, node: int) -> Peak:
-        return Peak(self.allocator.in_use, self.allocator.requested_in_use, node, len(self.log))
-
-    def allocate(self, size: int, node: int = -1, variable: int = NO_VARIABLE, is_scratch: bool = False) -> Buffer:
-        """Return a new buffer with one holder."""
-        buffer = Buffer(size, self.allocator.allocate(max(size, 1)), node, is_scratch)
-        self.log.append((buffer, variable))
-        if self.allocator.in_use > self.peak.in_use:
-            self.peak = self._now(node)
-        return buffer
-
-    def let_go(self, buffer: Buffer) -> None:
-        """Remove one holder, and free the buffer after the last one."""
-        buffer.holders -= 1
-        if not buffer.holders:
-            self.allocator.free(buffer.chunk)
-            self.log.append((buffer, FREED))
-
-    def live_at(self, end: int) -> dict[Buffer, int]:
-        """Return the buffers in use when the log had this length, with their variables or `NO_VARIABLE`."""
-        live: dict[Buffer, int] = {}
-        for buffer, variable in self.log[:end]:
-            if variable == FREED:
-                del live[buffer]
-            else:
-                live[buffer] = variable
-        return live
-
-    def requests(self) -> list[Request]:
-        """Return all requests to the allocator, to replay them under a limit."""
-        requests: list[Request] = []
-        keys: dict[Buffer, int] = {}
-        for buffer, variable in self.log:
-            if variable == FREED:
-                requests.append((keys[buffer], FREE))
-            elif buffer not in keys:
-                keys[buffer] = len(keys)
-                requests.append((keys[buffer], max(buffer.bytes, 1)))
-        return requests
 
 
 def make_variables(variables: Sequence[Variable], batch: Iterable[tuple[int, int]], heap: Heap) -> list[Buffer]:
@@ -244,7 +146,7 @@ def _held(program: Program, node: Node) -> list[tuple[int, int]] | None:
 def _computed(
     node: Node, inputs: Inputs, input_slots: Sequence[int], slots: Sequence[int], kernels: Kernels
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield the slot of each computed output, its bytes, and the slots of the inputs whose buffer it may reuse."""
+    """Yield the slot and bytes of each computed output, and the slots of inputs to reuse."""
     for output, tensor in enumerate(node.outputs):
         if tensor.dtype in ("resource", "variant") or tensor.on_host:
             continue

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, TITLES, CardKernels
+from kerasmem.devices.kernels import CUDA, EIGEN, ONEDNN, CardKernels
 from kerasmem.estimation.graph.cuda import CUDA_FUNCTIONS
 from kerasmem.estimation.graph.program import ON_HOST, Node, Tensor
 from kerasmem.estimation.graph.scratch import FUNCTIONS, Inputs, Kernels, Scratch
@@ -83,19 +83,15 @@ class KernelTable:
     """What one kind of kernels does with memory.
 
     Attributes:
-        title: name for people.
         scratch: operation → function that returns the buffers it needs while it runs.
         forwards: operation → inputs whose buffer its output may reuse, if these kernels differ from `FORWARDS`.
-        hidden_outputs: pooling → its gradient, which takes a second, hidden output of it.
         rewritten: operations that oneDNN replaces, which changes the order of their consumers.
         lacks: dtype → operations without a kernel in that dtype.
         rates: how fast they are.
     """
 
-    title: str
     scratch: Mapping[str, Scratch]
     forwards: Mapping[str, tuple[int, ...]]
-    hidden_outputs: Mapping[str, str]
     rewritten: frozenset[str]
     lacks: Mapping[str, Sequence[str]]
     rates: Rates
@@ -107,10 +103,8 @@ def _table(kind: str) -> KernelTable:
     scratch = {name: FUNCTIONS[function] for name, function in KINDS["both"]["scratch"].items()}
     scratch |= {name: functions[function] for name, function in row["scratch"].items()}
     return KernelTable(
-        TITLES[kind],
         scratch,
         {name: tuple(inputs) for name, inputs in row["forwards"].items()},
-        row["hidden_outputs"],
         frozenset(row.get("rewritten", ())),
         row.get("lacks", {}),
         rates_of(kind),
@@ -119,7 +113,7 @@ def _table(kind: str) -> KernelTable:
 
 TABLES = {kind: _table(kind) for kind in (ONEDNN, EIGEN, CUDA)}
 # Of operations on the CPU beside a card: their buffers are in the host's memory.
-_HOST = replace(TABLES[EIGEN], scratch={}, forwards={}, hidden_outputs={})
+_HOST = replace(TABLES[EIGEN], scratch={}, forwards={})
 
 
 def table_of(node: Node, kernels: Kernels) -> KernelTable:
@@ -138,13 +132,8 @@ def threads_of(kernels: Kernels) -> int:
     return 1 if isinstance(kernels, CardKernels) else kernels.inter_op_threads
 
 
-def title_of(kernels: Kernels) -> str:
-    """Return the kernels' name for people."""
-    return TITLES[CUDA if isinstance(kernels, CardKernels) else kernels.kind]
-
-
 def reusable_inputs(node: Node, kernels: Kernels) -> tuple[int, ...] | None:
-    """Return the inputs whose buffer an operation's output may reuse: none, some, or all (None)."""
+    """Return the inputs that an operation's output may reuse the buffer of, or None for all."""
     return table_of(node, kernels).forwards.get(node.type, FORWARDS.get(node.type, ()))
 
 

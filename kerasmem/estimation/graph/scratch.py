@@ -1,9 +1,9 @@
 """The scratch that kernels need while they run, as bytes of each buffer. Pure arithmetic.
 
-`data/kernels.json` says which operation needs which, by kind of kernel. Sources: the kernels' calls of `allocate_temp`
-and `forward_input_or_allocate_temp` in tensorflow/core/kernels, compared with what single operations ask of the
-allocator (`tests/estimation/test_kernel_scratch.py`). What Eigen itself allocates inside a product or a convolution
-comes from the C library, not from TensorFlow's allocator, and is not part of a step's figure.
+`data/kernels.json` names the function of each operation, by kind of kernel. Sources: the kernels' calls of
+`allocate_temp` and `forward_input_or_allocate_temp` in tensorflow/core/kernels, compared with the requests of single
+operations to the allocator (`tests/estimation/test_kernel_scratch.py`). Eigen's own memory inside a product or a
+convolution comes from the C library, not from TensorFlow's allocator, and is not part of a step's figure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scratch = Callable[[Node, Inputs, Kernels], tuple[int, ...]]
 
 _HALVES = ("float16", "bfloat16")
 _AVX512_BYTES = 64  # of a vector register
-AXES = "axes"  # the attribute with what a reduction reduces
+AXES = "axes"  # the attribute with the axes of a reduction
 
 
 def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]
 
 
 def mirrored(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """The gradient of a mirrored border is added to a copy of what comes in (mirror_pad_op.cc)."""
+    """The gradient of a mirrored border is added to a copy of the input (mirror_pad_op.cc)."""
     return (inputs[0].bytes or 0,) if inputs else ()
 
 
@@ -89,12 +89,12 @@ def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     return tuple((tensor.bytes or 0) // element_bytes(tensor.dtype) * element_bytes(result.dtype) for tensor in others)
 
 
-# A convolution's gradient works on patches: every place of the result has a copy of what the filter sees there. It
-# takes as many samples at a time as keep patches, filter and result within this, whatever the batch.
+# A convolution's gradient works on patches: a copy of the filter's input for every pixel of the result. It takes as
+# many samples at a time as keep patches, filter and result within this, for any batch.
 _WORKING_SET = 30 << 20
 # From this much work for each thread on, a sample at a time is divided among the threads, in the gradient of the input.
 _DIVIDED = 256 << 10
-# Of volumes, patches that would take this many times what the operation works on are not made.
+# Of volumes, patches that would take this many times the operation's tensors are not made.
 _MOST_OVERHEAD = 25
 
 
@@ -144,7 +144,7 @@ def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, 
 
 
 def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
-    """Return what the gradient of a convolution works on for one sample, of tensors of so many dimensions."""
+    """Return the patches of one sample in a convolution's gradient, or None if not of this rank."""
     result = inputs[2].shape if len(inputs) > 2 else None
     filters = node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
     if result is None or filters is None or len(result) != rank or len(filters) != rank:
@@ -156,7 +156,7 @@ def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
 
 
 def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Copies with the channels last where they come first; of 16-bit numbers the gradient's products in float32."""
+    """Copies with the channels last if they come first, and a 16-bit gradient's products in float32."""
     size, dtype = (inputs[0].bytes or 0, inputs[0].dtype) if inputs else (0, "")
     is_first = node.attributes.get("data_format") in (b"NCHW", "NCHW")
     copies = (3 if "Grad" in node.type else 2) * is_first
@@ -165,14 +165,14 @@ def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 
 
 def pooling_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Where each maximum was is found again: the pooled values, and a 64-bit number for each (maxpooling_op.cc)."""
+    """The maxima are computed again: pooled values, and a 64-bit index for each (maxpooling_op.cc)."""
     if len(inputs) < 2 or inputs[1].shape is None:
         return ()
     return inputs[1].bytes or 0, 8 * math.prod(inputs[1].shape)
 
 
 def depthwise(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Each thread copies what the filter sees, for all channels (depthwise_conv_op.cc, depthwise_conv_grad_op.cc)."""
+    """Each thread copies one patch for all channels (depthwise_conv_op.cc, depthwise_conv_grad_op.cc)."""
     filters = inputs[1].shape if len(inputs) > 1 else None
     if filters is None or len(filters) != 4:
         return ()

@@ -15,20 +15,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from kerasmem.devices.kernels import CardKernels, CpuKernels
-from kerasmem.estimation.allocator import LARGEST_WASTE, BFCAllocator, smallest_limit
+from kerasmem.devices.kernels import CUDA, TITLES, CardKernels, CpuKernels
+from kerasmem.estimation.allocator import LARGEST_WASTE, NO_VARIABLE, BFCAllocator, Buffer, Heap, Peak, smallest_limit
 from kerasmem.estimation.graph.executor import Executor
-from kerasmem.estimation.graph.memory import NO_VARIABLE, Buffer, Heap, Memory, Peak, recipes_of
+from kerasmem.estimation.graph.memory import Memory, recipes_of
 from kerasmem.estimation.graph.program import COPY, Program
-from kerasmem.estimation.graph.rules import VARIATION, is_known, seconds, table_of, threads_of, title_of
+from kerasmem.estimation.graph.rules import VARIATION, is_known, seconds, table_of, threads_of
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
-from kerasmem.estimation.unmodelled import (
-    TENSORFLOW_WORKSPACE_LIMIT,
-    beside_a_card,
-    copied_operands,
-    without_a_rule,
-)
+from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT, beside_a_card, copied_operands, without_a_rule
 from kerasmem.models.op_names import CATEGORIES, Attribution
 from kerasmem.processes.guarding import note_stage
 
@@ -55,7 +50,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         kernels: that run it.
 
     Raises:
-        NotModelled: the step holds something without a rule.
+        NotModelled: If the step holds something without a rule.
     """
     steps = sorted(_simulate(program, kernels), key=lambda step: step.peak.in_use)
     sizes = [step.peak.in_use for step in steps]
@@ -65,6 +60,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     shares = _divide(program, live, layer_of, attribution)
     shares.fill(total)
     is_on_cpu = isinstance(kernels, CpuKernels)
+    title = kernels.title if isinstance(kernels, CpuKernels) else TITLES[CUDA]
     limit = smallest_limit(largest.heap.requests(), descending=is_on_cpu)
     most = _most(program, kernels)
     spread = SPREAD["graph"] if is_on_cpu else 0.0
@@ -86,7 +82,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
         unmodelled=tuple(_unmodelled(program, kernels, max(most - total, 0))),
         notes=(
             f"{len(steps)} simulated steps of {len(program.nodes):,} operations in {processes} processes, "
-            f"{threads_of(kernels)} at once, on {title_of(kernels)}",
+            f"{threads_of(kernels)} at once, on {title}",
         ),
     )
 
@@ -114,7 +110,7 @@ def _most(program: Program, kernels: Kernels) -> int:
 
 
 def _unmodelled(program: Program, kernels: Kernels, workspace: int) -> list[Unmodelled]:
-    """Return what a step takes beyond the total."""
+    """List the memory of a step that is not in the total."""
     nodes = program.nodes
     unknown = (node.type for node in nodes if not is_known(node.type) and "scratch" not in node.attributes)
     missing = [without_a_rule(name, count) for name, count in Counter(unknown).items()]
@@ -127,7 +123,7 @@ def _unmodelled(program: Program, kernels: Kernels, workspace: int) -> list[Unmo
 
 
 def _seconds(program: Program, kernels: Kernels) -> list[float]:
-    """Return the usual time of each operation; 0 on a card, where one thread starts all of them in order."""
+    """Return the usual time of each operation, or zeros on a card: one thread starts all of them in order."""
     if isinstance(kernels, CardKernels):
         return [0.0] * len(program.nodes)
     started = SMALLEST_PRODUCT_SECONDS if program.has_loops else 0.0
