@@ -59,7 +59,7 @@ RESULTS = {
     "kerasmem.devices.machine", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
     "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary", "kerasmem.monitoring.phases",
     "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
-    "kerasmem.datatools.results", "kerasmem.recovery.advice",
+    "kerasmem.datatools.reports", "kerasmem.recovery.advice",
 }  # fmt: skip
 # library -> the packages that may import it
 ONLY_IN = {

@@ -9,7 +9,7 @@ import keras
 import pytest
 
 import kerasmem
-from kerasmem.datatools.results import ColumnStats, Conversion, DatasetReport, DataStats, Inspection
+from kerasmem.datatools.reports import ColumnStats, Conversion, DatasetReport, DataStats, Inspection
 from kerasmem.estimation.report import Bytes, DeviceVerdict, LayerMemory, ModelFacts, Settings
 from kerasmem.monitoring.timeline import Sample, Timeline
 from kerasmem.records import MOST_ROWS

@@ -18,8 +18,7 @@ from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.datatools.listing import list_contents
 from kerasmem.datatools.parts import PART_SIZE, is_index, read_index, write_parts
 from kerasmem.datatools.planning import DEFAULT_MEMORY, WritePlan, make_plan
-from kerasmem.datatools.progress import Progress, tell_nobody
-from kerasmem.datatools.results import Conversion, WrittenDataset
+from kerasmem.datatools.reports import Conversion, Progress, WrittenDataset, ignore_progress
 from kerasmem.datatools.settings import (
     ReadOptions,
     WriteSettings,
@@ -112,7 +111,7 @@ def convert(
     found = find_paths([os.fsdecode(path) for path in given])
     paths = [path for _, path in found]
     run = RunOptions(
-        verify, force, progress or tell_nobody, executor, parse_size(part_size, field="part_size"),
+        verify, force, progress or ignore_progress, executor, parse_size(part_size, field="part_size"),
         attributes_from=paths[0] if len(paths) == 1 and h5py.is_hdf5(paths[0]) else None,
         trust_file=options.trust_file, remote=remote,
     )  # fmt: skip

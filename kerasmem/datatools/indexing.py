@@ -16,8 +16,7 @@ import h5py
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.progress import Progress
-from kerasmem.datatools.results import DataIndexed
+from kerasmem.datatools.reports import DataIndexed, Progress
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, plain_name, shown
 from kerasmem.hdf5.format.links import walk_objects

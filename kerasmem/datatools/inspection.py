@@ -14,9 +14,8 @@ from kerasmem import checks
 from kerasmem.datatools.advice import choose_features, choose_roles, is_named_target, known, stream_line
 from kerasmem.datatools.listing import Contents, Entry, checksums, list_contents
 from kerasmem.datatools.packing import Packing
-from kerasmem.datatools.progress import Progress, tell_nobody
 from kerasmem.datatools.repetition import find_repetition
-from kerasmem.datatools.results import DatasetReport, Inspection
+from kerasmem.datatools.reports import DatasetReport, Inspection, Progress, ignore_progress
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown, type_name
 from kerasmem.hdf5.rows.scan import scan_files
@@ -77,7 +76,7 @@ def inspect(
         >>> found.read_amplification
         1.0
     """
-    tell = progress or tell_nobody
+    tell = progress or ignore_progress
     access = Access(checks.flag("trust_file", trust_file))
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)

@@ -275,7 +275,8 @@ class _Listing:
 
     def _sparse(self, item: h5py.Group, name: str, kind: str) -> Entry:
         try:
-            parts = sparse_parts(self._file, name)
+            names = tuple(f"{name}/{part}" for part in ("data", "indices", "indptr"))
+            parts = [find_dataset(self._file, part) for part in names]
             extents = self._attribute(item, "shape")
             if not isinstance(extents, np.ndarray) or extents.dtype.kind not in "iu" or extents.shape != (2,):
                 raise ValueError("its shape is missing")
@@ -290,14 +291,6 @@ class _Listing:
             "csr_matrix": "by rows; `kerasmem data convert` writes it dense",
         }
         problem = f"a sparse matrix of {values:,} values, stored {how[kind]}"
-        return Entry(name, shape, dtype, None, problem, kind, stored_bytes=stored)
-
-
-def sparse_parts(file: h5py.File, name: str) -> tuple[h5py.Dataset, h5py.Dataset, h5py.Dataset]:
-    """Return the values, the columns and the bounds of rows of a sparse matrix.
-
-    Raises:
-        DataError: one is missing, or lies in another file.
-    """
-    data, indices, indptr = (find_dataset(file, f"{name}/{part}") for part in ("data", "indices", "indptr"))
-    return data, indices, indptr
+        return Entry(
+            name, shape, dtype, None, problem, kind, stored_bytes=stored, parts=names if kind == "csr_matrix" else ()
+        )

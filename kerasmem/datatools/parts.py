@@ -19,7 +19,7 @@ import numpy as np
 
 from kerasmem.datatools import indexing
 from kerasmem.datatools.planning import WritePlan, make_plan
-from kerasmem.datatools.progress import tell_nobody
+from kerasmem.datatools.reports import ignore_progress
 from kerasmem.datatools.settings import ReadOptions, WriteSettings, read_output, refuse_outputs
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.datatools.writing import PARTIAL, Outcome, RunOptions, write_files
@@ -109,7 +109,7 @@ def write_parts(
     parts = (_Part(source.part(bounds[number], bounds[number + 1]), outputs[number]) for number in left)
     write = functools.partial(
         _write_part, settings=settings, options=replace(options, threads=1),
-        run=replace(run, force=True, executor=None, progress=tell_nobody),
+        run=replace(run, force=True, executor=None, progress=ignore_progress),
     )  # fmt: skip
     for number, outcome in zip(left, run_tasks(run.executor, write, parts), strict=True):
         _check_reached(outputs[number])

@@ -106,8 +106,7 @@ class ReadOptions:
         unpack: write the values that netCDF's packed ones stand for (scale_factor, add_offset), and NaN for missing
             ones. False keeps the stored values and their attributes.
         header: whether the first row of a CSV file names the columns.
-        delimiter: between the values of CSV. Defaults to a comma, in .tsv a tab, and a semicolon if the first line has
-            some and no comma.
+        delimiter: between the values of CSV. Defaults to a comma, in .tsv a tab.
         decimal: before the fractions of numbers in CSV, "." or ",".
         encoding: of the text in CSV.
         text: columns of CSV that are texts even if they look like numbers, such as codes that begin with zeros.

@@ -18,8 +18,7 @@ from kerasmem import checks
 from kerasmem.datatools.inspection import MOST_CLASSES, choose_pair, count_classes
 from kerasmem.datatools.listing import Contents, Entry, list_contents
 from kerasmem.datatools.packing import Packing
-from kerasmem.datatools.progress import Progress, tell_nobody
-from kerasmem.datatools.results import ColumnStats, DataStats
+from kerasmem.datatools.reports import ColumnStats, DataStats, Progress, ignore_progress
 from kerasmem.datatools.sources.rows import even_pieces, rows_in
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import DatasetLayout, plain_name, shown
@@ -86,10 +85,10 @@ def stats(
     section = max(1, _SECTION_VALUES // max(prod(layout.row_shape) for layout in layouts))
     step = rows if executor is None else section * _SECTIONS
     tasks = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
-    tell = progress or tell_nobody
+    tell = progress or ignore_progress
     sum_up = functools.partial(
         _sum_up, files=files, layouts=layouts, packings=packings, access=access, section=section,
-        progress=tell if executor is None else tell_nobody,
+        progress=tell if executor is None else ignore_progress,
     )  # fmt: skip
     columns: list[_Moments] = []
     for task, found in zip(tasks, run_tasks(executor, sum_up, tasks), strict=True):

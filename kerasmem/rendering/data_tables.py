@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.datatools.results import Conversion, DataIndexed, DataStats, Inspection
+from kerasmem.datatools.reports import Conversion, DataIndexed, DataStats, Inspection
 from kerasmem.rendering.escape import printable, printable_lines, short_name
 from kerasmem.rendering.layout import note_lines, table
 from kerasmem.units import format_size

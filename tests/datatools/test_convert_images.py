@@ -103,7 +103,7 @@ HOSTILE = {
     "cut.jpg": (lambda: encoded("JPEG")[:300], "cut off or damaged|is no image"),
     "cut.png": (lambda: encoded("PNG")[:-200], "cut off or damaged"),
     "empty.png": (lambda: b"", "is no image"),
-    "bomb.png": (bomb, "far more pixels than a picture has, and 134,217,728 are allowed"),
+    "bomb.png": (bomb, "far more pixels than a picture has, and 67,108,864 are allowed"),
     "noise.png": (lambda: encoded("PNG")[:40] + RNG.bytes(400), "cut off or damaged|is no image"),
     "float.tiff": (lambda: _float(), "floating-point values, no colours"),
 }

@@ -14,7 +14,7 @@ import kerasmem
 from kerasmem import H5ChunkSequence
 from kerasmem.data import convert
 from kerasmem.datatools import inspection
-from kerasmem.datatools.results import Inspection
+from kerasmem.datatools.reports import Inspection
 from kerasmem.errors import DataError, UsageError
 from kerasmem.rendering.data_tables import inspection_table
 from kerasmem.streaming.file_order import read_windows

@@ -248,6 +248,30 @@ def test_the_refusal_of_a_sparse_matrix_names_convert(tmp_path):
     assert any("'X'" in note and "kerasmem data convert" in note for note in inspect(path).notes)
 
 
+@pytest.mark.parametrize("options", [{}, {"chunks": (64,), "compression": "gzip"}])
+def test_a_sparse_matrix_is_read_in_pieces_and_checked(tmp_path, options):
+    dense = np.where(RNG.random((300, 40)) < 0.1, RNG.random((300, 40)), 0).astype("f4")
+    dense[100:150] = 0
+    rows, columns = np.nonzero(dense)
+    parts = {"data": dense[rows, columns], "indices": columns, "indptr": np.searchsorted(rows, np.arange(301))}
+    path = tmp_path / "cells.h5ad"
+    with h5py.File(path, "w") as file:
+        matrix = file.create_group("X")
+        matrix.attrs["encoding-type"], matrix.attrs["shape"] = "csr_matrix", np.array(dense.shape)
+        for name, values in parts.items():
+            matrix.create_dataset(name, data=values, **options)
+    convert(path, tmp_path / "out.h5", columns={"x": "X"}, memory_budget="64KiB", batch_size=16)
+    assert np.array_equal(content(tmp_path / "out.h5")["x"], dense)
+    convert(path, tmp_path / "parts.index", columns={"x": "X"}, part_size=50 * 160)
+    with H5ChunkSequence(tmp_path / "parts.index", "x", None, shuffle=False, batch_size=300) as sequence:
+        assert np.array_equal(sequence[0][0], dense)
+    for part, value, message in (("indices", 10_000, "outside its 40 columns"), ("indptr", 10**9, "is damaged")):
+        with h5py.File(path, "r+") as file:
+            file[f"X/{part}"][5] = value
+        with pytest.raises(DataError, match=f"'X': .*{message}"):
+            convert(path, tmp_path / "o3.h5", columns={"x": "X"})
+
+
 # ---- tables
 
 

@@ -9,7 +9,7 @@ from converted import content, left_in, rows_of
 
 from kerasmem import H5ChunkSequence
 from kerasmem.data import repack
-from kerasmem.datatools.results import Conversion
+from kerasmem.datatools.reports import Conversion
 from kerasmem.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import pytest
 
 import kerasmem
 from kerasmem import H5ChunkSequence
-from kerasmem.datatools.results import DataStats
+from kerasmem.datatools.reports import DataStats
 from kerasmem.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)

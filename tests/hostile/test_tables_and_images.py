@@ -160,9 +160,9 @@ def endless_pages():
 
 IMAGES = {
     "wide.png": (lambda: png(60_000, 60_000, 16, 0, bytes(100)), "far more pixels than a picture has"),
-    "deep.png": (lambda: png(11_000, 11_000, 16, 6, bytes(100)), "cut off or damaged"),
-    "thin.png": (lambda: png(10, 8_388_620, 16, 0, bytes(4200)), "10 × 8,388,620 pixels do not fit in a PNG"),
-    "many.png": (lambda: png(10_000, 13_000, 8, 3, bytes(10_001 * 13_000)), "which take 1.45 GiB once unpacked"),
+    "deep.png": (lambda: png(11_000, 11_000, 16, 6, bytes(100)), "11,000 × 11,000 pixels"),
+    "thin.png": (lambda: png(10, 8_388_620, 16, 0, bytes(4200)), "10 × 8,388,620 pixels"),
+    "many.png": (lambda: png(10_000, 13_000, 8, 3, bytes(10_001 * 13_000)), "10,000 × 13,000 pixels"),
     "wide.tif": (lambda: tiff(2**31, 2**31), "pixels|damaged|no image"),
     "round.tif": (endless_pages, ""),
     "frames.gif": (lambda: b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"\x2c" * 4000, "pixels|damaged"),

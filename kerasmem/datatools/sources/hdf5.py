@@ -19,7 +19,6 @@ from kerasmem.datatools.listing import (
     Entry,
     list_contents,
     opened,
-    sparse_parts,
 )
 from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.repetition import find_repetition
@@ -72,105 +71,56 @@ class _DenseSource(_EntrySource):
 
 
 class _SlicedSource(_EntrySource):
-    """Entries that h5py reads slice by slice: columns of tables, stacked groups, rows on the last axis."""
+    """Entries that h5py reads slice by slice: table columns, stacked groups, last axes, sparse matrices."""
 
     def _windows(self, start: int, rows: int) -> Iterator[Rows]:
         step = max(rows, self._budget // sum(field.row_bytes for field in self.fields))
-        path = self.paths[0]
-        with opened(path, self.label) as file:
-            for entry in self._entries:
-                if entry.kind != "stack":
-                    self._open(file, entry.parts[0])
+        register_filters()
+        with opened(self.paths[0], self.label) as file:
             for first in range(start, self.rows, step):
                 last = min(first + step, self.rows)
                 read = [self._read(file, entry, first, last) for entry in self._entries]
                 yield {field.name: values for field, values in zip(self.fields, read, strict=True)}
 
     def _read(self, file: h5py.File, entry: Entry, first: int, last: int) -> np.ndarray:
+        name = entry.parts[0]
         if entry.kind == "stack":
-            return np.stack([self._open(file, name)[()] for name in entry.parts[first:last]])
-        dataset = find_dataset(file, entry.parts[0], trust_file=self._access.trust_file)
+            return np.stack([self._checked(file, part)[()] for part in entry.parts[first:last]])
         if entry.kind == "field":
-            return np.asarray(dataset.fields(entry.name.rpartition("/")[2])[first:last])
-        values = dataset[..., first:last]
+            table = self._checked(file, name, range(first, last))
+            return np.asarray(table.fields(entry.name.rpartition("/")[2])[first:last])
+        if entry.kind == "csr_matrix":
+            return self._read_sparse(file, entry, first, last)
+        values = self._checked(file, name, range(first, last), axis=-1)[..., first:last]
         return values.T if entry.is_matlab else np.moveaxis(values, -1, 0)
 
-    def _open(self, file: h5py.File, name: str) -> h5py.Dataset:
-        """Return a dataset whose chunks HDF5 can decode safely."""
+    def _read_sparse(self, file: h5py.File, entry: Entry, first: int, last: int) -> np.ndarray:
+        """Return rows of a sparse matrix, zeros and all. Values at one place add up, as in SciPy."""
+        matrix = f"{self.label}: {shown(entry.name)}"
+        data, indices, indptr = entry.parts
+        bounds = self._checked(file, indptr, range(first, last + 1))[first : last + 1].astype(np.int64)
+        stored = find_dataset(file, data).shape[0]
+        if len(bounds) <= last - first or bounds[0] < 0 or (np.diff(bounds) < 0).any() or bounds[-1] > stored:
+            raise DataError(f"{matrix}: its index of rows is damaged; write the file again")
+        out = np.zeros((last - first, *(entry.shape or ())[1:]), entry.dtype)
+        for low in range(int(bounds[0]), int(bounds[-1]), _MOST_SPARSE):
+            high = min(low + _MOST_SPARSE, int(bounds[-1]))
+            columns, values = (self._checked(file, part, range(low, high))[low:high] for part in (indices, data))
+            if len(columns) < high - low or columns.min() < 0 or columns.max() >= out.shape[1]:
+                raise DataError(f"{matrix}: it has values outside its {out.shape[1]:,} columns; it is damaged")
+            rows = np.searchsorted(bounds, np.arange(low, high), side="right") - 1
+            np.add.at(out, (rows, columns), values)
+        return out
+
+    def _checked(self, file: h5py.File, name: str, rows: range | None = None, axis: int = 0) -> h5py.Dataset:
+        """Return a dataset after a check of the chunks with these rows, which HDF5 would decode unchecked."""
         dataset = find_dataset(file, name, trust_file=self._access.trust_file)
-        register_filters()
         if not self._access.trust_file:
             try:
-                check_chunks(dataset)
+                check_chunks(dataset, rows, axis)
             except DecodeError as error:
                 raise DataError(f"{self.label}: dataset {shown(name)} cannot be read: {error}") from error
         return dataset
-
-
-class _SparseSource(RowSource):
-    """A sparse matrix by rows (AnnData's csr), made dense."""
-
-    def __init__(self, path: str, entry: Entry, access: Access, budget: int) -> None:
-        assert entry.shape is not None
-        super().__init__(shown(path), path)
-        self._matrix = f"{self.label}: {shown(entry.name)}"
-        self._name, self._access, self._budget = entry.name, access, budget
-        self.rows, self._width = entry.shape
-        self.fields = (Field(check_name(entry.name, shown(path)), entry.dtype, (self._width,)),)
-        dense = self.rows * self._width * np.dtype(entry.dtype).itemsize
-        self.notes = [f"{shown(entry.name)} is sparse in the source and dense here: {dense:,} bytes as stored there"]
-
-    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
-        """Yield rows, zeros and all."""
-        bounds = self._bounds()
-        stored = self._stored(int(bounds[start]), int(bounds[-1]))
-        held = next(stored, None)
-        for first in range(start, self.rows, rows):
-            last = min(first + rows, self.rows)
-            out = np.zeros((last - first, self._width), self.fields[0].dtype)
-            while held is not None and held[0] < bounds[last]:
-                at, columns, values = held
-                taken = min(len(columns), int(bounds[last]) - at)
-                self._add(out, bounds[first : last + 1], at, columns[:taken], values[:taken])
-                rest = (at + taken, columns[taken:], values[taken:])
-                held = rest if taken < len(columns) else next(stored, None)
-            yield {self.fields[0].name: out}
-
-    def _bounds(self) -> np.ndarray:
-        """Return the offset of the values of each row, and the end of the last."""
-        with opened(self.paths[0], f"{self._matrix}:") as file:
-            data, indices, indptr = sparse_parts(file, self._name)
-            count, same = len(data), len(indices) == len(data) and len(indptr) == self.rows + 1
-        windows = self._read("indptr", 0, None) if same else iter(())
-        found = np.concatenate([np.zeros(0, np.int64), *(window["indptr"].astype(np.int64) for window in windows)])
-        if not same or found[0] != 0 or (np.diff(found) < 0).any() or found[-1] > count:
-            raise DataError(f"{self._matrix}: its index of rows is damaged; write the file again")
-        return found
-
-    def _stored(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield number, columns and values of the stored entries from `start` to before `stop`."""
-        if start < stop:
-            for window in self._read("data", start, stop, "indices"):
-                yield start, window["indices"], window["data"]
-                start += len(window["data"])
-
-    def _read(self, name: str, start: int, stop: int | None, *more: str) -> Iterator[Rows]:
-        """Yield windows of parts of the matrix, by their names in it."""
-        names = {f"{self._name}/{part}": part for part in (name, *more)}
-        windows = read_windows(
-            self.paths, list(names), start=start, stop=stop, access=self._access, budget=self._budget
-        )
-        for _, window in windows:
-            yield {names[each]: values for each, values in window.items()}
-
-    def _add(self, out: np.ndarray, bounds: np.ndarray, at: int, columns: np.ndarray, values: np.ndarray) -> None:
-        if len(columns) and not (int(columns.min()) >= 0 and int(columns.max()) < self._width):
-            raise DataError(f"{self._matrix}: it has values outside its {self._width:,} columns; it is damaged")
-        for low in range(0, len(columns), _MOST_SPARSE):
-            part = slice(low, low + _MOST_SPARSE)
-            numbers = np.arange(at + low, at + low + len(columns[part]))
-            rows = np.searchsorted(bounds, numbers, side="right") - 1
-            np.add.at(out, (rows, columns[part]), values[part])  # as SciPy has it: what is there twice adds up
 
 
 class _UnpackedSource(RowSource):
@@ -225,8 +175,12 @@ def open_hdf5(path: str, options: ReadOptions) -> RowSource:
     sliced = [entry for entry in chosen if entry.parts]
     sources: list[RowSource] = [_DenseSource(path, dense, access, options.budget)] if dense else []
     sources += [_SlicedSource(path, sliced, access, options.budget)] if sliced else []
-    sources += [_SparseSource(path, entry, access, options.budget) for entry in chosen if entry.kind == "csr_matrix"]
     result = sources[0] if len(sources) == 1 else SideBySideSource(sources)
+    notes += [
+        f"{shown(entry.name)} is sparse in the source and dense here: {prod(entry.shape or ()):,} values"
+        for entry in sliced
+        if entry.kind == "csr_matrix"
+    ]
     packings = {entry.name: entry.packing for entry in chosen if entry.packing is not None}
     if packings:
         result = _UnpackedSource(result, packings, unpack=options.unpack)
@@ -249,7 +203,7 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
     for entry in read:
         if entry.kind == "ragged":
             raise DataError(f"{shown(contents.path)}: {shown(entry.name)} {entry.problem}. {_PAD}")
-    able = [entry for entry in read if entry.layout is not None or entry.parts or entry.kind == "csr_matrix"]
+    able = [entry for entry in read if entry.layout is not None or entry.parts]
     able = [entry for entry in able if entry.shape and 0 not in entry.shape]
     if not able:
         if any(entry.layout is not None or entry.parts for entry in entries):

@@ -22,7 +22,6 @@ from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, MissingExtraError
 from kerasmem.hdf5.format.layout import one_line, shown
-from kerasmem.units import format_size
 
 _AHEAD = 4  # images a thread that are decoded or waiting to be taken
 _DEPTH = 32  # folders within folders
@@ -50,7 +49,7 @@ class ImageFolder(RowSource):
         self._skipped: list[str] = []  # files that are not read
         entries = self._list(path)
         folders = [entry.name for entry in entries if self._is_folder(entry)]
-        self._skipped += [entry.name for entry in entries if not entry.is_dir() and suffix_of(entry.name) in SUFFIXES]
+        self._skipped += [entry.name for entry in entries if not entry.is_dir() and _is_image_name(entry.name)]
         if not folders:
             raise DataError(f"{self.label}: holds no folders; a folder of images for each class is needed")
         classes: list[int] = []
@@ -123,7 +122,7 @@ class ImageFolder(RowSource):
         for entry in self._list(folder):
             if self._is_folder(entry):
                 yield from self._images(entry.path, (*above, (here.st_dev, here.st_ino)))
-            elif suffix_of(entry.name) in SUFFIXES:
+            elif _is_image_name(entry.name):
                 self._note(entry)
                 yield entry.path
             else:
@@ -134,7 +133,7 @@ class ImageFolder(RowSource):
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
         hidden = [entry for entry in entries if entry.name.startswith(".")]
-        self._skipped += [each.name for each in hidden if suffix_of(each.name) in SUFFIXES or each.is_dir()]
+        self._skipped += [each.name for each in hidden if _is_image_name(each.name) or each.is_dir()]
         return [entry for entry in entries if not entry.name.startswith(".")]
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
@@ -177,14 +176,8 @@ SUFFIXES = tuple(".jpg .jpeg .jpe .jfif .png .bmp .dib .gif .webp .tif .tiff .pp
 """Ends of names of images; the content decides which format a file has."""
 
 _MODES = {"rgb": ("RGB", 3), "rgba": ("RGBA", 4), "gray": ("L", 1)}
-_MOST_PIXELS = 1 << 27  # of one image; more is taken for a decompression bomb
-_MOST_BYTES = 3 << 28  # of one image, and of all that are unpacked at a time, on the way to an array
+_MOST_PIXELS = 1 << 26  # of one image, and of all that are decoded at a time; more is taken for an attack
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N", "I")
-_OWN_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # of a pixel in Pillow; others: 4
-_PACKED_BITS = {"1": 1, "L": 1, "P": 1, "I;16": 16, "I;16B": 16, "I": 16, "RGB": 24, "RGBA": 32}  # of a pixel, at least
-_MOST_PACKED = 1032  # times: as much as deflate makes of a byte
-
-
 LOSSES = {
     "alpha": "images have transparency, which is dropped; color='rgba' (--color rgba) keeps it",
     "bits": "images have 16 bits a value, of which the upper 8 are kept",
@@ -193,28 +186,28 @@ LOSSES = {
 """What an image may lose, and the note about it after a number."""
 
 
-class _Unpacked:
-    """Lets threads unpack images as long as these take no more bytes together than one alone may take."""
+class _Decoding:
+    """Limit the pixels of the images that threads decode at a time."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._held = most, 0
+    def __init__(self) -> None:
+        self._pixels = 0
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def held(self, count: int) -> Iterator[None]:
-        """Wait until there is room for so many, and take it."""
+    def reserved(self, pixels: int) -> Iterator[None]:
+        """Wait until an image of so many pixels can be decoded beside the others."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._held or self._held + count <= self._most)
-            self._held += count
+            self._changed.wait_for(lambda: self._pixels + pixels <= _MOST_PIXELS)
+            self._pixels += pixels
         try:
             yield
         finally:
             with self._changed:
-                self._held -= count
+                self._pixels -= pixels
                 self._changed.notify_all()
 
 
-_UNPACKED = _Unpacked(_MOST_BYTES)
+_DECODING = _Decoding()
 
 
 class DecodedImage(NamedTuple):
@@ -267,8 +260,10 @@ def decode_image(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with pillow.open(source if isinstance(source, str) else io.BytesIO(source), formats=FORMATS) as image:
-                size = _size_unpacked(image, source, where, options)
-                with _UNPACKED.held(size):
+                pixels = image.width * image.height
+                if pixels > _MOST_PIXELS:
+                    raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
+                with _DECODING.reserved(pixels):
                     found = _decoded(ImageOps, pillow, image, where, options, None if like is None else like.dtype)
     except UnidentifiedImageError:
         raise DataError(f"{where}: is no image in a format that is read ({', '.join(FORMATS)}); leave it out") from None
@@ -288,44 +283,8 @@ def decode_image(
     return found
 
 
-def _too_many(where: str, what: str, allowed: str = f"{_MOST_PIXELS:,}") -> str:
-    return (
-        f"{where}: has {what}, and {allowed} are allowed: a small file that unpacks to so much is an attack more often "
-        "than a picture; leave it out"
-    )
-
-
-def _size_unpacked(image: Any, source: str | bytes, where: str, options: ReadOptions) -> int:
-    """Return the bytes of an image before it is an array; refuse large ones."""
-    if image.format == "PNG":
-        _refuse_short_png(image, where, len(source) if isinstance(source, bytes) else os.stat(source).st_size)
-    pixels = image.width * image.height
-    size = pixels * _bytes_of_a_pixel(image.mode, options)
-    if pixels > _MOST_PIXELS:
-        raise DataError(_too_many(where, f"{image.width:,} × {image.height:,} pixels"))
-    if size > _MOST_BYTES:
-        what = f"{image.width:,} × {image.height:,} pixels, which take {format_size(size)} once unpacked"
-        raise DataError(_too_many(where, what, format_size(_MOST_BYTES)))
-    return size
-
-
-def _refuse_short_png(image: Any, where: str, size: int) -> None:
-    """Refuse a PNG with fewer bytes than its pixels need, packed as well as can be: Pillow makes the rest black."""
-    needed = image.height * (1 + image.width * _PACKED_BITS.get(image.mode, 8) // 8)
-    if needed > size * _MOST_PACKED:
-        pixels = f"{image.width:,} × {image.height:,} pixels do not fit in a PNG of {size:,} bytes"
-        raise DataError(f"{where}: the image is cut off or damaged: {pixels}; leave it out")
-
-
-def _bytes_of_a_pixel(mode: str, options: ReadOptions) -> int:
-    """Return how many bytes of a pixel lie in memory at most while an image becomes an array."""
-    wanted, channels = _MODES[options.color]
-    own = _OWN_BYTES.get(mode, 4)
-    if mode in _SIXTEEN_BITS:
-        return own + (2 + 2 * channels if options.image_size is None else 4)
-    converted = 0 if mode == wanted else _OWN_BYTES.get(wanted, 4)
-    by_way_of_rgba = 4 if mode in ("P", "PA") and wanted != "RGBA" else 0
-    return own + converted + by_way_of_rgba + (channels if options.image_size is None else 0)
+def _too_many(where: str, size: str) -> str:
+    return f"{where}: has {size}, and {_MOST_PIXELS:,} are allowed; leave it out, or make it smaller"
 
 
 def _decoded(
@@ -394,6 +353,5 @@ def is_encoded_image(data: bytes) -> bool:
     return data.startswith(starts) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
-def suffix_of(path: str) -> str:
-    """Return the end of a file's name, in small letters."""
-    return os.path.splitext(path)[1].lower()
+def _is_image_name(path: str) -> bool:
+    return path.lower().endswith(SUFFIXES)

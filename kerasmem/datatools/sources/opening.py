@@ -11,11 +11,12 @@ import h5py
 
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.arrays import ArraySource
+from kerasmem.datatools.sources.csv import CsvSource
 from kerasmem.datatools.sources.hdf5 import open_hdf5
 from kerasmem.datatools.sources.images import ImageFolder
 from kerasmem.datatools.sources.records import RecordSource
 from kerasmem.datatools.sources.rows import RowSource, combine
-from kerasmem.datatools.sources.tables import open_tables
+from kerasmem.datatools.sources.tables import ParquetSource, TableSource, agree_on_types
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.rows.settings import natural_order
@@ -54,8 +55,26 @@ def open_sources(paths: Sequence[tuple[str | None, str]], options: ReadOptions) 
         else:
             opened.append(_open(path, name, options))
     if tables:
-        opened += open_tables(tables, options)
+        opened += _open_tables(tables, options)
     return combine(opened)
+
+
+def _open_tables(paths: Sequence[str], options: ReadOptions) -> list[TableSource]:
+    """Return a source for each file, after those with the same columns agreed on their types.
+
+    Raises:
+        DataError: If a file cannot be read, or its columns cannot be made numbers.
+    """
+    opened: list[TableSource] = []
+    for path in paths:
+        kind = ParquetSource if path.lower().endswith((".parquet", ".pq")) else CsvSource
+        opened.append(kind(path, options))
+    groups: dict[frozenset[str], list[TableSource]] = {}
+    for each in opened:
+        groups.setdefault(frozenset(each.columns), []).append(each)
+    for group in groups.values():
+        agree_on_types(group, options.text)
+    return [source for group in groups.values() for source in group]
 
 
 def find_paths(sources: Sequence[str]) -> list[tuple[str | None, str]]:

@@ -1,16 +1,13 @@
-"""CSV and Parquet files as sources: column types are settled over all files, texts become classes."""
+"""Tables as sources: column types are settled over all files, texts become classes."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
-import re
 import zlib
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -21,20 +18,16 @@ from kerasmem.errors import DataError, MissingExtraError, UsageError
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.units import MIB
 
-_MOST_COLUMNS = 1 << 16  # of a table: the libraries that read one take some 10 kB for each column
+MOST_COLUMNS = 1 << 16  # of a table: the libraries that read one take some 10 kB for each column
 _MOST_TEXTS = 1 << 16  # different ones in a column
 _TEXT_BYTES = 1 << 16  # of one of them
-_BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
+BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
 _BATCH_ROWS = 1 << 16
 _BATCH_VALUES = 1 << 19  # of a table with many columns, read at a time
 _BUFFER_BYTES = 1 << 16  # read from a Parquet file at a time, a column each
-_MIXED = "Fix it, leave the column out with drop, or read it as text with text (--text)."
+MIXED = "Fix it, leave the column out with drop, or read it as text with text (--text)."
 _DAMAGED = "it is damaged: copy or write it again"
-_NOT_UTF8 = "it is not UTF-8. Name its encoding, such as encoding='latin-1' (--encoding latin-1)"
-_LETTERS = {"int64": "whole numbers", "double": "numbers", "string": "text", "bool": "true and false"}
-_CONVERSION = re.compile(r"In CSV column #(\d+): (.*)", re.DOTALL)  # how pyarrow begins an error
-_LARGEST_ID = 2**128  # whole numbers of more digits are no identifiers
-_QUOTED = re.compile(r'"[^"]*"')
+NOT_UTF8 = "it is not UTF-8. Name its encoding, such as encoding='latin-1' (--encoding latin-1)"
 
 
 @dataclass
@@ -49,7 +42,7 @@ class Column:
 
 
 class TableSource(RowSource):
-    """One file of columns, read through pyarrow; the columns get their types from `_agree`.
+    """One file of columns, read through pyarrow; the columns get their types from `agree_on_types`.
 
     Args:
         path: the file.
@@ -167,10 +160,13 @@ class TableSource(RowSource):
             column.width = int(width)
             column.gaps += values.flatten().null_count
         if column.kind == "text":
-            column.texts.update(text for text in compute.unique(values).to_pylist() if text is not None)
-            if len(column.texts) > _MOST_TEXTS or any(len(text) > _TEXT_BYTES for text in column.texts):
+            texts = [text for text in compute.unique(values).to_pylist() if text is not None]
+            if any("\n" in text for text in texts):
+                raise self.error(name, "holds a text of several lines: perhaps a quote is never closed; fix or drop it")
+            column.texts.update(texts)
+            if len(column.texts) > _MOST_TEXTS or any(len(text) > _TEXT_BYTES for text in texts):
                 column.kind = "prose"
-                column.texts = {min(column.texts, key=lambda text: (_is_number(text), text))}  # an example, no number
+                column.texts = {min(column.texts, key=lambda text: (is_number(text), text))}  # an example, no number
 
     def _values(self, batch: Any, wanted: Field) -> np.ndarray:
         values = batch.column(batch.schema.get_field_index(self._names[wanted.name]))
@@ -184,119 +180,13 @@ class TableSource(RowSource):
         return array.reshape(batch.num_rows, *wanted.shape)
 
 
-class CsvSource(TableSource):
-    """A CSV file; its types are settled by reading it once."""
-
-    starts = (0,)
-
-    def settle(self, columns: dict[str, Column]) -> None:
-        """Take over the types that all files agree on; the columns are read as these from now on."""
-        super().settle(columns)
-        arrow = self.arrow
-        types = {"int": arrow.int64(), "float": arrow.float64(), "text": arrow.string(), "bool": arrow.bool_()}
-        self.types = {name: types[column.kind] for name, column in columns.items()}
-
-    def _open(self) -> None:
-        self.types = {}
-        self._ends_within: set[str] = set()
-        self._large: set[str] = set()
-        self._delimiter = _choose_delimiter(self.paths[0], self.label, self.options)
-        with self._reader(None) as reader:
-            self._all, kinds = list(reader.schema.names), list(reader.schema.types)
-        twice = [name for name, count in Counter(self._all).items() if count > 1]
-        if twice:
-            raise DataError(f"{self.label}: several columns are called {shown(twice[0])}; rename them")
-        if self.options.header and self._all and all(map(_is_number, self._all)):
-            first = shown(", ".join(self._all[:4]))
-            raise DataError(
-                f"{self.label}: the first row holds numbers ({first}), no names. If it is data, pass header=False "
-                "(--no-header)."
-            )
-        named = zip(self._all, kinds, strict=True)
-        self.types = {name: kind for name, kind in named if self.options.columns.reads(name)}
-        for name, kind in self.types.items():
-            if self.arrow.types.is_binary(kind):
-                raise self.error(name, f"holds the type binary: {_NOT_UTF8}")
-
-    def _survey(self) -> dict[str, Column]:
-        """Read through the file, from the beginning again if a column turns out to be wider than thought."""
-        while True:
-            self.rows, self._ends_within, self._large = 0, set(), set()
-            try:
-                found = super()._survey()
-            except self.arrow.ArrowInvalid as error:
-                number = _CONVERSION.search(str(error))
-                if number is None:
-                    raise
-                self._widen(self._all[int(number[1])], one_line(number[2], 200))
-                continue
-            self._note_losses()
-            return found
-
-    def _note_losses(self) -> None:
-        """Refuse or note values that are not read as they stand in the file."""
-        if self._ends_within and _has_odd_quotes(self.paths[0]):
-            name = shown(min(self._ends_within))
-            raise DataError(f"{self.label}: a quote is never closed: {name} of the last row goes on to the file's end")
-        for name in sorted(self._large):
-            self.notes.append(
-                f"{shown(name)} has numbers beyond int64; whole ones are rounded, and text (--text) keeps them apart"
-            )
-
-    def _add(self, name: str, values: Any, column: Column) -> None:
-        super()._add(name, values, column)
-        if not len(values):
-            return
-        if column.kind == "float":
-            limits = self.arrow.compute.min_max(values).as_py()
-            if any(2**63 <= abs(limit or 0) < _LARGEST_ID for limit in limits.values()):
-                self._large.add(name)
-        elif self.arrow.types.is_string(values.type):
-            within = "\n" in (values[len(values) - 1].as_py() or "")
-            (self._ends_within.add if within else self._ends_within.discard)(name)
-
-    def _widen(self, name: str, reason: str) -> None:
-        arrow, before = self.arrow, self.types[name]
-        if arrow.types.is_null(before):
-            self.types[name] = arrow.int64()
-        elif arrow.types.is_int64(before):
-            self.types[name] = arrow.float64()
-        elif self.rows == 0 and arrow.types.is_floating(before):
-            self.types[name] = arrow.string()  # nothing but gaps before: the first value is no number
-        elif "UTF8" in reason:
-            raise self.error(name, f"cannot be read after row {self.rows:,}: {_NOT_UTF8}")
-        else:
-            word = _LETTERS.get(str(before), str(before))
-            place = f"mixes types: it holds {word} first, and after row {self.rows:,}"
-            raise self.error(name, f"{place} {reason}. {_MIXED}")
-
-    def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
-        first = 0
-        with self._reader(names) as reader:
-            for batch in reader:
-                yield first, batch
-                first += batch.num_rows
-
-    def _reader(self, names: list[str] | None) -> Any:
-        from pyarrow import csv
-
-        known = {**self.types, **dict.fromkeys(self.options.text, self.arrow.string())}
-        header, encoding, decimal = self.options.header, self.options.encoding, self.options.decimal
-        return csv.open_csv(
-            self.paths[0],
-            csv.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=not header, encoding=encoding),
-            csv.ParseOptions(delimiter=self._delimiter),
-            csv.ConvertOptions(column_types=known, include_columns=names, decimal_point=decimal),
-        )
-
-
 class ParquetSource(TableSource):
     """A Parquet file."""
 
     def _open(self) -> None:
         with self._file() as file:
-            if file.metadata.num_columns > _MOST_COLUMNS:
-                _refuse_width(self.label, file.metadata.num_columns)
+            if file.metadata.num_columns > MOST_COLUMNS:
+                refuse_width(self.label, file.metadata.num_columns)
             schema, self.rows = file.schema_arrow, file.metadata.num_rows
             self._check_groups(file)
         if len(set(schema.names)) < len(schema.names):
@@ -344,25 +234,7 @@ class ParquetSource(TableSource):
         )
 
 
-def open_tables(paths: Sequence[str], options: ReadOptions) -> list[TableSource]:
-    """Return a source for each file, after those with the same columns agreed on their types.
-
-    Raises:
-        DataError: If a file cannot be read, or its columns cannot be made numbers.
-    """
-    opened: list[TableSource] = []
-    for path in paths:
-        kind = ParquetSource if path.lower().endswith((".parquet", ".pq")) else CsvSource
-        opened.append(kind(path, options))
-    groups: dict[frozenset[str], list[TableSource]] = {}
-    for each in opened:
-        groups.setdefault(frozenset(each.columns), []).append(each)
-    for group in groups.values():
-        _agree(group, options.text)
-    return [source for group in groups.values() for source in group]
-
-
-def _agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
+def agree_on_types(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
     """Settle one type for each column over all files.
 
     Raises:
@@ -376,7 +248,7 @@ def _agree(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
         if not kinds:
             raise DataError(f"{where} is empty; leave it out with drop")
         if len(kinds) > 1 and kinds != {"int", "float"}:
-            raise DataError(f"{where} mixes types: {' and '.join(sorted(kinds))} in different files. {_MIXED}")
+            raise DataError(f"{where} mixes types: {' and '.join(sorted(kinds))} in different files. {MIXED}")
         if len({column.width for column in found}) > 1:
             raise DataError(f"{where} holds lists of different lengths in different files; pad them")
         dtypes = [np.dtype(column.dtype) for column in found if column.dtype]
@@ -404,20 +276,16 @@ def _check(column: Column, where: str, as_text: bool) -> None:
         raise DataError(f"{where} has {column.gaps:,} gaps among its values; fill them, or leave it out with drop")
     if column.kind == "int" and column.gaps:
         column.kind, column.dtype = "float", "<f8"
-    if column.kind == "text" and not as_text:
-        commas = [text for text in column.texts if "," in text]
-        if commas and all(_is_number(text.replace(",", ".")) for text in column.texts):
-            fix = (
-                "If they are decimal commas, pass decimal=',' (--decimal ','); else read it as text with text (--text)"
-            )
-            raise DataError(f"{where} holds numbers with commas, such as {shown(min(commas), 40)}. {fix}.")
-        numbers = set(filter(_is_number, column.texts))
-        if numbers and len(numbers) < len(column.texts):
-            one, other = shown(min(numbers), 40), shown(min(column.texts - numbers), 40)
-            raise DataError(f"{where} mixes types: numbers such as {one} and texts such as {other}. {_MIXED}")
+    numbers = {text for text in column.texts if is_number(text.replace(",", "."))} if column.kind == "text" else set()
+    if numbers and not as_text:
+        texts = column.texts - numbers
+        example = shown(min(numbers), 40) + (f" and texts such as {shown(min(texts), 40)}" if texts else "")
+        commas = ", name decimal commas with decimal (--decimal ',')" if any("," in text for text in numbers) else ""
+        raise DataError(f"{where} mixes types: numbers such as {example}{commas}. {MIXED}")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a text is a number."""
     try:
         float(text)
     except ValueError:
@@ -442,39 +310,14 @@ def _reason(text: str) -> str:
     if "Expected" in text and "columns, got" in text:
         return f"{text}; every row needs as many values as the first. Fix the row, or name the separator: delimiter"
     if "straddling object" in text or "block_size" in text:
-        return f"a row is longer than {_BLOCK_BYTES:,} bytes, or a quote is never closed ({text})"
+        return f"a row is longer than {BLOCK_BYTES:,} bytes, or a quote is never closed ({text})"
     if "codec can't decode" in text or "UTF8" in text:
-        return f"{_NOT_UTF8} ({text})"
+        return f"{NOT_UTF8} ({text})"
     return "the file is empty" if "Empty CSV" in text else text
 
 
-def _choose_delimiter(path: str, label: str, options: ReadOptions) -> str:
-    """Return the character between values: that of the options, or the usual one of the file.
-
-    Raises:
-        DataError: If there are far too many columns.
-    """
-    with _opened(path) as file:
-        names = _QUOTED.sub("", file.readline(_BLOCK_BYTES).decode(options.encoding, "replace"))
-    has_tabs = path.lower().removesuffix(".gz").endswith(".tsv")
-    usual = "\t" if has_tabs else ";" if ";" in names and "," not in names else ","
-    delimiter = options.delimiter or usual
-    if names.count(delimiter) >= _MOST_COLUMNS:
-        _refuse_width(label, names.count(delimiter) + 1)
-    return delimiter
-
-
-def _refuse_width(label: str, count: int) -> NoReturn:
+def refuse_width(label: str, count: int) -> NoReturn:
+    """Raise the error for a table with too many columns."""
     raise DataError(
-        f"{label}: has {count:,} columns, and {_MOST_COLUMNS:,} are read. Save the numbers as one array with np.save."
+        f"{label}: has {count:,} columns, and {MOST_COLUMNS:,} are read. Save the numbers as one array with np.save."
     )
-
-
-def _has_odd_quotes(path: str) -> bool:
-    """Return whether one of the file's quotes may never be closed."""
-    with _opened(path) as file:
-        return sum(block.count(b'"') for block in iter(lambda: file.read(_BLOCK_BYTES), b"")) % 2 == 1
-
-
-def _opened(path: str) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb")  # type: ignore[return-value]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -119,8 +120,13 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle) -> Sourc
     return ChunkedSource(shape, dtype, handle, index, chunk, pipeline)
 
 
-def check_chunks(dataset: h5py.Dataset) -> None:
+def check_chunks(dataset: h5py.Dataset, rows: range | None = None, axis: int = 0) -> None:
     """Decode the compressed chunks of a dataset, which HDF5 would do without checking their sizes.
+
+    Args:
+        dataset: the dataset.
+        rows: rows whose chunks are decoded. Defaults to all.
+        axis: axis of the rows.
 
     Raises:
         DecodeError: If a chunk is damaged.
@@ -134,12 +140,26 @@ def check_chunks(dataset: h5py.Dataset) -> None:
     if not filters:
         _refuse_unchecked(dataset.file, dataset, dataset.name)
         return
-    for number in range(dataset.id.get_num_chunks()):
-        chunk = dataset.id.get_chunk_info(number)
+    for chunk in _chunks_with(dataset, rows, axis):
         if chunk.size > pipeline.most_stored():
             raise DecodeError(f"a chunk of {pipeline.chunk_bytes:,} bytes takes {chunk.size:,} in the file")
         mask, stored = dataset.id.read_direct_chunk(chunk.chunk_offset)
         pipeline.decode(np.frombuffer(stored, np.uint8), mask, Scratch())
+
+
+def _chunks_with(dataset: h5py.Dataset, rows: range | None, axis: int) -> Iterator[Any]:
+    """Yield the stored chunks that have some rows."""
+    count = dataset.id.get_num_chunks()
+    if rows is None:
+        yield from map(dataset.id.get_chunk_info, range(count))
+        return
+    corners = [range(0, extent, step) for extent, step in zip(dataset.shape, dataset.chunks, strict=True)]
+    if prod(map(len, corners)) > count:
+        raise DecodeError("some of its chunks were never written")
+    step = dataset.chunks[axis]
+    corners[axis] = range(rows.start // step * step, min(rows.stop, dataset.shape[axis]), step)
+    for corner in itertools.product(*corners):
+        yield dataset.id.get_chunk_info_by_coord(corner)
 
 
 def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:

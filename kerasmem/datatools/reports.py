@@ -1,12 +1,20 @@
-"""Results of inspecting, converting, summing up and indexing data files."""
+"""Reports of inspections, conversions, statistics and indexes of data files, and of their progress."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.records import Record
 from kerasmem.units import format_count, format_size
+
+Progress = Callable[[str, int, int], None]
+"""Called with the step, the rows done and all rows."""
+
+
+def ignore_progress(step: str, done: int, total: int) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
