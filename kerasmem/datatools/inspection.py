@@ -86,8 +86,9 @@ def inspect(
     sparse = [shown(entry.name) for entry in contents.entries if entry.kind == "csr_matrix"]
     if sparse:
         notes.append(f"{', '.join(sparse[:3])}: sparse; kerasmem data convert writes a sparse matrix dense")
-    if problem := contents.rows_on_last_axis(contents.entries):
-        notes.append(problem)
+    last_axis = contents.rows_on_last_axis(contents.entries)
+    if last_axis:
+        notes.append(last_axis)
     labels = [name for name, entry in contents.usable.items() if entry.may_be_labels]
     first, second = choose_pair(contents, x, y)
     counted = set(_likely_labels(labels, second))
@@ -102,7 +103,7 @@ def inspect(
     if len(counted) < len(labels):
         notes.append(f"classes were counted in {len(counted):,} of the {len(labels):,} datasets that may be labels")
     found = Inspection(contents.path, contents.size, tuple(reports), batch_size, notes=tuple(notes))
-    if first is None:
+    if first is None or (last_axis and x is None):
         return found
     datasets = [known(entry) for entry in contents.with_rows_of(first)]
     codes = {entry.name for entry in contents.entries if entry.kind == "codes"}
@@ -175,7 +176,9 @@ def _packing_note(name: str, packing: Packing) -> str:
         facts.append(f"{', '.join(missing)} stands for no value, and a stream delivers it as a number")
     if packing.unsigned:
         facts.append("values are unsigned, and a stream delivers them as signed")
-    return f"{shown(name)}: {'; '.join(facts)}. kerasmem data convert unpacks it"
+    if packing.scales:
+        facts.append("kerasmem data convert unpacks it")
+    return f"{shown(name)}: {'; '.join(facts)}"
 
 
 def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str | None, str | None]:

@@ -122,7 +122,7 @@ class Contents:
         shapes = f"{shown(largest.name)} {largest.shape} and {shown(fitting[0].name)} {fitting[0].shape}"
         return (
             f"{shapes} have equally many rows on their last axis, MATLAB's first. Pass rows_axis='last' "
-            "(--rows-axis last) to kerasmem data convert."
+            "(--rows-axis last) to kerasmem data convert"
         )
 
     def refuse_unusable(self) -> NoReturn:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kerasmem.datatools.listing import Entry
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.layout import shown, type_name
 from kerasmem.hdf5.rows.settings import natural_order
 
 _LEAST_GROUPS = 8
@@ -75,7 +75,7 @@ def _stack(name: str, entries: Sequence[Entry]) -> Entry:
         return Entry(name, None, first.dtype, None, f"in {len(entries):,} groups: {problems[0]}")
     layouts = dict.fromkeys((entry.shape, entry.dtype) for entry in entries)
     if len(layouts) > 1:
-        listed = ", ".join(f"{dtype} {shape}" for shape, dtype in list(layouts)[:_SHAPES_SHOWN])
+        listed = ", ".join(f"{type_name(dtype)} {shape}" for shape, dtype in list(layouts)[:_SHAPES_SHOWN])
         listed += ", …" if len(layouts) > _SHAPES_SHOWN else ""
         problem = f"differs among {len(entries):,} groups, a sample each: {listed}"
         return Entry(name, None, first.dtype, None, problem, "ragged")

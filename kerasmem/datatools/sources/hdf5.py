@@ -213,9 +213,11 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
     chosen = [entry for entry in able if entry.rows == largest.rows]
     if options.rows_axis == "first" and (other := contents.rows_on_last_axis(able)):
         raise DataError(f"{shown(contents.path)}: {other}")
+    used = {part for entry in chosen for part in entry.parts} | {f"{entry.name}_{CLASS_NAMES}" for entry in chosen}
+    used |= {f"{entry.name.removesuffix('codes')}categories" for entry in chosen if entry.kind == "codes"}
     reasons: dict[str, list[str]] = {}
     for entry in read:
-        if entry not in chosen and not entry.name.endswith(f"_{CLASS_NAMES}"):
+        if entry not in chosen and entry.name not in used:
             rows = f"it has {format_count(entry.rows, 'row')}, and the others have {largest.rows:,}"
             reasons.setdefault(rows if entry in able else entry.problem, []).append(shown(entry.name))
     return chosen, notes + [f"left out: {_listed(names)} ({why})" for why, names in reasons.items()]

@@ -42,7 +42,7 @@ class ImageFolder(RowSource):
     """
 
     def __init__(self, path: str, options: ReadOptions) -> None:
-        load_pillow()
+        _load_pillow()
         super().__init__(shown(path), path)
         self._options = options
         self._digest = hashlib.blake2b(digest_size=16)
@@ -217,12 +217,8 @@ class DecodedImage(NamedTuple):
     losses: tuple[str, ...] = ()
 
 
-def load_pillow() -> Any:
-    """Return PIL.Image.
-
-    Raises:
-        MissingExtraError: Pillow is not installed.
-    """
+def _load_pillow() -> Any:
+    """Return PIL.Image; without Pillow, raise a `MissingExtraError`."""
     try:
         from PIL import Image
     except ImportError:
@@ -253,7 +249,7 @@ def decode_image(
     Raises:
         DataError: it is no image, cut off, too large, or of another shape.
     """
-    pillow = load_pillow()
+    pillow = _load_pillow()
     from PIL import ImageOps, UnidentifiedImageError
 
     try:
@@ -345,12 +341,6 @@ def _is_transparent(image: Any) -> bool:
     if image.mode in _SIXTEEN_BITS:
         return True
     return bool(image.convert("RGBA").getchannel("A").getextrema()[0] < 255)
-
-
-def is_encoded_image(data: bytes) -> bool:
-    """Return whether bytes begin as an image file does."""
-    starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-    return data.startswith(starts) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
 def _is_image_name(path: str) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem.datatools.fields import Field, Rows, check_name
 from kerasmem.datatools.settings import ReadOptions
-from kerasmem.datatools.sources.images import LOSSES, DecodedImage, decode_image, in_order, is_encoded_image
+from kerasmem.datatools.sources.images import LOSSES, DecodedImage, decode_image, in_order
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import one_line, shown
@@ -137,7 +137,7 @@ class RecordSource(RowSource):
                 raise DataError(
                     f"{self.label}: the feature {shown(feature)} has {len(content)} texts a record; drop it"
                 )
-            length, is_image = len(content[0]), is_encoded_image(content[0])
+            length, is_image = len(content[0]), _is_encoded_image(content[0])
         self._features[name] = _Feature(feature, kind, length, is_image)
         if is_image:
             image = decode_image(content[0], f"{self.label}: {shown(name)} of record 0", self._options).array
@@ -174,3 +174,9 @@ class RecordSource(RowSource):
         if not records:
             raise DataError(f"{self.label}: the file holds no records")
         return records, first
+
+
+def _is_encoded_image(data: bytes) -> bool:
+    """Return whether bytes begin as an image file does."""
+    starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+    return data.startswith(starts) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
