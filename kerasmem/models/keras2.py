@@ -21,7 +21,7 @@ from typing import Any
 from kerasmem.compat.keras_layers import functional_class
 from kerasmem.errors import ModelFileError
 from kerasmem.models.backend import import_keras, require_tensorflow
-from kerasmem.models.vocabulary import TENSORFLOW_CALLS, Vocabulary, check_function
+from kerasmem.models.vocabulary import TENSORFLOW_CALLS, Vocabulary, check_function, dictionaries, keras_class
 
 _MODELS = ("Functional", "Model", "Sequential")
 
@@ -39,32 +39,19 @@ RECURRENT = ("RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "Con
 
 
 def is_keras2(version: str | None, config: dict[str, Any]) -> bool:
-    """Return whether a configuration was written by Keras 1 or 2, by its version or else by its look."""
+    """Return whether a configuration was written by Keras 1 or 2, by its version or else by a name it has."""
     if version:
         return version.split(".")[0] in ("0", "1", "2")
-    layers = config.get("config", {})
-    layers = layers.get("layers", []) if isinstance(layers, dict) else layers
-    return isinstance(layers, list) and any(
-        isinstance(layer, dict)
-        and (
-            "batch_input_shape" in (layer.get("config") or {})
-            or any(isinstance(node, list) for node in layer.get("inbound_nodes") or [])
-        )
-        for layer in layers
-    )
+    return any("batch_input_shape" in node for node in dictionaries(config))
 
 
-def translate(config: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return a Keras 2 model configuration as Keras 3 would have written it.
+class Keras2Translator:
+    """Writes Keras 2 configurations as Keras 3 would have written them.
 
     Raises:
-        ModelFileError: If the model uses something that has no counterpart in Keras 3.
+        ModelFileError: If a model uses something that has no counterpart in Keras 3.
     """
-    translated: dict[str, Any] = _Translator(vocabulary).value(config)
-    return translated
 
-
-class _Translator:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
@@ -96,8 +83,7 @@ class _Translator:
                 value = {"config": {**value["config"], **more}}
         config = {key: self.value(item) for key, item in value["config"].items()}
         if class_name == "Lambda" and isinstance(config.get("function"), list):
-            code, defaults, closure = (config["function"] + [None, None])[:3]
-            captured = {"code": code, "defaults": defaults, "closure": closure}
+            captured = dict(zip(("code", "defaults", "closure"), config["function"], strict=False))
             config["function"] = {"class_name": "__lambda__", "config": captured}
         shape = config.pop("batch_input_shape", None)
         if class_name == "InputLayer" and shape is not None:
@@ -112,16 +98,13 @@ class _Translator:
             config["name"] = _slashless(config["name"])
         rest = {key: item for key, item in value.items() if key in ("module", "registered_name")}
         # Modules of Keras 2 that Keras 3 has elsewhere: the bare name is looked up again.
-        if (
-            str(rest.get("module")).startswith(_KERAS2_MODULES)
-            and self._vocabulary.keras_class(class_name, rest["module"]) is None
-        ):
+        if str(rest.get("module")).startswith(_KERAS2_MODULES) and keras_class(class_name, rest["module"]) is None:
             del rest["module"]
         return {**rest, "class_name": class_name, "config": config}
 
     def _settle_arguments(self, class_name: str, config: dict[str, Any]) -> None:
         """Drop arguments that Keras 3 has lost, and add implicit ones."""
-        found = self._vocabulary.keras_class(class_name)
+        found = keras_class(class_name)
         if found is None or self._vocabulary.is_custom(class_name):
             return
         if class_name in _RESET_BEFORE:
@@ -146,16 +129,9 @@ class _Translator:
         if not isinstance(config, dict) or not isinstance(config.get("layers"), list):
             return value  # a subclassed model: its own from_config knows what to do
         if value["class_name"] == "Sequential":
-            layers = self._sequential_layers(config["layers"])
-            return {
-                "module": "keras",
-                "class_name": "Sequential",
-                "config": {
-                    "name": config.get("name"),
-                    "layers": layers,
-                    "build_input_shape": self.value(config.get("build_input_shape")),
-                },
-            }
+            translated = {key: self.value(config.get(key)) for key in ("name", "build_input_shape")}
+            translated["layers"] = self._sequential_layers(config["layers"])
+            return {"module": "keras", "class_name": "Sequential", "config": translated}
         return _Graph(self, config).translated()
 
     def _sequential_layers(self, layers: list[Any]) -> list[Any]:
@@ -171,7 +147,7 @@ class _Translator:
 class _Graph:
     """The layers of a functional model and their calls."""
 
-    def __init__(self, translator: _Translator, config: dict[str, Any]) -> None:
+    def __init__(self, translator: Keras2Translator, config: dict[str, Any]) -> None:
         self._translator, self._config = translator, config
         self._classes = {layer["name"]: layer["class_name"] for layer in config["layers"]}
 
@@ -206,35 +182,28 @@ class _Graph:
         if not node:
             return {"args": [], "kwargs": {}}
         stored: dict[str, Any] = {}
-        inputs = self._inputs(node, stored)
+        inputs = self._argument(node, stored)
         if isinstance(inputs, list) and len(inputs) == 1 and class_name not in TENSORFLOW_CALLS:
             inputs = inputs[0]
-        kwargs = {key: self._argument(value) for key, value in stored.items()}
+        kwargs = {key: self._argument(value, {}) for key, value in stored.items()}
         if kwargs.get("name", "") is None:
             del kwargs["name"]
         if class_name in RECURRENT and isinstance(inputs, list):
             inputs, *kwargs["initial_state"] = inputs
         return {"args": [inputs], "kwargs": kwargs}
 
-    def _inputs(self, value: Any, stored: dict[str, Any]) -> Any:
-        """Return the inputs of a call, and put its keyword arguments into `stored`."""
+    def _argument(self, value: Any, stored: dict[str, Any]) -> Any:
+        """Translate an argument of a call, and put the keyword arguments that are stored with it into `stored`."""
         if isinstance(value, list) and len(value) == 4 and value[0] == "_CONSTANT_VALUE":
             stored.update(value[3] or {})
             return self._translator.value(value[2])
         if self._is_tensor(value):
             stored.update((value[3] if len(value) == 4 else None) or {})
             return self._tensor(value)
-        if isinstance(value, dict):
-            return {key: self._inputs(item, stored) for key, item in value.items()}
-        return [self._inputs(item, stored) for item in value] if isinstance(value, list) else value
-
-    def _argument(self, value: Any) -> Any:
-        if self._is_tensor(value):
-            return self._tensor(value)
         if isinstance(value, list):
-            return [self._argument(item) for item in value]
+            return [self._argument(item, stored) for item in value]
         if isinstance(value, dict) and "class_name" not in value:
-            return {key: self._argument(item) for key, item in value.items()}
+            return {key: self._argument(item, stored) for key, item in value.items()}
         return self._translator.value(value)
 
     def _tensor(self, value: list[Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
-from kerasmem.models.keras2 import RECURRENT, is_keras2, tensorflow_call_classes, translate
+from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2, tensorflow_call_classes
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.own_step import as_loop, loop_notes
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
@@ -28,6 +28,7 @@ from kerasmem.models.vocabulary import (
     check_trust,
     configuration,
     import_user_module,
+    module_of,
     own_objects,
     register_own_classes,
 )
@@ -150,7 +151,7 @@ def _build(
     if not trust:
         check_trust(config, where)
     if is_keras2(document.keras_version, config):
-        config = translate(config, vocabulary)
+        config = Keras2Translator(vocabulary).value(config)
     config = _with_modules(config, vocabulary)
     if not trust:
         check_trust(config, where)  # of what will be built, after all translation
@@ -184,7 +185,7 @@ def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
     ):
         # A node of a graph whose configuration does not say whether it trains is no layer.
         is_operation = "inbound_nodes" in result and isinstance(config, dict) and "trainable" not in config
-        module = vocabulary.module_of(class_name, is_operation)
+        module = module_of(class_name, is_operation)
         if module is not None:
             result["module"], result["registered_name"] = module, None
     if class_name in RECURRENT and isinstance(config, dict) and config.get("unroll"):

@@ -169,7 +169,7 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
         ValueError: If a setting is one that is not read from files.
     """
     classes = {key.lower(): value for key, value in vars(import_keras().optimizers).items()}
-    cls = classes.get(name)
+    cls: Any = classes.get(name)
     if not _is_kind(cls, import_keras().Optimizer):
         raise ValueError(f"{name} is not one of Keras's optimizers; name one (optimizer=…) or give a function")
     if "inner_optimizer" in config:  # LossScaleOptimizer
@@ -294,10 +294,9 @@ def _of_keras(module: Any, kind: type, config: Any) -> Any:
         kind: `Loss` or `Metric`.
         config: as a file or a model has it.
     """
-    if isinstance(config, dict):
-        inner = config.get("config")
-        if not isinstance(inner, dict):
-            config = inner  # the name of a function
+    inner: Any = config.get("config") if isinstance(config, dict) else None
+    if isinstance(config, dict) and not isinstance(inner, dict):
+        config = inner  # the name of a function
     if isinstance(config, str):
         try:
             return config if module.get(config) is not None else None
@@ -305,7 +304,7 @@ def _of_keras(module: Any, kind: type, config: Any) -> Any:
             return None
     if not isinstance(config, dict):
         return config if callable(config) else None  # of a live model
-    cls = getattr(module, str(config.get("class_name")).rpartition(">")[2], None)
+    cls: Any = getattr(module, str(config.get("class_name")).rpartition(">")[2], None)
     if not _is_kind(cls, kind):
         return None
     known = inspect.signature(cls).parameters.keys() - {"dtype", "fn", "reduction"}

@@ -69,71 +69,79 @@ _NAME_THEM = (
 
 
 @functools.cache
-def _modules_behind(*namespaces: str) -> tuple[str, ...]:
-    """Return the modules that define the functions and classes of public modules of Keras.
+def _class_modules(operations_first: bool) -> dict[str, str]:
+    """Return the modules of Keras's classes that make part of a model, by their bare names: "keras.layers" of "Dense".
 
-    They have the classes that Keras puts into files without exporting them by that name: those of `keras.ops`, which
-    a graph has where a function was called between layers, and a few layers of `keras.applications`.
+    Some classes are in files and are not exported by that name: those of `keras.ops`, which a graph has where a function
+    was called between layers, and a few layers of `keras.applications`.
     """
-    modules = [importlib.import_module(f"keras.{each}") for each in namespaces]
-    public = [value for module in modules for value in vars(module).values()]
-    found = (getattr(each, "__module__", None) for each in public if callable(each))
-    return tuple(dict.fromkeys(module for module in found if module and module.startswith("keras.")))
+    exported = [f"keras.{each}" for each in _CLASS_MODULES]
+    operations = _modules_behind("ops", "ops.image")
+    order = (*operations, *exported) if operations_first else (*exported, *operations)
+    modules: dict[str, str] = {}
+    for module in (*order, *_modules_behind("applications"), LEGACY_LAYERS.module):
+        for name, value in vars(importlib.import_module(module)).items():
+            if _is_building_block(value):
+                modules.setdefault(name, module)
+    for value in (functional_class(), *vars(import_keras().layers).values()):  # exported by another name
+        if _is_building_block(value):
+            modules.setdefault(value.__name__, value.__module__)
+    return modules
+
+
+def _modules_behind(*namespaces: str) -> list[str]:
+    """Return the modules that define the functions and classes of public modules of Keras."""
+    public = [vars(importlib.import_module(f"keras.{each}")).values() for each in namespaces]
+    modules = (str(getattr(value, "__module__", "")) for values in public for value in values if callable(value))
+    return list(dict.fromkeys(module for module in modules if module.startswith("keras.")))
+
+
+def _is_building_block(value: Any) -> bool:
+    keras = import_keras()
+    blocks = (
+        keras.Operation, keras.Initializer, keras.Regularizer, keras.constraints.Constraint, keras.Loss,
+        keras.Metric, keras.Optimizer, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
+        keras.dtype_policies.DTypePolicyMap, keras.Quantizer,
+        getattr(keras.quantizers, "QuantizationConfig", keras.Quantizer),  # Keras 3.13 and later
+    )  # fmt: skip
+    return isinstance(value, type) and issubclass(value, blocks)
 
 
 class Vocabulary:
     """Looks up the names of a configuration among Keras's own and the custom objects given."""
 
     def __init__(self, custom_objects: Mapping[str, Any] | None = None) -> None:
-        self._keras = import_keras()
-        self.custom_objects: dict[str, Any] = {**self._keras.saving.get_custom_objects(), **(custom_objects or {})}
+        registered = import_keras().saving.get_custom_objects()
+        self.custom_objects: dict[str, Any] = {**registered, **(custom_objects or {})}
 
     def is_custom(self, *names: object) -> bool:
         """Return whether one of the names was given or registered by the user."""
         return any(isinstance(name, str) and name in self.custom_objects for name in names)
 
-    def module_of(self, class_name: str, is_operation: bool = False) -> str | None:
-        """Return the module of a Keras class known by its bare name, such as "keras.layers" for "Dense".
 
-        Layers, metrics and operations share names (Add, Mean, …): `is_operation` puts the operations first.
-        """
-        layers_and_more = [f"keras.{module}" for module in _CLASS_MODULES]
-        operations = _modules_behind("ops", "ops.image")
-        order = (*operations, *layers_and_more) if is_operation else (*layers_and_more, *operations)
-        for module in (*order, *_modules_behind("applications"), LEGACY_LAYERS.module):
-            if self._is_building_block(self._attribute(module, class_name)):
-                return module
-        own_names = [functional_class(), *vars(self._keras.layers).values()]  # not all are exported by their own name
-        found = (each for each in own_names if getattr(each, "__name__", None) == class_name)
-        return next((each.__module__ for each in found if self._is_building_block(each)), None)
+def module_of(class_name: str, is_operation: bool = False) -> str | None:
+    """Return the module of a Keras class that makes part of a model, or None if Keras has none.
 
-    def keras_class(self, class_name: str, module: str | None = None) -> type | None:
-        """Return the Keras class of that name, or None if Keras has none that makes part of a model."""
-        module = module if module is not None else self.module_of(class_name)
-        if module is None or (module != "keras" and not module.startswith("keras.")):
-            return None
-        found = self._attribute(module, class_name)
-        return found if self._is_building_block(found) else None
+    Layers, metrics and operations share names (Add, Mean, …): `is_operation` puts the operations first.
+    """
+    return _class_modules(is_operation).get(class_name)
 
-    def keras_function(self, name: str) -> bool:
-        """Return whether Keras has an activation, loss, metric, … function of that name."""
-        return any(callable(self._attribute(f"keras.{module}", name)) for module in _FUNCTION_MODULES)
 
-    def _attribute(self, module: str, name: str) -> Any:
-        try:
-            return vars(importlib.import_module(module)).get(name)
-        except ImportError:
-            return None
+def keras_class(class_name: str, module: str | None = None) -> type | None:
+    """Return the Keras class of that name, or None if Keras has none that makes part of a model."""
+    module = module_of(class_name) if module is None else module
+    if module is None or (module != "keras" and not module.startswith("keras.")):
+        return None
+    try:
+        value = vars(importlib.import_module(module)).get(class_name)
+    except ImportError:
+        return None
+    return value if _is_building_block(value) else None
 
-    def _is_building_block(self, found: Any) -> bool:
-        keras = self._keras
-        blocks = (
-            keras.Operation, keras.Initializer, keras.Regularizer, keras.constraints.Constraint, keras.Loss,
-            keras.Metric, keras.Optimizer, keras.optimizers.schedules.LearningRateSchedule, keras.DTypePolicy,
-            keras.dtype_policies.DTypePolicyMap, keras.Quantizer,
-            getattr(keras.quantizers, "QuantizationConfig", keras.Quantizer),  # Keras 3.13 and later
-        )  # fmt: skip
-        return isinstance(found, type) and issubclass(found, blocks)
+
+def is_keras_function(name: str) -> bool:
+    """Return whether Keras has an activation, loss, metric, … function of that name."""
+    return any(callable(vars(importlib.import_module(f"keras.{module}")).get(name)) for module in _FUNCTION_MODULES)
 
 
 def dictionaries(config: Any) -> Iterator[dict[str, Any]]:
@@ -206,7 +214,7 @@ def _unknown_names(node: dict[str, Any], vocabulary: Vocabulary) -> Iterator[str
     """Yield the unknown names of an object in a configuration."""
     class_name, config, registered = node["class_name"], node["config"], node.get("registered_name")
     if class_name == "function":
-        if not vocabulary.is_custom(config, registered) and not vocabulary.keras_function(str(config)):
+        if not vocabulary.is_custom(config, registered) and not is_keras_function(str(config)):
             yield f"function {config}"
     elif class_name in TENSORFLOW_CALLS:
         check_function(config.get("function"))
@@ -214,9 +222,7 @@ def _unknown_names(node: dict[str, Any], vocabulary: Vocabulary) -> Iterator[str
         given = config.get("function") if class_name == "Lambda" else None
         if isinstance(given, str) and not vocabulary.is_custom(given):
             yield f"function {config['function']}"
-        if not vocabulary.is_custom(class_name, registered) and (
-            vocabulary.keras_class(class_name, node.get("module")) is None
-        ):
+        if not vocabulary.is_custom(class_name, registered) and (keras_class(class_name, node.get("module")) is None):
             yield class_name
 
 
