@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 from collections.abc import Collection, Mapping
@@ -110,38 +111,29 @@ def normalise_input_shapes(given: Any, option: str = _INPUT_SHAPE) -> dict[str, 
 def _shape(value: Any, where: str, may_be_number: bool = False) -> GivenShape:
     if isinstance(value, GivenShape):
         return value
-    if may_be_number and isinstance(value, (bool, int, float)):
-        return GivenShape((), number=value)
-    if may_be_number and isinstance(value, str) and value.partition(":")[0] in (_SCALAR, _NUMBER):
-        return _number(value, where)
     shown, dtype = value, ""
     if isinstance(value, str):
-        dimensions, _, dtype = value.partition(":")
-        dimensions = dimensions.strip("()[] ,").replace("x", ",")
-        value = dimensions.split(",") if dimensions else []
+        dimensions, _, dtype = (part.strip() for part in value.partition(":"))
+        if may_be_number and dimensions == _SCALAR:
+            return GivenShape((), check_dtype(dtype or "float32", f"{where}{shown!r}"), is_scalar=True)
+        if may_be_number and dimensions == _NUMBER:
+            with contextlib.suppress(ValueError):
+                value = json.loads(dtype)
+        else:
+            dimensions = dimensions.strip("()[] ,").replace("x", ",")
+            value = dimensions.split(",") if dimensions else []
+    if may_be_number and isinstance(value, (bool, int, float)):
+        return GivenShape((), number=value)
     try:
         sizes = tuple(int(size) for size in value)
     except (TypeError, ValueError):
         sizes = (0,)
     if any(size < 1 for size in sizes):
+        number = " (a number: number:3)" if may_be_number else ""
         raise UsageError(
-            f"{where}{shown!r}: write sizes of at least 1, without the batch, such as 224,224,3 or 9:int32"
+            f"{where}{shown!r}: write sizes of at least 1, without the batch, such as 224,224,3 or 9:int32{number}"
         )
-    return GivenShape(sizes, check_dtype(dtype.strip(), f"{where}{shown!r}") if dtype.strip() else None)
-
-
-def _number(text: str, where: str) -> GivenShape:
-    """Read "number:3", "scalar" or "scalar:int32"."""
-    kind, _, value = text.partition(":")
-    if kind == _SCALAR:
-        return GivenShape((), check_dtype(value or "float32", f"{where}{text!r}"), is_scalar=True)
-    try:
-        number = json.loads(value)
-    except ValueError:
-        number = None
-    if not isinstance(number, (bool, int, float)):
-        raise UsageError(f"{where}{text!r}: write a number, such as number:3 or number:0.5")
-    return GivenShape((), number=number)
+    return GivenShape(sizes, check_dtype(dtype, f"{where}{shown!r}") if dtype else None)
 
 
 def check_dtype(dtype: str, where: str) -> str:
@@ -211,14 +203,9 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
     """
     numbers = {name: shape for name, shape in given.items() if shape.number is not None or shape.is_scalar}
     if numbers:
-        _check_takes(model, numbers)
         others = {name: shape for name, shape in given.items() if name not in numbers}
         structure, flat = model_inputs(model, others)
-        tensor = import_keras().KerasTensor
-        values = {
-            name: tensor((), shape.dtype) if shape.number is None else shape.number for name, shape in numbers.items()
-        }
-        return WithNumbers(structure, values), flat
+        return WithNumbers(structure, {name: _number(model, name, shape) for name, shape in numbers.items()}), flat
     declared = _declared_inputs(model)
     try:
         structure, flat = _undeclared_inputs(model, given) if declared is None else _settled(*declared, given)
@@ -228,23 +215,22 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
         structure, flat = _undeclared_inputs(model, given)  # its step may take other inputs, and make these of them
     for each in flat:
         if None in each.shape[1:]:
-            example = ",".join(str(size or 224) for size in each.shape[1:])
             raise UsageError(
                 f"input {each.name!r} has open dimensions {_show(each.shape)}: give them without the batch, "
-                f"for example --input-shape {each.name}={example}"
+                f"for example --input-shape {each.name}={_example(each.shape[1:])}"
             )
     return structure, flat
 
 
-def _check_takes(model: Any, numbers: Mapping[str, GivenShape]) -> None:
-    """Refuse numbers for names that are not arguments of the step function."""
+def _number(model: Any, name: str, shape: GivenShape) -> Any:
+    """Return an argument of a step function that does not grow with the batch."""
     taken = step_parameters(model)
-    for name, shape in numbers.items():
-        if name not in taken:
-            raise UsageError(
-                f"--input-shape {name}={shape}: only an argument of a step function may be a number; "
-                + (f"it takes {', '.join(taken)}" if taken else "write the sizes without the batch, such as 224,224,3")
-            )
+    if name not in taken:
+        raise UsageError(
+            f"--input-shape {name}={shape}: only an argument of a step function may be a number; "
+            + (f"it takes {', '.join(taken)}" if taken else "write the sizes without the batch, such as 224,224,3")
+        )
+    return import_keras().KerasTensor((), shape.dtype) if shape.number is None else shape.number
 
 
 def _declared_inputs(model: Any) -> tuple[Any, list[ModelInput]] | None:
@@ -340,17 +326,18 @@ def _settle(declared: ModelInput, given: Mapping[str, GivenShape], alone: bool) 
         return declared
     if shape.dtype not in (None, declared.dtype):
         raise UsageError(f"--input-shape {declared.name}: the model takes {declared.dtype} there, not {shape.dtype}")
-    fits = len(shape.sizes) == len(declared.shape) - 1 and all(
-        own in (None, size) for own, size in zip(declared.shape[1:], shape.sizes, strict=True)
-    )
-    if not fits:
-        wanted = len(declared.shape) - 1
-        example = ",".join(str(size or 224) for size in declared.shape[1:])
+    own = declared.shape[1:]
+    settled = tuple(size if mine is None else mine for mine, size in zip(own, shape.sizes, strict=False))
+    if len(own) != len(shape.sizes) or settled != shape.sizes:
         raise UsageError(
-            f"--input-shape {shape}: input {declared.name!r} takes {_show(declared.shape)}, that is "
-            f"{wanted} sizes without the batch, such as {example}, not {shape}"
+            f"--input-shape {shape}: input {declared.name!r} takes {_show(declared.shape)}, that is {len(own)} sizes "
+            f"without the batch, such as {_example(own)}, not {shape}"
         )
-    return ModelInput(declared.name, (declared.shape[0], *shape.sizes), declared.dtype)
+    return ModelInput(declared.name, (declared.shape[0], *settled), declared.dtype)
+
+
+def _example(sizes: Shape) -> str:
+    return ",".join(str(size or 224) for size in sizes)
 
 
 def _show(shape: Shape) -> str:

@@ -15,13 +15,14 @@ Keras 3 opens some of these files as they are. What it stumbles over, and what i
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
 from kerasmem.compat.keras_layers import functional_class
 from kerasmem.errors import ModelFileError
 from kerasmem.models.backend import import_keras, require_tensorflow
-from kerasmem.models.vocabulary import TENSORFLOW_CALLS, Vocabulary, check_function, dictionaries, keras_class
+from kerasmem.models.vocabulary import TENSORFLOW_CALLS, check_function, dictionaries, is_custom, keras_class
 
 _MODELS = ("Functional", "Model", "Sequential")
 
@@ -52,8 +53,8 @@ class Keras2Translator:
         ModelFileError: If a model uses something that has no counterpart in Keras 3.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, custom_objects: Mapping[str, Any]) -> None:
+        self._custom_objects = custom_objects
 
     def value(self, value: Any) -> Any:
         """Translate any part of a configuration, from the inside out."""
@@ -76,7 +77,7 @@ class Keras2Translator:
 
     def _object(self, value: dict[str, Any]) -> dict[str, Any]:
         class_name = value["class_name"]
-        if not self._vocabulary.is_custom(class_name, value.get("registered_name")):
+        if not is_custom(self._custom_objects, class_name, value.get("registered_name")):
             bare = class_name.rpartition(">")[2]  # Keras 2 registered some of its own as "Custom>…"
             class_name, more = _RENAMED.get(bare, (bare, {}))
             if class_name != value["class_name"]:
@@ -105,7 +106,7 @@ class Keras2Translator:
     def _settle_arguments(self, class_name: str, config: dict[str, Any]) -> None:
         """Drop arguments that Keras 3 has lost, and add implicit ones."""
         found = keras_class(class_name)
-        if found is None or self._vocabulary.is_custom(class_name):
+        if found is None or is_custom(self._custom_objects, class_name):
             return
         if class_name in _RESET_BEFORE:
             config.setdefault("reset_after", False)

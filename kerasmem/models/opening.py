@@ -9,29 +9,19 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, weights_added_to_train
 from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
+from kerasmem.models import vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
 from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2, tensorflow_call_classes
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.own_step import as_loop, loop_notes
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
-from kerasmem.models.vocabulary import (
-    Vocabulary,
-    check_graph,
-    check_names,
-    check_trust,
-    configuration,
-    import_user_module,
-    module_of,
-    own_objects,
-    register_own_classes,
-)
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
@@ -89,8 +79,15 @@ def open_model(
         check_model_name(os.fspath(source))
     keras = import_keras()
     if isinstance(source, keras.Model):
-        with contextlib.ExitStack() as stack:
-            yield _open_object(source, dtype_policy, shapes_only, stack)
+        check_built(source)
+        training = training_of_model(source)
+        if shapes_only:
+            training = training_of_copy(source, training)
+        if shapes_only or dtype_policy is not None or not source.built:
+            with weightless():
+                yield OpenedModel(_rebuild(source, dtype_policy), OBJECT_SOURCE, training)
+        else:
+            yield OpenedModel(source, OBJECT_SOURCE, training)
         return
     with weightless():
         if inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
@@ -143,23 +140,21 @@ def _build(
 ) -> Any:
     """Translate a configuration, check it and hand it to Keras."""
     where = os.fspath(document.path)
-    register_own_classes(document.config)
-    vocabulary = Vocabulary(custom_objects)
+    vocabulary.register_own_classes(document.config)
+    objects = vocabulary.with_registered(custom_objects)
     config = deepcopy(document.config)
     for key in ("compile_config", "keras_version", "backend"):
         config.pop(key, None)
-    if not trust:
-        check_trust(config, where)
     if is_keras2(document.keras_version, config):
-        config = Keras2Translator(vocabulary).value(config)
-    config = _with_modules(config, vocabulary)
+        config = Keras2Translator(objects).value(config)
+    config = _with_modules(config, objects)
     if not trust:
-        check_trust(config, where)  # of what will be built, after all translation
-    check_names(config, vocabulary, where)
-    check_graph(config, where)
+        vocabulary.check_trust(config, where)  # of what will be built, after translation
+    vocabulary.check_names(config, objects, where)
+    vocabulary.check_graph(config, where)
     if dtype_policy is not None:
         config = _with_dtype_policy(config, dtype_policy)
-    return _deserialize(config, {**tensorflow_call_classes(), **vocabulary.custom_objects}, trust)
+    return _deserialize(config, {**tensorflow_call_classes(), **objects}, trust)
 
 
 def _deserialize(config: dict[str, Any], objects: Mapping[str, Any], trust: bool) -> Any:
@@ -169,23 +164,23 @@ def _deserialize(config: dict[str, Any], objects: Mapping[str, Any], trust: bool
         return import_keras().saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
 
 
-def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
+def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
     """Add the module to objects of Keras that older formats name by their class alone."""
     if isinstance(value, list):
-        return [_with_modules(item, vocabulary) for item in value]
+        return [_with_modules(item, custom_objects) for item in value]
     if not isinstance(value, dict):
         return value
-    result = {key: _with_modules(item, vocabulary) for key, item in value.items()}
+    result = {key: _with_modules(item, custom_objects) for key, item in value.items()}
     class_name, config = result.get("class_name"), result.get("config")
     if (
         isinstance(class_name, str)
         and "config" in result
         and not result.get("module")
-        and not vocabulary.is_custom(class_name, result.get("registered_name"))
+        and not vocabulary.is_custom(custom_objects, class_name, result.get("registered_name"))
     ):
         # A node of a graph whose configuration does not say whether it trains is no layer.
         is_operation = "inbound_nodes" in result and isinstance(config, dict) and "trainable" not in config
-        module = module_of(class_name, is_operation)
+        module = vocabulary.module_of(class_name, is_operation)
         if module is not None:
             result["module"], result["registered_name"] = module, None
     if class_name in RECURRENT and isinstance(config, dict) and config.get("unroll"):
@@ -196,11 +191,10 @@ def _with_modules(value: Any, vocabulary: Vocabulary) -> Any:
 def _find_factory(text: str, option: str) -> Callable[..., Any]:
     check_factory_name(text, option)
     module_name, _, function = text.rpartition(":")
-    found = getattr(import_user_module(module_name, option), function, None)
-    if not callable(found):
+    build: Callable[..., Any] | None = getattr(vocabulary.import_user_module(module_name, option), function, None)
+    if not callable(build):
         raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}")
-    result: Callable[..., Any] = found
-    return result
+    return build
 
 
 def _open_factory(
@@ -251,21 +245,8 @@ def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
     path = os.fspath(source)
     with contextlib.suppress(WeightsOnlyError):
         read_document(path)
-    return OpenedModel(
-        opened.model, f"{path} ({opened.source})", opened.training,
-        (*opened.notes, f"the architecture comes from {opened.source}, not from {path}"),
-    )  # fmt: skip
-
-
-def _open_object(model: Any, dtype_policy: str | None, shapes_only: bool, stack: contextlib.ExitStack) -> OpenedModel:
-    training = training_of_model(model)
-    check_built(model)
-    if shapes_only:
-        training = training_of_copy(model, training)
-    if shapes_only or dtype_policy is not None or not model.built:
-        stack.enter_context(weightless())
-        model = _rebuild(model, dtype_policy)
-    return OpenedModel(model, OBJECT_SOURCE, training)
+    note = f"the architecture comes from {opened.source}, not from {path}"
+    return replace(opened, source=f"{path} ({opened.source})", notes=(*opened.notes, note))
 
 
 def check_built(model: Any) -> None:
@@ -284,11 +265,11 @@ def check_built(model: Any) -> None:
 def _rebuild(model: Any, dtype_policy: str | None) -> Any:
     """Return the same architecture without weights, with another policy if one is given."""
     try:
-        config = configuration(model)
+        config = vocabulary.configuration(model)
         config.pop("compile_config", None)
         if dtype_policy is not None:
             config = _with_dtype_policy(config, dtype_policy)
-        copy = _deserialize(config, own_objects(model), trust=True)  # the user's own live object
+        copy = _deserialize(config, vocabulary.own_objects(model), trust=True)  # the user's own live object
     except Exception as error:
         raise NotRebuiltError(
             f"model {model.name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "

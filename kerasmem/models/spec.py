@@ -128,7 +128,7 @@ class StepSpec(Record, what="step"):
             self.model,
             factory=self.factory,
             factory_args=self.factory_args,
-            custom_objects=_loaded(self.custom_objects),
+            custom_objects=load_references(self.custom_objects or {}),
             trust=self.trust,
             dtype_policy=self.dtype_policy,
             shapes_only=shapes_only,
@@ -172,11 +172,13 @@ class StepSpec(Record, what="step"):
             arguments = {**model.keywords, **arguments}
             model = model.func
         if inspect.isroutine(model) or isinstance(model, type):
-            model = _factory_reference(model)
+            model = reference(model, "the function that builds the model")
+            if not model.rpartition(":")[2].isidentifier():
+                raise UsageError(f"{model} is inside a class; {_REMEDY}")
         elif model is not None and not isinstance(model, (str, os.PathLike)):
             raise no_model(model)
-        model = None if model is None else os.fspath(model)
-        yield replace(spec, model=model, factory_args=_as_json(arguments))
+        _check_json(arguments)
+        yield replace(spec, model=None if model is None else os.fspath(model), factory_args=arguments)
 
 
 def shows_settings(*without: str) -> Callable[[F], F]:
@@ -200,21 +202,6 @@ def shows_settings(*without: str) -> Callable[[F], F]:
         return function
 
     return decorate
-
-
-def _loaded(objects: Any) -> dict[str, Any]:
-    """Return custom objects by name; modules that are listed instead are imported."""
-    is_named = objects is None or isinstance(objects, Mapping)
-    return load_references(objects or {}) if is_named else load_custom_objects(objects)
-
-
-def _references(objects: Any) -> Any:
-    if not isinstance(objects, Mapping):
-        return objects
-    return {
-        name: value if isinstance(value, str) else reference(value, f"custom object {name!r}")
-        for name, value in objects.items()
-    }
 
 
 def reference(value: Any, what: str) -> str:
@@ -245,26 +232,39 @@ def reference(value: Any, what: str) -> str:
     return f"{_module_text(module)}:{name}"
 
 
-def load_references(references: Mapping[str, Any]) -> dict[str, Any]:
-    """Import the objects of `reference` texts, each module once; what is no text stays.
+def load_references(references: Any) -> dict[str, Any]:
+    """Import custom objects.
+
+    Args:
+        references: name to object or "module:name" text, or a list of modules that have them.
 
     Raises:
         UsageError: If a module or a name in it is not there.
     """
-    modules: dict[str, Any] = {}
+    if not isinstance(references, Mapping):
+        return load_custom_objects(references)
+    modules: dict[str, Any] = {}  # each is imported once: a class is another one in a second import of a file
     objects: dict[str, Any] = {}
-    for key, text in references.items():
-        if not isinstance(text, str):
-            objects[key] = text
-            continue
-        module, _, name = text.rpartition(":")
-        if module not in modules:
-            modules[module] = sys.modules.get(module) or import_user_module(module, f"custom object {key!r}:")
-        try:
-            objects[key] = functools.reduce(getattr, name.split("."), modules[module])
-        except AttributeError:
-            raise UsageError(f"custom object {key!r}: {module} has no {name!r}") from None
+    for key, value in references.items():
+        objects[key] = value
+        if isinstance(value, str):
+            module, _, name = value.rpartition(":")
+            if module not in modules:
+                modules[module] = sys.modules.get(module) or import_user_module(module, f"custom object {key!r}:")
+            try:
+                objects[key] = functools.reduce(getattr, name.split("."), modules[module])
+            except AttributeError:
+                raise UsageError(f"custom object {key!r}: {module} has no {name!r}") from None
     return objects
+
+
+def _references(objects: Any) -> Any:
+    if not isinstance(objects, Mapping):
+        return objects
+    return {
+        name: value if isinstance(value, str) else reference(value, f"custom object {name!r}")
+        for name, value in objects.items()
+    }
 
 
 def _module_text(module: str) -> str:
@@ -276,14 +276,7 @@ def _module_text(module: str) -> str:
     return module if specification is not None and specification.origin == file else os.path.abspath(file)
 
 
-def _factory_reference(build: Any) -> str:
-    text = reference(build, "the function that builds the model")
-    if not text.rpartition(":")[2].isidentifier():
-        raise UsageError(f"{text} is inside a class; {_REMEDY}")
-    return text
-
-
-def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
+def _check_json(arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         try:
             json.dumps(value)
@@ -292,7 +285,6 @@ def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
                 f"argument {name!r} of the function that builds the model is a {type(value).__name__}, which another "
                 "process cannot be given; bind numbers, texts and lists only, or put it into a function of a module"
             ) from None
-    return arguments
 
 
 def _shape_texts(shapes: Mapping[str, GivenShape]) -> list[str] | None:

@@ -11,7 +11,6 @@ runs.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -19,7 +18,7 @@ from typing import Any
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.graphs import functions_traced_anew, stacks_left_out
-from kerasmem.compat.keras_layers import flatten_layers, functional_class, graph_of, symbolic_build
+from kerasmem.compat.keras_layers import flatten_layers, functional_class, graph_of, symbolic_build, untouched
 from kerasmem.compat.keras_state import handle_only, raw_value
 from kerasmem.compat.keras_training import compute_loss, loss_and_metrics_built
 from kerasmem.errors import KerasmemError, ModelError, UsageError
@@ -180,8 +179,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
     keras = import_keras()
     leaves = keras.tree.flatten(prepared.data)
-    is_tensor = [isinstance(leaf, keras.KerasTensor) for leaf in leaves]  # else a number
-    flat = tuple(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in itertools.compress(leaves, is_tensor))
+    flat = tuple(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, keras.KerasTensor))
     stand_ins: dict[int, Any] = {}
     kept: list[Any] = [] if keep_alive is None else keep_alive
 
@@ -195,8 +193,8 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
 
     @tf.autograph.experimental.do_not_convert
     def step(*tensors: Any) -> Any:
-        left = iter(tensors)
-        parts = [next(left) if takes else leaf for leaf, takes in zip(leaves, is_tensor, strict=True)]
+        rest = iter(tensors)
+        parts = [next(rest) if isinstance(leaf, keras.KerasTensor) else leaf for leaf in leaves]
         return run(keras.tree.pack_sequence_as(prepared.data, parts))
 
     with with_stand_ins(make), stacks_left_out(), functions_traced_anew(), scopes_noted() as noted:
@@ -218,15 +216,17 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         for handle, placeholder in function.graph.captures
         if id(handle) in stand_ins
     }
-    own = variables_of(prepared.model, prepared.mode)
-    variables, kinds = [each for each, _ in own.values()], {key: kind for key, (_, kind) in own.items()}
+    variables = variables_of(prepared.model, prepared.mode)
     for variable in captures.values():  # states that Keras keeps out of a layer's weights, as a stateful RNN's are
-        if id(variable) not in kinds:
-            kinds[id(variable)] = "weights"
-            variables.append(variable)
-    optimizers = optimizers_of(prepared.model) if prepared.mode == "train" else []
+        variables.setdefault(id(variable), (variable, "weights"))
     return TracedStep(
-        function, flat, captures, tuple(variables), kinds, noted.scopes, tuple(str(each.name) for each in optimizers)
+        function,
+        flat,
+        captures,
+        variables=tuple(variable for variable, _ in variables.values()),
+        kinds={key: kind for key, (_, kind) in variables.items()},
+        scopes=noted.scopes,
+        optimizers=tuple(str(each.name) for each in optimizers_of(prepared.model) if prepared.mode == "train"),
     )
 
 
@@ -266,12 +266,9 @@ def _untouched(variable: Any) -> Any:
     """Return a variable with reserved memory that is never written, and so takes no pages."""
     import tensorflow as tf
 
-    shape, dtype = tuple(variable.shape), tf.as_dtype(variable.dtype)
     with tf.init_scope(), tf.device("/device:CPU:0"):
-        return tf.Variable(
-            lambda: tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False),
-            trainable=variable.trainable, name=variable.name, dtype=dtype,
-        )  # fmt: skip
+        initial = partial(untouched, tuple(variable.shape), tf.as_dtype(variable.dtype))
+        return tf.Variable(initial, trainable=variable.trainable, name=variable.name, dtype=variable.dtype)
 
 
 def pack_inputs(structure: Any, flat: list[Any]) -> Any:
@@ -285,9 +282,18 @@ def pack_inputs(structure: Any, flat: list[Any]) -> Any:
 
 
 def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
-    """Infer the model's outputs for inputs of these shapes (Keras tensors)."""
-    known = _declared_outputs(model, flat)
-    return called_on(model, structure, flat) if known is None else known
+    """Infer the model's outputs for inputs of these shapes (Keras tensors), by a call unless it declares them."""
+    keras = import_keras()
+    graph = graph_of(model)
+    if type(model).call not in (keras.Sequential.call, functional_class().call) or graph is None:
+        return called_on(model, structure, flat)
+    declared = [tuple(tensor.shape[1:]) for tensor in graph.inputs]
+    outputs = keras.tree.flatten(graph.output)
+    is_open = any(None in tensor.shape[1:] or tensor.shape[:1] != (None,) for tensor in outputs)
+    if is_open or declared != [tuple(tensor.shape[1:]) for tensor in flat]:
+        return called_on(model, structure, flat)
+    batch = flat[0].shape[0]
+    return keras.tree.map_structure(lambda each: keras.KerasTensor((batch, *each.shape[1:]), each.dtype), graph.output)
 
 
 def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
@@ -299,23 +305,6 @@ def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
             return model(**packed) if isinstance(structure, ByKeyword) else model(packed)
 
     return symbolic_outputs(call, *flat)
-
-
-def _declared_outputs(model: Any, flat: list[Any]) -> Any:
-    """Return a functional model's declared outputs for these inputs, or None if a call is needed."""
-    keras = import_keras()
-    graph = graph_of(model)
-    if type(model).call not in (keras.Sequential.call, functional_class().call) or graph is None:
-        return None
-    struct, declared = graph.output, graph.inputs
-    if len(declared) != len(flat):
-        return None
-    batch = flat[0].shape[0]
-    if any(tuple(one.shape[1:]) != tuple(other.shape[1:]) for one, other in zip(declared, flat, strict=True)):
-        return None
-    if any(None in tensor.shape[1:] or tensor.shape[:1] != (None,) for tensor in keras.tree.flatten(struct)):
-        return None
-    return keras.tree.map_structure(lambda each: keras.KerasTensor((batch, *each.shape[1:]), each.dtype), struct)
 
 
 def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], batch_size: int) -> Any:
@@ -335,25 +324,25 @@ def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], ba
         return None
     if given.shapes:
         usual = "int32" if any(sparse_losses(model.loss, None)) else "float32"
-        made = {
+        targets = {
             name: keras.KerasTensor((batch_size, *shape.sizes), shape.dtype or given.dtype or usual)
             for name, shape in given.shapes.items()
         }
-        return made[""] if list(made) == [""] else tuple(made.values()) if by_place(made) else made
+        if list(targets) == [""]:
+            return targets[""]
+        return tuple(targets.values()) if by_place(targets) else targets
     if has_own_step(model) and (model.loss is None or not has_call(model)):
         if given.dtype is not None:
             raise UsageError("--target-dtype: what shape the targets have is not known; give --target-shape, too")
         return None
     try:
-        found = outputs()
+        inferred = outputs()
     except Exception:
         if has_own_step(model):  # its `call` does not take what its `train_step` does
             return None
         raise
-    labels = target_spec(model.loss, found, batch_size)
-    if given.dtype is None:
-        return labels
-    return keras.tree.map_structure(lambda each: keras.KerasTensor(each.shape, given.dtype), labels)
+    labels = target_spec(model.loss, inferred, batch_size)
+    return keras.tree.map_structure(lambda each: keras.KerasTensor(each.shape, given.dtype or each.dtype), labels)
 
 
 def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:

@@ -61,7 +61,6 @@ _FOREIGN_PROGRAMS = frozenset({"TFSMLayer", "TorchModuleWrapper", "JaxLayer", "F
 # Settings that name a file to read.
 _FILE_SETTINGS = ("vocabulary", "filepath")
 
-_TRUST = "if you trust where the file comes from, allow it: --trust (trust=True in Python)"
 _NAME_THEM = (
     "name the module that defines them: --custom-objects package.module (custom_objects={…} in Python), "
     "or the code that builds the model: --factory package.module:function"
@@ -72,8 +71,8 @@ _NAME_THEM = (
 def _class_modules(operations_first: bool) -> dict[str, str]:
     """Return the modules of Keras's classes that make part of a model, by their bare names: "keras.layers" of "Dense".
 
-    Some classes are in files and are not exported by that name: those of `keras.ops`, which a graph has where a function
-    was called between layers, and a few layers of `keras.applications`.
+    Files have some classes that are not exported by that name: those of `keras.ops`, for functions called between
+    layers, and a few layers of `keras.applications`.
     """
     exported = [f"keras.{each}" for each in _CLASS_MODULES]
     operations = _modules_behind("ops", "ops.image")
@@ -107,16 +106,14 @@ def _is_building_block(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, blocks)
 
 
-class Vocabulary:
-    """Looks up the names of a configuration among Keras's own and the custom objects given."""
+def with_registered(custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the custom objects and those that are registered with Keras."""
+    return {**import_keras().saving.get_custom_objects(), **(custom_objects or {})}
 
-    def __init__(self, custom_objects: Mapping[str, Any] | None = None) -> None:
-        registered = import_keras().saving.get_custom_objects()
-        self.custom_objects: dict[str, Any] = {**registered, **(custom_objects or {})}
 
-    def is_custom(self, *names: object) -> bool:
-        """Return whether one of the names was given or registered by the user."""
-        return any(isinstance(name, str) and name in self.custom_objects for name in names)
+def is_custom(custom_objects: Mapping[str, Any], *names: object) -> bool:
+    """Return whether one of the names is a custom object's."""
+    return any(isinstance(name, str) and name in custom_objects for name in names)
 
 
 def module_of(class_name: str, is_operation: bool = False) -> str | None:
@@ -167,32 +164,33 @@ def check_trust(config: dict[str, Any], where: str) -> None:
         UntrustedModelError: with the layer's name and the way to allow it.
     """
     for node in dictionaries(config):
-        class_name, inner = node.get("class_name"), node.get("config")
-        name = inner.get("name") if isinstance(inner, dict) else None
-        if class_name == "__lambda__" or (class_name == "Lambda" and _holds_code(inner)):
-            layer = f"layer {name!r} is a Lambda with" if name else "it holds a lambda with"
-            raise UntrustedModelError(f"{where}: {layer} serialised Python code, which opening would run; {_TRUST}")
-        if class_name in _FOREIGN_PROGRAMS:
+        if danger := _danger(node.get("class_name"), node.get("config")):
             raise UntrustedModelError(
-                f"{where}: layer {name!r} ({class_name}) loads a program from outside the configuration; {_TRUST}"
+                f"{where}: {danger}; if you trust where the file comes from, allow it: --trust (trust=True in Python)"
             )
-        if isinstance(inner, dict):
-            for setting in _FILE_SETTINGS:
-                if isinstance(inner.get(setting), str):
-                    raise UntrustedModelError(
-                        f"{where}: layer {name!r} ({class_name}) reads the file {inner[setting]!r} ({setting}); "
-                        f"{_TRUST}"
-                    )
 
 
-def _holds_code(config: Any) -> bool:
-    function = config.get("function") if isinstance(config, dict) else None
-    return not isinstance(function, str) and not (
-        isinstance(function, dict) and function.get("class_name") == "function"
-    )
+def _danger(class_name: Any, config: Any) -> str | None:
+    """Return the reason why building an object would run code or read a file, or None."""
+    settings = config if isinstance(config, dict) else {}
+    name = settings.get("name")
+    if class_name == "__lambda__" or (class_name == "Lambda" and _holds_code(settings.get("function"))):
+        layer = f"layer {name!r} is a Lambda with" if name else "it holds a lambda with"
+        return f"{layer} serialised Python code, which opening would run"
+    if class_name in _FOREIGN_PROGRAMS:
+        return f"layer {name!r} ({class_name}) loads a program from outside the configuration"
+    for setting in _FILE_SETTINGS:
+        if isinstance(settings.get(setting), str):
+            return f"layer {name!r} ({class_name}) reads the file {settings[setting]!r} ({setting})"
+    return None
 
 
-def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> None:
+def _holds_code(function: Any) -> bool:
+    is_name = isinstance(function, dict) and function.get("class_name") == "function"
+    return not isinstance(function, str) and not is_name
+
+
+def check_names(config: dict[str, Any], custom_objects: Mapping[str, Any], where: str) -> None:
     """Refuse a configuration with names that are neither Keras's nor the user's.
 
     Raises:
@@ -204,25 +202,25 @@ def check_names(config: dict[str, Any], vocabulary: Vocabulary, where: str) -> N
         if "class_name" in node and not isinstance(class_name, str):
             raise ModelFileError(f"{where}: class_name is {class_name!r}, not the name of a class")
         if class_name is not None and "config" in node and class_name not in _DATA:
-            unknown.update(dict.fromkeys(_unknown_names(node, vocabulary)))
+            unknown.update(dict.fromkeys(_unknown_names(node, custom_objects)))
     if unknown:
         shown = ", ".join(list(unknown)[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
         raise UnknownLayerError(f"{where}: uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}")
 
 
-def _unknown_names(node: dict[str, Any], vocabulary: Vocabulary) -> Iterator[str]:
+def _unknown_names(node: dict[str, Any], custom_objects: Mapping[str, Any]) -> Iterator[str]:
     """Yield the unknown names of an object in a configuration."""
     class_name, config, registered = node["class_name"], node["config"], node.get("registered_name")
     if class_name == "function":
-        if not vocabulary.is_custom(config, registered) and not is_keras_function(str(config)):
+        if not is_custom(custom_objects, config, registered) and not is_keras_function(str(config)):
             yield f"function {config}"
     elif class_name in TENSORFLOW_CALLS:
         check_function(config.get("function"))
     elif class_name != "__lambda__":
         given = config.get("function") if class_name == "Lambda" else None
-        if isinstance(given, str) and not vocabulary.is_custom(given):
+        if isinstance(given, str) and not is_custom(custom_objects, given):
             yield f"function {config['function']}"
-        if not vocabulary.is_custom(class_name, registered) and (keras_class(class_name, node.get("module")) is None):
+        if not is_custom(custom_objects, class_name, registered) and not keras_class(class_name, node.get("module")):
             yield class_name
 
 
