@@ -353,8 +353,8 @@ def freeze_as(copy: Any, trained: Trained) -> None:
 def _set_trainable(copy: Any, parts: list[Any], flags: tuple[bool, ...]) -> None:
     if len(parts) != len(flags):
         raise NotRebuiltError(
-            f"model {copy.name!r} has frozen parts that its configuration does not have; "
-            "give a function that builds it in place of the model"
+            f"model {copy.name!r} has frozen parts that its configuration does not have; only a function that "
+            "builds it describes them"
         )
     for part, flag in zip(parts, flags, strict=True):  # outer layers first: a layer sets those inside it
         if part.trainable != flag:

@@ -143,6 +143,15 @@ def test_a_scaled_loss_is_scaled_in_another_process_too():
         keras.config.set_dtype_policy("float32")
 
 
+def test_weights_frozen_one_by_one_stay_frozen_in_another_process():
+    model = small(optimizer="adam")
+    model.layers[0].kernel.trainable = False
+    model.optimizer.build(model.trainable_variables)
+    other = unpack(pack(model))
+    assert [weight.trainable for weight in other.weights] == [weight.trainable for weight in model.weights]
+    assert len(other.optimizer.variables) == len(model.optimizer.variables)
+
+
 def test_layers_for_which_pieces_differ_are_named_once():
     model = keras.Sequential(
         [keras.Input((8,)), L.Dense(4), L.BatchNormalization(name="norm"), L.Dropout(0.5, name="drop"), L.Dense(1)]

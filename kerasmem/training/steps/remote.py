@@ -14,11 +14,13 @@ import cloudpickle
 import keras
 import tensorflow as tf
 
+from kerasmem.compat.keras_state import safe_mode
 from kerasmem.compat.tensorflow_runtime import devices_are_started, operations_are_deterministic
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_stream
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.hdf5.format.layout import one_line
+from kerasmem.models.opening import freeze_as, trained_parts
 from kerasmem.models.vocabulary import configuration, own_objects, register_own_classes
 from kerasmem.processes.channel import ChannelChild, ChildEnded, serve_requests
 from kerasmem.processes.children import exit_reason
@@ -177,6 +179,8 @@ def pack(model: Any) -> dict[str, Any]:
         ) from error
     return {
         "config": config,
+        "compile_config": config.pop("compile_config", None),
+        "trained": trained_parts(model),
         "objects": objects,
         "floatx": keras.config.floatx(),
         "dtype_policy": keras.dtype_policies.serialize(model.dtype_policy),  # it decides whether losses are scaled
@@ -205,6 +209,10 @@ def unpack(packed: dict[str, Any]) -> Any:
     objects = pickle.loads(packed["objects"])  # from our own parent
     register_own_classes(packed["config"])
     model = keras.saving.deserialize_keras_object(packed["config"], custom_objects=objects, safe_mode=False)
+    freeze_as(model, packed["trained"])
+    if packed["compile_config"] is not None:  # afterwards: the optimizer makes its slots for what is trained
+        with keras.saving.custom_object_scope(objects), safe_mode(False):
+            model.compile_from_config(packed["compile_config"])
     model.run_eagerly = packed["run_eagerly"]
     model.jit_compile = packed["jit_compile"]
     return model
