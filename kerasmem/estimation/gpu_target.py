@@ -24,7 +24,7 @@ from kerasmem.devices.cards import Card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled.on_jax import compile_lowered, dumped_plan, lower
-from kerasmem.estimation.compiled.plan import CompiledStep, Weights, XlaPlan, product_bytes
+from kerasmem.estimation.compiled.plan import CompiledStep, JaxNames, Weights, XlaPlan, product_bytes
 from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
 from kerasmem.models.inputs import model_inputs
@@ -32,7 +32,7 @@ from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import prepare_step
 from kerasmem.models.training import with_replaced
-from kerasmem.processes.children import Limits, child_environment
+from kerasmem.processes.children import POLL_SECONDS, Limits, child_environment
 from kerasmem.processes.forking import run_child, start_server
 from kerasmem.units import GIB, format_size
 
@@ -54,8 +54,6 @@ _TRITON_CAPABILITY = (8, 0)
 # XLA begins to recompute where more than this per cent of the memory would be needed. So many are never needed.
 _NO_LIMIT = {"xla_gpu_memory_limit_slop_factor": 100_000}
 _NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
-_POLL_SECONDS = 0.05
-_ONE_THREAD = {"xla_gpu_force_compilation_parallelism": 1}  # for machine code, which nobody waits for
 
 
 def start_compiler(card: Card) -> None:
@@ -150,10 +148,11 @@ def gpu_target_outcome(
         low=min(variant.total for variant in plans),
         high=max(max(compiled.allocated(variant).in_use for variant in plans) + max(workspace, product), limit),
         pool=Pool(plan.total, allocator.in_use, allocator.reserved, None, limit),
-        unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(compiled.batch_bytes)),
+        unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(sum(compiled.arguments.get("inputs", ())))),
         notes=_notes(compiled, card, workspace, product),
     )
-    return plan.divided(outcome, compiled.held(weights or {}), compiled.names(rows))
+    names = JaxNames(compiled.layers, compiled.optimizer, rows)
+    return plan.divided(outcome, compiled.held(weights or {}), names)
 
 
 def workspace_bytes(plan: XlaPlan) -> int:
@@ -201,7 +200,8 @@ def compile_request(request: StepSpec, target: str, has_triton: bool, folder: st
     """
     from jax.experimental import topologies
 
-    options = {"xla_gpu_cuda_data_dir": cuda_folder(), **_ONE_THREAD}
+    # One thread writes machine code, which nobody waits for.
+    options = {"xla_gpu_cuda_data_dir": cuda_folder(), "xla_gpu_force_compilation_parallelism": 1}
     device = topologies.get_topology_desc("target", "cuda", target_config=target, topology="1x1x1").devices[0]
     with request.opened() as opened:
         model, mode = opened.model, request.mode
@@ -255,7 +255,7 @@ def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
     while not compiled.done():
         if (plan := dumped_plan(folder)) is not None:
             return plan
-        wait([compiled], _POLL_SECONDS)
+        wait([compiled], POLL_SECONDS)
     return compiled.result()
 
 

@@ -15,7 +15,7 @@ from kerasmem.devices.growth import jax_grows
 from kerasmem.errors import KerasmemError, ModelError, first_line
 from kerasmem.estimation.allocator import GRAIN, smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
-from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, XlaPlan, product_bytes
+from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import XLA_AUTOTUNING, cpu_scratch, prefetched_batches
@@ -54,7 +54,7 @@ def jax_outcome(step: ShapedStep) -> Outcome:
     unmodelled: tuple[Unmodelled, ...] = (cpu_scratch(most),)
     if not is_cpu:  # the next compilation may find other kernels the fastest
         most, where = product_bytes((plan,), HOPPER), f"{device.device_kind} ({device.platform})"
-        unmodelled = prefetched_batches(compiled.batch_bytes), XLA_AUTOTUNING
+        unmodelled = prefetched_batches(sum(compiled.arguments.get("inputs", ()))), XLA_AUTOTUNING
     note = (
         f"Keras on JAX: XLA's plan for {where} has {plan.argument:,} B of arguments (weights, optimizer, the batch), "
         f"{plan.temporary:,} B in between and {sum(plan.results):,} B of results beside the donated state"
@@ -69,7 +69,8 @@ def jax_outcome(step: ShapedStep) -> Outcome:
         unmodelled=unmodelled,
         notes=(note, *compiled.notes),
     )
-    return plan.divided(outcome, compiled.held(step.weights()), compiled.names(step.rows))
+    names = JaxNames(compiled.layers, compiled.optimizer, step.rows)
+    return plan.divided(outcome, compiled.held(step.weights()), names)
 
 
 def planned_bytes(compiled: CompiledStep, plan: XlaPlan, grows: bool) -> int:

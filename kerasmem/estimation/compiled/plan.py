@@ -151,15 +151,6 @@ class CompiledStep:
         """The plan that XLA makes by itself."""
         return self.plans[0]
 
-    def names(self, rows: Collection[str]) -> JaxNames:
-        """Return the origins of the operations in its plans, for a report with these rows."""
-        return JaxNames(self.layers, self.optimizer, frozenset(rows))
-
-    @property
-    def batch_bytes(self) -> int:
-        """The bytes of a batch."""
-        return sum(self.arguments.get("inputs", ()))
-
     def requests(self, plan: XlaPlan) -> list[tuple[int, int]]:
         """Return a plan's requests to the allocator, one after another: a number and bytes."""
         groups = ("trainable", "non_trainable", "metrics", "optimizer", "inputs")

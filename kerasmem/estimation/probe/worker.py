@@ -202,13 +202,10 @@ class TensorFlowSession(Session):
         self.out_of_memory = (tf.errors.ResourceExhaustedError,)
         self.device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
         super().__init__(request)
-        self.jit_compile = self._is_compiled()
-
-    def _is_compiled(self) -> bool:
-        if self.request.jit_compile != "auto":
-            return bool(self.request.jit_compile)
-        compiles = loop_is_compiled(self.model)
-        return bool(self.device != "CPU:0" and supports_jit(self.model) if compiles is None else compiles)
+        compiles = loop_is_compiled(self.model) if request.jit_compile == "auto" else request.jit_compile
+        if compiles is None:
+            compiles = self.device != "CPU:0" and supports_jit(self.model)
+        self.jit_compile = bool(compiles)
 
     def step_function(self, mode: str) -> Callable[[], Any]:
         """Return Keras's function, a new one for each batch size.
