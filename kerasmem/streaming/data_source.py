@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from kerasmem.hdf5.format.columns import read_dtype, read_scale
-from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.urls import name_of
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import read_data, read_parts, read_rows
-from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.reader import RowReader
 from kerasmem.units import MIB, format_count
@@ -148,18 +146,8 @@ class H5DataSource:
 
     def _read(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Return one array a column, of the rows with these numbers in their order."""
-        chosen = self._rows.start + numbers if isinstance(self._rows, range) else self._rows[numbers]
-        rows, back = np.unique(chosen, return_inverse=True)
-        arrays = [np.empty((len(rows), *column.row_shape), column.dtype) for column in self._columns]
-        if len(rows):
-            blocks = Blocks(rows, self._grid)
-            order = EpochOrder(blocks, blocks.count, None, 0)
-            scratch = Scratch()
-            for task in self._opened().tasks(order, 0, arrays, in_file_order=True):
-                task(scratch)
-        if np.array_equal(back, np.arange(len(numbers))):
-            return arrays
-        return [array[back] for array in arrays]
+        rows = self._rows.start + numbers if isinstance(self._rows, range) else self._rows[numbers]
+        return self._opened().read(rows, self._grid)
 
     def _opened(self) -> RowReader:
         with self._lock:

@@ -70,6 +70,7 @@ def read_windows(
                 tasks = reader.tasks(order, window, arrays, in_file_order=True)
                 for done in [pool.submit(_do, task, local) for task in tasks]:
                     done.result()
+                reader.check()
                 yield first, {column.name: array for column, array in zip(columns, arrays, strict=True)}
                 first += count
     finally:

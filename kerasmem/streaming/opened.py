@@ -15,7 +15,7 @@ from kerasmem.streaming.description import name_batch
 from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.plan import StreamPlan, build_batch
 from kerasmem.streaming.reader import RowReader
-from kerasmem.streaming.window import WindowStore
+from kerasmem.streaming.window import WindowRing
 
 _opening = threading.Lock()
 _process = object()  # another one in a forked process; asking the system for its number costs more
@@ -51,7 +51,7 @@ class OpenStream:
         self._process = _process
         self._order: EpochOrder | None = None
         self.reader = RowReader(plan.layout, plan.columns, resident=memory.cache_bytes, access=access)
-        self.windows = WindowStore(self.reader, plan.columns, memory, plan.batch_rows)
+        self.windows = WindowRing(self.reader, plan.columns, memory, plan.batch_rows)
         self.ahead: BatchesAhead | None = None
         self._pool: TransformPool | None = None
         if preparation.works_ahead:
@@ -106,7 +106,7 @@ class OpenStream:
         self.windows.close()
 
     def _gather(self, epoch: int, batch: int, own: bool = True) -> Batch:
-        """Return the batch as read, before `transform`. See `WindowStore.batch` for `own`."""
+        """Return the batch as read, before `transform`. See `WindowRing.batch` for `own`."""
         arrays = self.windows.batch(self.order(epoch), *self._plan.bounds(batch), own=own)
         if self._plan.settings.remainder == "pad":
             arrays = self._plan.padded(arrays)

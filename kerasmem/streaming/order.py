@@ -211,9 +211,9 @@ class EpochOrder:
         self._shuffled = (*self._shuffled[-1:], (segment.window, places))  # replaced whole: threads read it
         return places[segment.start : segment.stop]
 
-    def window_end(self, window: int) -> int:
-        """Return the row of the epoch that follows the last one of a window."""
-        return int(self._starts[window + 1])
+    def window_bounds(self, window: int) -> tuple[int, int]:
+        """Return the first row of the epoch that a window holds, and the row after its last."""
+        return int(self._starts[window]), int(self._starts[window + 1])
 
     def segments(self, start: int, stop: int) -> list[Segment]:
         """Return the windows that delivered rows `start` to `stop` of the epoch come from."""
@@ -227,13 +227,18 @@ class EpochOrder:
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Return the file rows delivered as rows `start` to `stop` of the epoch."""
-        pieces, held = [], {}
-        for segment in self.segments(start, stop):
-            if segment.window not in held:
-                held[segment.window] = self.blocks.rows(self.window_order(segment.window))
-            places = self.places(segment)
-            pieces.append(held[segment.window][slice(segment.start, segment.stop) if places is None else places])
-        return np.concatenate(pieces)
+        return np.concatenate([self._segment_rows(segment) for segment in self.segments(start, stop)])
+
+    def _segment_rows(self, segment: Segment) -> np.ndarray:
+        blocks, places = self.window_order(segment.window), self.places(segment)
+        if places is None:
+            places = np.arange(segment.start, segment.stop)
+        ends = np.cumsum(self.blocks.sizes(blocks))
+        used, which = np.unique(np.searchsorted(ends, places, side="right"), return_inverse=True)
+        sizes = self.blocks.sizes(blocks[used])
+        # Rows of the used blocks one after another, and the place of each row among them.
+        here = places - (ends[used] - sizes)[which] + (np.cumsum(sizes) - sizes)[which]
+        return self.blocks.rows(blocks[used])[here]
 
     def _random(self, *stream: int) -> Any:
         assert self.seed is not None

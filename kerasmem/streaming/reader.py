@@ -18,7 +18,7 @@ from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, WantedRows, pa
 from kerasmem.hdf5.rows.files import OpenFiles
 from kerasmem.hdf5.rows.jobs import AnyJob, DatasetRows, Job, ResidentRows, prefetch
 from kerasmem.hdf5.rows.settings import Access
-from kerasmem.streaming.order import EpochOrder, Segment
+from kerasmem.streaming.order import Blocks, EpochOrder, Segment
 
 _Job = TypeVar("_Job", bound=AnyJob)
 _CELL_BYTES = 64 * 1024  # of a dataset without chunks that is kept in memory, read at a time
@@ -74,6 +74,7 @@ class RowReader:
         *,
         in_file_order: bool,
         ahead: bool = True,
+        alone: bool = False,
     ) -> list[Task]:
         """Return the tasks that fill a window. They may run in any order and at once.
 
@@ -83,11 +84,11 @@ class RowReader:
             arrays: the window's array of each column, as long as the window has rows.
             in_file_order: leave the rows in the order of the blocks, in place of that of delivery.
             ahead: whether the window to come may be fetched along with this one, for which nobody waits yet.
+            alone: whether the window is no part of an epoch that is read.
 
         Raises:
             DataError: If the file has gone or has changed.
         """
-        self.check()
         self._make_resident(order.blocks.run(int(order.window_order(window)[0]))[0])
         rows = order.window_rows(window)
         places = slice(0, rows) if in_file_order else _places(order, window)
@@ -107,7 +108,9 @@ class RowReader:
                 heavy.append(self._rows[name].jobs(wanted, outputs))
         jobs = _in_turn(heavy)
         tasks: list[Task] = [*resident, *jobs]
-        if heavy and self.files.remote:
+        if alone:
+            prefetch(jobs)
+        elif heavy and self.files.remote:
             self._announce(order.key(window), jobs)
         if heavy and self.files.remote and window + 1 < order.windows:
             if ahead:  # the link is idle neither while the last rows are put into place nor while they are waited for
@@ -116,13 +119,44 @@ class RowReader:
                 tasks.append(lambda scratch: self._foresee(order, window + 1))
         return tasks
 
-    def check(self) -> None:
+    def read(self, rows: np.ndarray, grid: Grid) -> list[np.ndarray]:
+        """Return some rows in their order, an array a column.
+
+        Args:
+            rows: numbers of rows.
+            grid: cells of rows that are read together.
+
+        Raises:
+            DataError: If they cannot be read.
+        """
+        rising, places = np.unique(rows, return_inverse=True)
+        arrays = [np.empty((len(rising), *column.row_shape), column.dtype) for column in self.columns]
+        if len(rising):
+            blocks = Blocks(rising, grid)
+            order = EpochOrder(blocks, blocks.count, None, 0)
+            scratch = Scratch()
+            for task in self.tasks(order, 0, arrays, in_file_order=True, alone=True):
+                task(scratch)
+            self.check(order, 0, order.total)
+        if np.array_equal(places, np.arange(len(rows))):
+            return arrays
+        return [array[places] for array in arrays]
+
+    def check(self, order: EpochOrder | None = None, start: int = 0, stop: int = 0) -> None:
         """Raise if a file was changed.
+
+        Args:
+            order: the order of an epoch, to check the files of its rows `start` to `stop`; None for all open files.
+            start: first row.
+            stop: row after the last.
 
         Raises:
             DataError: If it was cut, replaced or rewritten since it was opened.
         """
-        self.files.check()
+        if order is None or len(self.layout.files) == 1:
+            self.files.check()
+        else:
+            self.files.check(np.unique(self.files.numbers(order.rows(start, stop))).tolist())
 
     def close(self) -> None:
         """Close the files for good, after the tasks that read from them."""

@@ -1,75 +1,87 @@
-"""The few windows of rows that are in memory, read by threads of their own ahead of the trainer."""
+"""The window of rows that is being delivered and the one after it, loaded by a pool of threads."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import Column
+from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.rows.files import CLOSED
 from kerasmem.hdf5.rows.memory import Arena
 from kerasmem.streaming.budget import MemoryPlan
-from kerasmem.streaming.filling import Filling
 from kerasmem.streaming.order import EpochOrder, Segment
-from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.reader import RowReader, Task
 
 _RECYCLED = 64 * 1024  # bytes of a batch from which on its memory is worth using again
+_mine = threading.local()  # each thread's buffers
 
 
-@dataclass
-class _Slot:
-    """One window: its rows in the order of delivery, and the ranges already delivered."""
+class Window:
+    """One window of an epoch, its rows in the order of delivery.
 
-    arrays: list[np.ndarray]
-    filling: Filling
-    filled: np.ndarray | None  # in how many datasets each row is there; None if only the whole window is used
-    users: int = 0  # threads that wait for it or copy from it
-    used: int = 0
-    given: list[tuple[int, int]] = field(default_factory=list)
+    Args:
+        order: the order of the epoch.
+        number: which of its windows.
+        arrays: an array a column.
+        counts: whether to count the datasets of each row that are loaded.
 
-    def was_given(self, start: int, stop: int) -> bool:
-        return any(start < last and first < stop for first, last in self.given)
+    Attributes:
+        given: rows from the first on that were delivered for good.
+        stopped: whether no further task begins.
+        over: whether no task runs any more.
+        error: the error that ended the loading.
+    """
+
+    def __init__(self, order: EpochOrder, number: int, arrays: list[np.ndarray], *, counts: bool) -> None:
+        self.order = order
+        self.number = number
+        self.arrays = arrays
+        self.first, self.stop = order.window_bounds(number)
+        self.given = 0
+        self.stopped = self.over = False
+        self.error: BaseException | None = None
+        self.tasks: deque[Task] = deque()
+        self.jobs = 0  # in the pool
+        self.loaded = np.zeros(self.stop - self.first, np.uint16) if counts else None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it holds all rows, in file order, and stays from epoch to epoch."""
+        return self.order.windows == 1
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether all rows were delivered for good."""
+        return self.given == self.stop - self.first
+
+    def has_next(self, order: EpochOrder, start: int, stop: int) -> bool:
+        """Return whether it is complete, and these rows of an epoch are those to be delivered for good next."""
+        follows = self.order is order and self.first + self.given == start and stop <= self.stop
+        return follows and self.over and not self.stopped and not self.is_kept
 
     def has(self, segment: Segment, datasets: int) -> bool:
-        """Return whether the rows of a segment are there."""
-        if self.filling.over:
+        """Return whether the rows of a segment are loaded, or will not be."""
+        if self.over:
             return True
-        return self.filled is not None and bool((self.filled[segment.start : segment.stop] == datasets).all())
-
-    def give(self, start: int, stop: int) -> list[np.ndarray]:
-        if self.given and self.given[-1][1] == start:
-            self.given[-1] = (self.given[-1][0], stop)
-        else:
-            self.given.append((start, stop))
-        return [array[start:stop] for array in self.arrays]
-
-
-@dataclass
-class _Delivered:
-    """How far an epoch has been given away: `at` is the next row, `first` to `stop` those of the window."""
-
-    order: EpochOrder
-    window: int
-    slot: _Slot
-    first: int
-    stop: int
-    at: int
+        return self.loaded is not None and bool((self.loaded[segment.start : segment.stop] == datasets).all())
 
 
 @dataclass(eq=False)
-class WindowStore:
-    """Keep the planned number of windows. Threads read the next one while one is being delivered.
+class WindowRing:
+    """At most two windows: one is delivered while the next one is loaded.
 
-    Rows lie in a window in the order in which they are delivered, so a batch is a view of it. A batch that
-    is the caller's own is given away for good: should its rows be asked for again, they are read again. It waits for
-    its own rows only.
-    Where all rows fit into one window, it stays, and batches are copies. Memory is used again when nobody
-    holds an array in it any more.
+    Rows lie in a window in the order in which they are delivered, so a batch of a reader that goes through an epoch is
+    a view of it. These rows are the reader's for good. A batch waits for its own rows only. If all rows fit into one
+    window, it stays, and batches are copies. Any other batch is read by itself: one of delivered rows, and one of a
+    reader that goes through another epoch, until its next batch or window. Memory is used again when nobody holds an
+    array in it any more.
 
     Args:
         reader: where the rows come from.
@@ -88,19 +100,17 @@ class WindowStore:
         self._datasets = len({column.name for column in self.columns})
         self._recycles = self.batch_rows * sum(column.row_bytes for column in self.columns) >= _RECYCLED
         self._changed = threading.Condition()
-        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._windows: list[Window] = []
+        self._next: tuple[EpochOrder, int] | None = None  # the row after the latest batch of a reader of an epoch
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
-        self._clock = 0
-        self._delivered: _Delivered | None = None
-        self._shared: tuple[int, int] | None = None  # the latest window that had to be read again
-        self._windows = Arena(self._shapes, self.memory.window_rows, self.memory.windows)
+        self._arena = Arena(self._shapes, self.memory.window_rows, self.memory.windows)
         self._single = Arena(self._shapes, self.batch_rows, self.memory.queued_batches)
 
     @property
     def nbytes(self) -> int:
         """Bytes the windows occupy."""
-        return self._windows.nbytes
+        return self._arena.nbytes
 
     def batch(self, order: EpochOrder, start: int, stop: int, *, own: bool) -> list[np.ndarray]:
         """Return the rows delivered as rows `start` to `stop` of an epoch, an array a column.
@@ -109,49 +119,28 @@ class WindowStore:
             order: the order of the epoch.
             start: first row.
             stop: row after the last.
-            own: the caller goes through the epoch and will not ask for these rows again. Otherwise it gets
-                a copy.
+            own: whether the caller goes through the epoch and will not ask for these rows again.
 
         Raises:
             DataError: If the rows cannot be read.
-            UsageError: If the store is closed, also while the rows are waited for.
+            UsageError: If the ring is closed, also while the rows are waited for.
         """
         if own:
             with self._changed:
-                now = self._delivered
-                straight = now is not None and now.at == start and stop <= now.stop and now.order is order
-                if now is not None and straight and now.slot.filling.done:
-                    now.at = stop
-                    arrays = now.slot.give(start - now.first, stop - now.first)
-                    self._read_ahead(order, now.window + 1)
-                    return arrays
-        return self._any_batch(order, start, stop, own)
-
-    def _any_batch(self, order: EpochOrder, start: int, stop: int, own: bool) -> list[np.ndarray]:
+                window = self._windows[0] if self._windows else None
+                if window is not None and window.has_next(order, start, stop):
+                    return self._give(window, stop)
         segments = order.segments(start, stop)
-        arrays: list[np.ndarray] | None = None
-        done = 0
-        for segment in segments:
-            slot = self._use(order, segment)
-            try:
-                if own and len(segments) == 1 and self._may_give(order, segment.window):
-                    with self._changed:
-                        arrays = slot.give(segment.start, segment.stop)
-                        first, last = start - segment.start, order.window_end(segment.window)
-                        self._delivered = _Delivered(order, segment.window, slot, first, last, stop)
-                else:
-                    arrays = self._batch_arrays(stop - start) if arrays is None else arrays
-                    self._copy(order, slot, segment, [array[done:] for array in arrays])
-                done += segment.stop - segment.start
-            finally:
-                self._leave(slot)
-        assert arrays is not None
         with self._changed:
-            self._read_ahead(order, segments[-1].window + 1)
-        return arrays
+            self.refuse_if_closed()
+            held = self._is_held(order, segments[0], start, own)
+            if own:
+                self._next = order, stop
+        arrays = self._deliver(order, segments, own) if held else None
+        return self.reader.read(order.rows(start, stop), order.blocks.grid) if arrays is None else arrays
 
     def refuse_if_closed(self) -> None:
-        """Raise if the store is closed.
+        """Raise if the ring is closed.
 
         Raises:
             UsageError: If it is.
@@ -163,137 +152,177 @@ class WindowStore:
         """End the threads, give the memory back and close the file for good. Whoever waits for rows gets an error."""
         with self._changed:
             self._closed = True
-            for key in list(self._slots):
-                self._drop(key)
+            self._drop_all()
             pool, self._pool = self._pool, None
         self.reader.files.break_off()  # a thread may be waiting for a store
         if pool is not None:
             pool.shutdown(wait=True)
         self.reader.close()
         with self._changed:
-            self._windows.clear()
+            self._arena.clear()
             self._single.clear()
 
-    def _may_give(self, order: EpochOrder, window: int) -> bool:
-        return order.windows > 1 and self._shared != order.key(window)
+    # ---- delivery
+
+    def _is_held(self, order: EpochOrder, segment: Segment, start: int, own: bool) -> bool:
+        """Return whether a batch is delivered out of windows, which may have to be loaded for it."""
+        window = self._find(order, segment.window)
+        if window is not None:
+            return window.given <= segment.start
+        if all(window.is_delivered for window in self._windows):
+            return True
+        if own:  # its reader goes on elsewhere, or another one does
+            return segment.start == 0 or self._next == (order, start)
+        return self._is_free and self._find(order, segment.window - 1) is not None
+
+    def _deliver(self, order: EpochOrder, segments: Sequence[Segment], own: bool) -> list[np.ndarray] | None:
+        """Return the rows of some segments; None if their windows went to another reader meanwhile."""
+        rows = sum(segment.stop - segment.start for segment in segments)
+        arrays: list[np.ndarray] | None = None
+        done = 0
+        for segment in segments:
+            window = self._wait(order, segment, own)
+            if window is None:
+                return None
+            if own and len(segments) == 1 and not window.is_kept:
+                return [array[segment.start : segment.stop] for array in window.arrays]
+            arrays = self._batch_arrays(rows) if arrays is None else arrays
+            self._copy(order, window, segment, [array[done:] for array in arrays])
+            if window.given > segment.start and not own:
+                return None  # they were delivered for good meanwhile, and may have been written to
+            done += segment.stop - segment.start
+        return arrays
+
+    def _wait(self, order: EpochOrder, segment: Segment, own: bool) -> Window | None:
+        """Return the window of a segment once its rows are there; None if the window was dropped."""
+        with self._changed:
+            self.refuse_if_closed()
+            window = self._find(order, segment.window)
+            if window is None:
+                if not own and not self._is_free:
+                    return None
+                self._drop_all()
+                window = self._begin(order, segment.window, ahead=False)
+            if own and not window.is_kept:
+                window.given = max(window.given, segment.stop)
+            while not window.has(segment, self._datasets):
+                self._changed.wait()
+            if not window.over:
+                self.reader.check(order, window.first + segment.start, window.first + segment.stop)
+            if window.error is not None or window.stopped:
+                if window in self._windows:
+                    self._windows.remove(window)  # whoever asks again has it read again
+                self.refuse_if_closed()
+                if window.error is not None:
+                    raise window.error
+                return None
+            if own:
+                self._load_ahead()
+            return window
+
+    def _give(self, window: Window, stop: int) -> list[np.ndarray]:
+        first, window.given = window.given, stop - window.first
+        self._next = window.order, stop
+        self._load_ahead()
+        return [array[first : window.given] for array in window.arrays]
 
     def _batch_arrays(self, rows: int) -> list[np.ndarray]:
         if self._recycles:
             return self._single.take(rows)
         return [np.empty((rows, *shape), dtype) for shape, dtype in self._shapes]
 
-    def _copy(self, order: EpochOrder, slot: _Slot, segment: Segment, into: Sequence[np.ndarray]) -> None:
+    def _copy(self, order: EpochOrder, window: Window, segment: Segment, into: Sequence[np.ndarray]) -> None:
         rows = segment.stop - segment.start
-        # A window that stays from epoch to epoch has its rows in file order.
-        places = order.places(segment) if order.windows == 1 else None
-        for source, target in zip(slot.arrays, into, strict=True):
+        places = order.places(segment) if window.is_kept else None
+        for source, target in zip(window.arrays, into, strict=True):
             if places is None:
                 np.copyto(target[:rows], source[segment.start : segment.stop])
             else:
                 # mode="raise" would go through another copy
                 np.take(source, places, axis=0, out=target[:rows], mode="clip")
 
-    # ---- which windows there are
+    # ---- which windows there are, under the lock
 
-    def _use(self, order: EpochOrder, segment: Segment) -> _Slot:
-        """Return the window of a segment once its rows are there. It stays until `_leave`."""
-        key = order.key(segment.window)
-        with self._changed:
-            while True:
-                self.refuse_if_closed()
-                slot = self._slots.get(key)
-                if slot is not None and slot.was_given(segment.start, segment.stop):
-                    if slot.users:
-                        self._changed.wait()
-                        continue
-                    if slot.given != [(0, len(slot.arrays[0]))]:
-                        # Two go through the same epoch at once: from now on both get copies.
-                        self._shared = key
-                    self._drop(key)
-                    slot = None
-                slot = slot or self._begin(order, segment.window, ahead=False)
-                if slot is None:
-                    self._changed.wait()
-                elif self._wait_for(slot, key, segment):
-                    return slot
+    @property
+    def _is_free(self) -> bool:
+        """Whether no reader that goes through an epoch is within a window."""
+        return not any(window.given and not window.is_delivered for window in self._windows)
 
-    def _wait_for(self, slot: _Slot, key: tuple[int, int], segment: Segment) -> bool:
-        """Wait for rows of a window as one of its users. Return False if it was dropped."""
-        slot.users += 1
-        try:
-            while not slot.has(segment, self._datasets):
-                self._changed.wait()
-            if not slot.filling.over:
-                self.reader.check()
-        except BaseException:
-            slot.users -= 1
-            raise
-        if slot.filling.error is None and not slot.filling.stopped:
-            self._clock += 1
-            slot.used = self._clock
-            return True
-        slot.users -= 1
-        if self._slots.get(key) is slot:
-            self._drop(key)  # whoever asks again has it read again
-        self._changed.notify_all()
-        self.refuse_if_closed()
-        if slot.filling.error is not None:
-            raise slot.filling.error
-        return False
+    def _find(self, order: EpochOrder, number: int) -> Window | None:
+        key = order.key(number)
+        return next((window for window in self._windows if window.order.key(window.number) == key), None)
 
-    def _leave(self, slot: _Slot) -> None:
-        with self._changed:
-            slot.users -= 1
-            if not slot.users:
-                self._changed.notify_all()
+    def _drop_all(self) -> None:
+        for window in self._windows:
+            window.stopped = window.stopped or not window.over
+        self._windows = []
 
-    def _drop(self, key: tuple[int, int]) -> None:
-        slot = self._slots.pop(key)
-        slot.filling.stop()
-        if self._delivered is not None and self._delivered.slot is slot:
-            self._delivered = None
-
-    def _read_ahead(self, order: EpochOrder, window: int) -> None:
-        """Have the window to come read, unless that takes more memory than there is."""
-        if self._closed:
+    def _load_ahead(self) -> None:
+        """Begin to load the window after the one that is delivered, unless that takes more memory than there is."""
+        while len(self._windows) > 1 and self._windows[0].is_delivered and self._windows[0].over:
+            del self._windows[0]
+        last = self._windows[-1]
+        if last.number + 1 == last.order.windows or len(self._windows) == self.memory.windows:
             return
-        if window < order.windows and self.memory.windows > 1 and order.key(window) not in self._slots:
-            self._begin(order, window, ahead=True)
+        if self._arena.idle:  # else somebody still holds batches of the window before
+            self._begin(last.order, last.number + 1, ahead=True)
 
-    def _begin(self, order: EpochOrder, window: int, *, ahead: bool) -> _Slot | None:
-        """Begin to read a window, evicting the least recently used one; None if all are in use.
-
-        Args:
-            order: the order of the epoch.
-            window: which.
-            ahead: whether nobody waits for it yet.
-        """
-        keep = order.key(window - 1) if ahead else None
-        while len(self._slots) >= self.memory.windows:
-            free = [key for key, slot in self._slots.items() if not slot.users and key != keep]
-            if not free:
-                return None
-            oldest = min(free, key=lambda key: self._slots[key].used)
-            if ahead and not self._slots[oldest].filling.over:
-                return None
-            self._drop(oldest)
-        if ahead and not self._windows.idle:
-            return None  # somebody still holds batches of the window before
-        rows = order.window_rows(window)
-        arrays = self._windows.take(rows)
-        reader = self.reader
-        in_file_order = order.windows == 1
-        filled = None if in_file_order or not reader.checked_at_once else np.zeros(rows, np.uint16)
+    def _begin(self, order: EpochOrder, number: int, *, ahead: bool) -> Window:
+        """Begin to load a window. With `ahead`, nobody waits for it yet."""
+        arrays = self._arena.take(order.window_rows(number))
+        window = Window(order, number, arrays, counts=order.windows > 1 and self.reader.checked_at_once)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.memory.threads, thread_name_prefix="kerasmem-reader")
-        filling = Filling(
-            self._pool,
-            self.memory.threads,
-            reader,
-            lambda: reader.tasks(order, window, arrays, in_file_order=in_file_order, ahead=ahead),
-            self._changed,
-            filled,
-        )
-        self._clock += 1
-        slot = self._slots[order.key(window)] = _Slot(arrays, filling, filled, used=self._clock)
-        return slot
+        self._submit(window, lambda: self._plan(window, ahead=ahead))
+        self._windows.append(window)
+        return window
+
+    # ---- loading, in the threads of the pool
+
+    def _submit(self, window: Window, step: Callable[[], None]) -> None:
+        with self._changed:
+            pool = self._pool
+            if pool is None:
+                raise UsageError(CLOSED)
+            pool.submit(self._run, window, step)
+            window.jobs += 1
+
+    def _plan(self, window: Window, *, ahead: bool) -> None:
+        tasks = self.reader.tasks(window.order, window.number, window.arrays, in_file_order=window.is_kept, ahead=ahead)
+        window.tasks.extend(tasks)
+        for _ in range(min(self.memory.threads, len(tasks))):
+            self._submit(window, lambda: self._load(window))
+
+    def _load(self, window: Window) -> None:
+        """Run tasks until none is left: a job for each task would cost more than a small task itself."""
+        if not hasattr(_mine, "scratch"):
+            _mine.scratch = Scratch()
+        while not window.stopped:
+            try:
+                task = window.tasks.popleft()
+            except IndexError:
+                return
+            places = task(_mine.scratch)
+            if window.loaded is not None and places is not None:
+                with self._changed:
+                    window.loaded[places] += 1
+                    self._changed.notify_all()
+
+    def _run(self, window: Window, step: Callable[[], None]) -> None:
+        try:
+            if not window.stopped:
+                step()
+        except BaseException as error:  # whoever waits for the window gets it
+            window.error = window.error or error
+            window.stopped = True
+        with self._changed:
+            window.jobs -= 1
+            if window.jobs:
+                return
+        try:
+            self.reader.check()
+        except BaseException as error:
+            window.error = error  # that the file was cut or replaced explains whatever else went wrong
+        with self._changed:
+            window.over = True
+            self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The concurrent core by itself: the filling of a window, the windows in memory, the tasks of a reader."""
+"""The windows in memory by themselves: what is loaded, delivered, dropped and read again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from kerasmem.hdf5.format.columns import Column
 from kerasmem.streaming.order import Blocks, EpochOrder
-from kerasmem.streaming.window import Filling, WindowStore
+from kerasmem.streaming.window import WindowRing
 
 ROWS, BLOCK, WINDOW = 96, 4, 6  # rows, rows of a block, blocks of a window
 COLUMNS = (Column("x", (2,), "<f4", "float32"), Column("y", (), "<i8", "int64"))
@@ -32,18 +32,23 @@ class FakeReader:
     def __init__(self, delay=0.0):
         self.files, self.windows, self.closed, self.checked = Files(), [], 0, 0
         self.delay, self.failure, self.failed_check = delay, None, None
+        self.done, self.alone = [], []
+        self.planned = threading.Event()
+        self.planned.set()
         self.checked_at_once = True
         self.held, self.gate = ROWS, threading.Event()
 
     def tasks(self, order, window, arrays, *, in_file_order, ahead=True):
         self.windows.append((order.epoch, window))
-        rows = order.rows(*window_bounds(order, window))
+        rows = order.rows(*order.window_bounds(window))
+        assert self.planned.wait(20)
         if in_file_order:
             rows = np.sort(rows)
 
         def fill(start, stop, column):
             def task(scratch):
                 time.sleep(self.delay)
+                self.done.append(order.epoch)
                 if start >= self.held:
                     assert self.gate.wait(20)
                 if self.failure is not None:
@@ -57,7 +62,11 @@ class FakeReader:
         blocks = [(start, min(start + BLOCK, len(rows))) for start in range(0, len(rows), BLOCK)]
         return [fill(start, stop, column) for start, stop in blocks for column in (0, 1)]
 
-    def check(self):
+    def read(self, rows, grid):
+        self.alone.append(rows.tolist())
+        return [np.repeat(rows[:, None].astype("f4"), 2, axis=1), rows]
+
+    def check(self, *rows):
         self.checked += 1
         if self.failed_check is not None:
             raise self.failed_check
@@ -66,70 +75,17 @@ class FakeReader:
         self.closed += 1
 
 
-def window_bounds(order, window):
-    start = sum(order.window_rows(before) for before in range(window))
-    return start, start + order.window_rows(window)
-
-
 def an_order(epoch=0, seed=1, window_blocks=WINDOW):
     return EpochOrder(Blocks(range(ROWS), BLOCK), window_blocks, seed, epoch)
 
 
 def a_store(reader, count=2, rows=BLOCK * WINDOW, threads=3, batch_rows=8):
     memory = SimpleNamespace(windows=count, window_rows=rows, queued_batches=4, threads=threads)
-    return WindowStore(reader, COLUMNS, memory, batch_rows)
+    return WindowRing(reader, COLUMNS, memory, batch_rows)
 
 
 def epoch(store, order, batch=8, own=True):
     return [store.batch(order, start, start + batch, own=own) for start in range(0, ROWS, batch)]
-
-
-# ---- filling
-
-
-def fill(tasks, threads=3, reader=None):
-    changed = threading.Condition()
-    pool = ThreadPoolExecutor(threads)
-    filling = Filling(pool, threads, reader or FakeReader(), tasks if callable(tasks) else lambda: tasks, changed)
-    with changed:
-        assert changed.wait_for(lambda: filling.over, timeout=20)
-    pool.shutdown()
-    return filling
-
-
-def test_the_first_error_ends_the_filling():
-    done = []
-
-    def fails(scratch):
-        raise ValueError("one")
-
-    filling = fill([fails, *[lambda scratch: done.append(1)] * 50], threads=1)
-    assert str(filling.error) == "one"
-    assert filling.stopped
-    assert not done
-
-
-def test_a_file_that_changed_explains_what_went_wrong():
-    reader = FakeReader()
-    reader.failed_check = ValueError("replaced")
-    assert str(fill([], reader=reader).error) == "replaced"
-    assert reader.checked == 1, "once, when all is read"
-
-
-def test_a_stopped_filling_begins_no_further_task():
-    done, changed, begun = [], threading.Condition(), threading.Event()
-    pool = ThreadPoolExecutor(1)
-    pool.submit(begun.wait, 20)
-    filling = Filling(pool, 1, FakeReader(), lambda: [lambda scratch: done.append(1)], changed)
-    filling.stop()
-    begun.set()
-    with changed:
-        assert changed.wait_for(lambda: filling.over, timeout=20)
-    pool.shutdown()
-    assert not done
-
-
-# ---- windows
 
 
 def test_the_next_window_is_read_while_one_is_delivered():
@@ -160,13 +116,37 @@ def test_a_batch_waits_for_its_own_rows_alone():
     store.close()
 
 
-def test_rows_that_were_given_away_are_read_again():
+def test_rows_that_were_given_away_are_read_by_themselves():
     reader, order = FakeReader(), an_order()
-    store = a_store(reader)
+    store, wanted = a_store(reader), order.rows(0, ROWS)
     mine = store.batch(order, 0, 8, own=True)
     mine[1][:] = -1
-    assert store.batch(order, 0, 8, own=False)[1].tolist() == order.rows(0, 8).tolist()
-    assert reader.windows.count((0, 0)) == 2
+    for own in (False, True):
+        assert store.batch(order, 0, 8, own=own)[1].tolist() == wanted[:8].tolist()
+    assert reader.alone == [wanted[:8].tolist()] * 2
+    assert store.batch(order, 8, 16, own=False)[1].tolist() == wanted[8:16].tolist(), "a copy"
+    assert store.batch(order, 8, 16, own=True)[1].tolist() == wanted[8:16].tolist()
+    assert len(reader.alone) == 2 and reader.windows.count((0, 0)) == 1
+    store.close()
+
+
+def test_a_reader_takes_the_windows_over_with_its_second_batch():
+    reader, first, second = FakeReader(), an_order(0), an_order(1)
+    store = a_store(reader)
+    store.batch(first, 0, 8, own=True)
+    for at in (8, 16):
+        assert store.batch(second, at, at + 8, own=True)[1].tolist() == second.rows(at, at + 8).tolist()
+        assert store.batch(second, 72, 80, own=False)[1].tolist() == second.rows(72, 80).tolist()
+    assert reader.alone == [second.rows(8, 16).tolist()] + [second.rows(72, 80).tolist()] * 2
+    assert (1, 0) in reader.windows
+    store.close()
+
+
+def test_batches_one_by_one_out_of_turn_load_each_window_once():
+    reader, order = FakeReader(), an_order()
+    store = a_store(reader)
+    assert np.concatenate([y for _, y in epoch(store, order, own=False)]).tolist() == order.rows(0, ROWS).tolist()
+    assert reader.windows == [(0, window) for window in range(order.windows)] and not reader.alone
     store.close()
 
 
@@ -180,6 +160,36 @@ def test_a_single_window_stays_from_epoch_to_epoch():
     store.close()
 
 
+def test_a_window_that_was_dropped_begins_no_task():
+    reader, order = FakeReader(), an_order()
+    store = a_store(reader)
+    reader.planned.clear()
+    with ThreadPoolExecutor(2) as pool:
+        batch = pool.submit(store.batch, order, 0, 8, own=True)
+        while not reader.windows:
+            time.sleep(0.001)
+        pool.submit(store.batch, an_order(1), 0, 8, own=True)
+        while len(reader.windows) < 2:
+            time.sleep(0.001)
+        reader.planned.set()
+        assert batch.result(20)[1].tolist() == order.rows(0, 8).tolist()
+    store.close()
+    assert set(reader.done) == {1}, "of the other epoch alone"
+
+
+def test_the_first_error_ends_the_loading_and_names_the_cause():
+    reader, order = FakeReader(), an_order()
+    store = a_store(reader, threads=1)
+    reader.failure = OSError("gone")
+    with pytest.raises(OSError, match="gone"):
+        store.batch(order, 0, 8, own=True)
+    assert reader.done == [0]
+    reader.failed_check = ValueError("replaced")
+    with pytest.raises(ValueError, match="replaced"):
+        store.batch(order, 0, 8, own=True)
+    store.close()
+
+
 def test_rows_that_an_error_left_out_are_not_given_away():
     reader, order = FakeReader(), an_order()
     store = a_store(reader)
@@ -187,7 +197,7 @@ def test_rows_that_an_error_left_out_are_not_given_away():
     store.batch(order, 0, 8, own=True)
     reader.failure = OSError("gone")
     reader.gate.set()
-    while not store._delivered.slot.filling.over:
+    while not store._windows[0].over:
         time.sleep(0.001)
     with pytest.raises(OSError, match="gone"):
         store.batch(order, 8, 16, own=True)

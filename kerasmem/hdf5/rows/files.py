@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,11 +89,13 @@ class OpenFiles:
                 self._open[file] -= 1
                 self._free.notify_all()
 
-    def check(self) -> None:
-        """Raise if an open file was changed."""
+    def check(self, numbers: Sequence[int] | None = None) -> None:
+        """Raise if an open file was changed: any, or one of those with these numbers."""
         with self._lock:
-            files = [*self._open, *self._unchecked]
-            self._unchecked.clear()
+            files = {*self._open, *self._unchecked}
+            if numbers is not None:
+                files &= {self._files[number] for number in numbers if number in self._files}
+            self._unchecked -= files
         for file in files:
             file.check()
 
