@@ -20,10 +20,9 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown, type_name
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_parts, read_path
-from kerasmem.streaming.description import advise, describe_plan, describe_quality
-from kerasmem.streaming.file_order import read_windows
-from kerasmem.streaming.plan import StreamPlan, StreamSettings, dataset_names, make_plan
-from kerasmem.streaming.quality import examine
+from kerasmem.streaming.data_source import read_windows
+from kerasmem.streaming.plan import StreamPlan, StreamSettings, dataset_names, describe_plan, make_plan
+from kerasmem.streaming.quality import advise, describe_quality, examine
 
 MOST_CLASSES = 1000
 """Most different values of labels."""

@@ -22,7 +22,7 @@ from kerasmem.hdf5.format.links import DAMAGED, encoded, shape_of, walk_objects
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, open_file
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.texts import MOST_TEXT, read_attribute, read_names, text_of
-from kerasmem.streaming.file_order import read_windows
+from kerasmem.streaming.data_source import read_windows
 
 MOST_LISTED = 5000  # objects that are listed: a hostile file may hold millions
 MOST_CONVERTED = 50_000  # objects of a file that is converted

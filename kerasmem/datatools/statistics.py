@@ -26,7 +26,7 @@ from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_files, read_path
 from kerasmem.processes.executors import run_tasks
-from kerasmem.streaming.file_order import read_windows
+from kerasmem.streaming.data_source import read_windows
 
 _SECTION_VALUES = 1 << 18  # summed up together as float64: they stay in the processor's cache
 _SECTIONS = 256  # joined to a block, which is a worker's task

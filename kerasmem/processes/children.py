@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import glob
 import mmap
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -181,11 +182,12 @@ def end_after_parent() -> None:
     """End this process soon after its parent has ended, however that ended.
 
     Unlike `die_with_parent` this goes by the process: the thread that started this one may end without harm.
+    If a fork server started this process, the parent is the process that asked for it.
     """
-    parent = os.getppid()
+    forked_by, parent = os.getppid(), multiprocessing.parent_process()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == forked_by and (parent is None or parent.is_alive()):
             time.sleep(_PARENT_POLL_SECONDS)
         os._exit(1)
 

@@ -10,22 +10,12 @@ one epoch of the data after the other.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_lock = threading.Lock()  # for all cursors: it is held for a few instructions
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+from kerasmem.streaming.fork_local import ForkLocal
 
 
 class Position(NamedTuple):
@@ -53,6 +43,7 @@ class Progress:
 
     def __init__(self, batches: int, epoch: int = 0, batch: int = 0) -> None:
         self.batches = batches
+        self._locks: ForkLocal[threading.Lock] = ForkLocal()
         self._next = Position(epoch, batch)
         self._skipped = 0
         self._latest: Cursor | None = None  # the training cursor that began last
@@ -64,15 +55,20 @@ class Progress:
         return Progress, (self.batches, self.epoch, batch)  # a copy has no readers
 
     @property
+    def lock(self) -> threading.Lock:
+        """The lock for all cursors: it is held for a few instructions."""
+        return self._locks.get(threading.Lock)
+
+    @property
     def epoch(self) -> int:
         """Number of the epoch in progress, or else of the next one."""
-        with _lock:
+        with self.lock:
             return self.epoch_reached()
 
     @property
     def position(self) -> Position:
         """The training batch that will be asked for next."""
-        with _lock:
+        with self.lock:
             latest = self._latest
             return latest.at(latest.given) if latest is not None and latest.is_open else self._next
 
@@ -94,7 +90,7 @@ class Progress:
             batch: its number in the epoch.
             skipped: batches that Keras will count in its next epoch without asking for them.
         """
-        with _lock:
+        with self.lock:
             self._next, self._skipped = Position(epoch, batch), skipped
             for cursor in list(self._cursors):
                 cursor.move(self._next)
@@ -169,7 +165,7 @@ class Cursor:
 
     def begin(self) -> None:
         """Begin an epoch."""
-        with _lock:
+        with self._progress.lock:
             if self.looking or not self._trains:
                 return
             if not self.is_open:
@@ -185,7 +181,7 @@ class Cursor:
 
     def end(self) -> bool:
         """End an epoch. Return whether its batches are done with."""
-        with _lock:
+        with self._progress.lock:
             if self.looking:
                 self.looking = False
                 return False
@@ -203,7 +199,7 @@ class Cursor:
 
     def positions(self) -> Iterator[tuple[Position, bool]]:
         """Yield batch after batch of the epoch that was begun, and whether it counts as read."""
-        with _lock:
+        with self._progress.lock:
             opened = self._opened if self.is_open else 0
             counts = self.is_open or (not self._trains and not self.looking)
             start = self._start if self.is_open else self._peek()
@@ -213,7 +209,7 @@ class Cursor:
             if not opened:
                 yield self._progress.after(start, index), counts
                 continue
-            with _lock:
+            with self._progress.lock:
                 if self._opened != opened:  # a later epoch has begun: nobody takes the batches of this one
                     return
                 position = self._take(first + index)
@@ -221,7 +217,7 @@ class Cursor:
 
     def named(self, index: int) -> tuple[Position, bool]:
         """Return batch `index` of the epoch, for a reader that names batches, and whether it counts as read."""
-        with _lock:
+        with self._progress.lock:
             if not self.is_open:
                 return Position(self._progress.epoch_reached(), index), False
             self.given += 1

@@ -1,25 +1,32 @@
-"""H5DataSource: rows of HDF5 files by their numbers, for loaders that choose the order themselves."""
+"""Rows of HDF5 files without a shuffled order: by their numbers, and window by window in file order."""
 
 from __future__ import annotations
 
 import operator
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from kerasmem.hdf5.format.columns import read_dtype, read_scale
-from kerasmem.hdf5.format.layout import shown
+from kerasmem.errors import UsageError
+from kerasmem.hdf5.format.columns import Column, make_columns, read_dtype, read_part, read_scale
+from kerasmem.hdf5.format.filters import Scratch
+from kerasmem.hdf5.format.layout import DataLayout, shown
 from kerasmem.hdf5.format.urls import name_of
 from kerasmem.hdf5.rows.scan import scan_files
-from kerasmem.hdf5.rows.settings import read_data, read_parts, read_rows
+from kerasmem.hdf5.rows.settings import Access, read_data, read_parts, read_rows
+from kerasmem.streaming.budget import MemoryPlan, plan_memory
+from kerasmem.streaming.fork_local import ForkLocal
+from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.reader import RowReader
 from kerasmem.units import MIB, format_count
 
 _KEPT = 64 * MIB  # of datasets that stay in memory, such as labels; not the heaviest one
+WINDOW_BUDGET = 64 * MIB
 
 
 class H5DataSource:
@@ -80,8 +87,7 @@ class H5DataSource:
         self._rows = read_rows(rows, self._layout.datasets[0].rows, ordered=True)
         heaviest = max(self._layout.datasets, key=lambda dataset: dataset.row_bytes)
         self._grid = self._layout.block_grid(heaviest.chunk_rows)  # made once: it looks at each file
-        self._reader: tuple[int, RowReader] | None = None
-        self._lock = threading.Lock()
+        self._reader: ForkLocal[RowReader] = ForkLocal()
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -119,20 +125,13 @@ class H5DataSource:
 
     def close(self) -> None:
         """Close the files. The next row opens them again; one that another thread is reading may be an error."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None and reader[0] == os.getpid():
-            reader[1].close()
+        reader = self._reader.take()
+        if reader is not None:
+            reader.close()
 
     def __repr__(self) -> str:
         more = f" and {len(self._layout.files) - 1:,} more" if len(self._layout.files) > 1 else ""
         return f"<H5DataSource {shown(self._name)}{more}: {format_count(len(self), 'row')}>"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {**state, "_lock": threading.Lock()}
 
     def _checked(self, index: Any) -> int:
         number = operator.index(index)
@@ -147,19 +146,91 @@ class H5DataSource:
     def _read(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Return one array a column, of the rows with these numbers in their order."""
         rows = self._rows.start + numbers if isinstance(self._rows, range) else self._rows[numbers]
-        return self._opened().read(rows, self._grid)
+        return self._reader.get(self._open).read(rows, self._grid)
 
-    def _opened(self) -> RowReader:
-        with self._lock:
-            if self._reader is None or self._reader[0] != os.getpid():
-                datasets = self._layout.datasets
-                heaviest = max(datasets, key=lambda dataset: dataset.row_bytes)
-                small = [each for each in datasets if each.rows * each.row_bytes <= _KEPT and each is not heaviest]
-                reader = RowReader(
-                    self._layout,
-                    self._columns,
-                    resident=[each.name for each in small],
-                    access=self._access,
-                )
-                self._reader = os.getpid(), reader
-            return self._reader[1]
+    def _open(self) -> RowReader:
+        datasets = self._layout.datasets
+        heaviest = max(datasets, key=lambda dataset: dataset.row_bytes)
+        small = [
+            dataset.name
+            for dataset in datasets
+            if dataset.rows * dataset.row_bytes <= _KEPT and dataset is not heaviest
+        ]
+        return RowReader(self._layout, self._columns, resident=small, access=self._access)
+
+
+def read_windows(
+    paths: Sequence[str],
+    names: Sequence[str],
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    access: Access | None = None,
+    dtype: str = "stored",
+    budget: int = WINDOW_BUDGET,
+    threads: int | None = None,
+    rows: np.ndarray | None = None,
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Yield the first row and the arrays of each window, in file order.
+
+    Args:
+        paths: the files, counted through, as in `scan_files`.
+        names: the datasets, of equally many rows.
+        start: first row.
+        stop: row after the last; None for all.
+        access: what may be read.
+        dtype: "stored", or a type to convert to.
+        budget: bytes that a window and the buffers to read it may take, more where a single chunk needs it.
+        threads: that read and unpack; None for as many as the plan has.
+        rows: only these, rising; then the number yielded counts the rows yielded so far.
+
+    Raises:
+        DataError: If the file or its data cannot be used.
+    """
+    access = access or Access()
+    layout = scan_files(paths, list(names), access)
+    columns = plain_columns(layout, dtype)
+    selection = range(start, layout.datasets[0].rows if stop is None else stop) if rows is None else rows
+    if not len(selection):
+        return
+    plan = _plan(layout, columns, selection, budget)
+    order = EpochOrder(Blocks(selection, layout.block_grid(plan.block_rows)), plan.window_blocks, None, 0)
+    reader = RowReader(layout, columns, resident=plan.cache_bytes, access=access)
+    first = start if rows is None else 0
+    try:
+        mine = threading.local()  # each thread's buffers
+        with ThreadPoolExecutor(
+            threads or plan.threads, initializer=lambda: setattr(mine, "scratch", Scratch())
+        ) as pool:
+            for window in range(order.windows):
+                count = order.window_rows(window)
+                arrays = [np.empty((count, *column.row_shape), column.dtype) for column in columns]
+                tasks = reader.tasks(order, window, arrays, in_file_order=True)
+                list(pool.map(lambda task: task(mine.scratch), tasks))
+                reader.check()
+                yield first, {column.name: array for column, array in zip(columns, arrays, strict=True)}
+                first += count
+    finally:
+        reader.close()
+
+
+def plain_columns(layout: DataLayout, dtype: str) -> tuple[Column, ...]:
+    """Return every dataset as a column of one type, or of the type it is stored as."""
+    names = [dataset.name for dataset in layout.datasets]
+    by_name = {dataset.name: dataset for dataset in layout.datasets}
+    return tuple(make_columns(read_part("x", names), by_name, read_dtype(dtype, names), {}))
+
+
+def _plan(
+    layout: DataLayout, columns: Sequence[Column], selection: range | np.ndarray, budget: int, doublings: int = 6
+) -> MemoryPlan:
+    """Return a plan within the budget, which is doubled if chunks are larger."""
+    try:
+        return plan_memory(
+            layout.datasets, columns, selection=selection, batch_size=1, ahead=0, workers=0,
+            budget=budget, ordered=True, grid=layout.block_grid,
+        )  # fmt: skip
+    except UsageError:
+        if not doublings:
+            raise
+        return _plan(layout, columns, selection, 2 * budget, doublings - 1)

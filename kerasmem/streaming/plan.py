@@ -15,11 +15,12 @@ import numpy as np
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import Column, Part, make_columns
 from kerasmem.hdf5.format.grid import Grid
-from kerasmem.hdf5.format.layout import DataLayout
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, shown, type_name
 from kerasmem.hdf5.rows.settings import read_rows
 from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
 from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
+from kerasmem.units import format_count, format_size
 
 
 @dataclass(frozen=True)
@@ -264,3 +265,64 @@ def _chunks_touched(runs: Iterable[tuple[int, int, np.ndarray | None]], grid: Gr
             low, high = grid.bounds(np.unique(grid.cell(start + picked)))
         touched += int(np.sum(np.minimum(high, rows) - low))
     return touched
+
+
+def describe_plan(plan: StreamPlan, prepared_by: str = "") -> str:
+    """Return rows, types, order and memory of a stream, one fact a line.
+
+    Args:
+        plan: what is delivered.
+        prepared_by: who prepares batches ahead; "" for nobody.
+    """
+    memory, batches = plan.memory, format_count(plan.num_batches, "batch")
+    layouts = {layout.name: layout for layout in plan.layout.datasets}
+    rows = format_count(plan.num_rows, "row")
+    lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.batch_rows)}"]
+    for part, used in zip(plan.parts, plan.part_columns, strict=True):
+        for column in used:
+            layout = layouts[column.name]
+            lines.append(f"  {part.role:<13} {shown(column.name)} {_conversion(column)}, {_storage(layout)}")
+    lines.append(f"  order         {_order(plan)}; blocks of {format_count(memory.block_rows, 'row')}")
+    if prepared_by:
+        lines.append(f"  prepared by   {prepared_by}")
+    uses = [f"{format_count(memory.queued_batches, 'batch')} of {format_size(memory.batch_bytes)}"]
+    if memory.windows:
+        uses.insert(0, f"{format_count(memory.windows, 'window')} of {format_size(memory.window_bytes)}")
+    if memory.scratch_bytes:
+        uses.append(f"{format_size(memory.scratch_bytes)} to read in")
+    if memory.cache_bytes:
+        uses.append(f"{format_size(sum(memory.cache_bytes.values()))} kept whole")
+    lines.append(f"  memory        {format_size(memory.total_bytes)}: {', '.join(uses)}")
+    return "\n".join(lines)
+
+
+def _order(plan: StreamPlan) -> str:
+    blocks = plan.blocks.count
+    together = min(plan.memory.window_blocks, blocks)
+    if plan.seed is None:
+        return "file order"
+    if together == blocks:
+        return f"all rows shuffled together, seed {plan.seed}"
+    return (
+        f"blocks in random order, {together:,} of {blocks:,} ({format_count(plan.memory.window_rows, 'row')}) shuffled "
+        f"together, seed {plan.seed}"
+    )
+
+
+def _conversion(column: Column) -> str:
+    shape = "×".join(str(extent) for extent in column.row_shape) or "one number"
+    text = f"{shape} a row, {type_name(column.stored)}"
+    if column.converts:
+        text += f" → {column.dtype}"
+    if column.scale is not None:
+        text += f", × {column.scale:.6g}"
+    if column.offset:
+        text += f" {'+' if column.offset > 0 else '−'} {abs(column.offset):.6g}"
+    return text
+
+
+def _storage(layout: DatasetLayout) -> str:
+    if layout.chunks is None:
+        return layout.storage
+    filters = f", {'+'.join(shown(name)[1:-1] for name in layout.filters)}" if layout.filters else ""
+    return f"chunks of {format_count(layout.chunk_rows, 'row')}{filters}"

@@ -14,6 +14,7 @@ from kerasmem.hdf5.rows.settings import Access
 from kerasmem.records import Record
 from kerasmem.streaming.order import EpochOrder
 from kerasmem.streaming.plan import StreamPlan
+from kerasmem.units import KIB, MIB, format_count, format_size
 
 GOOD = 0.99  # of the entropy of a uniform shuffle
 _MOST_ROWS = 1 << 22  # looked at; of more rows, some
@@ -165,7 +166,7 @@ def examine(plan: StreamPlan, labels: str, files: Sequence[str], access: Access 
     Raises:
         UsageError: If these are no class labels.
     """
-    from kerasmem.streaming.file_order import read_windows
+    from kerasmem.streaming.data_source import read_windows
 
     def read(rows: np.ndarray) -> Iterator[np.ndarray]:
         return (window[labels] for _, window in read_windows(files, [labels], access=access, rows=rows))
@@ -229,3 +230,45 @@ def _one_per_row(values: np.ndarray, name: str) -> np.ndarray:
     if values.ndim > 2 or (values.dtype.kind == "f" and (values != np.round(values)).any()):
         raise UsageError(f"labels: {shown(name)} holds no class labels, one whole number a row or one-hot")
     return values.reshape(len(values))
+
+
+def describe_quality(quality: ShuffleQuality, *, shuffle: bool) -> str:
+    """Return how well labels are mixed and how much is read, one fact a line."""
+    lines = []
+    if quality.ratio is None:
+        lines.append(f"  mixing        all rows have one label in {shown(quality.labels)}")
+    else:
+        lines.append(
+            f"  mixing        {quality.entropy_bits:.3f} bits of label entropy a batch "
+            f"({format_count(quality.classes, 'different label')} in {shown(quality.labels)}), "
+            f"{_percent(quality.ratio)} of a uniform shuffle's; a block is {_percent(quality.block_purity)} one label"
+        )
+    lines.append(
+        f"  reading       {quality.read_amplification:.2f} bytes an epoch for each byte stored "
+        f"({format_size(quality.bytes_needed)})"
+    )
+    if not quality.good:
+        lines.append(f"  advice        {advise(quality, shuffle=shuffle)}")
+    return "\n".join(lines)
+
+
+def advise(quality: ShuffleQuality, *, shuffle: bool) -> str:
+    """Return why labels are mixed badly, and the remedy."""
+    assert quality.ratio is not None
+    wrong = f"batches have {_percent(quality.ratio)} of the label entropy of a uniform shuffle"
+    if not shuffle:
+        return f"{wrong}, because rows come in file order; pass shuffle=True to train"
+    why = (
+        f"{wrong}: a block of rows is {_percent(quality.block_purity)} one label, and "
+        f"{format_count(quality.window_blocks, 'block')} are shuffled together"
+    )
+    rewrite = "write the file again with its rows shuffled, or in smaller chunks"
+    if quality.enough_memory is None:
+        return f"{why}; {rewrite}"
+    size = quality.enough_memory
+    budget = f"{-(-size // MIB)}MiB" if size >= 8 * MIB else f"{-(-size // KIB)}KiB"
+    return f"{why}; memory_budget={budget!r} is enough for 99 %, or {rewrite}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

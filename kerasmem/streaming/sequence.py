@@ -23,16 +23,22 @@ from kerasmem.hdf5.format.urls import name_of
 from kerasmem.hdf5.io.access import ahead_bytes
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import check_transform, read_data, read_parts
-from kerasmem.streaming.ahead import Batch, Preparation
 from kerasmem.streaming.cursor import Cursor, Position, Progress
-from kerasmem.streaming.dataset import batches_signature, make_dataset, plan_signature
-from kerasmem.streaming.description import advise, describe_plan, describe_quality
-from kerasmem.streaming.distributed import check_devices, check_reader, for_strategy
-from kerasmem.streaming.opened import OpenStream, opening
-from kerasmem.streaming.plan import StreamSettings, dataset_names, make_plan
-from kerasmem.streaming.quality import ShuffleQuality, examine
+from kerasmem.streaming.fork_local import ForkLocal
+from kerasmem.streaming.opened import OpenStream
+from kerasmem.streaming.plan import StreamSettings, dataset_names, describe_plan, make_plan
+from kerasmem.streaming.quality import ShuffleQuality, advise, describe_quality, examine
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.state import make_state, read_state
+from kerasmem.streaming.tf_data import (
+    batches_signature,
+    check_devices,
+    check_reader,
+    for_strategy,
+    make_dataset,
+    plan_signature,
+)
+from kerasmem.streaming.transforms import Batch, Preparation
 from kerasmem.units import format_count, parse_size
 
 
@@ -201,8 +207,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         ahead = ahead_bytes(settings.memory_budget, self.stream_plan.memory.total_bytes)
         self._access = replace(access, remote=replace(access.remote, ahead_bytes=ahead))
         self.progress = Progress(len(self))
-        self._opened: OpenStream | None = None
-        self._closings = 0
+        self._opened: ForkLocal[OpenStream] = ForkLocal()
         self._keras_reads = False
 
     # ---- what it was made with
@@ -300,9 +305,11 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def read(self, cursor: Cursor) -> Iterator[Batch]:
         """Yield the batches of the epoch that a cursor has begun."""
-        closings = self._closings
+        process, stream = 0, None
         for position, counts in cursor.positions():
-            yield self.opened(closings).batch(position, cursor if counts else None)
+            if stream is None or process != os.getpid():
+                process, stream = os.getpid(), self.opened()
+            yield stream.batch(position, cursor if counts else None)  # refuses after `close`
 
     @contextmanager
     def hooks_of_keras(self) -> Iterator[None]:
@@ -409,7 +416,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         """
         seed, position = read_state(state, self.stream_plan)
         if seed != self.seed:
-            self._release()  # windows in memory are of the other order
+            self.close()  # windows in memory are of the other order
             # The seed was drawn, so the rows are not shared out by it.
             settings = replace(self.stream_plan.settings, seed=seed)
             self.stream_plan = replace(self.stream_plan, settings=settings)
@@ -444,7 +451,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
         Divided by the bytes of the files and by the epochs delivered it is the read amplification.
         """
-        return self._opened.reader.bytes_read if self._opened is not None and self._opened.is_here else 0
+        stream = self._opened.peek()
+        return 0 if stream is None else stream.reader.bytes_read
 
     def quality(self, labels: str | None = None) -> ShuffleQuality:
         """Return how well epoch 0 mixes class labels, against a uniform shuffle, and how much is read for it.
@@ -479,37 +487,17 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     # ---- open and closed
 
-    def opened(self, closings: int | None = None) -> OpenStream:
-        """Return the open stream of this process. A forked or unpickled copy opens its own.
-
-        Args:
-            closings: how often the sequence had been closed when an iteration began, which opens nothing again after
-                `close()`; None for any other caller.
-        """
-        stream = self._opened
-        if stream is None or not stream.is_here:
-            with opening():
-                stream = self._opened
-                if stream is None or not stream.is_here:
-                    stream = OpenStream(self.stream_plan, self._preparation, self._access)
-                    if closings not in (None, self._closings):
-                        stream.close()  # and refuses
-                    else:
-                        self._opened = stream
-        return stream
+    def opened(self) -> OpenStream:
+        """Return the open stream of this process. A forked or unpickled copy opens its own."""
+        return self._opened.get(lambda: OpenStream(self.stream_plan, self._preparation, self._access))
 
     def close(self) -> None:
         """Close the file, end the workers and free the windows. The sequence can be used again.
 
         An iteration in progress, also one of `fit` in another thread, ends with a `UsageError`.
         """
-        self._closings += 1
-        self._release()
-
-    def _release(self) -> None:
-        with opening():
-            stream, self._opened = self._opened, None
-        if stream is not None and stream.is_here:
+        stream = self._opened.take()
+        if stream is not None:
             stream.close()
 
     def __enter__(self) -> H5ChunkSequence:
@@ -517,9 +505,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
 
     # ---- within
 
@@ -539,8 +524,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def _go_to(self, position: Position, *, skipped: int = 0) -> None:
         self.progress.go_to(*position, skipped=skipped)
-        if self._opened is not None and self._opened.is_here:
-            self._opened.stop_ahead()
+        stream = self._opened.peek()
+        if stream is not None:
+            stream.stop_ahead()
 
 
 class KerasReader:

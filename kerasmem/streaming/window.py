@@ -216,7 +216,7 @@ class WindowRing:
                 if window.error is not None:
                     raise window.error
                 return None
-            if own:
+            if own and window in self._windows:  # not dropped meanwhile
                 self._load_ahead()
             return window
 

@@ -174,7 +174,7 @@ def read_ours(path: str) -> dict[str, np.ndarray]:
     """Return the datasets that kerasmem reads, without refused ones."""
     from kerasmem.datatools.listing import list_contents
     from kerasmem.errors import KerasmemError
-    from kerasmem.streaming.file_order import read_windows
+    from kerasmem.streaming.data_source import read_windows
 
     found = {}
     try:

@@ -47,7 +47,7 @@ class RemoteTarget(Target):
         import kerasmem.hdf5.io.failures as failures
         import kerasmem.hdf5.io.objects as objects
         import kerasmem.hdf5.io.stores
-        import kerasmem.streaming.file_order  # noqa: F401
+        import kerasmem.streaming.data_source  # noqa: F401
 
         warm_data_commands()
         failures._FIRST_WAIT = failures._LONGEST_WAIT = failures._LONGEST_ASKED = 0.002
@@ -84,7 +84,7 @@ class RemoteTarget(Target):
         from kerasmem.errors import KerasmemError
         from kerasmem.hdf5.io.access import RemoteAccess
         from kerasmem.hdf5.rows.settings import Access
-        from kerasmem.streaming.file_order import read_windows
+        from kerasmem.streaming.data_source import read_windows
 
         access = Access(remote=RemoteAccess(cache=str(Path("cache").absolute()) if case.options["cache"] else None))
         refused = ""

@@ -17,7 +17,7 @@ from kerasmem.datatools import inspection
 from kerasmem.datatools.reports import Inspection
 from kerasmem.errors import DataError, UsageError
 from kerasmem.rendering.data_tables import inspection_table
-from kerasmem.streaming.file_order import read_windows
+from kerasmem.streaming.data_source import read_windows
 
 RNG = np.random.default_rng(0)
 ROWS = 600

@@ -65,7 +65,7 @@ def test_a_store_without_coroutines_is_read_in_a_process_that_knows_no_other(tmp
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = range(9)
     code = (
-        "import sys, fsspec\nfrom kerasmem.streaming.file_order import read_windows\n"
+        "import sys, fsspec\nfrom kerasmem.streaming.data_source import read_windows\n"
         "fsspec.filesystem('memory').pipe('/a.h5', open(sys.argv[1], 'rb').read())\n"
         "((_, window),) = read_windows(['memory://a.h5'], ['x'])\n"
         "print(window['x'].tolist())"

@@ -22,7 +22,7 @@ READ = """
 import sys
 from kerasmem.errors import DataError
 from kerasmem.hdf5.io import failures, objects
-from kerasmem.streaming.file_order import read_windows
+from kerasmem.streaming.data_source import read_windows
 objects._SILENCE = objects._CONNECT = 0.3
 failures._FIRST_WAIT = failures._LONGEST_WAIT = 0.01
 try:

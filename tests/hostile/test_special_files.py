@@ -18,7 +18,7 @@ import kerasmem
 from kerasmem.errors import KerasmemError
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.models.document import read_document
-from kerasmem.streaming.file_order import read_windows
+from kerasmem.streaming.data_source import read_windows
 
 def problem_of(path):
     found = {entry.name: entry.problem for entry in kerasmem.data.inspect(path).datasets}

@@ -1,13 +1,8 @@
-"""Run by `test_transform_processes.py`: start worker processes, say which, and wait to be killed.
-
-killed_pool.py fork|spawn
-"""
+"""Run by `test_transform_processes.py`: start worker processes, say which, and wait to be killed."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import sys
 import time
 
 
@@ -19,9 +14,8 @@ def note_process(x):
 if __name__ == "__main__":
     from concurrent.futures import ThreadPoolExecutor
 
-    from kerasmem.streaming.ahead import TransformPool
+    from kerasmem.streaming.transforms import TransformPool
 
-    multiprocessing.set_start_method(sys.argv[1])
     pool = TransformPool(note_process, 2)
     with ThreadPoolExecutor(4) as threads:  # which end, and their processes do not
         found = list(threads.map(pool.run, [(number,) for number in range(8)]))

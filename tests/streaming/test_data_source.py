@@ -59,6 +59,14 @@ def test_a_row_costs_no_walk_through_all_files(data, monkeypatch):
     assert source[120][1] == 120
 
 
+def test_a_row_has_its_own_file_checked_alone(data, monkeypatch):
+    source, stat, seen = H5DataSource(data), os.stat, []
+    assert [int(source[row][1]) for row in (0, 100, 200)] == [0, 100, 200], "all are open"
+    monkeypatch.setattr(os, "stat", lambda path, *args, **settings: seen.append(path) or stat(path, *args, **settings))
+    assert source[120][1] == 120
+    assert {os.path.basename(path) for path in seen} == {"part-1.h5"}
+
+
 def test_structures_rows_and_an_index(data, tmp_path):
     kerasmem.data.index(data, tmp_path / "all.index")
     chosen = np.array([5, 17, 230])
@@ -88,10 +96,10 @@ def test_copies_and_threads_read_for_themselves(data):
 def test_a_chunk_is_read_once_for_all_rows_asked_for_together(data):
     source = H5DataSource(data, "x", None)
     source.batch(range(16))
-    before = source._reader[1].bytes_read
+    before = source._reader.peek().bytes_read
     assert before
     source.batch([15, 0, 7])
-    assert source._reader[1].bytes_read == 2 * before
+    assert source._reader.peek().bytes_read == 2 * before
 
 
 def test_pytorch_shares_rows_among_ranks_and_processes(data):

@@ -17,7 +17,7 @@ from workers import free_ports, run_together
 
 from kerasmem import H5ChunkSequence
 from kerasmem.cluster import worker_of
-from kerasmem.streaming.distributed import share_batches
+from kerasmem.streaming.tf_data import share_batches
 from kerasmem.training.resume import latest_common
 
 pytestmark = pytest.mark.usefixtures("loaded_python")

@@ -18,7 +18,8 @@ import pytest
 
 from kerasmem import H5ChunkSequence, H5DataSource
 from kerasmem.errors import UsageError
-from kerasmem.streaming.ahead import BatchesAhead
+from kerasmem.streaming.cursor import Position
+from kerasmem.streaming.opened import BatchesAhead
 
 
 def open_files():
@@ -50,7 +51,7 @@ def test_leaving_a_with_block_gives_all_back(numbered):
     assert live.windows.nbytes == 0
     wait_for_threads(before)
     with pytest.raises(UsageError, match="closed"):
-        live.ahead.get("one", 0, 1)
+        live.ahead.get("one", Position(0, 1))
 
 
 def rows_for_ever(path):
@@ -174,16 +175,16 @@ def test_batches_ahead_are_gathered_in_order():
     gathered = []
     random = np.random.default_rng(0)
 
-    def gather(epoch, place):
+    def gather(position):
         time.sleep(random.random() * 0.002)
-        gathered.append(place)
-        return (place,)
+        gathered.append(position.batch)
+        return (position.batch,)
 
-    ahead = BatchesAhead(gather, lambda epoch, place, batch: batch, workers=4, depth=6, batches=60)
-    assert [ahead.get("one", 0, place)[0] for place in range(60)] == list(range(60))
+    ahead = BatchesAhead(gather, lambda position, batch: batch, workers=4, depth=6, batches=60)
+    assert [ahead.get("one", Position(0, place))[0] for place in range(60)] == list(range(60))
     assert gathered == list(range(60))
-    assert ahead.get("one", 0, 30) == (30,), "an earlier one is made again"
-    assert ahead.get("two", 1, 0) == (0,)
+    assert ahead.get("one", Position(0, 30)) == (30,), "an earlier one is made again"
+    assert ahead.get("two", Position(1, 0)) == (0,)
     ahead.close()
 
 

@@ -21,12 +21,11 @@ def lives(process):
         return False
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_they_end_when_their_parent_is_killed(start):
+def test_they_end_when_their_parent_is_killed():
     if not SEMAPHORES.is_dir() or not Path("/proc/self/stat").exists():
         pytest.skip("needs Linux's /proc and /dev/shm")
     before = set(SEMAPHORES.glob("sem.mp-*"))
-    parent = subprocess.Popen([sys.executable, SCRIPT, start], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, SCRIPT], stdout=subprocess.PIPE, text=True)
     children = [int(process) for process in parent.stdout.readline().split()]
     assert children
     assert all(map(lives, children))

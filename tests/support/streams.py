@@ -49,8 +49,9 @@ def shared_model(width=3):
 
 
 def note_process(x, y):
-    """Return the targets, and in x the number of the process that ran this."""
-    return np.full_like(x, os.getpid()), y
+    """Return the targets, and in x the numbers of the process that ran this and of the one that forked it."""
+    x[:, :2] = os.getpid(), os.getppid()
+    return x, y
 
 
 def slow_double(x, y):

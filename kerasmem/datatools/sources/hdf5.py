@@ -30,7 +30,7 @@ from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.rows.opening import check_chunks
 from kerasmem.hdf5.rows.scan import find_dataset
 from kerasmem.hdf5.rows.settings import Access
-from kerasmem.streaming.file_order import read_windows
+from kerasmem.streaming.data_source import read_windows
 from kerasmem.units import format_count
 
 _MOST_SPARSE = 1 << 22  # stored values of a sparse matrix added at a time

@@ -1,14 +1,14 @@
-"""Batches prepared ahead of the trainer: gathered in order, transformed in threads or processes."""
+"""Transforms of batches, in threads or worker processes."""
 
 from __future__ import annotations
 
 import functools
-import itertools
+import multiprocessing
 import signal
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.processes.children import end_after_parent
 
-_MOST_AHEAD = 10  # batches; fewer where the memory budget has no room for more
+_MOST_AHEAD = 10  # batches; fewer if the memory budget does not hold more
 
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]
@@ -27,7 +27,7 @@ class Preparation:
     """How batches are prepared.
 
     Args:
-        transform: what is done to each; None for nothing.
+        transform: function that is applied to each; None for none.
         workers: threads or processes.
         in_processes: whether `transform` runs in processes.
     """
@@ -99,8 +99,11 @@ class TransformPool:
     """
 
     def __init__(self, transform: Transform, processes: int) -> None:
+        # A fork of this process would have locks that TensorFlow's threads hold.
+        methods = multiprocessing.get_all_start_methods()
+        context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self._start = functools.partial(
-            ProcessPoolExecutor, processes, initializer=_start_worker, initargs=(transform,)
+            ProcessPoolExecutor, processes, context, initializer=_start_worker, initargs=(transform,)
         )
         self._pool = self._start()
         self._replacing = threading.Lock()
@@ -115,7 +118,8 @@ class TransformPool:
                 self._pool = self._start() if self._pool is pool else self._pool
             raise TransformFailure(
                 "ended with its worker process; most often the system kills one for lack of memory: use "
-                "fewer workers, or threads (use_multiprocessing=False)"
+                "fewer workers, or threads (use_multiprocessing=False). A transform of processes has to be "
+                'importable, and a script must train under `if __name__ == "__main__":`'
             ) from error
         if result is None:
             raise TransformFailure(message) from RuntimeError(f"in the worker process:\n{details}")
@@ -124,77 +128,3 @@ class TransformPool:
     def close(self) -> None:
         """End the processes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-@dataclass(eq=False)
-class BatchesAhead:
-    """Keeps up to `depth` batches ready or in preparation.
-
-    One thread gathers batches strictly in order, so that every part of the file is read once; what follows, the
-    transform, runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
-    bounded; when readers take turns, each begins again where it had stopped.
-
-    Args:
-        gather: returns the raw batch at (epoch, place).
-        finish: turns a raw batch at (epoch, place) into the final one.
-        workers: threads.
-        depth: batches ahead.
-        batches: batches an epoch.
-    """
-
-    gather: Callable[[int, int], Batch]
-    finish: Callable[[int, int, Batch], Batch]
-    workers: int
-    depth: int
-    batches: int
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._series: tuple[object, int] | None = None  # whose batches are in preparation: the reader and the epoch
-        self._next = 0  # the batch of it to be prepared next
-        self._answers: dict[int, tuple[Future[Batch], Future[Batch]]] = {}  # each batch as gathered and as finished
-        self._closed = False
-        self._gatherer = ThreadPoolExecutor(1, thread_name_prefix="kerasmem-gather")
-        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kerasmem-batches")
-
-    def get(self, cursor: object, epoch: int, place: int) -> Batch:
-        """Return the batch, and have those that follow it prepared for the same reader."""
-        with self._lock:
-            if self._series != (cursor, epoch):
-                self._drop()
-                self._series, self._next = (cursor, epoch), place
-            if place <= self._next and not self._closed:
-                for following in range(self._next, min(place + self.depth, self.batches)):
-                    gathered = self._gatherer.submit(self.gather, epoch, following)
-                    finished = self._pool.submit(self._finish, epoch, following, gathered)
-                    self._answers[following] = gathered, finished
-                    self._next = following + 1
-            prepared = self._answers.pop(place, None)
-        if prepared is not None:
-            try:
-                return prepared[1].result()
-            except CancelledError:  # dropped or closed meanwhile
-                pass
-        return self.finish(epoch, place, self.gather(epoch, place))
-
-    def stop(self, cursor: object = None) -> None:
-        """Cancel prepared batches: all, or only those of the reader `cursor`."""
-        with self._lock:
-            if cursor is None or (self._series is not None and self._series[0] is cursor):
-                self._drop()
-
-    def close(self) -> None:
-        """Cancel queued batches and wait for the one in progress."""
-        with self._lock:
-            self._closed = True
-            self._drop()
-        self._gatherer.shutdown(wait=True, cancel_futures=True)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _drop(self) -> None:
-        for future in itertools.chain.from_iterable(self._answers.values()):
-            future.cancel()
-        self._series, self._answers = None, {}
-
-    def _finish(self, epoch: int, place: int, gathered: Future[Batch]) -> Batch:
-        return self.finish(epoch, place, gathered.result())
