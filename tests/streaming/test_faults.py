@@ -134,5 +134,7 @@ def test_ctrl_c_ends_training_at_once(numbered, settings, handled):
     else:
         assert child.returncode in (-signal.SIGINT, 1, 130), errors[-2000:]
         assert "KeyboardInterrupt" in errors
-    with pytest.raises(ProcessLookupError):  # nobody of its session is left
-        os.killpg(child.pid, 0)
+    with pytest.raises(ProcessLookupError):  # nobody of its session is left, once the fork server has noticed
+        for _ in range(500):
+            os.killpg(child.pid, 0)
+            time.sleep(0.01)
