@@ -147,15 +147,11 @@ def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
     repetition = find_repetition(contents.entries)
     if repetition is None:
         return contents, []
-    first = repetition.groups[0]
+    within, others = repetition.divide(contents.entries)
     stacked = repetition.stacked()
-    entries = [
-        replace(entry, layout=None, problem=f"is a sample; {len(repetition.groups):,} groups have the same layout")
-        if repetition.lies_within(entry)
-        else entry
-        for entry in contents.entries
-        if entry.name.startswith(f"{first}/") or not repetition.lies_within(entry)
-    ]
+    problem = f"is a sample; {len(repetition.groups):,} groups have the same layout"
+    first = [entry for entry in within if entry.name.startswith(f"{repetition.groups[0]}/")]
+    entries = [*(replace(entry, layout=None, problem=problem) for entry in first), *others]
     shapes = ", ".join(f"{shown(entry.name)} {entry.shape}" for entry in stacked if entry.parts)
     ragged = [f"{shown(entry.name)} {entry.problem}" for entry in stacked if entry.kind == "ragged"]
     note = f"{repetition.title}, repeat one layout, a sample each"

@@ -18,14 +18,14 @@ from kerasmem.datatools.packing import Packing, read_packing
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
 from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown
-from kerasmem.hdf5.format.links import DAMAGED, encoded, shape_of, walk_objects
+from kerasmem.hdf5.format.links import DAMAGED, shape_of, walk_objects
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, open_file
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.texts import MOST_TEXT, read_attribute, read_names, text_of
 from kerasmem.streaming.data_source import read_windows
 
 MOST_LISTED = 5000  # objects that are listed: a hostile file may hold millions
-MOST_CONVERTED = 50_000  # objects of a file that is converted
+MOST_CONVERTED = 100_000  # objects of a file that is converted
 CHECKSUM = "kerasmem_crc32"
 CLASS_NAMES = "class_names"
 _MOST_NAMES = 100_000  # classes
@@ -264,14 +264,14 @@ class _Listing:
         candidates = [f"{name}_{CLASS_NAMES}"]
         if name.endswith("/codes"):
             candidates.append(f"{name.removesuffix('codes')}categories")
-        for other in candidates if value is None else ():
-            try:
-                if isinstance(self._file.get(encoded(other), getlink=True), h5py.HardLink):
-                    names = read_names(find_dataset(self._file, other), _MOST_NAMES)
-                    return None if names is None else tuple(names)
-            except (*DAMAGED, DataError, DecodeError):
-                return None
-        return None
+        other = next((candidate for candidate in candidates if candidate in self._names), None)
+        if value is not None or other is None:
+            return None
+        try:
+            names = read_names(find_dataset(self._file, other), _MOST_NAMES)
+            return None if names is None else tuple(names)
+        except (*DAMAGED, DataError, DecodeError):
+            return None
 
     def _sparse(self, item: h5py.Group, name: str, kind: str) -> Entry:
         try:

@@ -33,11 +33,14 @@ class Repetition:
         """Number of the groups, and the first and last of them."""
         return f"{len(self.groups):,} groups, {shown(self.groups[0])} to {shown(self.groups[-1])}"
 
-    def lies_within(self, entry: Entry) -> bool:
-        """Return whether an entry belongs to one of the groups."""
-        parts = entry.name.split("/")
-        depth = self.groups[0].count("/") + 1
-        return "/".join(parts[:depth]) in self.groups
+    def divide(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+        """Return the entries that lie in the groups, and the others."""
+        groups, depth = set(self.groups), self.groups[0].count("/") + 1
+        parts: tuple[list[Entry], list[Entry]] = ([], [])
+        for entry in entries:
+            is_outside = "/".join(entry.name.split("/")[:depth]) not in groups
+            parts[is_outside].append(entry)
+        return parts
 
     def stacked(self) -> list[Entry]:
         """Return an entry for each stacked dataset; those that cannot be stacked have a problem."""

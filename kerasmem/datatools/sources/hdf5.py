@@ -233,11 +233,9 @@ def _stacked(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entry], lis
     if repetition is None:
         return entries, []
     stacked = repetition.stacked()
-    if not any(wanted.wants(entry.name) for entry in stacked):
-        within = [entry for entry in entries if repetition.lies_within(entry)]
-        if any(wanted.wants(entry.name) for entry in within):
-            return entries, []
-    others = [entry for entry in entries if not repetition.lies_within(entry)]
+    within, others = repetition.divide(entries)
+    if not any(wanted.wants(entry.name) for entry in stacked) and any(wanted.wants(entry.name) for entry in within):
+        return entries, []
     note = f"{repetition.title}, are a row each; columns of one group are read by their full names (--columns)"
     return [*stacked, *others], [note]
 

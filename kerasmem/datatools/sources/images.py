@@ -7,7 +7,6 @@ import copy
 import hashlib
 import io
 import os
-import stat
 import threading
 import warnings
 from collections import Counter, deque
@@ -44,32 +43,28 @@ class ImageFolder(RowSource):
     def __init__(self, path: str, options: ReadOptions) -> None:
         _load_pillow()
         super().__init__(shown(path), path)
-        self._options = options
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._skipped: list[str] = []  # files that are not read
-        entries = self._list(path)
-        folders = [entry.name for entry in entries if self._is_folder(entry)]
-        self._skipped += [entry.name for entry in entries if not entry.is_dir() and _is_image_name(entry.name)]
+        self._options, self._skipped = options, list[str]()
+        with os.scandir(path) as entries:
+            folders = sorted((e.name for e in entries if e.is_dir() and not e.name.startswith(".")), key=os.fsencode)
         if not folders:
             raise DataError(f"{self.label}: holds no folders; a folder of images for each class is needed")
-        classes: list[int] = []
-        names, ends = bytearray(), [0]  # one text holds all names; where each ends
-        for number, name in enumerate(folders):
-            before = len(classes)
-            for found in self._images(os.path.join(path, name), ()):
-                names += os.fsencode(os.path.relpath(found, path))
-                ends.append(len(names))
-                classes.append(number)
-            if len(classes) == before:
-                self.notes.append(f"the folder {shown(name)} holds no images")
-        if not classes:
+        digest = hashlib.blake2b(digest_size=16)
+        self._files: list[str] = []
+        for entry in self._images(path, ()):
+            name = os.path.relpath(entry.path, path)
+            if os.sep in name:
+                status = entry.stat()
+                digest.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+                self._files.append(name)
+            else:
+                self._skipped.append(name)
+        if not self._files:
             raise DataError(f"{self.label}: holds no images (names that end in {', '.join(SUFFIXES)})")
-        self._names = bytes(names)
-        self._listed = self._digest.hexdigest()
-        del self._digest  # which no other process can be given
-        self._classes = np.array(classes, np.int32)
-        self._ends = np.array(ends, np.int64)
-        self.rows = len(classes)
+        self._listed, self.rows = digest.hexdigest(), len(self._files)
+        numbers = {name: number for number, name in enumerate(folders)}
+        self._classes = np.array([numbers[name.partition(os.sep)[0]] for name in self._files], np.int32)
+        empty = set(numbers.values()) - set(np.unique(self._classes).tolist())
+        self.notes += [f"the folder {shown(folders[number])} holds no images" for number in sorted(empty)]
         if self._skipped:
             self.notes.append(
                 f"{len(self._skipped):,} files were passed over, such as {shown(self._skipped[0])}: images are read if "
@@ -102,56 +97,38 @@ class ImageFolder(RowSource):
             rows=stop - start,
             _losses=Counter(),
             _classes=self._classes[start:stop],
-            _names=self._names[self._ends[start] : self._ends[stop]],
-            _ends=self._ends[start : stop + 1] - self._ends[start],
+            _files=self._files[start:stop],
         )
         return found
 
     def _decode(self, number: int) -> DecodedImage:
-        name, first = (os.fsdecode(self._names[self._ends[k] : self._ends[k + 1]]) for k in (number, 0))
-        path = os.path.join(self.paths[0], name)
-        return decode_image(path, shown(path), self._options, self._first, shown(first))
+        path = os.path.join(self.paths[0], self._files[number])
+        return decode_image(path, shown(path), self._options, self._first, shown(self._files[0]))
 
-    def _images(self, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    def _images(self, folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[os.DirEntry[str]]:
         """Yield the images of a folder and those below, sorted by name."""
         here = os.stat(folder)
         if (here.st_dev, here.st_ino) in above:
             raise DataError(f"{shown(folder)}: a link leads back to a folder above it; remove it")
         if len(above) > _DEPTH:
             raise DataError(f"{shown(folder)}: more than {_DEPTH} folders within one another")
-        for entry in self._list(folder):
-            if self._is_folder(entry):
-                yield from self._images(entry.path, (*above, (here.st_dev, here.st_ino)))
-            elif _is_image_name(entry.name):
-                self._note(entry)
-                yield entry.path
-            else:
-                self._skipped.append(entry.name)
-
-    def _list(self, folder: str) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder, sorted by name, without hidden files."""
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
-        hidden = [entry for entry in entries if entry.name.startswith(".")]
-        self._skipped += [each.name for each in hidden if _is_image_name(each.name) or each.is_dir()]
-        return [entry for entry in entries if not entry.name.startswith(".")]
-
-    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        found = entry.is_dir()
-        if found:
-            self._refuse_link(entry, "is a link to a folder")
-        return found
-
-    def _note(self, entry: os.DirEntry[str]) -> None:
-        self._refuse_link(entry, "is a link")
-        found = entry.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError(f"{shown(entry.path)}: is called like an image and is no file")
-        self._digest.update(os.fsencode(entry.path) + f"\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
-
-    def _refuse_link(self, entry: os.DirEntry[str], what: str) -> None:
-        if entry.is_symlink() and not self._options.follow_links:
-            raise DataError(f"{shown(entry.path)}: {what}; pass follow_links=True (--follow-links) if you trust it")
+        for entry in entries:
+            is_folder, is_image = entry.is_dir(), entry.name.lower().endswith(SUFFIXES)
+            if entry.name.startswith(".") or not (is_folder or is_image):
+                if is_folder or is_image or above:
+                    self._skipped.append(entry.name)
+                continue
+            if entry.is_symlink() and not self._options.follow_links:
+                kind = "is a link to a folder" if is_folder else "is a link"
+                raise DataError(f"{shown(entry.path)}: {kind}; pass follow_links=True (--follow-links) if you trust it")
+            if is_folder:
+                yield from self._images(entry.path, (*above, (here.st_dev, here.st_ino)))
+            elif not entry.is_file():
+                raise DataError(f"{shown(entry.path)}: is called like an image and is no file")
+            else:
+                yield entry
 
 
 def in_order(decode: Callable[[int], DecodedImage], numbers: Iterable[int], threads: int) -> Iterator[DecodedImage]:
@@ -341,7 +318,3 @@ def _is_transparent(image: Any) -> bool:
     if image.mode in _SIXTEEN_BITS:
         return True
     return bool(image.convert("RGBA").getchannel("A").getextrema()[0] < 255)
-
-
-def _is_image_name(path: str) -> bool:
-    return path.lower().endswith(SUFFIXES)

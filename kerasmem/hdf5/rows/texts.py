@@ -35,7 +35,7 @@ def read_attribute(
         most: largest size in bytes.
     """
     try:
-        if name not in item.attrs:
+        if not h5py.h5a.get_num_attrs(item.id) or name not in item.attrs:  # the first is the faster question
             return None
         attribute = item.attrs.get_id(name)
         shape, text = attribute.shape, h5py.check_string_dtype(attribute.dtype)
