@@ -7,16 +7,14 @@ from typing import Any
 import click
 
 from kerasmem.cli.command import GuardedCommand
-from kerasmem.cli.options import EXIT_CODES, check_options, model_options, option, step_settings
+from kerasmem.cli.options import EXIT_CODES, check_options, model_options, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
-
-REAL_STEPS = ("confirm", "margin", "samples", "steps", "timeout")
 
 
 @click.command("max-batch", cls=GuardedCommand, seconds=7200)
 @model_options(
-    "--minimum", "--maximum", "--step", "--margin", "--method", "--confirm",
-    option("--steps", default=3), "--samples", "--timeout", output=("--json",), shared=("--device",),
+    "--minimum", "--maximum", "--step", "--margin", "--method", "--confirm", "--timeout",
+    output=("--json",), shared=("--device",),
 )  # fmt: skip
 def command(model: str | None, **options: Any) -> int:
     """Find the largest batch of MODEL that fits a device.
@@ -39,7 +37,7 @@ def command(model: str | None, **options: Any) -> int:
     with quiet_tensorflow(), spinner("searching for the largest batch", options["method"]):
         from kerasmem.estimation.sizing import max_batch_size
 
-        own = {name: options[name] for name in ("minimum", "maximum", "step", *REAL_STEPS)}
+        own = {name: options[name] for name in ("minimum", "maximum", "step", "margin", "confirm", "timeout")}
         result = max_batch_size(model, **own, **step_settings(options))
     show_result(result, options["as_json"], search_table)
     return EXIT_CODES[result.device.verdict]

@@ -1,27 +1,27 @@
 """The largest size that fits a device: a search that asks seldom, since one answer may take a minute. Pure.
 
-Need grows nearly in proportion to a size, so the first guess is on the line through two answers, and each further one
-on the line through the answers on either side of the limit. Where the line led, the limit is close: the next question
-is as far beyond as the answer may be off, and mostly the last. Where the line does not halve what is left, the middle
-is asked from then on. The search stops where what is left is a small share of the size: a batch of 3,630 or 3,640 is
-the same to anyone.
+Need grows nearly in proportion to a size, so the first questions are on the line through two answers, at least one
+tolerance from either end; later ones halve the gap. The search stops if the gap is a small share of the size: a batch
+of 3,630 or 3,640 is the same to anyone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from kerasmem.errors import UsageError
-from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, at_least, at_most, verdict
+from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport, verdict_on
+from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, interval, verdict
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
 MOST_EVALUATIONS = 40
 TOLERANCE = 0.01  # of the size: below 100 every size is told apart
-MOST_SLOW = 2  # steps on the line that do not halve what is left, before the middle is asked for good
+MOST_ON_THE_LINE = 8  # questions for one end of the interval, before the gap is halved
 LARGEST = 2**20  # where the search ends if no maximum is given
 MOST_TRIES = 6
 TRIED_TOLERANCE = 0.05  # of the size: a try takes a process, so that the last few samples are not worth it
@@ -29,7 +29,7 @@ TRIED_TOLERANCE = 0.05  # of the size: a try takes a process, so that the last f
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one size needs, in bytes, and whether that fits."""
+    """The bytes that one size needs, and whether it fits."""
 
     size: int
     total: int
@@ -39,32 +39,32 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search found.
+class Evaluations:
+    """All sizes that a search asked about, the smallest first."""
 
-    Attributes:
-        largest: the largest size that surely fits (the upper end of what it needs does); None where none did.
-        fails_from: the smallest size above it that surely does not fit; None where none was found. What lies between
-            the two is too close to call.
-        is_exact: the next size after `largest` was asked as well and does not surely fit, or is beyond the maximum.
-        next_asked: the next larger size that was asked and does not surely fit; None where there is none.
-        is_steady: no size was found that fits although a smaller one does not.
-        evaluations: all that was asked, by size.
-    """
+    rows: tuple[Evaluation, ...]
 
-    largest: int | None
-    fails_from: int | None
-    is_exact: bool
-    next_asked: int | None
-    is_steady: bool
-    evaluations: tuple[Evaluation, ...]
+    @property
+    def largest(self) -> int | None:
+        """The largest size that surely fits: the upper end of its interval does. None if none does."""
+        return max((row.size for row in self.rows if row.verdict == FITS), default=None)
+
+    @property
+    def above(self) -> list[Evaluation]:
+        """The sizes above `largest`, of which none surely fits."""
+        return [row for row in self.rows if row.size > (self.largest or 0)]
+
+    @property
+    def fails_from(self) -> int | None:
+        """The smallest size above `largest` that surely does not fit, or None. Between the two it is too close."""
+        return next((row.size for row in self.above if row.verdict == DOES_NOT_FIT), None)
 
     @property
     def verdict(self) -> str:
         """Whether any size fits: "fits", "does not fit", or "too close to call"."""
         if self.largest is not None:
             return FITS
-        return DOES_NOT_FIT if all(each.verdict == DOES_NOT_FIT for each in self.evaluations) else TOO_CLOSE
+        return DOES_NOT_FIT if all(row.verdict == DOES_NOT_FIT for row in self.rows) else TOO_CLOSE
 
 
 def bracket(
@@ -106,11 +106,11 @@ def bracket(
     return low, high
 
 
-def on_the_line(x0: int, y0: int, x1: int, y1: int, limit: int) -> int:
+def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
     """Return the integer below the intersection of the limit with the line through two points."""
     if y1 <= y0:
         return (x0 + x1) // 2 if y1 > limit else 2 * x1
-    return x0 + (limit - y0) * (x1 - x0) // (y1 - y0)
+    return x0 + int((limit - y0) * (x1 - x0) // (y1 - y0))
 
 
 def search(
@@ -122,8 +122,8 @@ def search(
     step: int = 1,
     guess: int = 32,
     tolerance: float = TOLERANCE,
-) -> Found:
-    """Return the largest size that fits.
+) -> Evaluations:
+    """Search for the largest size that surely fits, and for the largest that may fit.
 
     Args:
         ask: from a size to its need; asked once a size at most.
@@ -148,118 +148,71 @@ def search(
         raise UsageError(f"maximum {top} is less than minimum {minimum}")
     asked: dict[int, Bytes] = {}
     last = (top - minimum) // step
-
-    def need(index: int) -> Bytes:
-        if index not in asked:
-            asked[index] = ask(minimum + step * index)
-        return asked[index]
-
-    def need_at(end: Callable[[Bytes], int], index: int) -> int:
-        return end(need(index))
-
-    def is_judged(verdicts: tuple[str, ...], index: int) -> bool:
-        return verdict(need(index), available_bytes) in verdicts
+    second = min(max((guess - minimum) // step, 1), last)
 
     def reach(index: int) -> int:
         return max(1, int((minimum + step * index) * tolerance / step))
 
-    second = min(max((guess - minimum) // step, 1), last)
-    if not is_judged((FITS,), 0):
-        second = min(second, 1)  # it will hardly get better: look only whether the next says so too
-    ends: tuple[tuple[tuple[str, ...], Callable[[Bytes], int]], ...]
-    ends = ((FITS,), at_most), ((FITS, TOO_CLOSE), at_least)
-    for verdicts, end in ends:
-        low, high = _known_ends({index: is_judged(verdicts, index) for index in asked})
-        guesses = _LineGuess(partial(need_at, end), available_bytes, second, last, reach)
-        most = MOST_EVALUATIONS - len(asked)
-        bracket(partial(is_judged, verdicts), guesses, low=low, high=high, gap=reach, most=most)
-    return _found(asked, available_bytes, minimum, step, last)
+    def need(end: int, index: int) -> float:
+        """Return one end of the interval at an index: 0 for the lower one, 1 for the upper one."""
+        if index not in asked:
+            asked[index] = ask(minimum + step * index)
+        bound = interval(asked[index])[end]
+        return math.inf if bound is None else bound
+
+    def fits(end: int, index: int) -> bool:
+        return need(end, index) <= available_bytes
+
+    for end in (1, 0):
+        high = min((index for index in asked if not fits(end, index)), default=None)
+        low = max((index for index in asked if fits(end, index) and (high is None or index < high)), default=None)
+        guesses = _line_guesses(partial(need, end), available_bytes, asked, second, last, reach)
+        bracket(partial(fits, end), guesses, low=low, high=high, gap=reach, most=MOST_EVALUATIONS - len(asked))
+    return Evaluations(
+        tuple(
+            Evaluation(minimum + step * index, need.total, need.low, need.high, verdict(need, available_bytes))
+            for index, need in sorted(asked.items())
+        )
+    )
 
 
-def _known_ends(fits: Mapping[int, bool]) -> tuple[int | None, int | None]:
-    """Return the smallest index that does not fit, after the largest below it that does; None if there is none."""
-    high = min((index for index in fits if not fits[index]), default=None)
-    low = max((index for index in fits if fits[index] and (high is None or index < high)), default=None)
-    return low, high
-
-
-class _LineGuess:
-    """Guesses on the line through the needs at both ends.
-
-    If two guesses do not halve the gap, it halves it itself from then on. Next to an index that the line led to, it
-    guesses one tolerance beyond, which mostly ends the search.
+def _line_guesses(
+    need: Callable[[int], float],
+    limit: int,
+    asked: Mapping[int, Any],
+    second: int,
+    last: int,
+    reach: Callable[[int], int],
+) -> Callable[[int | None, int | None], int | None]:
+    """Return a function that guesses the next index from an index that fits and one that does not.
 
     Args:
         need: bytes at an index.
         limit: bytes available.
-        second: the guess after the first index.
+        asked: what was asked about so far, by index.
+        second: the index to ask about after the first.
         last: the largest index.
-        reach: tolerance at an index.
+        reach: the tolerance at an index.
     """
+    on_line = len(asked) + MOST_ON_THE_LINE
 
-    def __init__(
-        self, need: Callable[[int], int], limit: int, second: int, last: int, reach: Callable[[int], int]
-    ) -> None:
-        self._need, self._limit, self._second, self._last, self._reach = need, limit, second, last, reach
-        self._is_rough = reach(last) > 1
-        self._short = self._slow = 0  # extrapolations that fell short, steps that did not halve the gap
-        self._latest: int | None = None  # the index that the line led to last
-        self._gap: int | None = None
+    def guess(low: int | None, high: int | None) -> int | None:
+        if low is None:
+            return 0 if high is None else None
+        if high is not None:
+            if len(asked) >= on_line:
+                return (low + high) // 2
+            index = on_the_line(low, need(low), high, need(high), limit)
+            beside = high - reach(high - reach(high))  # from which the high end is within its tolerance
+            return min(max(index, low + reach(low)), max(beside, low + 1))
+        if low == last or low < second:
+            return second if low < second else None
+        before = max(index for index in asked if index < low)
+        beyond = on_the_line(before, need(before), low, need(low), limit) + 1
+        least = low + (reach(low) if len(asked) < on_line else low)
+        return min(max(beyond, least), 16 * low + 16, last)
 
-    def __call__(self, low: int | None, high: int | None) -> int | None:
-        if low is None or low == self._last:
-            return None
-        if high is None:
-            self._latest = min(self._beyond(low), self._last)
-        elif (beside := self._beside(low, high)) is not None:
-            self._latest = None
-            return beside
-        else:
-            self._latest = self._between(low, high)
-        return self._latest
-
-    def _beyond(self, low: int) -> int:
-        """Return an index on the line through the smallest and the largest, at most sixteen times as far."""
-        if low == 0 and low < self._second:
-            return self._second
-        index = on_the_line(0, self._need(0), low, self._need(low), self._limit) + 1
-        further = (1, self._reach(low) if self._is_rough else low, low)[min(self._short, 2)]
-        index = min(max(index, low + further), 16 * low + 16)
-        self._short += index - low < 16 * self._reach(low) or not self._is_rough
-        return index
-
-    def _beside(self, low: int, high: int) -> int | None:
-        beside = {low: low + self._reach(low), high: high - self._reach(high - self._reach(high))}
-        if self._latest not in beside or not self._is_rough:
-            return None
-        return min(max(beside[self._latest], low + 1), high - 1)
-
-    def _between(self, low: int, high: int) -> int:
-        self._slow += self._gap is not None and high - low > self._gap // 2
-        self._gap = high - low
-        if self._slow >= MOST_SLOW:
-            return (low + high) // 2
-        index = on_the_line(low, self._need(low), high, self._need(high), self._limit)
-        return min(max(index, low + 1), high - 1)
-
-
-def _found(asked: Mapping[int, Bytes], available_bytes: int, minimum: int, step: int, last: int) -> Found:
-    evaluations = tuple(
-        Evaluation(minimum + step * index, need.total, need.low, need.high, verdict(need, available_bytes))
-        for index, need in sorted(asked.items())
-    )
-    largest = max((each.size for each in evaluations if each.verdict == FITS), default=None)
-    above = [each for each in evaluations if largest is None or each.size > largest]
-    below = [each for each in evaluations if largest is not None and each.size < largest]
-    next_asked = above[0].size if above and largest is not None else None
-    return Found(
-        largest=largest,
-        fails_from=next((each.size for each in above if each.verdict == DOES_NOT_FIT), None),
-        is_exact=largest in (None, minimum + step * last) or next_asked == (largest or 0) + step,
-        next_asked=next_asked,
-        is_steady=all(each.verdict == FITS for each in below),
-        evaluations=evaluations,
-    )
+    return guess
 
 
 @dataclass(frozen=True)
@@ -373,8 +326,6 @@ class SearchResult(Record, what="search", version=FORMAT_VERSION, rows="evaluati
     @property
     def answer(self) -> str:
         """The answer: "batch_size 6,223 fits 2GB: needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
-        did = "ran on" if self.trials and self.fits else self.device.verdict
-        joined = " on" if self.device.verdict == TOO_CLOSE else ""
-        room = format_size(self.device.available_bytes)
-        size = self.report.settings.batch_size
-        return f"batch_size {size:,} {did}{joined} {self.device.name}: {self.report.needs}, of {room}"
+        device, size = self.device, self.report.settings.batch_size
+        outcome = f"ran on {device.name}" if self.trials and self.fits else verdict_on(device.verdict, device.name)
+        return f"batch_size {size:,} {outcome}: {self.report.needs}, of {format_size(device.available_bytes)}"

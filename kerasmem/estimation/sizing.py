@@ -12,7 +12,7 @@ from kerasmem.devices.machine import list_devices
 from kerasmem.errors import UsageError
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport
-from kerasmem.estimation.search import MOST_EVALUATIONS, Found, SearchResult, Trial, largest_that_ran, search
+from kerasmem.estimation.search import MOST_EVALUATIONS, Evaluations, SearchResult, Trial, largest_that_ran, search
 from kerasmem.estimation.session import EstimateSession
 from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
 from kerasmem.models.backend import require_tensorflow
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SECOND_SIZE = 31  # beyond the smallest: the second estimate of a search
+_STEPS = 3  # of training, at each confirmed size
 
 
 @shows_settings("batch_size")
@@ -35,16 +36,14 @@ def max_batch_size(
     step: int = 1,
     margin: float = 0.0,
     confirm: bool = False,
-    samples: int | None = None,
-    steps: int = 3,
     timeout: float = DEFAULT_TIMEOUT,
     **settings: Unpack[StepSettings],
 ) -> SearchResult:
     """Return the largest batch size that fits a device.
 
     Estimates a few sizes, each once, and returns the largest whose whole interval fits, to within 1 %. With `confirm`,
-    real steps then run at that size, and at a few sizes around it: training, the smaller last batch of an epoch, and
-    evaluation. Each size has a process of its own under the device's limit. The result is then the largest that ran.
+    real steps then run at that size, and at a few sizes around it: three of training, half a batch as an epoch's last,
+    and evaluation. Each size has a subprocess under the device's limit. The result is then the largest that ran.
 
     Args:
         model: as for `kerasmem.estimate`.
@@ -54,8 +53,6 @@ def max_batch_size(
         step: consider `minimum`, `minimum + step`, … only. Defaults to 1.
         margin: share of the device's memory to keep free, from 0 to below 1. Defaults to 0.
         confirm: run real steps. Without a GPU they run on the CPU, with the GPUs' allocator. Defaults to False.
-        samples: number of samples in the data, for the size of the last batch. Defaults to half a batch.
-        steps: training steps at each confirmed size. Defaults to 3.
         timeout: seconds for each confirmed size. Defaults to 600.
         **settings: as for `kerasmem.estimate`, but for `batch_size`. Method "auto" uses the method of the first
             estimate for all others.
@@ -73,26 +70,28 @@ def max_batch_size(
         >>> kerasmem.max_batch_size(model, device="64MB", method="formula").largest
         6244
     """
+    for name, number in {"minimum": minimum, "step": step, "maximum": 1 if maximum is None else maximum}.items():
+        checks.whole(name, number)
+    if not checks.number("timeout", timeout) > 0:
+        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
     spec = StepSpec(model, device=device, **settings)
     sizes: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "step": step}
-    tries: dict[str, Any] = {"samples": samples, "steps": steps, "timeout": timeout}
-    _check(**sizes, **tries)
     target = _with_margin(resolve_device(str(spec.device)), margin)
     if confirm:
         require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
     with EstimateSession(spec) as session:
         estimates = _Estimates(session, spec.method)
-        found = search(estimates, target.available_bytes, **sizes, guess=minimum + _SECOND_SIZE)
-    largest, fits, notes = found.largest, found.verdict, list(_notes(found, maximum))
+        asked = search(estimates.need, target.available_bytes, **sizes, guess=minimum + _SECOND_SIZE)
+    largest, fits, notes = asked.largest, asked.verdict, list(_notes(asked, maximum, step))
     trials: tuple[Trial, ...] = ()
     if confirm:
-        largest, trials = _confirmed(spec, target, found, sizes, **tries)
+        largest, trials = _confirmed(spec, target, asked, sizes, timeout)
         fits = DOES_NOT_FIT if largest is None else FITS
-        notes += _trial_notes(found, largest, trials)
+        notes += _trial_notes(asked.largest, largest, trials)
     with EstimateSession(spec) as estimates.session:
-        report = estimates.report(found.evaluations[0].size if largest is None else largest)
-    verdict = DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note)
-    return SearchResult(largest, found.fails_from, verdict, found.evaluations, report, tuple(notes), trials)
+        report = estimates.report(asked.rows[0].size if largest is None else largest)
+    device_verdict = DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note)
+    return SearchResult(largest, asked.fails_from, device_verdict, asked.rows, report, tuple(notes), trials)
 
 
 class _Estimates:
@@ -111,17 +110,9 @@ class _Estimates:
                 raise UsageError(f"the model's input fixes the batch at {fixed}: give it an open batch")
         return self._reports[size]
 
-    def __call__(self, size: int) -> Bytes:
+    def need(self, size: int) -> Bytes:
         """Return the bytes that one batch size needs."""
         return self.report(size).bytes
-
-
-def _check(timeout: float, **numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None or name not in ("maximum", "samples"):
-            checks.whole(name, number)
-    if not checks.number("timeout", timeout) > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
 
 
 def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
@@ -135,52 +126,44 @@ def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
 
 
 def _confirmed(
-    spec: StepSpec,
-    target: DeviceTarget,
-    found: Found,
-    sizes: Mapping[str, Any],
-    *,
-    samples: int | None,
-    steps: int,
-    timeout: float,
+    spec: StepSpec, target: DeviceTarget, asked: Evaluations, sizes: Mapping[str, Any], timeout: float
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around the estimated size; with several replicas, those of one."""
-    first = sizes["minimum"] if found.largest is None else found.largest
+    first = sizes["minimum"] if asked.largest is None else asked.largest
     with spec.portable(batch_size=sizes["minimum"]) as request:
 
         def try_size(size: int) -> Trial:
-            last = samples % size if samples is not None else size // 2
-            return try_batch(request, size, target.available_bytes, steps=steps, last=last, timeout=timeout)
+            return try_batch(request, size, target.available_bytes, steps=_STEPS, last=size // 2, timeout=timeout)
 
-        return largest_that_ran(try_size, first=first, fails_from=found.fails_from, **sizes)
+        return largest_that_ran(try_size, first=first, fails_from=asked.fails_from, **sizes)
 
 
-def _trial_notes(found: Found, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:
-    if all(each.cuda_index is None for each in list_devices(environ=child_environment())):
+def _trial_notes(estimated: int | None, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:
+    if all(device.cuda_index is None for device in list_devices(environ=child_environment())):
         yield "ran on the CPU, with the GPUs' allocator and the device's limit; a GPU's kernels may take other scratch"
     if largest is None:
         yield f"not even batch size {trials[-1].size:,} ran"
-    elif found.largest is not None and largest < found.largest:
-        yield f"the estimate was too low: batch size {found.largest:,} should have fitted and ran out of memory"
+    elif estimated is not None and largest < estimated:
+        yield f"the estimate was too low: batch size {estimated:,} should have fitted and ran out of memory"
 
 
-def _notes(found: Found, maximum: int | None) -> Iterator[str]:
-    asked = [each.size for each in found.evaluations]
-    if found.largest is not None and found.largest == max(asked):
-        yield (
-            f"everything up to the maximum fits (batch size {found.largest:,})"
-            if maximum is not None
-            else f"the search ended at batch size {found.largest:,}, which still fits"
-        )
-    if not found.is_exact and len(asked) >= MOST_EVALUATIONS:
-        yield f"the search stopped after {len(asked)} estimates: something larger may fit"
-    elif not found.is_exact and found.next_asked is not None:
-        yield f"to within 1 %: {found.next_asked:,}, the next size that was asked, does not surely fit"
-    if not found.is_steady:
-        small = next(each.size for each in found.evaluations if each.verdict != "fits")
+def _notes(asked: Evaluations, maximum: int | None, step: int) -> Iterator[str]:
+    largest, above = asked.largest, asked.above
+    if any(row.high is None for row in asked.rows):
+        yield "the method knows no upper end of what this model needs, so nothing surely fits"
+    if largest is None:
+        return
+    if not above and maximum is not None:
+        yield f"everything up to the maximum fits (batch size {largest:,})"
+    elif not above:
+        yield f"the search ended at batch size {largest:,}, which still fits"
+    elif len(asked.rows) >= MOST_EVALUATIONS:
+        yield f"the search stopped after {len(asked.rows)} estimates: something larger may fit"
+    elif above[0].size > largest + step:
+        yield f"to within 1 %: {above[0].size:,}, the next size that was asked, does not surely fit"
+    small = next((row.size for row in asked.rows if row.size < largest and row.verdict != FITS), None)
+    if small is not None:
         yield (
             f"memory does not grow steadily with the batch: {small:,} does not surely fit, the larger "
-            f"{found.largest:,} does; only the sizes listed were asked"
+            f"{largest:,} does; only the sizes listed were asked"
         )
-    if any(each.high is None for each in found.evaluations):
-        yield "the method knows no upper end of what this model needs, so nothing surely fits"

@@ -73,19 +73,7 @@ def test_wrong_usage(cli, arguments, message):
 
 
 def test_verified_by_real_steps(cli, model_file):
-    arguments = (
-        "max-batch",
-        model_file,
-        "--method",
-        "formula",
-        "--minimum",
-        4,
-        "--maximum",
-        4,
-        "--confirm",
-        "--steps",
-        1,
-    )
+    arguments = ("max-batch", model_file, "--method", "formula", "--minimum", 4, "--maximum", 4, "--confirm")
     result = cli(*arguments, "--device", "64MB", "--margin", "0.1")
     assert result.code == 0
     assert result.out.splitlines()[0].startswith("64MB (54.9 MiB for TensorFlow): batch size 4 ran, ")

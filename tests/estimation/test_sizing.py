@@ -113,8 +113,7 @@ def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
     ("options", "message"),
     [({"minimum": 0}, "minimum"), ({"minimum": 1.5}, "whole number"), ({"method": "magic"}, "magic"),
      ({"device": "nonsense"}, "catalogue"), ({"maximum": True}, "whole number"), ({"margin": 1}, "margin"),
-     ({"margin": "much"}, "margin"), ({"steps": 0}, "steps"), ({"samples": 1.5}, "samples"),
-     ({"timeout": 0}, "timeout")],
+     ({"margin": "much"}, "margin"), ({"timeout": 0}, "timeout")],
 )  # fmt: skip
 def test_wrong_arguments(options, message):
     with pytest.raises(UsageError, match=message):
@@ -132,7 +131,7 @@ def test_a_fixed_batch_is_refused():
 @pytest.mark.parametrize(("cards", "is_said"), [([], True), ([None], True), ([None, 0], False)])
 def test_real_steps_ran_on_the_cpu_where_no_card_is_let_through(monkeypatch, cards, is_said):
     monkeypatch.setattr(sizing, "list_devices", lambda environ: [SimpleNamespace(cuda_index=each) for each in cards])
-    notes = sizing._trial_notes(sizing.Found(8, None, True, None, True, ()), 8, ())
+    notes = sizing._trial_notes(8, 8, ())
     assert any("ran on the CPU" in each for each in notes) == is_said
 
 
@@ -152,8 +151,8 @@ def model():
 @pytest.fixture(scope="module")
 def found(model):
     return kerasmem.max_batch_size(
-        model, device="24MB", margin=0.05, minimum=41, maximum=41, samples=45, method="formula", jit_compile=False,
-        steps=2, confirm=True,
+        model, device="24MB", margin=0.05, minimum=41, maximum=41, method="formula", jit_compile=False,
+        confirm=True,
     )  # fmt: skip
 
 
@@ -169,7 +168,7 @@ def test_steps_that_do_not_fit(found):
 
 def test_steps_that_fit(model):
     fits = kerasmem.max_batch_size(
-        model, device="64MB", minimum=8, maximum=8, method="formula", jit_compile=False, confirm=True, steps=2
+        model, device="64MB", minimum=8, maximum=8, method="formula", jit_compile=False, confirm=True
     )
     assert fits.largest == 8 and fits.trials[0].fits and 0 < fits.trials[0].peak_bytes < 64e6
     assert fits.device.verdict == "fits" and any("on the CPU" in note for note in fits.notes)
@@ -178,7 +177,7 @@ def test_steps_that_fit(model):
 def test_nothing_of_this_process_is_touched(model):
     weights = [each.copy() for each in model.get_weights()]
     threads, optimizer = threading.active_count(), model.optimizer.iterations.numpy()
-    kerasmem.max_batch_size(model, device="64MB", minimum=2, maximum=2, method="formula", steps=1, confirm=True)
+    kerasmem.max_batch_size(model, device="64MB", minimum=2, maximum=2, method="formula", confirm=True)
     assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
     assert threading.active_count() == threads and model.optimizer.iterations.numpy() == optimizer
 
