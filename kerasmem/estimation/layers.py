@@ -8,14 +8,13 @@ those that Keras's policies give. Nothing is computed and no weight is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kerasmem.compat.keras_layers import calls_noted, flatten_layers, is_functional, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
-from kerasmem.estimation.report import LayerMemory, NestedModel
+from kerasmem.estimation.report import LayerMemory
 from kerasmem.files import package_data
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import ModelInput
@@ -34,19 +33,26 @@ class Inferred(NamedTuple):
     """
 
     layers: tuple[LayerMemory, ...]
-    nested: tuple[NestedModel, ...]
+    nested: tuple[LayerMemory, ...]
     owners: dict[int, str]
 
 
 @dataclass
 class _Record:
-    """What was seen of one layer."""
+    """The calls of one layer."""
 
     layer: Any
     path: str
     outputs: list[tuple[tuple[int | None, ...], str]] = field(default_factory=list)
     inputs: dict[str, None] = field(default_factory=dict)  # names, in order
     uses: int = 0
+
+    def add(self, outputs: list[Any]) -> None:
+        self.uses += 1
+        for tensor in outputs:
+            dtype = import_keras().backend.standardize_dtype(tensor.dtype)
+            has_rank = getattr(tensor.shape, "rank", 0) is not None  # TensorFlow's shapes alone may have none
+            self.outputs.append((tuple(tensor.shape) if has_rank else (None, None), dtype))
 
 
 def infer_layers(
@@ -77,7 +83,7 @@ def infer_layers(
     ]
     recorder = _Recorder(model, [each.name for each in inputs])
     try:
-        with recorder.listening():
+        with calls_noted(recorder.call), without_name_scopes():
             called_on(model, structure, flat) if run_step is None else run_step()
     except KerasmemError:
         raise
@@ -87,76 +93,56 @@ def infer_layers(
         raise ModelError(f"{where}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
     counted: dict[int, str] = {}
     rows = [_input_row(each) for each in inputs]
-    rows += [_layer_row(record, batch_size, counted) for record in recorder.seen.values()]
+    rows += [_layer_row(record, batch_size, counted) for record in recorder.layers.values()]
     rows += _unused_rows(model, counted)
-    return Inferred(tuple(rows), tuple(_nested(record, batch_size) for record in recorder.nested.values()), counted)
+    nested = [_layer_row(record, batch_size, counted) for record in recorder.nested.values()]  # no weight is left
+    return Inferred(tuple(rows), tuple(nested), counted)
 
 
 class _Recorder:
-    """Notes the outputs of every layer that is called while it listens."""
+    """Notes the outputs of every layer that is called."""
 
     def __init__(self, model: Any, input_names: list[str]) -> None:
         self._model = model
         self._input_names = input_names
-        self._containers: list[Any] = []
-        self._inside_leaf = 0
-        self.seen: dict[int, _Record] = {}
+        self._outer: list[Any] = []  # the models and layers whose calls are going on
+        self._is_in_leaf = False
+        self.layers: dict[int, _Record] = {}
         self.nested: dict[int, _Record] = {}
         # Tensors by id, with the name of what made them; kept alive so that ids stay unique.
-        self._made: dict[int, tuple[Any, str]] = {}
+        self._sources: dict[int, tuple[Any, str]] = {}
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        with calls_noted(self._call), without_name_scopes():
-            yield
-
-    def _call(self, call: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        given = _tensors((args, kwargs))
+    def call(self, call: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        taken = _tensors((args, kwargs))
         # Calls on Keras's own symbolic tensors put a model together (a Sequential that builds itself late).
-        if self._inside_leaf or any(isinstance(each, import_keras().KerasTensor) for each in given):
+        if self._is_in_leaf or any(isinstance(tensor, import_keras().KerasTensor) for tensor in taken):
             return call(layer, *args, **kwargs)
         if layer is self._model:
-            self._made.update((id(each), (each, name)) for each, name in zip(given, self._input_names, strict=False))
-        if isinstance(layer, import_keras().Layer) and is_container(layer):
-            path = self._path(layer)
-            self._containers.append(layer)
-            try:
-                outputs = call(layer, *args, **kwargs)
-            finally:
-                self._containers.pop()
-            if layer is not self._model:
-                _note(self.nested, layer, path, _tensors(outputs))
-            # What it computes itself shows as an output that none of its layers made, or as weights of its own.
-            own = [tensor for tensor in _tensors(outputs) if id(tensor) not in self._made]
-            if (own and not _is_graph(layer)) or _own_weights(layer):
-                self._add(layer, path, own, given)
-            return outputs
-        self._inside_leaf += 1
+            self._note_tensors(zip(taken, self._input_names, strict=False))
+        self._is_in_leaf = is_leaf = not (isinstance(layer, import_keras().Layer) and is_container(layer))
+        path = "/".join([*(outer.name for outer in self._outer if outer is not self._model), layer.name])
+        self._outer.append(layer)
         try:
             outputs = call(layer, *args, **kwargs)
         finally:
-            self._inside_leaf -= 1
-        self._add(layer, self._path(layer), _tensors(outputs), given)
+            self._outer.pop()
+            self._is_in_leaf = False
+        own = _tensors(outputs)
+        if not is_leaf:
+            if layer is not self._model:
+                self.nested.setdefault(id(layer), _Record(layer, path)).add(own)
+            # What it computes itself shows as an output that none of its layers made, or as weights of its own.
+            own = [tensor for tensor in own if id(tensor) not in self._sources]
+        if is_leaf or (own and not _is_graph(layer)) or _own_weights(layer):
+            record = self.layers.setdefault(id(layer), _Record(layer, path))
+            record.add(own)
+            sources = [self._sources[id(tensor)][1] for tensor in taken if id(tensor) in self._sources]
+            record.inputs.update(dict.fromkeys(sources))
+            self._note_tensors((tensor, record.path) for tensor in own)
         return outputs
 
-    def _path(self, layer: Any) -> str:
-        names = [container.name for container in self._containers if container is not self._model]
-        return "/".join([*names, layer.name])
-
-    def _add(self, layer: Any, path: str, outputs: list[Any], given: list[Any]) -> None:
-        record = _note(self.seen, layer, path, outputs)
-        record.inputs.update(dict.fromkeys(self._made[id(each)][1] for each in given if id(each) in self._made))
-        self._made.update((id(each), (each, record.path)) for each in outputs)
-
-
-def _note(records: dict[int, _Record], layer: Any, path: str, outputs: list[Any]) -> _Record:
-    record = records.setdefault(id(layer), _Record(layer, path))
-    record.uses += 1
-    for tensor in outputs:
-        dtype = import_keras().backend.standardize_dtype(tensor.dtype)
-        is_open = getattr(tensor.shape, "rank", 0) is None  # TensorFlow's shapes alone may have no rank
-        record.outputs.append(((None, None) if is_open else tuple(tensor.shape), dtype))
-    return record
+    def _note_tensors(self, tensors: Iterable[tuple[Any, str]]) -> None:
+        self._sources.update((id(tensor), (tensor, name)) for tensor, name in tensors)
 
 
 def _tensors(outputs: Any) -> list[Any]:
@@ -190,19 +176,18 @@ def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> Lay
     layer = record.layer
     weights = [weight for weight in getattr(layer, "weights", ()) if id(weight) not in counted]
     counted.update((id(weight), record.path) for weight in weights)
-    view = type(layer).__name__ in VIEWS
     # TensorFlow forgets the batch in some operations on text. A lone open dimension depends on the data.
-    shapes = [
+    outputs = [
         ((batch_size, *shape[1:]) if len(shape) > 1 and shape[0] is None else shape, dtype)
         for shape, dtype in record.outputs
     ]
-    shape, dtype = shapes[0] if shapes else (None, None)
-    elements: int | None = None
-    octets: int | None = None
-    if view:
-        elements = octets = 0
-    elif not any(None in shape for shape, _ in shapes):
-        counts = [(math.prod(shape), element_bytes(dtype)) for shape, dtype in shapes]  # type: ignore[arg-type]
+    is_view = type(layer).__name__ in VIEWS
+    elements: int | None = 0
+    octets: int | None = 0
+    if any(None in shape for shape, _ in outputs) and not is_view:
+        elements = octets = None
+    elif not is_view:
+        counts = [(math.prod(shape), element_bytes(dtype)) for shape, dtype in outputs]  # type: ignore[arg-type]
         # An output that does not grow with the batch is shared out over the samples, rounded up.
         elements = -(-sum(count for count, _ in counts) // batch_size)
         octets = -(-sum(count * size for count, size in counts) // batch_size)
@@ -210,22 +195,17 @@ def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> Lay
     return LayerMemory(
         name=record.path,
         class_name=type(layer).__name__,
-        output_shape=None if shape is None else _batchless(shape, batch_size),
+        output_shape=_batchless(outputs[0][0], batch_size) if outputs else None,
         parameters=sum(math.prod(weight.shape) for weight in weights),
         trainable_parameters=sum(math.prod(weight.shape) for weight in weights if id(weight) in trained),
         activation_elements=elements,
         activation_bytes=octets,
         weight_bytes=sum(variable_bytes(weight) for weight in weights),
-        dtype=dtype,
+        dtype=outputs[0][1] if outputs else None,
         uses=record.uses,
-        kind="view" if view else "layer",
+        kind="view" if is_view else "layer",
         inputs=tuple(record.inputs),
     )
-
-
-def _nested(record: _Record, batch_size: int) -> NestedModel:
-    shape = _batchless(record.outputs[0][0], batch_size) if record.outputs else None
-    return NestedModel(name=record.path, class_name=type(record.layer).__name__, output_shape=shape, uses=record.uses)
 
 
 def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | None, ...]:

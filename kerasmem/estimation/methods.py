@@ -42,19 +42,20 @@ class Method:
     is_of_cpu: Callable[[], bool] = lambda: False
 
 
-def step_outcome(step: ShapedStep) -> Outcome:
+def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
     """Estimate a step by the named method, or for "auto" by the first one that can.
+
+    Args:
+        step: the step.
+        not_rebuilt: the reason if only the formula can look at the model.
 
     Raises:
         KerasmemError: If a named method cannot estimate the step.
     """
-    if step.only_formula is not None:
-        notes = (f"the formula, since {step.only_formula}",)
-        return _with_notes(run_method("formula", step), notes, fallback=step.only_formula)
-    if step.spec.method != "auto":
+    if not_rebuilt is None and step.spec.method != "auto":
         return run_method(step.spec.method, step)
-    names, why = automatic_methods(step)
-    reasons: list[str] = []
+    names, why = automatic_methods(step) if not_rebuilt is None else ((), "")
+    reasons = [] if not_rebuilt is None else [not_rebuilt]
     for name in names:
         try:
             outcome = run_method(name, step)
@@ -64,9 +65,9 @@ def step_outcome(step: ShapedStep) -> Outcome:
             reasons.append(f"{name} failed: {type(error).__name__}: {error}; a defect in kerasmem")
             break
         else:
-            return _with_notes(outcome, (*reasons, f"{name}, since {why}"))
-    formula = run_method("formula", step)
-    return _with_notes(formula, (*reasons, "the formula answers in their place"), fallback="; ".join(reasons))
+            return _with_notes(outcome, *reasons, f"{name}, since {why}")
+    formula = _with_notes(run_method("formula", step), *reasons, "the formula answers in their place")
+    return replace(formula, fallback="; ".join(reasons))
 
 
 def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
@@ -223,5 +224,5 @@ def compiler_is_needed(spec: StepSpec) -> bool:
     return is_meant or spec.method == "gpu-target"
 
 
-def _with_notes(outcome: Outcome, notes: tuple[str, ...], fallback: str | None = None) -> Outcome:
-    return replace(outcome, notes=(*notes, *outcome.notes), fallback=fallback)
+def _with_notes(outcome: Outcome, *notes: str) -> Outcome:
+    return replace(outcome, notes=(*notes, *outcome.notes))

@@ -10,7 +10,7 @@ from kerasmem.models.op_names import Instant
 from kerasmem.models.sizes import Bytes as Bytes
 from kerasmem.models.sizes import LayerMemory as LayerMemory
 from kerasmem.models.sizes import ModelFacts as ModelFacts
-from kerasmem.records import Record, renamed
+from kerasmem.records import Record
 from kerasmem.units import format_size
 
 FORMAT_VERSION = 1
@@ -56,23 +56,6 @@ class Formula:
     total_bytes: int
     copies: int = 2
     activation_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NestedModel:
-    """A model, or a layer made of layers, inside the model. Its layers have their own rows.
-
-    Attributes:
-        name: its path; the names of its layers begin with it and "/".
-        class_name: its class ("class" in JSON).
-        output_shape: of its first output, None for the batch.
-        uses: how often it is called.
-    """
-
-    name: str
-    class_name: str = renamed("class")
-    output_shape: tuple[int | None, ...] | None
-    uses: int
 
 
 @dataclass(frozen=True)
@@ -204,7 +187,8 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
     """How much memory a training step needs, by one method.
 
     `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back. `print(report)` says
-    the answer in one line. `fallback` is the reason if the formula answers in place of a method that matches the step.
+    the answer in one line. `nested` has the models, and layers made of layers, whose layers have rows of their own.
+    `fallback` is the reason if the formula answers in place of a method that matches the step.
     """
 
     model: ModelFacts
@@ -212,7 +196,7 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
     bytes: Bytes
     formula: Formula
     layers: tuple[LayerMemory, ...]
-    nested: tuple[NestedModel, ...] = ()
+    nested: tuple[LayerMemory, ...] = ()
     device: DeviceVerdict | None = None
     unmodelled: tuple[Unmodelled, ...] = ()
     notes: tuple[str, ...] = ()

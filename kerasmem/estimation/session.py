@@ -37,7 +37,7 @@ class EstimateSession:
         self._spec = spec
         self._stack = contextlib.ExitStack()
         self._opened: OpenedModel | None = None
-        self._only_formula: str | None = None
+        self._not_rebuilt: str | None = None  # the reason if a live model has no copy, so that only the formula answers
         self._looks_at_step = False  # for the formula alone a model object is used as it is
         self._cache = StepCache()
 
@@ -67,8 +67,8 @@ class EstimateSession:
         with random_state_kept(), _collection_paused():
             try:
                 opened = self._open(spec)
-                step = shape_step(spec, target, opened, self._cache, self._only_formula)
-                report = _report(step, step_outcome(step))
+                step = shape_step(spec, target, opened, self._cache)
+                report = _report(step, step_outcome(step, self._not_rebuilt))
             except BaseException:
                 self.close()
                 raise
@@ -80,25 +80,18 @@ class EstimateSession:
         looks_at_step = spec.method != "formula"
         if self._opened is None or self._looks_at_step != looks_at_step:
             self.close()
-            self._looks_at_step, self._cache = looks_at_step, StepCache()
+            self._looks_at_step, self._cache, self._not_rebuilt = looks_at_step, StepCache(), None
             note_stage(f"opening {spec.label}")
-            opened, self._only_formula = self._stack.enter_context(_open(spec))
+            try:
+                opened = self._stack.enter_context(spec.opened(shapes_only=looks_at_step))
+            except NotRebuiltError as error:
+                if spec.method != "auto" or spec.dtype_policy is not None:
+                    raise
+                self._not_rebuilt = str(error)
+                opened = self._stack.enter_context(spec.opened())
             training = with_replaced(opened.training, spec.optimizer, spec.loss, spec.targets())
             self._opened = replace(opened, training=training)
         return self._opened
-
-
-@contextlib.contextmanager
-def _open(spec: StepSpec) -> Iterator[tuple[OpenedModel, str | None]]:
-    """Open the model, and return it with the reason if only the formula can estimate it."""
-    with contextlib.ExitStack() as stack:
-        try:
-            opened, reason = stack.enter_context(spec.opened(shapes_only=spec.method != "formula")), None
-        except NotRebuiltError as error:
-            if spec.method != "auto" or spec.dtype_policy is not None:
-                raise
-            opened, reason = stack.enter_context(spec.opened()), str(error)
-        yield opened, reason
 
 
 def _serves_again(model: Any) -> bool:

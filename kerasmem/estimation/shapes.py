@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget
@@ -18,7 +16,7 @@ from kerasmem.models.opening import OBJECT_SOURCE, OpenedModel
 from kerasmem.models.own_step import has_call, has_own_step, keeps_optimizers, optimizer_variables, optimizers_of
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE, StepSpec
-from kerasmem.models.step import PreparedStep, check_mode, prepare_step, trace_step
+from kerasmem.models.step import PreparedStep, prepare_step, trace_step
 from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes
 from kerasmem.processes.guarding import note_stage
 
@@ -30,11 +28,11 @@ class StepCache:
     """Results that estimates of one opened model share. Not for several threads at once.
 
     Attributes:
-        inferred: results of calls on shapes, by batch size.
+        inferred: rows of the layers, and whether the step was traced for them, by batch size.
         prepared: the step that was prepared last.
     """
 
-    inferred: dict[int, Inferred] = field(default_factory=dict)
+    inferred: dict[int, tuple[Inferred, bool]] = field(default_factory=dict)
     prepared: PreparedStep | None = None
 
 
@@ -47,13 +45,11 @@ class ShapedStep:
         target: the named device, or None.
         opened: the model, with the training settings of the spec in place of its own.
         cache: results of earlier estimates of this model.
-        only_formula: the reason if no other method can look at the step.
         structure: how the model takes its inputs.
         inputs: those, without open dimensions but the batch.
-        is_fixed: whether the model's input fixes the batch.
         batch_size: samples; of several devices one device's share.
         inferred: the rows of the report, and which of them counts which weight.
-        layers: the rows, with their bytes by the formula.
+        layers: those rows, with their bytes by the formula.
         formula: the formula's figures.
         slots: the optimizer's slots in bytes; None if there are none or they are not known.
         optimizers: classes of the optimizers that the step itself applies, in lower case; empty if Keras's step does.
@@ -64,10 +60,8 @@ class ShapedStep:
     target: DeviceTarget | None
     opened: OpenedModel
     cache: StepCache
-    only_formula: str | None
     structure: Any
     inputs: list[ModelInput]
-    is_fixed: bool
     batch_size: int
     inferred: Inferred
     layers: tuple[LayerMemory, ...]
@@ -80,6 +74,11 @@ class ShapedStep:
     def is_on_card(self) -> bool:
         """Whether a card of the catalogue is named."""
         return self.target is not None and self.target.source == "catalogue"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the model's input fixes the batch."""
+        return any(each.shape[0] is not None for each in self.inputs)
 
     @property
     def optimizer(self) -> str | None:
@@ -113,88 +112,46 @@ class ShapedStep:
         return self.cache.prepared
 
 
-def shape_step(
-    spec: StepSpec,
-    target: DeviceTarget | None,
-    opened: OpenedModel,
-    cache: StepCache,
-    only_formula: str | None = None,
-) -> ShapedStep:
+def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel, cache: StepCache) -> ShapedStep:
     """Call the model on shapes.
 
     Raises:
-        UsageError: the shapes or the batch contradict the model's.
-        ModelError: the model cannot be called on them.
+        UsageError: If the shapes or the batch contradict the model's.
+        ModelError: If the model cannot be called on them.
     """
     note_stage("calling the model on shapes")
-    asked, mode, replicas = spec.batch_size, spec.mode, spec.replicas
+    is_training = spec.mode == "train"
     structure, inputs = _inputs(opened, spec)
-    share = -(-asked // replicas)
     fixed = [each.shape[0] for each in inputs if each.shape[0] is not None]
-    batch = _settled_batch(share, fixed)
-    whole = asked if batch == share else batch * asked // share
-    notes = [] if batch == share else [f"the model's input fixes the batch at {batch}"]
-    if replicas > 1:
-        uneven = ", the largest share" if whole % replicas else ""
-        notes.append(f"one of {replicas} replicas: {batch:,} of the {whole:,} samples of a batch{uneven}")
+    batch, notes = _batch(spec, fixed)
     # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
     traced = batch if fixed else min(batch, LARGEST_TRACED_BATCH)
-    source = "" if opened.source == OBJECT_SOURCE else opened.source
-    run_step = _step_that_calls(opened, mode, structure, inputs, traced)
-    try:
-        inferred = cache.inferred.get(traced)
-        if inferred is None:
-            inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
-    except ModelError:
-        if run_step is not None or mode != "train" or not has_own_step(opened.model) or keras_backend() != TENSORFLOW:
-            raise
-        run_step = partial(_trace, opened, mode, structure, inputs, traced)  # which takes something else than `call`
-        inferred = infer_layers(opened.model, structure, inputs, traced, source, run_step)
-    cache.inferred[traced] = inferred
+    if traced not in cache.inferred:
+        cache.inferred[traced] = _infer(spec.mode, opened, structure, inputs, traced)
+    inferred, step_calls = cache.inferred[traced]
     slots, applied = None, []
-    if mode == "train" and run_step is None:
-        assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
-        slots = optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
-    elif mode == "train":
+    if is_training and step_calls:
         slots = sum(map(variable_bytes, optimizer_variables(opened.model)))
         applied = [type(each).__name__.lower() for each in optimizers_of(opened.model) if each.built]
-    layers = share_out(inferred.layers, batch, mode)
+    elif is_training:
+        assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
+        slots = optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
+    layers = share_out(inferred.layers, batch, spec.mode)
     return ShapedStep(
         spec=spec,
         target=target,
         opened=opened,
         cache=cache,
-        only_formula=only_formula,
         structure=structure,
         inputs=inputs,
-        is_fixed=bool(fixed),
         batch_size=batch,
         inferred=inferred,
         layers=layers,
-        formula=formula(layers, batch, mode),
+        formula=formula(layers, batch, spec.mode),
         slots=slots,
         optimizers=tuple(applied),
-        notes=tuple(notes),
+        notes=notes,
     )
-
-
-def _step_that_calls(
-    opened: OpenedModel, mode: str, structure: Any, inputs: list[ModelInput], batch_size: int
-) -> Callable[[], Any] | None:
-    """Return a function that traces the step, if the model's `train_step` calls the layers itself; else None.
-
-    On JAX it is always `call` that is looked at.
-    """
-    model = opened.model
-    by_itself = mode == "train" and has_own_step(model) and keeps_optimizers(model)
-    if keras_backend() != TENSORFLOW or (has_call(model) and not by_itself):
-        return None
-    check_mode(model, mode)
-    return partial(_trace, opened, mode, structure, inputs, batch_size)
-
-
-def _trace(opened: OpenedModel, mode: str, structure: Any, inputs: list[ModelInput], batch_size: int) -> Any:
-    return trace_step(prepare_step(opened.model, opened.training, structure, inputs, batch_size, mode))
 
 
 def _inputs(opened: OpenedModel, spec: StepSpec) -> tuple[Any, list[ModelInput]]:
@@ -206,13 +163,42 @@ def _inputs(opened: OpenedModel, spec: StepSpec) -> tuple[Any, list[ModelInput]]
         raise UsageError(f"{opened.source}: {error}") from error
 
 
-def _settled_batch(asked: int, fixed: list[int]) -> int:
-    """Return the batch size that the model's inputs fix, or else the requested one."""
-    sizes = sorted(set(fixed))
+def _batch(spec: StepSpec, fixed: list[int]) -> tuple[int, tuple[str, ...]]:
+    """Return one device's share of the batch, or the batch that the model's inputs fix, and notes on it."""
+    asked, replicas, sizes = spec.batch_size, spec.replicas, sorted(set(fixed))
+    share = -(-asked // replicas)
     if len(sizes) > 1:
         raise UsageError(f"the model's inputs fix different batch sizes: {sizes}")
-    if not sizes or sizes[0] == asked:
-        return asked
-    if asked != DEFAULT_BATCH_SIZE:
-        raise UsageError(f"batch_size {asked}: the model's input fixes the batch at {sizes[0]}")
-    return sizes[0]
+    batch = sizes[0] if sizes else share
+    if batch != share and share != DEFAULT_BATCH_SIZE:
+        raise UsageError(f"batch_size {share}: the model's input fixes the batch at {batch}")
+    whole = asked if batch == share else batch * asked // share
+    notes = [] if batch == share else [f"the model's input fixes the batch at {batch}"]
+    if replicas > 1:
+        uneven = ", the largest share" if whole % replicas else ""
+        notes.append(f"one of {replicas} replicas: {batch:,} of the {whole:,} samples of a batch{uneven}")
+    return batch, tuple(notes)
+
+
+def _infer(
+    mode: str, opened: OpenedModel, structure: Any, inputs: list[ModelInput], batch_size: int
+) -> tuple[Inferred, bool]:
+    """Return the rows of the layers, and whether the step was traced for them in place of a call of the model.
+
+    The step is traced if it calls the layers itself: if the model has no `call`, or a training step that keeps its own
+    optimizers or takes other inputs than `call`. On JAX it is always `call` that is looked at.
+    """
+    model, source = opened.model, "" if opened.source == OBJECT_SOURCE else opened.source
+    on_tensorflow, is_own = keras_backend() == TENSORFLOW, mode == "train" and has_own_step(model)
+
+    def trace() -> Any:
+        return trace_step(prepare_step(model, opened.training, structure, inputs, batch_size, mode))
+
+    if on_tensorflow and (not has_call(model) or (is_own and keeps_optimizers(model))):
+        return infer_layers(model, structure, inputs, batch_size, source, trace), True
+    try:
+        return infer_layers(model, structure, inputs, batch_size, source), False
+    except ModelError:
+        if not (is_own and on_tensorflow):
+            raise
+        return infer_layers(model, structure, inputs, batch_size, source, trace), True

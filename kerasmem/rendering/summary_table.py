@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.report import LayerMemory, MemoryReport, NestedModel
+from kerasmem.estimation.report import LayerMemory, MemoryReport
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.estimate_table import format_shape
 from kerasmem.units import format_size
@@ -104,12 +104,12 @@ def _entries(report: MemoryReport, expand_nested: bool) -> list[_Entry]:
     return entries
 
 
-def _nested_entry(model: NestedModel, layers: Sequence[LayerMemory]) -> _Entry:
+def _nested_entry(model: LayerMemory, layers: Sequence[LayerMemory]) -> _Entry:
     inside = tuple(row for row in layers if row.name == model.name or row.name.startswith(model.name + "/"))
     return _Entry(model.name, model.class_name, model.output_shape, inside, model.name.count("/"))
 
 
-def _outer_names(name: str, nested: dict[str, NestedModel]) -> list[str]:
+def _outer_names(name: str, nested: dict[str, LayerMemory]) -> list[str]:
     pieces = name.split("/")
     return [path for path in ("/".join(pieces[: n + 1]) for n in range(len(pieces))) if path in nested]
 
