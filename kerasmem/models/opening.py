@@ -316,25 +316,25 @@ class NotRebuiltError(UsageError):
 
 @dataclass(frozen=True)
 class Trained:
-    """Whether a model's layers and weights are trained, in Keras's order.
+    """Whether a model's layers and weights are trained, each with its name, in Keras's order.
 
     Attributes:
         layers: for each layer at any depth; empty if all are.
         weights: for each weight; empty if it follows from the layers.
     """
 
-    layers: tuple[bool, ...] = ()
-    weights: tuple[bool, ...] = ()
+    layers: tuple[tuple[str, bool], ...] = ()
+    weights: tuple[tuple[str, bool], ...] = ()
 
 
 def trained_parts(model: Any) -> Trained:
     """Return which layers and weights of a model are trained."""
     layers = flatten_layers(model)
-    flags = tuple(bool(layer.trainable) for layer in layers)
+    flags = tuple((layer.name, bool(layer.trainable)) for layer in layers)
     follow = all(weight.trainable == layer.trainable for layer in layers for weight in weights_added_to_train(layer))
     return Trained(
-        () if all(flags) else flags,
-        () if follow else tuple(bool(weight.trainable) for weight in model.weights),
+        () if all(is_trained for _, is_trained in flags) else flags,
+        () if follow else tuple((weight.path, bool(weight.trainable)) for weight in model.weights),
     )
 
 
@@ -345,17 +345,19 @@ def freeze_as(copy: Any, trained: Trained) -> None:
         NotRebuiltError: If the copy has other layers or weights.
     """
     if trained.layers:
-        _set_trainable(copy, flatten_layers(copy), trained.layers)
+        layers = flatten_layers(copy)
+        _set_trainable(copy, layers, [layer.name for layer in layers], trained.layers)
     if trained.weights:
-        _set_trainable(copy, copy.weights, trained.weights)
+        _set_trainable(copy, copy.weights, [weight.path for weight in copy.weights], trained.weights)
 
 
-def _set_trainable(copy: Any, parts: list[Any], flags: tuple[bool, ...]) -> None:
+def _set_trainable(copy: Any, parts: list[Any], names: list[str], flags: tuple[tuple[str, bool], ...]) -> None:
     if len(parts) != len(flags):
+        missing = [name for name, _ in flags if name not in names][:3]
         raise NotRebuiltError(
-            f"model {copy.name!r} has frozen parts that its configuration does not have; only a function that "
-            "builds it describes them"
+            f"model {copy.name!r} is frozen in part, and its configuration builds no {', '.join(missing) or 'copy'}; "
+            "only a function that builds the model (in Python, or module:function) describes it"
         )
-    for part, flag in zip(parts, flags, strict=True):  # outer layers first: a layer sets those inside it
+    for part, (_, flag) in zip(parts, flags, strict=True):  # outer layers first: a layer sets those inside it
         if part.trainable != flag:
             part.trainable = flag
