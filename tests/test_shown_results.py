@@ -54,7 +54,7 @@ def data_results():
 
 def every_result():
     search = kerasmem.max_batch_size(build, device="2MB", method="formula")
-    yield search, f"batch_size {search.largest:,} fits 2MB: needs "
+    yield search, f"2MB: batch_size {search.largest:,} fits, needs "
     yield search.report, "<net>\\x1b[31m fits 2MB: needs "
     yield kerasmem.rank_cards(build, method="formula"), "<net>\\x1b[31m fits "
     yield advice(), "net fits 50MiB with 4 micro-batches of 16: needs 30.0 MiB, of 50.0 MiB"
@@ -115,7 +115,7 @@ def test_fits_and_peak(results):
     assert advised.fits and advised.peak == 100 * MIB
     assert timeline.peak == 3 * MIB
     nothing = kerasmem.max_batch_size(build, device="1MiB", minimum=10**6, maximum=10**6, method="formula")
-    assert not nothing.fits and "does not fit 1MiB" in str(nothing)
+    assert not nothing.fits and "1MiB: batch_size 1,000,000 does not fit" in str(nothing)
 
 
 def test_a_table_has_sizes_in_units_and_an_end(results):

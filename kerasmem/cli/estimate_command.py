@@ -74,7 +74,7 @@ def command(
 
 def show_report(report: Any, options: dict[str, Any]) -> int:
     """Print a `MemoryReport` as the options say, and return the exit code."""
-    from kerasmem.estimation.verdict import fitting_cards
+    from kerasmem.estimation.report import fitting_cards
     from kerasmem.rendering.data import layers_to_csv
     from kerasmem.rendering.estimate_table import answer, estimate_table
 

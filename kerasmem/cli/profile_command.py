@@ -57,7 +57,7 @@ def command(model: str | None, steps: int, timeout: float, compare: bool, output
     device = None
     if options["device"] is not None:
         from kerasmem.devices.catalogue import resolve_device
-        from kerasmem.estimation.verdict import device_verdict
+        from kerasmem.estimation.report import device_verdict
 
         device = device_verdict(resolve_device(options["device"]), found.bytes)
     data = {**found.to_dict(), "device": device and asdict(device), "estimate": _fields_beside(estimate)}

@@ -10,16 +10,14 @@ from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import find_card
 from kerasmem.errors import UsageError
 from kerasmem.estimation.graph.cuda import channels_last
-from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
+from kerasmem.estimation.report import FITS, VERDICTS, MemoryReport, verdict
 from kerasmem.estimation.session import EstimateSession
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, verdict
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.records import Record
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_ORDER = (FITS, TOO_CLOSE, DOES_NOT_FIT)
 _FIRST = "t4"  # asks `auto` for the plan of a card
 # What of a card's compute capability a method goes by; the others by nothing.
 _KINDS: dict[str, Callable[[tuple[int, int]], Any]] = {"gpu-target": tuple, "graph": channels_last}
@@ -47,7 +45,7 @@ class RankedCard:
 
 
 @dataclass(frozen=True)
-class CardRanking(Record, what="card ranking", version=FORMAT_VERSION, rows="cards"):
+class CardRanking(Record, what="card ranking", version=1, rows="cards"):
     """The cards of the catalogue for one training step.
 
     Attributes:
@@ -127,5 +125,5 @@ def _ranked(session: EstimateSession, spec: StepSpec) -> CardRanking:
             planned[kind] = session.estimate(method=chosen, device=kinds[kind])
         need, available = planned[kind].bytes, card.available_bytes
         ranked.append(RankedCard(card.key, card.name, available, need.total, need.high, verdict(need, available)))
-    ranked.sort(key=lambda each: (_ORDER.index(each.verdict), each.available_bytes))
+    ranked.sort(key=lambda each: (VERDICTS.index(each.verdict), each.available_bytes))
     return CardRanking(replace(first, device=None), tuple(ranked))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.facade import estimate_spec
-from kerasmem.estimation.report import FORMAT_VERSION, Bytes, LayerMemory, MemoryReport
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, bounds, judge
+from kerasmem.estimation.report import TOO_CLOSE, VERDICTS, Bytes, LayerMemory, MemoryReport, judge
 from kerasmem.files import json_object
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.records import Record, renamed
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
-_WORDS = {FITS: WITHIN, DOES_NOT_FIT: EXCEEDED, TOO_CLOSE: TOO_CLOSE}
+_WORDS = dict(zip(VERDICTS, (WITHIN, TOO_CLOSE, EXCEEDED), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,9 @@ class Difference(Record, what="difference", also=("change",)):
     @property
     def change(self) -> int | None:
         """Bytes that the second takes more; what only one has counts in full, what is unknown gives None."""
-        if self.is_in == "both" and (self.before is None or self.after is None):
-            return None
-        if (self.before, self.after) == (None, None):
-            return None
-        return (self.after or 0) - (self.before or 0)
+        before = 0 if self.is_in == "second" else self.before
+        after = 0 if self.is_in == "first" else self.after
+        return None if before is None or after is None else after - before
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class LimitVerdict:
 
 
 @dataclass(frozen=True)
-class Comparison(Record, what="comparison", version=FORMAT_VERSION, rows="categories"):
+class Comparison(Record, what="comparison", version=1, rows="categories"):
     """Two estimates and their differences.
 
     Attributes:
@@ -162,13 +160,11 @@ def compare(
         Difference(name=name, class_name="", before=getattr(before.bytes, name), after=getattr(after.bytes, name))
         for name in (*Bytes.CATEGORIES, "total")
     ]
-    limits = []
-    if most is not None:
-        limits.append(_limit("budget", most, *bounds(after.bytes)))
+    asked = [] if most is None else [("budget", most, after.bytes.bounds)]
     if increase is not None:
         share, size = increase
-        limit = int(before.bytes.total * share) + size
-        limits.append(_limit("increase", limit, *_increase(before.bytes, after.bytes)))
+        asked.append(("increase", int(before.bytes.total * share) + size, _increase(before.bytes, after.bytes)))
+    limits = [LimitVerdict(what, limit, *ends, _WORDS[judge(*ends, limit)]) for what, limit, ends in asked]
     return Comparison(
         before,
         after,
@@ -217,10 +213,6 @@ def _settings_of(report: MemoryReport) -> dict[str, Any]:
     return taken if is_run else {**taken, "method": settings.method}
 
 
-def _limit(what: str, limit: int, low: int, high: int | None) -> LimitVerdict:
-    return LimitVerdict(what, limit, low, high, _WORDS[judge(low, high, limit)])
-
-
 def _increase(before: Bytes, after: Bytes) -> tuple[int, int | None]:
     """Compare each end with the same end: one method errs the same way on two variants of a model."""
     ends = [(before.total, after.total), (before.low, after.low), (before.high, after.high)]
@@ -230,25 +222,19 @@ def _increase(before: Bytes, after: Bytes) -> tuple[int, int | None]:
 
 def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> list[Difference]:
     """Pair layers of equal name and class, then, in order, those that differ only in Keras's number."""
-    first, second = list(before), list(after)
-    pairs: list[tuple[LayerMemory, LayerMemory]] = []
-    for same in (attrgetter("name", "class_name"), _stem):
-        waiting: dict[tuple[str, str], deque[LayerMemory]] = {}
+    first, second, rows = list(before), list(after), []
+    for key in (attrgetter("name", "class_name"), _stem):
+        waiting: defaultdict[tuple[str, str], deque[LayerMemory]] = defaultdict(deque)
         for row in first:
-            waiting.setdefault(same(row), deque()).append(row)
+            waiting[key(row)].append(row)
         left = []
         for row in second:
-            queue = waiting.get(same(row))
-            if queue:
-                pairs.append((queue.popleft(), row))
+            if waiting[key(row)]:
+                rows.append(_difference(waiting[key(row)].popleft(), row))
             else:
                 left.append(row)
-        second = left
-        paired = {id(a) for a, _ in pairs}
-        first = [row for row in first if id(row) not in paired]
-    rows: list[tuple[LayerMemory | None, LayerMemory | None]] = [*pairs]
-    rows += [(row, None) for row in first] + [(None, row) for row in second]
-    return [_difference(a, b) for a, b in rows]
+        first, second = list(itertools.chain.from_iterable(waiting.values())), left
+    return [*rows, *(_difference(row, None) for row in first), *(_difference(None, row) for row in second)]
 
 
 def _difference(before: LayerMemory | None, after: LayerMemory | None) -> Difference:

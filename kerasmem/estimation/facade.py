@@ -72,20 +72,17 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
         266064
     """
     spec = StepSpec(model, **settings)
-    return _estimate_in_child(spec) if isolated else estimate_spec(spec)
+    if not isolated:
+        return estimate_spec(spec)
+    if not isinstance(spec.model, (str, os.PathLike)):
+        raise UsageError("isolated: only a file, or module:function, is opened in a process of its own")
+    return forked_report(spec.label, Limits(LONGEST, default_memory_limit()), lambda: estimate_spec(spec))
 
 
 def estimate_spec(spec: StepSpec) -> MemoryReport:
     """Estimate the step that a spec describes."""
     with EstimateSession(spec) as session:
         return session.estimate()
-
-
-def _estimate_in_child(spec: StepSpec) -> MemoryReport:
-    if not isinstance(spec.model, (str, os.PathLike)):
-        raise UsageError("isolated: only a file, or module:function, is opened in a process of its own")
-    limits = Limits(LONGEST, default_memory_limit())
-    return forked_report(spec.label, limits, lambda: estimate_spec(spec))
 
 
 def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -> MemoryReport:

@@ -8,7 +8,7 @@ another shape (Flatten, Reshape) add nothing. Pure arithmetic.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kerasmem.estimation.report import Bytes, Formula, LayerMemory, MemoryReport
 from kerasmem.files import package_data
@@ -90,12 +90,10 @@ def formula_bytes(
         mode: "train" or "inference".
         optimizer_bytes: the optimizer's slots, where known; they widen the interval, not the total.
     """
-    rows = list(layers)
+    rows = share_out(layers, batch_size, mode)
     weights = sum(row.weight_bytes for row in rows)
-    activations = [0, 0]
-    for row in rows:
-        activations[row.kind == "input"] += copies(mode) * batch_size * (row.activation_bytes or 0)
-    total = copies(mode) * weights + sum(activations)
+    total = sum(row.bytes or 0 for row in rows)
+    inputs = sum(row.bytes or 0 for row in rows if row.kind == "input")
     unseen = opaque_layers(rows) or any(row.activation_elements is None for row in rows)
     return Bytes(
         total=total,
@@ -103,24 +101,9 @@ def formula_bytes(
         high=None if unseen or mode != "train" else int(total * MEASURED_HIGH) + (optimizer_bytes or 0),
         weights=weights,
         gradients=(copies(mode) - 1) * weights,
-        activations=activations[0],
-        inputs=activations[1],
+        activations=total - copies(mode) * weights - inputs,
+        inputs=inputs,
     )
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The known networks next to a model.
-
-    Attributes:
-        below: (name, bytes) of the largest that takes no more; None where all take more.
-        above: (name, bytes) of the smallest that takes more; None where none does.
-        batch_size: at which all of them are counted.
-    """
-
-    below: tuple[str, int] | None
-    above: tuple[str, int] | None
-    batch_size: int
 
 
 def known_networks() -> tuple[tuple[str, int, int], ...]:
@@ -128,24 +111,21 @@ def known_networks() -> tuple[tuple[str, int, int], ...]:
 
     Images of 224 × 224 × 3, 1000 classes; AlexNet as one tower, GoogLeNet without its auxiliary outputs.
     `scripts/known_networks.py` writes the file.
-    """
-    found = package_data("kerasmem.estimation", "known_networks")
-    return tuple((name, parameters, elements) for name, parameters, elements in found)
-
-
-def networks_beside(report: MemoryReport) -> Reference:
-    """Return the known networks that take a little less and a little more than a model, at its batch and mode.
 
     Examples:
         >>> known_networks()[0][0]
         'AlexNet'
     """
-    batch, size = report.settings.batch_size, report.formula.copies * 4
-    known = sorted(((name, size * (parameters + batch * elements)) for name, parameters, elements in known_networks()),
-                   key=lambda each: each[1])  # fmt: skip
-    total = report.formula.total_bytes
-    return Reference(
-        below=next((each for each in reversed(known) if each[1] <= total), None),
-        above=next((each for each in known if each[1] > total), None),
-        batch_size=batch,
-    )
+    return tuple(map(tuple, package_data("kerasmem.estimation", "known_networks")))
+
+
+def networks_beside(report: MemoryReport) -> tuple[tuple[int, str] | None, tuple[int, str] | None]:
+    """Return the largest known network that takes no more than a model, and the smallest that takes more.
+
+    Each by its bytes and its name, at the batch and the mode of the model; None if there is none.
+    """
+    size, total = report.formula.copies * FLOAT32_BYTES, report.formula.total_bytes
+    batch = report.settings.batch_size
+    known = [(size * (parameters + batch * elements), name) for name, parameters, elements in known_networks()]
+    below = max((network for network in known if network[0] <= total), default=None)
+    return below, min((network for network in known if network[0] > total), default=None)

@@ -147,7 +147,7 @@ def gpu_target_outcome(
         total=allocator.in_use,
         low=min(variant.total for variant in plans),
         high=max(max(compiled.allocated(variant).in_use for variant in plans) + max(workspace, product), limit),
-        pool=Pool(plan.total, allocator.in_use, allocator.reserved, None, limit),
+        pool=Pool(plan.total, allocator.in_use, allocator.reserved, limit),
         unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(sum(compiled.arguments.get("inputs", ())))),
         notes=_notes(compiled, card, workspace, product),
     )

@@ -15,8 +15,7 @@ from kerasmem import checks
 from kerasmem.devices.limits import default_memory_limit
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import LONGEST, estimate_spec, forked_report
-from kerasmem.estimation.report import FORMAT_VERSION, MemoryReport
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
+from kerasmem.estimation.report import DOES_NOT_FIT, FITS, TOO_CLOSE, MemoryReport
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.processes.children import Limits, off_the_cards
 from kerasmem.processes.executors import run_tasks
@@ -34,7 +33,7 @@ _COLUMNS = ("parameters", "batch_size", "method", "execution", "total", "low", "
 
 
 @dataclass(frozen=True)
-class Candidate(Record, what="candidate", version=FORMAT_VERSION):
+class Candidate(Record, what="candidate", version=1):
     """One model in one setting.
 
     Attributes:
@@ -66,7 +65,7 @@ class Candidate(Record, what="candidate", version=FORMAT_VERSION):
 
 
 @dataclass(frozen=True)
-class EstimateTable(Record, what="table of estimates", version=FORMAT_VERSION, rows="candidates"):
+class EstimateTable(Record, what="table of estimates", version=1, rows="candidates"):
     """Many estimates: a row a model and setting, in the order asked, those that failed with their reasons.
 
     `to_frame()` has a column for each setting that differs, and sizes in bytes.

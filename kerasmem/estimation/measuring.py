@@ -14,8 +14,7 @@ from kerasmem.estimation.facade import estimate, estimate_spec
 from kerasmem.estimation.methods import backend_refusal
 from kerasmem.estimation.probe.profile_worker import profiled_step
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, call_with_steps, measured_notes, run_steps
-from kerasmem.estimation.report import Bytes, MemoryReport, Pool
-from kerasmem.estimation.verdict import device_verdict
+from kerasmem.estimation.report import Bytes, MemoryReport, Pool, device_verdict
 from kerasmem.models.backend import import_keras, require_tensorflow
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.profiling.results import StepProfile

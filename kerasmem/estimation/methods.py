@@ -13,14 +13,11 @@ from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
 from kerasmem.estimation.outcomes import standing_in, traced_outcome, with_exchange
-from kerasmem.estimation.report import Bytes, Outcome
+from kerasmem.estimation.report import Outcome
 from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import formula_notes, not_in_the_formula
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.own_step import loop_is_compiled
-from kerasmem.models.sizes import variable_bytes
-from kerasmem.models.spec import StepSpec
-from kerasmem.models.training import optimizer_slot_bytes
 from kerasmem.processes.guarding import note_stage
 
 # "auto" runs real steps only if the formula's figure is at most this share of the free memory.
@@ -66,7 +63,7 @@ def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
             break
         else:
             return _with_notes(outcome, *reasons, f"{name}, since {why}")
-    formula = _with_notes(run_method("formula", step), *reasons, "the formula answers in their place")
+    formula = _with_notes(run_method("formula", step), *reasons, "the formula answers in place of other methods")
     return replace(formula, fallback="; ".join(reasons))
 
 
@@ -144,12 +141,9 @@ def _by_backend(name: str) -> Callable[[ShapedStep], str | None]:
 def _formula(step: ShapedStep) -> Outcome:
     need = formula_bytes(step.layers, step.batch_size, step.spec.mode, step.slots)
     return Outcome(
+        **vars(need),
         method="formula",
         execution="none",
-        total=need.total,
-        low=need.low,
-        high=need.high,
-        categories={name: getattr(need, name) for name in Bytes.CATEGORIES},
         layers=None,
         unmodelled=not_in_the_formula(step),
         notes=formula_notes(step.layers, need, step.formula.total_bytes),
@@ -157,8 +151,7 @@ def _formula(step: ShapedStep) -> Outcome:
 
 
 def _graph(step: ShapedStep) -> Outcome:
-    kernels = kernels_on(step.target)
-    return traced_outcome(step.prepare(False), step.rows, step.inferred.owners, kernels)
+    return traced_outcome(step.prepare(False), step.rows, step.inferred.owners, kernels_on(step.target))
 
 
 def _xla(step: ShapedStep) -> Outcome:
@@ -166,13 +159,7 @@ def _xla(step: ShapedStep) -> Outcome:
         from kerasmem.estimation.compiled.on_jax import jax_outcome
 
         return jax_outcome(step)
-    from kerasmem.estimation.xla import check_room
-
-    model = step.opened.model
-    slots = optimizer_slot_bytes(step.opened.training, model.trainable_variables) or 0
-    check_room(slots + sum(variable_bytes(variable) for variable in model.variables))
-    prepared = step.prepare(True)
-    return traced_outcome(prepared, step.rows, step.inferred.owners, kernels_on(step.target))
+    return traced_outcome(step.prepare(True), step.rows, step.inferred.owners, kernels_on(step.target))
 
 
 def _no_card(step: ShapedStep) -> str | None:
@@ -216,12 +203,6 @@ METHODS: dict[str, Method] = {
     "gpu-target": Method(_no_card, _gpu_target),
     "probe": Method(_not_probed, _probe, lambda: not list_devices()),
 }
-
-
-def compiler_is_needed(spec: StepSpec) -> bool:
-    """Return whether an estimate for a card will probably use the compiler for it."""
-    is_meant = spec.method == "auto" and spec.jit_compile is not False and spec.replicas == 1
-    return is_meant or spec.method == "gpu-target"
 
 
 def _with_notes(outcome: Outcome, *notes: str) -> Outcome:

@@ -12,8 +12,11 @@ from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed
 from kerasmem.devices.kernels import CardKernels, CpuKernels
 from kerasmem.devices.training_device import training_kernels
 from kerasmem.errors import KerasmemError
+from kerasmem.estimation.graph.build import build_program, variables_of
+from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.report import LayerMemory, Outcome
 from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS
+from kerasmem.estimation.xla import check_room, compile_plan, xla_outcome
 from kerasmem.models.backend import import_keras
 from kerasmem.models.op_names import Attribution, Instant
 from kerasmem.models.own_step import optimizer_variables
@@ -28,7 +31,7 @@ def traced_outcome(
     """Trace a step and return its peak in graph mode, or by XLA's plan for this machine if XLA compiles it.
 
     Args:
-        prepared: the step; XLA's compiler needs room for its variables (`check_room`).
+        prepared: the step.
         rows: names of the layers in the report.
         owners: id of a variable → the row that counts it.
         kernels: that run it in graph mode.
@@ -36,27 +39,24 @@ def traced_outcome(
     Raises:
         KerasmemError: the step cannot be traced, compiled or simulated.
     """
+    if prepared.jit_compile:
+        check_room(sum(map(variable_bytes, [*prepared.model.variables, *optimizer_variables(prepared.model)])))
     keep_alive: list[Any] | None = [] if prepared.jit_compile else None  # XLA's compiler reads the variables
     is_on_card = isinstance(kernels, CardKernels) and not prepared.jit_compile
     with gpu_assumed() if is_on_card else contextlib.nullcontext():
         traced = trace_step(prepared, keep_alive)
     attribution = Attribution(traced.scopes, rows, traced.optimizers)
     layer_of = {number: owners[id(each)] for number, each in enumerate(traced.variables) if id(each) in owners}
+    notes: tuple[str, ...] = ()
     if prepared.jit_compile:
         batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
-        from kerasmem.estimation.graph.build import variables_of
-        from kerasmem.estimation.xla import compile_plan, xla_outcome
-
         note_stage("compiling with XLA for this machine")
-        found = xla_outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
-        return replace(found, notes=(*prepared.notes, *found.notes))
-    from kerasmem.estimation.graph.build import build_program
-    from kerasmem.estimation.graph.steps import graph_outcome
-
-    note_stage("optimising the graph")
-    program, notes = build_program(traced, kernels)
-    found = graph_outcome(program, layer_of, attribution, kernels)
-    return replace(found, notes=(*prepared.notes, *notes, *found.notes))
+        outcome = xla_outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
+    else:
+        note_stage("optimising the graph")
+        program, notes = build_program(traced, kernels)
+        outcome = graph_outcome(program, layer_of, attribution, kernels)
+    return replace(outcome, notes=(*prepared.notes, *notes, *outcome.notes))
 
 
 def standing_in(outcome: Outcome) -> Outcome:
@@ -64,7 +64,7 @@ def standing_in(outcome: Outcome) -> Outcome:
 
     A step takes no less than what it holds from beginning to end, whatever is computed in between.
     """
-    held = sum(outcome.categories.get(name) or 0 for name in ("weights", "optimizer", "inputs"))
+    held = sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
     note = f"{outcome.method} on this machine's CPU stands in for the card: a GPU usually takes less"
     return replace(outcome, low=min(outcome.low or 0, held), stands_in=True, notes=(*outcome.notes, note))
 
@@ -77,7 +77,7 @@ def with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int
     """
     trained = [row for row in layers if row.trainable_parameters and row.class_name != "Embedding"]
     gradients = sum(row.weight_bytes * row.trainable_parameters // row.parameters for row in trained)
-    held = sum(outcome.categories.get(name) or 0 for name in ("weights", "optimizer", "inputs"))
+    held = sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
     more = max(held + 2 * gradients - outcome.total, 0)
     note = (
         f"before the first update the gradients are packed into one buffer of {gradients:,} B, reduced over "
@@ -86,7 +86,7 @@ def with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int
     outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
     if not more:
         return outcome
-    pool, categories = outcome.pool, outcome.categories
+    pool = outcome.pool
     if pool is not None:
         grown = {name: size + more for name, size in vars(pool).items() if size is not None}
         pool = replace(pool, **grown)
@@ -95,7 +95,7 @@ def with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int
         total=outcome.total + more,
         high=None if outcome.high is None else outcome.high + more,
         pool=pool,
-        categories={**categories, "gradients": (categories.get("gradients") or 0) + more},
+        gradients=(outcome.gradients or 0) + more,
         instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
     )
 
@@ -118,8 +118,6 @@ def model_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> 
     """
     import tensorflow as tf
 
-    from kerasmem.estimation.xla import check_room
-
     keras = import_keras()
 
     def spec(leaf: Any) -> Any:
@@ -131,8 +129,6 @@ def model_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> 
 
     x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(spec, batch))
     is_xla, kernels = bool(model.jit_compile), training_kernels()
-    if is_xla:
-        check_room(sum(variable_bytes(each) for each in [*model.variables, *optimizer_variables(model)]))
     names = [layer.name for layer in flatten_layers(model, include_self=False)]
-    found = traced_outcome(PreparedStep(model, x, y, mode, is_xla, sample_weight=weight), names, {}, kernels)
-    return standing_in(found) if is_xla and isinstance(kernels, CardKernels) else found
+    outcome = traced_outcome(PreparedStep(model, x, y, mode, is_xla, sample_weight=weight), names, {}, kernels)
+    return standing_in(outcome) if is_xla and isinstance(kernels, CardKernels) else outcome

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
+from kerasmem.devices.cards import all_cards
+from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.models.op_names import Instant
 from kerasmem.models.sizes import Bytes as Bytes
 from kerasmem.models.sizes import LayerMemory as LayerMemory
@@ -13,7 +16,7 @@ from kerasmem.models.sizes import ModelFacts as ModelFacts
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
-FORMAT_VERSION = 1
+VERDICTS = FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does not fit"
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,12 @@ class DeviceVerdict:
     @property
     def fits(self) -> bool:
         """Whether it surely fits."""
-        return self.verdict == "fits"
+        return self.verdict == FITS
 
 
 def verdict_on(verdict: str, device: str) -> str:
     """Return "fits t4", "does not fit t4" or "too close to call on t4"."""
-    return f"{verdict} on {device}" if verdict == "too close to call" else f"{verdict} {device}"
+    return f"{verdict} on {device}" if verdict == TOO_CLOSE else f"{verdict} {device}"
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,12 @@ class Pool:
         requested: the bytes that the step's tensors ask for.
         in_use: the chunks handed out for them (the report's total).
         reserved: the regions that the allocator took from the device, under memory growth.
-        driver: what the driver will show for the process: reserved, and the context and libraries on a GPU.
         smallest_limit: the smallest memory limit under which the step still trains.
     """
 
     requested: int | None
     in_use: int
     reserved: int | None
-    driver: int | None = None
     smallest_limit: int | None = None
 
 
@@ -117,21 +118,16 @@ SPREAD = {"graph": 0.09, "xla": 0.01}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The peak of a step.
+class Outcome(Bytes):
+    """The bytes of a step at its peak, and how a method got them.
 
     Attributes:
         method: "xla", "graph", "gpu-target", "probe" or "formula".
         execution: "xla" or "graph"; "none" of the formula.
-        total: bytes in use at the peak.
-        low: the least that the method claims; None where it claims nothing.
-        high: the most.
-        optional_workspace: the part of `high` that cuDNN takes only while memory is free.
         pool: requested, in use, reserved, smallest limit.
-        categories: bytes at the peak by category of `Bytes`, as far as the method divides.
-        layers: bytes at the peak by layer, weights included; None where the method does not know the peak's.
-        instant: when the peak is reached, where known.
-        unmodelled: what costs memory and is not in the total.
+        layers: bytes at the peak by layer, weights included; None if the method does not know the peak's.
+        instant: the moment of the peak, if known.
+        unmodelled: memory that is not in the total.
         notes: how it was obtained.
         fallback: why the formula answers in place of a method that matches the step.
         stands_in: whether it is of this machine's CPU although a card is named; `low` is then what the step holds
@@ -140,23 +136,18 @@ class Outcome:
 
     method: str
     execution: str
-    total: int
-    low: int | None
-    high: int | None
     pool: Pool | None = None
-    categories: Mapping[str, int | None] = field(default_factory=dict)
     layers: Mapping[str, int] | None = field(default_factory=dict)
     instant: Instant | None = None
     unmodelled: tuple[Unmodelled, ...] = ()
     notes: tuple[str, ...] = ()
-    optional_workspace: int | None = None
     fallback: str | None = None
     stands_in: bool = False
 
     @property
-    def most_needed(self) -> int | None:
-        """The upper end without the optional workspace."""
-        return None if self.high is None else self.high - (self.optional_workspace or 0)
+    def need(self) -> Bytes:
+        """The bytes alone."""
+        return Bytes(**{each.name: getattr(self, each.name) for each in fields(Bytes)})
 
 
 class Shares:
@@ -168,7 +159,7 @@ class Shares:
     """
 
     def __init__(self) -> None:
-        self.categories = dict.fromkeys(Bytes.CATEGORIES, 0)
+        self.categories: dict[str, Any] = dict.fromkeys(Bytes.CATEGORIES, 0)
         self.layers: Counter[str] = Counter()
 
     def add(self, size: int, category: str, layer: str | None = None) -> None:
@@ -183,7 +174,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers"):
+class MemoryReport(Record, what="estimate", version=1, rows="layers"):
     """How much memory a training step needs, by one method.
 
     `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back. `print(report)` says
@@ -242,3 +233,39 @@ class MemoryReport(Record, what="estimate", version=FORMAT_VERSION, rows="layers
             return f"{self.model.name} {self.needs}{self.if_free}"
         on = verdict_on(self.device.verdict, self.device.name)
         return f"{self.model.name} {on}: {self.needs}, of {format_size(self.device.available_bytes)}{self.if_free}"
+
+
+def verdict(need: Bytes, available_bytes: int) -> str:
+    """Return "fits", "does not fit", or "too close to call" if the interval straddles the available bytes.
+
+    A method that knows no upper end never says "fits"; one that claims no interval is taken by its total.
+
+    Examples:
+        >>> verdict(Bytes(10, 8, 12, *[None] * 7), 11)
+        'too close to call'
+    """
+    return judge(*need.bounds, available_bytes)
+
+
+def at_most(need: Bytes) -> int:
+    """Return the most that a step must have, or the total if no upper end is known."""
+    return need.total if need.most_needed is None else need.most_needed
+
+
+def judge(low: int, high: int | None, limit: int) -> str:
+    """Return the verdict on an interval."""
+    if low > limit:
+        return DOES_NOT_FIT
+    return FITS if high is not None and high <= limit else TOO_CLOSE
+
+
+def fitting_cards(need: Bytes) -> list[str]:
+    """List the cards of the catalogue that a step fits, by memory."""
+    fitting = (card for card in all_cards() if verdict(need, card.available_bytes) == FITS)
+    return [card.name for card in sorted(fitting, key=lambda card: card.memory_bytes)]
+
+
+def device_verdict(device: DeviceTarget | DeviceVerdict, need: Bytes) -> DeviceVerdict:
+    """Return whether a step fits a device, with the device's figures."""
+    words = verdict(need, device.available_bytes)
+    return DeviceVerdict(device.name, device.memory_bytes, device.available_bytes, words, device.note)

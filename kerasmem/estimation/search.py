@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from kerasmem.errors import UsageError
-from kerasmem.estimation.report import FORMAT_VERSION, Bytes, DeviceVerdict, MemoryReport, verdict_on
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE, interval, verdict
+from kerasmem.estimation.report import DOES_NOT_FIT, FITS, VERDICTS, Bytes, DeviceVerdict, MemoryReport, verdict
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
@@ -62,9 +61,7 @@ class Evaluations:
     @property
     def verdict(self) -> str:
         """Whether any size fits: "fits", "does not fit", or "too close to call"."""
-        if self.largest is not None:
-            return FITS
-        return DOES_NOT_FIT if all(row.verdict == DOES_NOT_FIT for row in self.rows) else TOO_CLOSE
+        return min((row.verdict for row in self.rows), key=VERDICTS.index)
 
 
 def bracket(
@@ -157,7 +154,7 @@ def search(
         """Return one end of the interval at an index: 0 for the lower one, 1 for the upper one."""
         if index not in asked:
             asked[index] = ask(minimum + step * index)
-        bound = interval(asked[index])[end]
+        bound = asked[index].bounds[end]
         return math.inf if bound is None else bound
 
     def fits(end: int, index: int) -> bool:
@@ -264,35 +261,34 @@ def largest_that_ran(
         [64, 72, 68]
     """
     trials: list[Trial] = []
+    ends = [size for size in (fails_from, None if maximum is None else maximum + 1) if size is not None]
+    end = -(-(min(ends) - minimum) // step) if ends else None  # sizes are counted in steps from the smallest
 
-    def on_grid(size: int) -> int:
-        return minimum + max(0, size - minimum) // step * step
-
-    def fits(size: int) -> bool:
-        trials.append(try_size(size))
+    def fits(index: int) -> bool:
+        trials.append(try_size(minimum + index * step))
         return trials[-1].fits
 
     def guess(low: int | None, high: int | None) -> int | None:
         if not trials:
-            return on_grid(first)
-        if high is None or high == minimum:
+            return (first - minimum) // step
+        if high is None or high == 0:
             return None
         if low is None and len(trials) == MOST_TRIES - 1:
-            return minimum  # whether anything fits at all
-        floor = minimum - step if low is None else low
-        size = max(on_grid((floor + high) // 2), floor + step)
-        if low is None and len(trials) == 1:
-            size = max(minimum, on_grid(int(high * 0.9)))  # the estimate is seldom far off
-        return size if size < high else None
+            return 0  # whether anything fits at all
+        is_near = low is None and len(trials) == 1  # the estimate is seldom far off
+        bottom = -1 if low is None else low
+        index = max(bottom + 1, int(high * 0.9) if is_near else (bottom + high) // 2)
+        return index if index < high else None
 
-    ends = [] if maximum is None else [on_grid(maximum) + step]
-    high = min([*ends, *([] if fails_from is None else [fails_from])], default=None)
-    low, _ = bracket(fits, guess, high=high, gap=lambda low: max(step, int(low * TRIED_TOLERANCE)), most=MOST_TRIES)
-    return low, tuple(trials)
+    def gap(low: int) -> int:
+        return max(1, int((minimum + low * step) * TRIED_TOLERANCE / step))
+
+    low, _ = bracket(fits, guess, high=end, gap=gap, most=MOST_TRIES)
+    return None if low is None else minimum + low * step, tuple(trials)
 
 
 @dataclass(frozen=True)
-class SearchResult(Record, what="search", version=FORMAT_VERSION, rows="evaluations"):
+class SearchResult(Record, what="search", version=1, rows="evaluations"):
     """The largest batch that fits a device.
 
     Attributes:
@@ -325,7 +321,8 @@ class SearchResult(Record, what="search", version=FORMAT_VERSION, rows="evaluati
 
     @property
     def answer(self) -> str:
-        """The answer: "batch_size 6,223 fits 2GB: needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
+        """The answer: "2GB: batch_size 6,223 fits, needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
         device, size = self.device, self.report.settings.batch_size
-        outcome = f"ran on {device.name}" if self.trials and self.fits else verdict_on(device.verdict, device.name)
-        return f"batch_size {size:,} {outcome}: {self.report.needs}, of {format_size(device.available_bytes)}"
+        outcome = "ran" if self.trials and self.fits else device.verdict
+        needs = f"{self.report.needs}, of {format_size(device.available_bytes)}"
+        return f"{device.name}: batch_size {size:,} {outcome}, {needs}"

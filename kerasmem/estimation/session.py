@@ -11,10 +11,9 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, is_functional
 from kerasmem.devices.catalogue import DeviceTarget, find_card, resolve_device
-from kerasmem.estimation.methods import compiler_is_needed, step_outcome
-from kerasmem.estimation.report import Bytes, MemoryReport, ModelFacts, Outcome, Settings
+from kerasmem.estimation.methods import step_outcome
+from kerasmem.estimation.report import MemoryReport, ModelFacts, Outcome, Settings, device_verdict
 from kerasmem.estimation.shapes import ShapedStep, StepCache, shape_step
-from kerasmem.estimation.verdict import device_verdict
 from kerasmem.models.backend import import_keras
 from kerasmem.models.opening import NotRebuiltError, OpenedModel
 from kerasmem.models.own_step import has_own_step
@@ -102,8 +101,6 @@ def _serves_again(model: Any) -> bool:
 
 def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
     target, layers = step.target, step.layers
-    more = {**outcome.categories, "optional_workspace": outcome.optional_workspace}
-    need = Bytes(outcome.total, outcome.low, outcome.high, **more)
     if outcome.layers is not None:
         sizes = [outcome.layers.get(row.name, 0) for row in layers]
         layers = tuple(replace(row, bytes=size, bytes_at_peak=size) for row, size in zip(layers, sizes, strict=True))
@@ -127,11 +124,11 @@ def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
             replicas=step.spec.replicas,
             stands_in=outcome.stands_in,
         ),
-        bytes=need,
+        bytes=outcome.need,
         formula=step.formula,
         layers=layers,
         nested=step.inferred.nested,
-        device=None if target is None else device_verdict(target, need),
+        device=None if target is None else device_verdict(target, outcome),
         unmodelled=outcome.unmodelled,
         notes=(*step.opened.notes, *step.notes, *outcome.notes),
         pool=outcome.pool,
@@ -148,7 +145,8 @@ def _policy(model: Any) -> str:
 
 def _start_compiler(spec: StepSpec, target: DeviceTarget | None) -> None:
     """Start the compiler for the card in the background if the estimate will probably use it."""
-    if target is None or target.source != "catalogue" or not compiler_is_needed(spec):
+    is_meant = spec.method == "auto" and spec.jit_compile is not False and spec.replicas == 1
+    if target is None or target.source != "catalogue" or not (is_meant or spec.method == "gpu-target"):
         return
     from kerasmem.estimation.gpu_target import start_compiler
 

@@ -103,17 +103,16 @@ def prefetched_batches(batch_bytes: int) -> Unmodelled:
 def not_in_the_formula(step: ShapedStep) -> tuple[Unmodelled, ...]:
     """List the memory of a step that the formula leaves out."""
     layers, is_training = step.layers, step.spec.mode == "train"
-    missing: list[Unmodelled] = []
+    missing = [
+        Unmodelled("workspace", "scratch memory of convolutions and matrix products"),
+        Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"),
+        Unmodelled("buffer reuse", "buffers are freed and reused within the step: deep networks need less"),
+    ]
     if is_training:
-        own = step.optimizer
-        name = f"slots of {own}" if own else "slots of adam (assumed: no optimizer is stored with the model)"
+        slots = step.optimizer or "adam (assumed: no optimizer is stored with the model)"
         why = "what the optimizer keeps for each weight; the formula has weights and gradients only"
-        missing.append(Unmodelled(f"optimizer {name}", why, step.slots))
-    missing.append(Unmodelled("workspace", "scratch memory of convolutions and matrix products"))
-    missing.append(Unmodelled("allocator", "rounding and waste in the chunks that the allocator hands out"))
-    missing.append(Unmodelled("buffer reuse", "buffers are freed and reused within the step: deep networks need less"))
-    unknown = [row.name for row in layers if row.activation_elements is None]
-    if unknown:
+        missing.insert(0, Unmodelled(f"optimizer slots of {slots}", why, step.slots))
+    if unknown := [row.name for row in layers if row.activation_elements is None]:
         missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))
     if opaque := opaque_layers(layers):
         why = "gates, states and attention scores, often many times the output, so no upper end is given"

@@ -135,7 +135,7 @@ def xla_outcome(
         total=total,
         low=int(total * (1 - spread)),
         high=int(max(total, limit) * (1 + spread)),
-        pool=Pool(requested, total, heap.allocator.reserved, None, limit),
+        pool=Pool(requested, total, heap.allocator.reserved, limit),
         notes=(f"XLA's buffer assignment for this machine's CPU asks for {plan.requested:,} B in a step",),
     )
     return plan.divided(outcome, held, names)

@@ -77,6 +77,11 @@ class Bytes:
         """The upper end without the optional workspace, by which a verdict goes."""
         return None if self.high is None else self.high - (self.optional_workspace or 0)
 
+    @property
+    def bounds(self) -> tuple[int, int | None]:
+        """Both ends of the bytes that a step must have; the total if the method claims no interval."""
+        return (self.total, self.total) if self.low is None else (self.low, self.most_needed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerMemory:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings, verdict_on
+from kerasmem.estimation.report import FITS, VERDICTS, Bytes, DeviceVerdict, ModelFacts, Settings, verdict_on
 from kerasmem.estimation.search import Trial
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS, TOO_CLOSE
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
@@ -106,7 +105,7 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     def verdict(self) -> str:
         """Whether it fits as it is or with what is offered: "fits", "too close to call" or "does not fit"."""
         found = {self.device.verdict, *(each.verdict for each in (*self.remedies, *self.plans))}
-        return next(each for each in (FITS, TOO_CLOSE, DOES_NOT_FIT) if each in found)
+        return next(each for each in VERDICTS if each in found)
 
     @property
     def fits(self) -> bool:

@@ -13,8 +13,7 @@ from kerasmem.devices.kernels import ONEDNN, SHORT_TITLES, CpuKernels, assumed, 
 from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.facade import estimate_spec
-from kerasmem.estimation.report import Bytes, MemoryReport
-from kerasmem.estimation.verdict import FITS, device_verdict, verdict
+from kerasmem.estimation.report import FITS, Bytes, MemoryReport, device_verdict, verdict
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery.building import build
 from kerasmem.recovery.changes import STREAM, Change, ordered

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kerasmem.checks import number, whole
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.report import SPREAD, Bytes
-from kerasmem.estimation.verdict import FITS
+from kerasmem.estimation.report import FITS, SPREAD, Bytes
 from kerasmem.models.backend import import_keras
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.recovery.advice import Advice, Remedy

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
-from kerasmem.estimation.verdict import DOES_NOT_FIT, FITS
+from kerasmem.estimation.report import DOES_NOT_FIT, FITS
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.changes import Change, make_change
 from kerasmem.recovery.combinations import Answer, Combination, Option, search_combinations

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.report import SPREAD, Bytes
+from kerasmem.estimation.report import FITS, SPREAD, Bytes
 from kerasmem.estimation.sizing import max_batch_size
-from kerasmem.estimation.verdict import FITS
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.building import is_loaded

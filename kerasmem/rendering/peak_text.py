@@ -123,8 +123,6 @@ def _pool_facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
     yield "In use", format_size(pool.in_use) + asked
     if pool.reserved is not None:
         yield "Reserved", f"{format_size(pool.reserved)} taken from the device, under memory growth"
-    if pool.driver is not None:
-        yield "Driver", f"{format_size(pool.driver)} shown by the driver, with its context and libraries"
     if pool.smallest_limit is not None:
         yield "Limit", f"{format_size(pool.smallest_limit)} is the smallest memory limit that trains"
 
@@ -139,20 +137,17 @@ def missing_line(report: MemoryReport) -> str:
 
 
 def reference_line(report: MemoryReport) -> str:
-    """Return where the model stands among known networks, in one line."""
-    found = networks_beside(report)
-    at = f"at batch {found.batch_size:,} by the formula (images of 224 × 224)"
-
-    def shown(network: tuple[str, int]) -> str:
-        return f"{network[0]} ({format_size(network[1])})"
-
-    if found.below is not None and found.below[1] == report.formula.total_bytes:
-        return f"as large as {shown(found.below)} {at}"
-    if found.below is not None and found.above is not None:
-        return f"between {shown(found.below)} and {shown(found.above)} {at}"
-    if found.above is not None:
-        return f"smaller than {shown(found.above)} {at}"
-    return f"larger than {shown(found.below)} {at}" if found.below is not None else ""
+    """Return the known networks beside the model, in one line."""
+    below, above = networks_beside(report)
+    at = f"at batch {report.settings.batch_size:,} by the formula (images of 224 × 224)"
+    smaller, larger = (
+        "" if network is None else f"{network[1]} ({format_size(network[0])})" for network in (below, above)
+    )
+    if below is not None and below[0] == report.formula.total_bytes:
+        return f"as large as {smaller} {at}"
+    if smaller and larger:
+        return f"between {smaller} and {larger} {at}"
+    return f"smaller than {larger} {at}" if larger else f"larger than {smaller} {at}"
 
 
 def verdict_line(device: DeviceVerdict, need: Bytes, *, stands_in: bool = False) -> Text:

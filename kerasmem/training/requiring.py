@@ -8,8 +8,7 @@ from kerasmem.devices.catalogue import resolve_device
 from kerasmem.devices.training_device import allocator_limit, training_memory
 from kerasmem.errors import DoesNotFitError
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.report import MemoryReport
-from kerasmem.estimation.verdict import DOES_NOT_FIT
+from kerasmem.estimation.report import DOES_NOT_FIT, MemoryReport
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model

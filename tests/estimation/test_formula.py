@@ -6,8 +6,7 @@ import pytest
 
 from kerasmem.errors import InputError
 from kerasmem.estimation.formula import formula, formula_bytes, share_out
-from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport
-from kerasmem.estimation.verdict import verdict
+from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport, verdict
 
 
 def row(name, elements, parameters=0, *, kind="layer", itemsize=4):

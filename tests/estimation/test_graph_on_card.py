@@ -6,8 +6,8 @@ import keras
 import pytest
 
 from kerasmem.compat.graphs import has_gpu_kernel, optimise
+from kerasmem.estimation import outcomes
 from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.graph import build
 from kerasmem.estimation.graph.program import COPY, ON_HOST
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -45,14 +45,14 @@ def recurrent():
 def program(monkeypatch):
     """The program that an estimate simulates."""
     found = []
-    whole = build.build_program
+    whole = outcomes.build_program
 
     def kept(*arguments):
         answer = whole(*arguments)
         found.append(answer[0])
         return answer
 
-    monkeypatch.setattr(build, "build_program", kept)
+    monkeypatch.setattr(outcomes, "build_program", kept)
 
     def of(model, **options):
         on_card(model, **options)

@@ -24,7 +24,7 @@ EXECUTION = {"graph": "graph", "probe": "graph", "xla": "xla", "gpu-target": "xl
 def outcome(method):
     return Outcome(
         method=method, execution=EXECUTION[method], total=100, low=90, high=120, pool=Pool(80, 100, 200),
-        categories={"weights": 100},
+        weights=100,
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards(ask):
 @pytest.mark.parametrize("target", [None, CARD])
 def test_the_formula_answers_with_the_reasons_if_no_other_method_does(ask, target):
     answer, _ = ask(target=target, fails=("graph", "probe", "gpu-target", "xla"))
-    assert answer.method == "formula" and "the formula answers in their place" in answer.notes
+    assert answer.method == "formula" and "the formula answers in place of other methods" in answer.notes
     assert "graph has no answer: graph will not" in answer.fallback
 
 
@@ -180,7 +180,7 @@ def refuse(*arguments, **options):
 
 
 def test_figures_of_a_method_are_the_reports(monkeypatch):
-    known = replace(outcome("graph"), layers={"dense": 60}, categories={"weights": 70, "allocator": 30})
+    known = replace(outcome("graph"), layers={"dense": 60}, weights=70, allocator=30)
     monkeypatch.setitem(METHODS, "graph", Method(lambda step: None, lambda step: known))
     report = estimate(lambda: keras.Sequential([keras.Input((3,)), layers.Dense(2, name="dense")]))
     assert (report.bytes.total, report.bytes.low, report.bytes.high) == (100, 90, 120)

@@ -26,7 +26,7 @@ def test_a_probe_predicts_a_larger_batch():
     run, peaks = runs[0], [peak for run in runs for peak in run.peaks]
     assert said.low <= statistics.median(peaks) <= said.high
     assert said.low <= said.total <= said.high
-    assert said.categories["inputs"] == run.inputs == 64 * (24 * 24 * 3 + 1) * 4
+    assert said.inputs == run.inputs == 64 * (24 * 24 * 3 + 1) * 4
     assert said.execution == "graph"
 
 

@@ -34,9 +34,9 @@ def test_a_fixed_or_small_batch_is_run_itself(outcome):
     measured = outcome({512: (95, 100, 110)}, 512, is_fixed=True)
     assert (measured.method, measured.execution) == ("probe", "graph")
     assert (measured.total, measured.low, measured.high) == (100, 95, 110)
-    assert measured.categories == {"weights": 30, "inputs": 5 * 512, "optimizer": 60}
+    assert (measured.weights, measured.inputs, measured.optimizer) == (30, 5 * 512, 60)
     assert measured.notes[1] == "assumed"
-    assert "optimizer" not in outcome({8: (100,)}, 8, optimizer=None).categories
+    assert outcome({8: (100,)}, 8, optimizer=None).optimizer is None
 
 
 def line(batch):
@@ -48,7 +48,7 @@ def test_the_peak_lies_on_the_line_through_the_measured_ones(outcome):
     measured = outcome(peaks, 64)
     assert (measured.total, measured.pool.in_use) == (line(64), line(64))
     assert (measured.low, measured.high) == (int(line(64) * 0.91), int(line(64) * 1.09))
-    assert measured.categories["inputs"] == 5 * 64
+    assert measured.inputs == 5 * 64
 
 
 def test_the_interval_covers_what_the_spread_of_the_peaks_grows_to(outcome):

@@ -36,12 +36,8 @@ def test_the_known_networks_beside_a_model():
         return networks_beside(replace(report, formula=formula))
 
     figures = sorted((8 * (p + 32 * e), name) for name, p, e in known_networks())
-    assert at(1).below is None
-    assert at(1).above == (figures[0][1], figures[0][0])
-    assert at(10**15).above is None
-    assert at(10**15).below == (figures[-1][1], figures[-1][0])
-    for (small, first), (large, second) in itertools.pairwise(figures):
-        found = at((small + large) // 2)
-        assert (found.below[0], found.above[0]) == (first, second)
-        assert at(small).below == (first, small)
-    assert at(10**15, copies=1).below[1] * 2 == figures[-1][0]
+    assert at(1) == (None, figures[0])
+    assert at(10**15) == (figures[-1], None)
+    for first, second in itertools.pairwise(figures):
+        assert at((first[0] + second[0]) // 2) == at(first[0]) == (first, second)
+    assert at(10**15, copies=1)[0][0] * 2 == figures[-1][0]

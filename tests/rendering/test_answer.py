@@ -11,7 +11,7 @@ from rich.console import Console
 
 from kerasmem import estimate
 from kerasmem.devices.catalogue import resolve_device
-from kerasmem.estimation.verdict import device_verdict, fitting_cards
+from kerasmem.estimation.report import device_verdict, fitting_cards
 from kerasmem.rendering.estimate_table import answer
 from kerasmem.rendering.layout import plain_text
 

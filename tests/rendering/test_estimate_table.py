@@ -112,7 +112,7 @@ def made_up(reports, **changes):
     report = reports("graph", 32)
     return replace(
         report,
-        pool=Pool(10 * 2**20, 20 * 2**20, 30 * 2**20, 40 * 2**20, 50 * 2**20),
+        pool=Pool(10 * 2**20, 20 * 2**20, 30 * 2**20, 50 * 2**20),
         instant=Instant("while computing the gradient of block1_conv2\x1b[2J", "op", "block1_conv2", "backward"),
         **changes,
     )

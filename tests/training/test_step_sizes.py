@@ -45,7 +45,7 @@ def test_the_models_own_step_is_estimated_and_stays_as_it_is(jit_compile):
     held = 4 * 3 * model.count_params()
     assert held < small.low < small.total <= small.high < large.low
     assert large.total - small.total > 4080 * 512 * 4, "a layer's output at least"
-    assert abs(small.categories["optimizer"] / (held * 2 // 3) - 1) < 0.05
+    assert abs(small.optimizer / (held * 2 // 3) - 1) < 0.05
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert int(model.optimizer.iterations) == 0
@@ -61,7 +61,7 @@ def test_beside_a_card_its_kernels_count(monkeypatch, jit_compile):
     monkeypatch.setattr("kerasmem.devices.training_device.allocator_limit", lambda: 2**34)
     found = model_outcome(dense(jit_compile), BATCH, 16)
     assert (TITLES[CUDA] in found.notes[0]) != jit_compile
-    held = sum(found.categories[name] for name in ("weights", "optimizer", "inputs"))
+    held = sum(getattr(found, name) for name in ("weights", "optimizer", "inputs"))
     assert (found.low == held < here.low) == jit_compile, "XLA's plan for the CPU stands in for the card's"
 
 

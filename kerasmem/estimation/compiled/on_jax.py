@@ -65,7 +65,7 @@ def jax_outcome(step: ShapedStep) -> Outcome:
         total=planned,
         low=int(planned * (1 - spread)),
         high=int((max(compiled.allocated(plan).in_use, limit) + most) * (1 + spread)),
-        pool=Pool(plan.total, planned, None, None, limit),
+        pool=Pool(plan.total, planned, None, limit),
         unmodelled=unmodelled,
         notes=(note, *compiled.notes),
     )

@@ -110,7 +110,7 @@ class XlaPlan:
         shares.add(self.requested - sum(size for size, _ in self.live), "workspace")
         shares.fill(outcome.total)
         instant = None if self.at is None else names.instant(self.at)
-        return replace(outcome, categories=shares.categories, layers=shares.layers, instant=instant)
+        return replace(outcome, **shares.categories, layers=shares.layers, instant=instant)
 
 
 def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:

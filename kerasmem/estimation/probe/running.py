@@ -216,7 +216,6 @@ def _line(runs: Sequence[MeasuredSteps], request: StepSpec) -> Outcome:
 
 
 def _outcome(run: MeasuredSteps, total: int, low: int, high: int, inputs: int, note: str) -> Outcome:
-    held = {"weights": run.weights, "optimizer": run.optimizer, "inputs": inputs}
     return Outcome(
         method="probe",
         execution=run.execution,
@@ -224,6 +223,8 @@ def _outcome(run: MeasuredSteps, total: int, low: int, high: int, inputs: int, n
         low=low,
         high=high,
         pool=Pool(None, total, None),
-        categories={name: size for name, size in held.items() if size is not None},
+        weights=run.weights,
+        optimizer=run.optimizer,
+        inputs=inputs,
         notes=(note, *run.notes),
     )

@@ -20,9 +20,8 @@ import tensorflow as tf
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.estimation.outcomes import model_outcome
-from kerasmem.estimation.report import Outcome
+from kerasmem.estimation.report import Outcome, at_most
 from kerasmem.estimation.search import bracket, on_the_line
-from kerasmem.estimation.verdict import at_least, at_most
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.units import format_size
 
@@ -120,7 +119,11 @@ def estimate_fitting(
     return Fitting(rows, is_in_doubt, is_hopeless, one, room, added, is_impossible)
 
 
-_BOUNDS: tuple[Callable[[Outcome], int], ...] = (at_most, attrgetter("total"), at_least)
+def _least(outcome: Outcome) -> int:
+    return outcome.bounds[0]
+
+
+_BOUNDS: tuple[Callable[[Outcome], int], ...] = (at_most, attrgetter("total"), _least)
 
 
 def _need(bound: Callable[[Outcome], int], outcome_of: Callable[[int], Outcome], rows: int) -> int:
@@ -128,7 +131,7 @@ def _need(bound: Callable[[Outcome], int], outcome_of: Callable[[int], Outcome],
 
 
 def _least_held(found: Outcome) -> int:
-    return at_least(found) - (found.categories.get("workspace") or 0)
+    return _least(found) - (found.workspace or 0)
 
 
 def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callable[[], bool]) -> int:
@@ -256,7 +259,7 @@ def _state(since: int) -> str:
 def _figures(fitting: Fitting | None) -> str:
     if fitting is None or fitting.one_row is None:
         return ""
-    sizes = {name: fitting.one_row.categories.get(key) for key, name in _HELD.items()}
+    sizes = {name: getattr(fitting.one_row, key) for key, name in _HELD.items()}
     sizes |= {"gradients added up": fitting.added, "data and other models": fitting.room.other}
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items() if size)
     need, most = _needs(fitting, fitting.one_row)
@@ -280,7 +283,7 @@ def _options(model: Any, fitting: Fitting | None) -> Iterator[str]:
 
     def saving(category: str, share: float = 1.0) -> str | None:
         """Return the saving of an option in words, or None if it is too small."""
-        size = None if one is None else one.categories.get(category)
+        size = None if one is None else getattr(one, category)
         if need is None or size is None:
             return ""
         return f" ({format_size(int(size * share))} less at most)" if size * share >= need - limit else None
