@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
@@ -31,7 +31,6 @@ MOST_COUNTED = 1 << 22
 """Rows of a file that are looked at for counts of classes; of more rows, runs spread over each dataset."""
 
 _RUNS = 16  # of rows in a dataset, where not all are counted
-_MOST_LABELS = 200  # datasets whose classes are counted
 _AMPLIFIED = 1.5  # bytes read for one needed, from which on a repacked file is worth its while
 
 
@@ -48,8 +47,8 @@ def inspect(
 ) -> Inspection:
     """Describe the content of an HDF5 file and how well it streams.
 
-    Read are the file's structure and whole numbers that may be labels, of very many rows a sample; the rest only with
-    `nan` or `verify`.
+    The file's structure and the targets' classes are read, of very many rows a sample; the rest only with `nan` or
+    `verify`.
 
     Args:
         path: the file.
@@ -90,7 +89,7 @@ def inspect(
         notes.append(last_axis)
     labels = [name for name, entry in contents.usable.items() if entry.may_be_labels]
     first, second = choose_pair(contents, x, y)
-    counted = set(_likely_labels(labels, second))
+    counted = {name for name in labels if name == second or is_named_target(name)}
     share = MOST_COUNTED // max(1, len(counted))
     reports = [
         _report(
@@ -99,8 +98,6 @@ def inspect(
         )
         for entry in contents.entries
     ]  # fmt: skip
-    if len(counted) < len(labels):
-        notes.append(f"classes were counted in {len(counted):,} of the {len(labels):,} datasets that may be labels")
     found = Inspection(contents.path, contents.size, tuple(reports), batch_size, notes=tuple(notes))
     if first is None or (last_axis and x is None):
         return found
@@ -228,11 +225,6 @@ def count_classes(
     found, rows = np.unique(values, return_counts=True)
     counts.update(dict(zip(map(int, found.tolist()), rows.tolist(), strict=True)))
     return len(counts) <= most
-
-
-def _likely_labels(names: Sequence[str], y: str | None) -> list[str]:
-    """Return datasets to count classes of: the targets, those named as targets, others."""
-    return sorted(names, key=lambda name: (name != y, not is_named_target(name)))[:_MOST_LABELS]
 
 
 def sample_rows(rows: int, chunk: int, most: int) -> np.ndarray | None:

@@ -67,14 +67,6 @@ def test_anndata_sparse_and_dense(tmp_path):
     found = content(tmp_path / "all.h5")
     assert np.array_equal(found["obsm/pca"], X[:, :2].astype("f4")) and np.array_equal(found["obs/n"], np.arange(300))
     assert any("'layers/columns' (a sparse matrix" in note and "stored by columns" in note for note in done.notes)
-    with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
-        file["X/indices"][3] = 10_000
-    with pytest.raises(DataError, match="'X': it has values outside its 40 columns; it is damaged"):
-        convert(tmp_path / "cells.h5ad", tmp_path / "o3.h5", columns={"x": "X"})
-    with h5py.File(tmp_path / "cells.h5ad", "r+") as file:
-        file["X/indptr"][5] = 10**9
-    with pytest.raises(DataError, match="'X': its index of rows is damaged"):
-        convert(tmp_path / "cells.h5ad", tmp_path / "o3.h5", columns={"x": "X"})
 
 
 def test_pandas(tmp_path):

@@ -90,7 +90,7 @@ def test_nan_classes_and_checksums(tmp_path):
     convert(tmp_path / "d.npz", output)
     found = kerasmem.data.inspect(output, nan=True, verify=True)
     assert (report(found, "x").nan_count, report(found, "x").infinite_count) == (2, 1)
-    assert report(found, "y").class_counts == {"0": 550, "1": 50} and report(found, "id").class_counts is not None
+    assert report(found, "y").class_counts == {"0": 550, "1": 50} and report(found, "id").class_counts is None
     assert {dataset.checksum for dataset in found.datasets} == {"right"}
     with h5py.File(output, "r+") as file:
         file["y"][5] = 1
@@ -147,7 +147,7 @@ def test_anndata(tmp_path):
     run(found.line)
 
 
-def test_files_of_matlab_pandas_pytables_and_netcdf_stream(tmp_path):
+def test_files_of_matlab_pandas_and_pytables_stream(tmp_path):
     with h5py.File(tmp_path / "m.mat", "w", userblock_size=512, libver="earliest") as file:
         file.create_dataset("X", data=RNG.random((60, 6))).attrs["MATLAB_class"] = np.bytes_("double")
         file.create_dataset("cells", (2, 1), h5py.ref_dtype)
@@ -169,14 +169,6 @@ def test_files_of_matlab_pandas_pytables_and_netcdf_stream(tmp_path):
         file.create_carray("/", "x", obj=RNG.random((60, 3)))
     found = kerasmem.data.inspect(tmp_path / "t.h5")
     assert found.x == "x"
-    with h5py.File(tmp_path / "n.nc", "w") as file:
-        for name, size in {"time": 60, "column": 6}.items():
-            file[name] = np.arange(size)
-            file[name].make_scale(name)
-        file["field"] = RNG.random((60, 6)).astype("f4")
-    found = kerasmem.data.inspect(tmp_path / "n.nc")
-    assert (found.x, found.y) == ("field", None)
-    run(found.line)
 
 
 def test_other_peoples_files(tmp_path):
@@ -235,7 +227,6 @@ def test_the_line_of_a_conversion_runs(tmp_path):
 
 def test_classes_of_very_many_rows_are_counted_in_a_sample(tmp_path, monkeypatch):
     monkeypatch.setattr(inspection, "MOST_COUNTED", 8000)
-    monkeypatch.setattr(inspection, "_MOST_LABELS", 4)
     read = []
 
     def counting(*args, **settings):
@@ -248,15 +239,13 @@ def test_classes_of_very_many_rows_are_counted_in_a_sample(tmp_path, monkeypatch
         file.create_dataset("x", (100_000, 2), "f4", chunks=(5000, 2), compression="gzip", fillvalue=1)[:] = 0
         file.create_dataset("y", data=np.arange(100_000) % 4, chunks=(5000,), compression="gzip")
         file["small/y"] = np.arange(600) % 3
-        for number in range(6):
-            file[f"other{number}"] = np.arange(6000)
+        file["other"] = np.arange(6000)
     found = inspection.inspect(tmp_path / "long.h5")
     by_name = {each.name: each for each in found.datasets}
-    assert by_name["y"].class_counts == {"0": 512, "1": 496, "2": 496, "3": 496}  # 16 runs of 125 rows
-    assert by_name["y"].counted_rows == 2000
+    assert by_name["y"].class_counts == {"0": 1008, "1": 1008, "2": 992, "3": 992}  # 16 runs of 250 rows
+    assert by_name["y"].counted_rows == 4000
     assert by_name["small/y"].class_counts == dict.fromkeys("012", 200) and by_name["small/y"].counted_rows is None
     assert sum(read) <= 8000 + 600
-    assert "classes were counted in 4 of the 8 datasets that may be labels" in found.notes
     console = Console(record=True, width=200)
     console.print(inspection_table(found))
-    assert "Classes in y (in 2,000 rows of it): 0 25.6 %" in console.export_text()
+    assert "Classes in y (in 4,000 rows of it): 0 25.2 %" in console.export_text()
