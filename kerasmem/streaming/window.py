@@ -61,10 +61,15 @@ class Window:
         """Whether all rows were delivered for good."""
         return self.given == self.stop - self.first
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether rows are missing or wrong."""
+        return self.stopped or self.error is not None
+
     def has_next(self, order: EpochOrder, start: int, stop: int) -> bool:
         """Return whether it is complete, and these rows of an epoch are those to be delivered for good next."""
         follows = self.order is order and self.first + self.given == start and stop <= self.stop
-        return follows and self.over and not self.stopped and not self.is_kept
+        return follows and self.over and not self.has_failed and not self.is_kept
 
     def has(self, segment: Segment, datasets: int) -> bool:
         """Return whether the rows of a segment are loaded, or will not be."""
@@ -209,7 +214,7 @@ class WindowRing:
                 self._changed.wait()
             if not window.over:
                 self.reader.check(order, window.first + segment.start, window.first + segment.stop)
-            if window.error is not None or window.stopped:
+            if window.has_failed:
                 if window in self._windows:
                     self._windows.remove(window)  # whoever asks again has it read again
                 self.refuse_if_closed()

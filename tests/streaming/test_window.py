@@ -190,17 +190,18 @@ def test_the_first_error_ends_the_loading_and_names_the_cause():
     store.close()
 
 
-def test_rows_that_an_error_left_out_are_not_given_away():
+@pytest.mark.parametrize("failing", ["failure", "failed_check"])
+def test_rows_that_an_error_left_out_or_that_changed_are_not_given_away(failing):
     reader, order = FakeReader(), an_order()
     store = a_store(reader)
     reader.held = 8
     store.batch(order, 0, 8, own=True)
-    reader.failure = OSError("gone")
+    setattr(reader, failing, OSError("gone"))
     reader.gate.set()
     while not store._windows[0].over:
         time.sleep(0.001)
     with pytest.raises(OSError, match="gone"):
         store.batch(order, 8, 16, own=True)
-    reader.failure = None
+    setattr(reader, failing, None)
     assert store.batch(order, 8, 16, own=True)[1].tolist() == order.rows(8, 16).tolist()
     store.close()
