@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from streams import shared_model
 
 from kerasmem import H5ChunkSequence, H5DataSource
-from kerasmem.errors import UsageError
+from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.cursor import Position
 from kerasmem.streaming.opened import BatchesAhead
 
@@ -206,11 +207,53 @@ def test_what_was_handed_out_is_never_overwritten(numbered):
     stream.close()
 
 
-def test_threads_end_with_a_sequence_that_was_not_closed(numbered):
-    before = threading.active_count()
-    stream = H5ChunkSequence(numbered(rows=600), batch_size=8, memory_budget="6kB")
+def raise_once(x, y):
+    if y[0] == 1200:
+        raise ValueError("odd")
+    return x, y
+
+
+def leave_a_loop(stream):
     next(iter(stream))
-    assert any(thread.name.startswith("kerasmem-reader") for thread in threading.enumerate())
-    del stream
-    gc.collect()
-    wait_for_threads(before)
+
+
+def raise_in_a_loop(stream):
+    with pytest.raises(KeyError):
+        for _ in stream:
+            raise KeyError
+
+
+def raise_in_a_transform(stream):
+    with pytest.raises(DataError, match="odd"):
+        list(stream)
+
+
+def fit_in_a_thread_and_close(stream):
+    def train():
+        try:
+            shared_model().fit(stream, epochs=3, verbose=0)
+        except Exception as error:
+            errors.append(str(error))
+
+    errors = []
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    while trainer.is_alive():
+        stream.close()
+        time.sleep(0.002)
+    assert len(errors) == 1 and ("was closed" in errors[0] or "odd" in errors[0])
+    stream.close()
+
+
+def test_rounds_of_collection_exceptions_and_fit_leave_nothing_open(numbered):
+    path, before = str(numbered(rows=2000)), threading.active_count()
+    ends = [leave_a_loop, raise_in_a_loop, raise_in_a_transform, fit_in_a_thread_and_close]
+    for end, workers in itertools.product(ends, [1, 3]):
+        for _ in range(3):
+            end(H5ChunkSequence(path, batch_size=4, shuffle=False, memory_budget="20kB", workers=workers,
+                                transform=raise_once))  # fmt: skip
+        deadline = time.monotonic() + 20
+        while path in open_files() and time.monotonic() < deadline:
+            gc.collect()
+        assert path not in open_files(), end
+    wait_for_threads(before + 2)  # TensorFlow keeps some
