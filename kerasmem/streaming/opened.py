@@ -16,7 +16,7 @@ from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.cursor import Cursor, Position
 from kerasmem.streaming.plan import StreamPlan, build_batch
 from kerasmem.streaming.reader import RowReader
-from kerasmem.streaming.transforms import Batch, Preparation, TransformFailure, TransformPool, apply_transform
+from kerasmem.streaming.transforms import Batch, TransformFailure, TransformPool, apply_transform
 from kerasmem.streaming.window import WindowRing
 
 
@@ -25,25 +25,24 @@ class OpenStream:
 
     Args:
         plan: what is delivered.
-        preparation: how batches are prepared.
         access: what may be read.
     """
 
-    def __init__(self, plan: StreamPlan, preparation: Preparation, access: Access) -> None:
-        memory = plan.memory
+    def __init__(self, plan: StreamPlan, access: Access) -> None:
+        memory, settings = plan.memory, plan.settings
         self._plan = plan
-        self._transform = preparation.transform
+        self._transform = settings.transform
         self.order = functools.lru_cache(2)(plan.order)
         self.reader = RowReader(plan.layout, plan.columns, resident=memory.cache_bytes, access=access)
         self.windows = WindowRing(self.reader, plan.columns, memory, plan.batch_rows)
         self.ahead: BatchesAhead | None = None
         self._pool: TransformPool | None = None
-        if preparation.works_ahead:
+        if settings.works_ahead:
             self.ahead = BatchesAhead(
-                self._gather, self._finish, preparation.workers, depth=memory.ahead, batches=plan.num_batches
+                self._gather, self._finish, settings.workers, depth=memory.ahead, batches=plan.num_batches
             )
-        if preparation.in_processes and preparation.transform is not None:
-            self._pool = TransformPool(preparation.transform, preparation.workers)
+        if settings.in_processes and settings.transform is not None:
+            self._pool = TransformPool(settings.transform, settings.workers)
 
     def batch(self, position: Position, cursor: Cursor | None = None) -> Batch:
         """Return a batch.

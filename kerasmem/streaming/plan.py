@@ -22,6 +22,8 @@ from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
 from kerasmem.units import format_count, format_size
 
+_MOST_AHEAD = 10  # batches; fewer if the memory budget does not hold more
+
 
 @dataclass(frozen=True)
 class StreamSettings:
@@ -38,8 +40,9 @@ class StreamSettings:
         scale: (factor, offset) by dataset name; "" has that of other features.
         rows: as given.
         memory_budget: bytes; None for the default.
-        ahead: the most batches to prepare ahead.
-        workers: threads or processes that prepare them.
+        transform: function that is applied to each batch; None for none.
+        workers: threads or processes that prepare batches.
+        in_processes: whether `transform` runs in processes.
     """
 
     batch_size: int = 32
@@ -52,12 +55,18 @@ class StreamSettings:
     scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rows: Any = None
     memory_budget: int | None = None
-    ahead: int = 0
+    transform: Callable[..., Any] | None = None
     workers: int = 1
+    in_processes: bool = False
 
     def __post_init__(self) -> None:
         if self.shard[1] > 1 and self.seed_drawn and self.shuffle:
             raise UsageError("seed: None draws another seed in every worker; give a number along with shard")
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether batches are prepared before they are asked for."""
+        return self.workers > 1 or self.in_processes
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +103,7 @@ class StreamPlan:
             self.columns,
             selection=self.share.plan_for(self.selection),
             batch_size=self.settings.batch_size,
-            ahead=self.settings.ahead,
+            ahead=_MOST_AHEAD if self.settings.works_ahead else 0,
             workers=self.settings.workers,
             budget=self.settings.memory_budget,
             ordered=not self.settings.shuffle,
@@ -267,14 +276,9 @@ def _chunks_touched(runs: Iterable[tuple[int, int, np.ndarray | None]], grid: Gr
     return touched
 
 
-def describe_plan(plan: StreamPlan, prepared_by: str = "") -> str:
-    """Return rows, types, order and memory of a stream, one fact a line.
-
-    Args:
-        plan: what is delivered.
-        prepared_by: who prepares batches ahead; "" for nobody.
-    """
-    memory, batches = plan.memory, format_count(plan.num_batches, "batch")
+def describe_plan(plan: StreamPlan) -> str:
+    """Return rows, types, order and memory of a stream, one fact a line."""
+    memory, settings, batches = plan.memory, plan.settings, format_count(plan.num_batches, "batch")
     layouts = {layout.name: layout for layout in plan.layout.datasets}
     rows = format_count(plan.num_rows, "row")
     lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.batch_rows)}"]
@@ -283,8 +287,9 @@ def describe_plan(plan: StreamPlan, prepared_by: str = "") -> str:
             layout = layouts[column.name]
             lines.append(f"  {part.role:<13} {shown(column.name)} {_conversion(column)}, {_storage(layout)}")
     lines.append(f"  order         {_order(plan)}; blocks of {format_count(memory.block_rows, 'row')}")
-    if prepared_by:
-        lines.append(f"  prepared by   {prepared_by}")
+    if settings.works_ahead:
+        workers = "processes" if settings.in_processes and settings.transform is not None else "threads"
+        lines.append(f"  prepared by   {settings.workers} {workers}, {memory.ahead} ahead at most")
     uses = [f"{format_count(memory.queued_batches, 'batch')} of {format_size(memory.batch_bytes)}"]
     if memory.windows:
         uses.insert(0, f"{format_count(memory.windows, 'window')} of {format_size(memory.window_bytes)}")

@@ -38,7 +38,7 @@ from kerasmem.streaming.tf_data import (
     make_dataset,
     plan_signature,
 )
-from kerasmem.streaming.transforms import Batch, Preparation
+from kerasmem.streaming.transforms import Batch
 from kerasmem.units import format_count, parse_size
 
 
@@ -174,12 +174,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
         super().__init__(workers=1, use_multiprocessing=False)
         self._files, access = read_data(path, trust_file, remote)
         self.paths = tuple(self._files)
-        flag = checks.flag("use_multiprocessing", use_multiprocessing)
-        self._preparation = Preparation(
-            transform,
-            workers=max(checks.whole("workers", workers, 0), int(flag)),
-            in_processes=flag,
-        )
+        in_processes = checks.flag("use_multiprocessing", use_multiprocessing)
         parts = read_parts(x, y, sample_weight)
         names = dataset_names(parts)
         settings = StreamSettings(
@@ -193,10 +188,11 @@ class H5ChunkSequence(keras.utils.PyDataset):
             scale=read_scale(scale, names),
             rows=rows,
             memory_budget=None if memory_budget is None else parse_size(memory_budget, field="memory_budget"),
-            ahead=self._preparation.depth,
-            workers=self._preparation.workers,
+            transform=transform,
+            workers=max(checks.whole("workers", workers, 0), int(in_processes)),
+            in_processes=in_processes,
         )
-        check_transform(transform, flag)
+        check_transform(transform, in_processes)
         if y is None and settings.shuffle:
             warnings.warn(
                 "H5ChunkSequence: without y and with shuffle=True, predict would return its results in shuffled "
@@ -360,7 +356,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             [(5, 3), (5, 3)]
         """
         prefetch = checks.whole("prefetch", prefetch, 0)
-        if self._preparation.transform is None:
+        if self.stream_plan.settings.transform is None:
             signature = plan_signature(self.stream_plan)
         else:
             signature = batches_signature([self.batch(place) for place in sorted({0, len(self) - 1})])
@@ -439,7 +435,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             labels: name of a dataset with class labels: then how well they are mixed is said too, for which
                 they are read.
         """
-        lines = describe_plan(self.stream_plan, self._preparation.describe(self.stream_plan.memory.ahead))
+        lines = describe_plan(self.stream_plan)
         if labels is None:
             return lines
         quality = examine(self.stream_plan, labels, self._files, self._access)
@@ -489,7 +485,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     def opened(self) -> OpenStream:
         """Return the open stream of this process. A forked or unpickled copy opens its own."""
-        return self._opened.get(lambda: OpenStream(self.stream_plan, self._preparation, self._access))
+        return self._opened.get(lambda: OpenStream(self.stream_plan, self._access))
 
     def close(self) -> None:
         """Close the file, end the workers and free the windows. The sequence can be used again.

@@ -10,46 +10,13 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.processes.children import end_after_parent
 
-_MOST_AHEAD = 10  # batches; fewer if the memory budget does not hold more
-
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How batches are prepared.
-
-    Args:
-        transform: function that is applied to each; None for none.
-        workers: threads or processes.
-        in_processes: whether `transform` runs in processes.
-    """
-
-    transform: Transform | None = None
-    workers: int = 1
-    in_processes: bool = False
-
-    @property
-    def works_ahead(self) -> bool:
-        """Whether batches are prepared before they are asked for."""
-        return self.workers > 1 or self.in_processes
-
-    @property
-    def depth(self) -> int:
-        """Batches that may be prepared ahead."""
-        return _MOST_AHEAD if self.works_ahead else 0
-
-    def describe(self, ahead: int) -> str:
-        """Describe the workers in words; "" if batches are made on request."""
-        kind = "processes" if self.in_processes and self.transform is not None else "threads"
-        return f"{self.workers} {kind}, {ahead} ahead at most" if self.works_ahead else ""
 
 
 class TransformFailure(Exception):
