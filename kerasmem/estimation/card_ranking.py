@@ -124,6 +124,7 @@ def _ranked(session: EstimateSession, spec: StepSpec) -> CardRanking:
         if kind not in planned:
             planned[kind] = session.estimate(method=chosen, device=kinds[kind])
         need, available = planned[kind].bytes, card.available_bytes
-        ranked.append(RankedCard(card.key, card.name, available, need.total, need.high, verdict(need, available)))
+        fits = verdict(need, available)
+        ranked.append(RankedCard(card.key, card.name, available, need.total, need.most_needed, fits))
     ranked.sort(key=lambda each: (VERDICTS.index(each.verdict), each.available_bytes))
     return CardRanking(replace(first, device=None), tuple(ranked))

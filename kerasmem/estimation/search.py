@@ -167,7 +167,7 @@ def search(
         bracket(partial(fits, end), guesses, low=low, high=high, gap=reach, most=MOST_EVALUATIONS - len(asked))
     return Evaluations(
         tuple(
-            Evaluation(minimum + step * index, need.total, need.low, need.high, verdict(need, available_bytes))
+            Evaluation(minimum + step * index, need.total, need.low, need.most_needed, verdict(need, available_bytes))
             for index, need in sorted(asked.items())
         )
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
-from kerasmem.estimation.report import DOES_NOT_FIT, FITS
+from kerasmem.estimation.report import DOES_NOT_FIT, FITS, at_most
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.changes import Change, make_change
 from kerasmem.recovery.combinations import Answer, Combination, Option, search_combinations
@@ -36,7 +36,7 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
     if needs[frozenset()].verdict == FITS:
         return with_base
     needs |= {frozenset([change.key]): need for change, _, need in offered if need is not None}
-    known = {keys: _answer(need) for keys, need in needs.items()}
+    known = {keys: answer_of(need) for keys, need in needs.items()}
 
     def ask(keys: Combination) -> Answer | None:
         try:
@@ -49,7 +49,7 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
             name = " + ".join(changes[key].name for key in sorted(keys))
             search.considered.append(Considered(name, f"it cannot be estimated: {error}"))
             return None
-        return _answer(needs[keys])
+        return answer_of(needs[keys])
 
     chosen = search_combinations(options, known, ask, estimator.target.available_bytes)
     plans = [search.remedy([*base, *(changes[key] for key in keys)], needs[keys]) for keys in chosen]
@@ -69,7 +69,7 @@ def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]
     for change in search.changes:
         before = estimator.baseline([*base, change]).bytes
         need = estimator.estimate([*base, change])
-        ratio = (need.bytes.high or need.bytes.total) / max(before.high or before.total, 1)
+        ratio = at_most(need.bytes) / max(at_most(before), 1)
         if change.kind in ("micro_batches", "batch_size"):
             share = 1 / change.value if change.kind == "micro_batches" else change.value / batch_size
             lines.setdefault(change.kind, [(1.0, 1.0)]).append((share, ratio))
@@ -95,8 +95,9 @@ def _on_the_line(points: list[tuple[float, float]], share: float) -> float:
     return y1 if x1 == x0 else round(y0 + (share - x0) * (y1 - y0) / (x1 - x0), 9)
 
 
-def _answer(need: Need) -> Answer:
-    return Answer(need.bytes.high, need.verdict == FITS)
+def answer_of(need: Need) -> Answer:
+    """Return the most that a step must have, and whether it surely fits."""
+    return Answer(need.bytes.most_needed, need.verdict == FITS)
 
 
 def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str]) -> list[Remedy]:

@@ -227,7 +227,7 @@ class RemedySearch:
             compute=math.prod(each.compute for each in made),
             total=need.bytes.total,
             low=need.bytes.low,
-            high=need.bytes.high,
+            high=need.bytes.most_needed,
             before=before,
             verdict=need.verdict,
             method=need.method,

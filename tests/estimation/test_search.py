@@ -27,6 +27,12 @@ class Model:
         return need(total, total * (1 - self.spread), total * (1 + self.spread))
 
 
+def test_what_a_step_does_without_is_in_no_upper_end():
+    found = search(lambda size: Bytes(size, size, 10 * size, optional_workspace=9 * size), 100, tolerance=0)
+    assert found.largest == 100
+    assert all(row.high == row.size for row in found.rows)
+
+
 properties = settings(max_examples=100, deadline=None, derandomize=True)
 BASE, SLOPE = st.integers(0, 10**6), st.integers(10, 10**5)
 SPREAD = st.sampled_from([0.0, 0.1])

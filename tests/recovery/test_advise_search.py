@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerasmem.models.sizes import Bytes
 from kerasmem.recovery.combinations import Answer, Option, combinations, guess, search_combinations
+from kerasmem.recovery.estimator import Need
+from kerasmem.recovery.plans import answer_of
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 BASE = frozenset()
+
+
+def test_what_a_step_does_without_decides_nothing():
+    bytes = Bytes(100, 90, 500, optional_workspace=390)
+    assert answer_of(Need(bytes, "fits", "graph")) == Answer(110, True)
 
 
 def searched(options, limit, *, base=1000, need=None, **settings):
