@@ -108,23 +108,19 @@ def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
         raise UsageError("device: rank_cards asks about all cards; kerasmem.estimate takes a device")
     spec = replace(spec, device=_FIRST)
     with EstimateSession(spec) as session:
-        return _ranked(session, spec)
-
-
-def _ranked(session: EstimateSession, spec: StepSpec) -> CardRanking:
-    first = session.estimate()
-    kind_of = _KINDS.get(first.settings.method, lambda capability: None)
-    kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
-    # XLA's compiler does not know every card of the catalogue; "auto" has another method for those.
-    chosen = spec.method if first.settings.method == "gpu-target" else first.settings.method
-    planned = {kind_of(find_card(_FIRST).compute_capability): first}
-    ranked = []
-    for card in all_cards():
-        kind = kind_of(card.compute_capability)
-        if kind not in planned:
-            planned[kind] = session.estimate(method=chosen, device=kinds[kind])
-        need, available = planned[kind].bytes, card.available_bytes
-        fits = verdict(need, available)
-        ranked.append(RankedCard(card.key, card.name, available, need.total, need.most_needed, fits))
+        first = session.estimate()
+        kind_of = _KINDS.get(first.settings.method, lambda capability: None)
+        kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
+        # XLA's compiler does not know every card of the catalogue; "auto" has another method for those.
+        chosen = spec.method if first.settings.method == "gpu-target" else first.settings.method
+        planned = {kind_of(find_card(_FIRST).compute_capability): first}
+        ranked = []
+        for card in all_cards():
+            kind = kind_of(card.compute_capability)
+            if kind not in planned:
+                planned[kind] = session.estimate(method=chosen, device=kinds[kind])
+            need, available = planned[kind].bytes, card.available_bytes
+            fits = verdict(need, available)
+            ranked.append(RankedCard(card.key, card.name, available, need.total, need.most_needed, fits))
     ranked.sort(key=lambda each: (VERDICTS.index(each.verdict), each.available_bytes))
     return CardRanking(replace(first, device=None), tuple(ranked))

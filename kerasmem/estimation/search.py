@@ -21,6 +21,7 @@ from kerasmem.units import format_size
 MOST_EVALUATIONS = 40
 TOLERANCE = 0.01  # of the size: below 100 every size is told apart
 MOST_ON_THE_LINE = 8  # questions for one end of the interval, before the gap is halved
+SECOND = 31  # distance of the second size that is asked about from the smallest
 LARGEST = 2**20  # where the search ends if no maximum is given
 MOST_TRIES = 6
 TRIED_TOLERANCE = 0.05  # of the size: a try takes a process, so that the last few samples are not worth it
@@ -117,7 +118,6 @@ def search(
     minimum: int = 1,
     maximum: int | None = None,
     step: int = 1,
-    guess: int = 32,
     tolerance: float = TOLERANCE,
 ) -> Evaluations:
     """Search for the largest size that surely fits, and for the largest that may fit.
@@ -128,7 +128,6 @@ def search(
         minimum: the smallest size.
         maximum: the largest. Defaults to as large as fits.
         step: only minimum, minimum + step, … are asked.
-        guess: the second size that is asked, after the smallest.
         tolerance: the share of the size within which the search may stop; 0 searches to the last one.
 
     Raises:
@@ -145,7 +144,7 @@ def search(
         raise UsageError(f"maximum {top} is less than minimum {minimum}")
     asked: dict[int, Bytes] = {}
     last = (top - minimum) // step
-    second = min(max((guess - minimum) // step, 1), last)
+    second = min(max(SECOND // step, 1), last)
 
     def reach(index: int) -> int:
         return max(1, int((minimum + step * index) * tolerance / step))

@@ -21,7 +21,6 @@ from kerasmem.processes.children import child_environment
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_SECOND_SIZE = 31  # beyond the smallest: the second estimate of a search
 _STEPS = 3  # of training, at each confirmed size
 
 
@@ -80,7 +79,7 @@ def max_batch_size(
         require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
     with EstimateSession(spec) as session:
         estimates = _Estimates(session, spec.method)
-        asked = search(estimates.need, target.available_bytes, **sizes, guess=minimum + _SECOND_SIZE)
+        asked = search(estimates.need, target.available_bytes, **sizes)
     largest, fits, notes = asked.largest, asked.verdict, list(_notes(asked, maximum, step))
     trials: tuple[Trial, ...] = ()
     if confirm:
