@@ -80,29 +80,23 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
 def _read_head(path: Path) -> bytes:
     """Return the first bytes of a file, at least one."""
     try:
+        if (path / "saved_model.pb").exists():
+            raise ModelFileError(
+                f"{path}: a SavedModel folder holds a traced graph, not the layers. Save the model as a file "
+                f"(model.save('model.keras')), or name the code that builds it: {_FACTORY}"
+            )
         if path.is_dir():
-            raise ModelFileError(_describe_folder(path))
+            raise ModelFileError(f"{path}: is a folder, not a model file; name a .h5, .keras or .json file")
         if path.exists() and not path.is_file():  # a pipe would wait for ever
             raise ModelFileError(f"{path}: is not a regular file; name a .h5, .keras or .json file")
         empty = path.stat().st_size == 0  # as the kernel's files are that never end
         with path.open("rb") as file:
             head = b"" if empty else file.read(4096)
-    except FileNotFoundError:
-        raise ModelFileError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path}: cannot be read ({first_line(error)})") from error
     if not head:
         raise ModelFileError(f"{path}: the file is empty")
     return head
-
-
-def _describe_folder(path: Path) -> str:
-    if (path / "saved_model.pb").exists():
-        return (
-            f"{path}: a SavedModel folder holds a traced graph, not the layers. Save the model as a file "
-            f"(model.save('model.keras')), or name the code that builds it: {_FACTORY}"
-        )
-    return f"{path}: is a folder, not a model file; name a .h5, .keras or .json file"
 
 
 def _describe_unknown(path: Path, head: bytes) -> str:
@@ -228,13 +222,12 @@ def _document(path: Path, config: dict[str, Any], version: Any) -> ModelDocument
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
-    declared = archive.getinfo(name).file_size
-    with archive.open(name) as member:  # the declared size may lie: read no further than the limit
-        data = member.read(MAX_CONFIG_BYTES + 1) if declared <= MAX_CONFIG_BYTES else b""
-    if declared > MAX_CONFIG_BYTES or len(data) > MAX_CONFIG_BYTES:
+    with archive.open(name) as member:  # the size that the archive declares may lie
+        data = member.read(MAX_CONFIG_BYTES + 1)
+    if len(data) > MAX_CONFIG_BYTES:
         raise ModelFileError(
-            f"{path}: {name} unpacks to {format_size(max(declared, len(data)))}, too much for a "
-            f"configuration (a zip bomb?); not opened"
+            f"{path}: {name} unpacks to more than {format_size(MAX_CONFIG_BYTES)}, too much for a configuration "
+            "(a zip bomb?); not opened"
         )
     return data.decode("utf-8", "replace")
 

@@ -105,14 +105,14 @@ class Keras2Translator:
 
     def _settle_arguments(self, class_name: str, config: dict[str, Any]) -> None:
         """Drop arguments that Keras 3 has lost, and add implicit ones."""
-        found = keras_class(class_name)
-        if found is None or is_custom(self._custom_objects, class_name):
+        layer_class = keras_class(class_name)
+        if layer_class is None or is_custom(self._custom_objects, class_name):
             return
         if class_name in _RESET_BEFORE:
             config.setdefault("reset_after", False)
         accepted = {
             name
-            for cls in found.__mro__[:-1]
+            for cls in layer_class.__mro__[:-1]
             for name in inspect.signature(cls.__init__).parameters  # type: ignore[misc]
         }
         for name in [name for name in config if name not in accepted]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import itertools
 import os
 from pathlib import Path
 
@@ -23,12 +24,12 @@ def public_names(module: str) -> frozenset[str]:
         module: such as "keras.applications".
 
     Returns:
-        The names; none if Keras is not found, or is built otherwise.
+        The names; none if Keras is not specification, or is built otherwise.
     """
     package, _, inner = module.partition(".")
     try:
-        found = importlib.util.find_spec(package)
-        folder = Path((found.submodule_search_locations or [])[0]) if found else None
+        specification = importlib.util.find_spec(package)
+        folder = Path((specification.submodule_search_locations or [])[0]) if specification else None
         text = folder and folder.joinpath(*inner.split("."), "__init__.py").read_text(encoding="utf-8")
         tree = ast.parse(text or "")
     except (OSError, ValueError, IndexError, SyntaxError, ImportError):
@@ -90,13 +91,12 @@ def check_optimizer_name(name: str) -> None:
 
 
 def _alike(path: Path) -> str:
-    """Return the way out for a file that is not there: a model of Keras's, or a file beside it, with such a name."""
+    """Return the hint for a file that is not there: a model of Keras's, or a file beside it, with such a name."""
     applications = {name for name in public_names("keras.applications") if name[:1].isupper()}
     if not path.suffix and path.parent == Path(".") and (hint := nearest(path.name, applications)):
         return hint.replace("'", "'keras.applications:", 1)
     try:
-        with os.scandir(path.parent) as entries:
-            files = [entry.name for entry, _ in zip(entries, range(_LISTED_FILES), strict=False)]
+        files = [other.name for other in itertools.islice(path.parent.iterdir(), _LISTED_FILES)]
     except OSError:
         return ""
     return nearest(path.name, [name for name in files if name.lower().endswith(_MODEL_SUFFIXES)])

@@ -139,7 +139,7 @@ def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attributio
         >>> outside_scopes(made, attribution)
         {'Sigmoid': 'gradient_tape/net/act/swish'}
     """
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     scoped: dict[str, str] = {}  # operation → the nearest one with a scope that it takes from
     phase = "forward"
     for name, inputs in operations:
@@ -151,10 +151,10 @@ def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attributio
         if beside is not None:
             scoped[name] = beside
         if phase == "backward":
-            found[name] = f"{BACKWARD}/{beside or name}"
+            renamed[name] = f"{BACKWARD}/{beside or name}"
         else:
-            found[name] = name
-    return found
+            renamed[name] = name
+    return renamed
 
 
 Path = tuple[str, ...]
@@ -207,7 +207,7 @@ def scopes_noted() -> Iterator[NotedScopes]:
     """Note the name scopes that calls of layers open in this thread."""
     import tensorflow as tf
 
-    found = NotedScopes()
+    calls = NotedScopes()
     path: list[str] = []
 
     @contextmanager
@@ -215,14 +215,14 @@ def scopes_noted() -> Iterator[NotedScopes]:
         with open_scope(layer) as scope:
             if not path and not tf.executing_eagerly():
                 graph = tf.compat.v1.get_default_graph()
-                found.graphs[id(graph)] = graph
+                calls.graphs[id(graph)] = graph
             path.append(layer.name)
-            found.scopes.setdefault(tf.get_current_name_scope(), tuple(path))
-            found.layers.setdefault(tuple(path), layer)
+            calls.scopes.setdefault(tf.get_current_name_scope(), tuple(path))
+            calls.layers.setdefault(tuple(path), layer)
             try:
                 yield scope
             finally:
                 path.pop()
 
     with name_scopes_replaced(noted):
-        yield found
+        yield calls

@@ -38,18 +38,18 @@ def optimizers_of(model: Any) -> list[Any]:
     """
     optimizer_class = import_keras().Optimizer
     kept = (value for each in flatten_layers(model) for attribute in vars(each).values() for value in _in(attribute))
-    found: dict[int, Any] = {}
+    optimizers: dict[int, Any] = {}
     for optimizer in (getattr(model, "optimizer", None), *kept):
         for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
             if isinstance(each, optimizer_class):
-                found.setdefault(id(each), each)
-    return list(found.values())
+                optimizers.setdefault(id(each), each)
+    return list(optimizers.values())
 
 
 def optimizer_variables(model: Any) -> list[Any]:
     """Return the variables of all optimizers of a model, each once."""
-    found = {id(variable): variable for optimizer in optimizers_of(model) for variable in optimizer.variables}
-    return list(found.values())
+    variables = {id(variable): variable for optimizer in optimizers_of(model) for variable in optimizer.variables}
+    return list(variables.values())
 
 
 def variables_of(model: Any, mode: str = "train") -> dict[int, tuple[Any, str]]:
@@ -58,13 +58,13 @@ def variables_of(model: Any, mode: str = "train") -> dict[int, tuple[Any, str]]:
     Each comes with its kind, "weights", "metrics" or "optimizer", in the order in which Keras makes them.
     """
     metrics = {id(each) for each in model.metrics_variables}
-    found = {
+    variables = {
         id(each): (each, "metrics" if id(each) in metrics else "weights")
         for each in (*model.variables, *model.metrics_variables)
     }
     for each in optimizer_variables(model) if mode == "train" else ():
-        found.setdefault(id(each), (each, "optimizer"))
-    return found
+        variables.setdefault(id(each), (each, "optimizer"))
+    return variables
 
 
 def keeps_optimizers(model: Any) -> bool:
@@ -114,8 +114,8 @@ def as_loop(made: Any) -> Any:
 
 def step_arguments(model: Any) -> tuple[str, ...] | None:
     """Return the arguments of a wrapped step function, or None for any other model."""
-    found: tuple[str, ...] | None = getattr(model, "loop_arguments", None)
-    return found
+    arguments: tuple[str, ...] | None = getattr(model, "loop_arguments", None)
+    return arguments
 
 
 def step_parameters(model: Any) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ def _with_control_flow(function: Callable[..., Any]) -> Callable[..., Any]:
 def _used(seeds: list[Any]) -> list[Any]:
     """Return the layers, metrics and optimizers that are reached from some objects, those inside another left out."""
     keras = import_keras()
-    found: list[Any] = []
+    parts: list[Any] = []
     seen: dict[int, Any] = {}
     pending = [*seeds]
     while pending:
@@ -221,13 +221,13 @@ def _used(seeds: list[Any]) -> list[Any]:
             continue
         seen[id(value)] = value  # kept, so that ids stay unique
         if isinstance(value, (keras.Layer, keras.Metric, keras.Optimizer)):
-            found.append(value)
+            parts.append(value)
         else:
             pending += _inside(value)
-    layers = [each for each in found if isinstance(each, keras.Layer)]
+    layers = [each for each in parts if isinstance(each, keras.Layer)]
     inner = {id(one) for each in layers for one in flatten_layers(each, include_self=False)}
-    inner |= {id(each.inner_optimizer) for each in found if hasattr(each, "inner_optimizer")}
-    return [each for each in found if id(each) not in inner]
+    inner |= {id(each.inner_optimizer) for each in parts if hasattr(each, "inner_optimizer")}
+    return [each for each in parts if id(each) not in inner]
 
 
 def _inside(value: Any) -> list[Any]:

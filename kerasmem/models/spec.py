@@ -224,10 +224,10 @@ def reference(value: Any, what: str) -> str:
         )
     if "<" in name:
         raise UsageError(f"{what} ({module}.{name}) is local to a function; {_REMEDY}")
-    found: Any = sys.modules.get(module)
+    known: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not value:
+        known = getattr(known, part, None)
+    if known is not value:
         raise UsageError(f"{what}: {module}.{name} is another object than the one given; {_REMEDY}")
     return f"{_module_text(module)}:{name}"
 

@@ -73,11 +73,6 @@ class PlainVariable:
     dtype: str
     trainable: bool
 
-    @classmethod
-    def of(cls, variable: Any) -> PlainVariable:
-        """Describe a `tf.Variable`."""
-        return cls(str(variable.name), tuple(variable.shape), variable.dtype.base_dtype.name, bool(variable.trainable))
-
 
 @dataclass(frozen=True)
 class TracedStep:
@@ -210,7 +205,8 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
             ) from error
     forget_gradients(function.graph)  # it is differentiated already; the entries would keep it for good
     for each in function.graph.variables:  # those that the user's code made without Keras
-        stand_ins.setdefault(id(each.handle), PlainVariable.of(each))
+        plain = PlainVariable(each.name, tuple(each.shape), each.dtype.base_dtype.name, each.trainable)
+        stand_ins.setdefault(id(each.handle), plain)
     captures = {
         placeholder.op.name: stand_ins[id(handle)]
         for handle, placeholder in function.graph.captures
@@ -242,24 +238,18 @@ def _hint(prepared: PreparedStep) -> str:
 
 
 def _build(prepared: PreparedStep, outputs: Any) -> None:
-    """Build metrics and optimizer slots, as the first step does."""
-    model = prepared.model
-    if prepared.y is not None and all(layer.built for layer in flatten_layers(model)):
-        _build_loss_and_metrics(prepared, outputs)
+    """Build loss, metrics and optimizer slots, as the first step does."""
+    model, x, y = prepared.model, prepared.x, prepared.y
+    if y is not None and all(layer.built for layer in flatten_layers(model)):  # without the further call of the model
+        loss_built, metrics_built = loss_and_metrics_built(model)
+        if not metrics_built:
+            symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=None)
+        if not loss_built:
+            symbolic_outputs(partial(compute_loss, model), x, y, outputs, sample_weight=None, training=False)
     symbolic_build(model, prepared.data)
     optimizer = getattr(model, "optimizer", None)
     if prepared.mode == "train" and optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-
-
-def _build_loss_and_metrics(prepared: PreparedStep, outputs: Any) -> None:
-    """Build them as Keras does, without its further call of the model."""
-    model, x, y = prepared.model, prepared.x, prepared.y
-    loss_built, metrics_built = loss_and_metrics_built(model)
-    if not metrics_built:
-        symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=None)
-    if not loss_built:
-        symbolic_outputs(partial(compute_loss, model), x, y, outputs, sample_weight=None, training=False)
 
 
 def _untouched(variable: Any) -> Any:

@@ -112,16 +112,14 @@ def with_replaced(
 def _name_of(loss: Any) -> str | None:
     if isinstance(loss, str) or loss is None:
         return loss
-    if isinstance(loss, dict):
-        inner = loss.get("config")
-        if isinstance(inner, str):
-            return inner
-        if isinstance(inner, dict):
-            return str(inner.get("name") or loss.get("class_name"))
-        return ", ".join(f"{key}: {_name_of(value)}" for key, value in loss.items())
     if isinstance(loss, (list, tuple)):
         return ", ".join(str(_name_of(item)) for item in loss)
-    return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
+    if not isinstance(loss, dict):
+        return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
+    inner = loss.get("config")
+    if isinstance(inner, dict):
+        return str(inner.get("name") or loss.get("class_name"))
+    return inner if isinstance(inner, str) else ", ".join(f"{key}: {_name_of(value)}" for key, value in loss.items())
 
 
 def check_loss(name: str) -> None:
@@ -131,11 +129,7 @@ def check_loss(name: str) -> None:
         UsageError: If Keras has no such loss, and none is registered with it.
     """
     losses = import_keras().losses
-    try:
-        found = losses.get(name)
-    except ValueError:
-        found = None
-    if found is None:
+    if _of_keras(losses, losses.Loss, name) is None:
         known = [each for each in vars(losses) if each == each.lower() and not each.startswith("_")]
         hint = nearest(name, known) or "; register your own with keras.saving.register_keras_serializable"
         raise UsageError(f"loss {name!r} is not one of Keras's{hint}")
@@ -257,8 +251,8 @@ def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
 
 
 def _name(loss: Any) -> str:
-    found = loss if isinstance(loss, str) else (getattr(loss, "name", None) or getattr(loss, "__name__", ""))
-    return str(found).lower() + type(loss).__name__.lower()
+    name = loss if isinstance(loss, str) else (getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+    return str(name).lower() + type(loss).__name__.lower()
 
 
 def _loss(config: Any) -> Any:

@@ -232,8 +232,8 @@ def check_graph(config: dict[str, Any], where: str) -> None:
     """
     for node in dictionaries(config):
         calls = node.get("inbound_nodes")
-        for call in calls if isinstance(calls, list) else ():
-            if call and not any(each.get("class_name") == "__keras_tensor__" for each in dictionaries(call)):
+        for call in filter(None, calls if isinstance(calls, list) else ()):
+            if "__keras_tensor__" not in [each.get("class_name") for each in dictionaries(call)]:
                 raise ModelFileError(f"{where}: layer {node.get('name')!r} is called on no tensor of the model")
 
 
@@ -308,17 +308,12 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
     Raises:
         UsageError: If a module cannot be imported.
     """
-    keras = import_keras()
     objects: dict[str, Any] = {}
     for name in names:
-        module = import_user_module(name, "--custom-objects")
-        objects.update(
-            (key, value)
-            for key, value in vars(module).items()
-            if not key.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
-        )
-    objects.update(keras.saving.get_custom_objects())
-    return objects
+        for key, value in vars(import_user_module(name, "--custom-objects")).items():
+            if not key.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
+                objects[key] = value
+    return with_registered(objects)
 
 
 def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:

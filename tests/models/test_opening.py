@@ -16,7 +16,6 @@ import pytest
 
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.estimation import facade
-from kerasmem.models.names import is_factory_name
 from kerasmem.models.vocabulary import import_user_module, load_custom_objects, parse_factory_args
 from kerasmem.models.weightless import weightless
 
@@ -309,14 +308,6 @@ def test_factory_arguments(tmp_path, monkeypatch):
 def test_applications_of_keras_load_no_weights(monkeypatch):
     monkeypatch.setattr(keras.utils, "get_file", lambda *a, **k: pytest.fail("weights were asked for"))
     assert estimate("keras.applications:MobileNetV2").model.parameters == 3_538_984
-
-
-def test_what_reads_as_a_factory(tmp_path):
-    assert is_factory_name("package.module:function")
-    assert is_factory_name("models/unet.py:build")
-    assert not is_factory_name("model.h5")
-    assert not is_factory_name("C:/models/model.h5")
-    assert not is_factory_name("s3://bucket/model.h5")
 
 
 @pytest.mark.parametrize("source", [[1, 2], 3, None, {"model": 1}, layers.Dense(3)])
