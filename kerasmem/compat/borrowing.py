@@ -83,14 +83,20 @@ class Borrowed:
             ) from error
         return owner, name
 
+    def exists(self) -> bool:
+        """Return whether the package has such a part."""
+        try:
+            self.get()
+        except NotAvailableError:
+            return False
+        return True
+
     def missing(self) -> str | None:
         """Describe a missing or changed part in one line, or return None."""
-        try:
-            found = self.get()
-        except NotAvailableError:
+        if not self.exists():
             return f"{self.module}:{self.name} is gone"
         try:
-            known = inspect.signature(found).parameters
+            known = inspect.signature(self.get()).parameters
         except (TypeError, ValueError):
             return None  # compiled code has no signature
         lost = [each for each in re.findall(r"\w+", self.target.partition("(")[2]) if each not in known]

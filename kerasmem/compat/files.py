@@ -31,12 +31,10 @@ _LOCK = Borrowed("h5py._objects:phil", feature="writing compressed chunks")
 @contextlib.contextmanager
 def no_running_loop() -> Iterator[None]:
     """Let this thread run another event loop inside a running one, as in a notebook."""
-    try:
-        get_loop, set_loop = GET_LOOP.get(), SET_LOOP.get()
-    except NotAvailableError:
+    if not (GET_LOOP.exists() and SET_LOOP.exists()):
         yield
         return
-    running = get_loop()
+    running, set_loop = GET_LOOP.get()(), SET_LOOP.get()
     set_loop(None)
     try:
         yield

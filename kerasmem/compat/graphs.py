@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.borrowing import Borrowed
 from kerasmem.compat.patching import patched
 from kerasmem.compat.tensorflow_runtime import CPU
 
@@ -65,18 +65,15 @@ def stacks_left_out() -> contextlib.AbstractContextManager[None]:
 
     Nobody reads the stacks of a graph that serves an estimate, and extracting them takes a tenth of the time.
     """
-    try:
-        here = STACK.get()()
-    except NotAvailableError:
+    if not STACK.exists():
         return contextlib.nullcontext()
+    here = STACK.get()()
     return patched(*STACK.owner(), lambda extract_stack, *args, **kwargs: here)
 
 
 def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
     """Trace each `tf.function` that this thread calls inside anew: the variables of its last trace may be gone."""
-    try:
-        cls, _ = _CLONE.owner()
-    except NotAvailableError:
+    if not _CLONE.exists():
         return contextlib.nullcontext()
     clones: dict[int, tuple[Any, Any]] = {}  # by id, with the function itself, which keeps the id from others
 
@@ -85,7 +82,7 @@ def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
             clones[id(function)] = function, _CLONE.get()(function, None)
         return original(clones[id(function)][1], *args, **kwargs)
 
-    return patched(cls, "__call__", call)
+    return patched(_CLONE.owner()[0], "__call__", call)
 
 
 def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability: tuple[int, int] | None = None) -> Any:

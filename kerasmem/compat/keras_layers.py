@@ -35,17 +35,12 @@ LEGACY_LAYERS = Borrowed(
 )
 
 
-@contextlib.contextmanager
-def gpu_assumed() -> Iterator[None]:
+def gpu_assumed() -> contextlib.AbstractContextManager[None]:
     """Let Keras's recurrent layers take cuDNN's kernels in this thread, as if it had a GPU.
 
     They do so if their settings allow it. Nothing changes if Keras asks for a GPU in another way.
     """
-    if SEES_GPU.missing() is not None:
-        yield
-        return
-    with patched(*SEES_GPU.owner(), lambda sees_gpu: True):
-        yield
+    return patched(*SEES_GPU.owner(), lambda sees_gpu: True) if SEES_GPU.exists() else contextlib.nullcontext()
 
 
 def takes_cudnn(layer: Any) -> bool:
@@ -112,10 +107,9 @@ def without_name_scopes() -> contextlib.AbstractContextManager[None]:
     TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras. If Keras
     opens them in another way, it goes on doing so.
     """
-    try:
-        return name_scopes_replaced(lambda layer, open_scope: contextlib.nullcontext())
-    except NotAvailableError:
+    if not OPEN_NAME_SCOPE.exists():
         return contextlib.nullcontext()
+    return name_scopes_replaced(lambda layer, open_scope: contextlib.nullcontext())
 
 
 @contextlib.contextmanager

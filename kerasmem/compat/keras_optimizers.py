@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.borrowing import Borrowed
 from kerasmem.compat.patching import patched
 
 _Own = Callable[..., Any]
@@ -41,13 +41,10 @@ def updated_in_turn() -> Iterator[None]:
         UPDATE: turns.update, DECAY: turns.decay, AVERAGE: turns.average, INCREMENT: turns.increment,
         RESET: turns.reset, FINITE: turns.check,
     }  # fmt: skip
-    try:
-        patches = [patched(*borrowed.owner(), function) for borrowed, function in replacements.items()]
-    except NotAvailableError:
-        patches = []
     with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
+        if all(borrowed.exists() for borrowed in replacements):
+            for borrowed, function in replacements.items():
+                stack.enter_context(patched(*borrowed.owner(), function))
         yield
 
 

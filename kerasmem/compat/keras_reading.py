@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.borrowing import Borrowed
 
 ADAPTER = Borrowed(
     "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter(x, class_weight, shuffle)",
@@ -61,9 +61,7 @@ def attach_reader(dataset: Any, make_reader: Callable[[Call], Any]) -> None:
             `PyDataset`, `batches()`, which yields the batches of an epoch, and `for_tensorflow(data, look)`, which
             returns a `tf.data.Dataset` of them; `look()` yields batches without it.
     """
-    try:
-        adapter_class, kind = _adapter_class(), ADAPTER.get()
-    except NotAvailableError:
+    if not all(part.exists() for part in (ADAPTER, ITERATION, STANDARD_BATCH)):
         return
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_locals.get("self") is dataset:  # its own properties, and those of subclasses
@@ -71,9 +69,9 @@ def attach_reader(dataset: Any, make_reader: Callable[[Call], Any]) -> None:
     if frame is None or frame.f_code.co_name != "__init__":
         return
     adapter: Any = frame.f_locals.get("self")
-    if type(adapter) is kind and adapter.py_dataset is dataset:
+    if type(adapter) is ADAPTER.get() and adapter.py_dataset is dataset:
         adapter.py_dataset = make_reader(find_call(frame))
-        adapter.__class__ = adapter_class
+        adapter.__class__ = _adapter_class()
 
 
 def find_call(frame: FrameType | None = None) -> Call:
@@ -103,7 +101,6 @@ def find_call(frame: FrameType | None = None) -> Call:
 @functools.cache
 def _adapter_class() -> type:
     base: Any = ADAPTER.get()
-    ITERATION.get(), STANDARD_BATCH.get()
 
     class ReaderAdapter(base):
         """Keras's adapter with a `Reader` as its `py_dataset`."""

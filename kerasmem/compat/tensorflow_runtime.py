@@ -39,13 +39,9 @@ UNOPTIMISED = "--xla_backend_optimization_level=0"
 
 def devices_are_started() -> bool:
     """Return whether TensorFlow has started its devices (False if unknown)."""
-    if "tensorflow" not in sys.modules:
+    if "tensorflow" not in sys.modules or not _CONTEXT.exists():
         return False
-    try:
-        context = _CONTEXT.get()()
-    except NotAvailableError:
-        return False
-    return bool(getattr(context, "_initialized", False))
+    return bool(getattr(_CONTEXT.get()(), "_initialized", False))
 
 
 def operations_are_deterministic() -> bool:
