@@ -192,9 +192,8 @@ def _table(layout: DatasetLayout, source: Source) -> Table:
     kind = StoredAs(layout.storage, layout.chunks, layout.filters)
     if isinstance(source, ContiguousSource):
         return Table(kind, source.offset, _NONE, _NONE, _NONE)
-    places = source.index.table() if isinstance(source, ChunkedSource) else None
-    if not isinstance(source, ChunkedSource) or places is None:
+    if not isinstance(source, ChunkedSource) or not source.index.is_complete:
         return Table(replace(kind, direct=False), -1, _NONE, _NONE, _NONE)
     pipeline = tuple((int(code), tuple(map(int, numbers))) for code, numbers in source.pipeline.filters)
     kind = replace(kind, pipeline=pipeline)
-    return Table(kind, -1, *places)
+    return Table(kind, -1, *source.index.places)

@@ -15,7 +15,7 @@ from kerasmem.hdf5.io import handle as handles
 from kerasmem.hdf5.io.handle import FileHandle
 from kerasmem.hdf5.rows import delivery
 from kerasmem.hdf5.rows.delivery import ScatterRead, _pieces
-from kerasmem.hdf5.rows.sources import DirectSource
+from kerasmem.hdf5.rows.sources import Source
 
 WIDTH = 300  # values: 1,200 bytes a row
 
@@ -24,8 +24,8 @@ WIDTH = 300  # values: 1,200 bytes a row
 def scattered_reads(monkeypatch):
     """Count the shares that are read this way; every test but those that say otherwise has some."""
     shares = []
-    read = DirectSource.read_scattered
-    monkeypatch.setattr(DirectSource, "read_scattered", lambda *given: (shares.append(given), read(*given))[1])
+    read = Source.read_scattered
+    monkeypatch.setattr(Source, "read_scattered", lambda *given: (shares.append(given), read(*given))[1])
     return shares
 
 

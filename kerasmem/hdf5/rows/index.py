@@ -1,8 +1,8 @@
 """An index of many files: their rows, types and chunks in one file, so that none of them is opened to find out.
 
-It is an archive as NumPy's `savez` writes it, of plain arrays that nothing compresses and no pickle: `about`, a JSON
-text on the datasets and the ways of storing them, `files`, one with the name and version of each file, and for each
-file a number in `rows`, `sizes` and so on; others have a number for each chunk.
+It is an archive as NumPy's `savez` writes it, of arrays that nothing compresses and no pickle: `about`, a JSON text on
+the datasets and the ways of storing them, `names`, one with the name and version of each file, `files`, a record for
+each file, and for each dataset `dataset0` and so on, a record for each file, and `chunks0`, a record for each chunk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import io
 import json
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -32,9 +31,9 @@ from kerasmem.units import GIB, MIB
 _MOST_REMOTE = GIB  # an index of millions of files has less
 _ALIKE = 1024
 _MOST_ABOUT = 64 * MIB
-_PER_FILE = {"rows": "<i8", "sizes": "<i8", "times": "<i8"}
-_PER_DATASET = {"kinds": "<u4", "stored": "<i8", "begins": "<i8", "chunk_ends": "<i8"}
-_PER_CHUNK = {"offsets": "<i8", "lengths": "<u4", "masks": "<u4"}
+_FILE = np.dtype([("rows", "<i8"), ("size", "<i8"), ("time", "<i8")])
+_DATASET = np.dtype([("kind", "<u4"), ("stored", "<i8"), ("begin", "<i8"), ("chunk_end", "<i8")])
+_CHUNK = np.dtype([("offset", "<i8"), ("length", "<u4"), ("mask", "<u4")])
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,19 @@ class DataIndex(Sequence[str]):
             if len(text) > _MOST_ABOUT:
                 raise ValueError(f"it describes itself in {len(text):,} bytes")
             self.about = About.from_dict(read_json(text))
-            self._arrays = self._checked(arrays)
-            named = [(str(path), str(tag)) for path, tag in read_json(arrays["files"].tobytes())]
-            if len(named) != len(arrays["rows"]):
-                raise ValueError("it names more files, or fewer, than it has rows of")
+            _refuse_nonsense(self.about)
+            named = [(str(path), str(tag)) for path, tag in read_json(arrays["names"].tobytes())]
+            self._files = _records(arrays, "files", _FILE, len(named))
+            if not named or (self._files["rows"] < 1).any() or sum(self._files["rows"].tolist()) >= 1 << 62:
+                raise ValueError("its files have no rows, or too many")
+            numbers = range(len(self.about.names))
+            self._datasets = [_records(arrays, f"dataset{at}", _DATASET, len(named)) for at in numbers]
+            ends = [dataset["chunk_end"] for dataset in self._datasets]
+            self._chunks = [_records(arrays, f"chunks{at}", _CHUNK, int(ends[at][-1])) for at in numbers]
+            for dataset in self._datasets:
+                unknown = (dataset["kind"] >= len(self.about.kinds)).any()
+                if unknown or (np.diff(dataset["chunk_end"], prepend=0) < 0).any():
+                    raise ValueError("it names ways of storing, or chunks, that it does not have")
         except (DataError, UsageError):
             raise
         except OSError as error:
@@ -163,60 +171,36 @@ class DataIndex(Sequence[str]):
 
     def _file_layouts(self, names: Sequence[str]) -> Iterator[FileLayout]:
         """Yield the layout of each file, as `scan_file` does."""
-        about, arrays = self.about, self._arrays
-        columns = [
-            (
-                name,
-                about.row_shapes[at],
-                about.dtypes[at],
-                arrays[f"kinds{at}"].tolist(),
-                arrays[f"stored{at}"].tolist(),
-            )
-            for at, name in ((about.names.index(name), name) for name in names)
-        ]
-        rows, sizes = arrays["rows"].tolist(), arrays["sizes"].tolist()
+        about = self.about
+        numbers = [about.names.index(name) for name in names]
+        kinds = [self._datasets[at]["kind"].tolist() for at in numbers]
+        stored = [self._datasets[at]["stored"].tolist() for at in numbers]
+        rows, sizes = self._files["rows"].tolist(), self._files["size"].tolist()
 
         @functools.lru_cache(maxsize=_ALIKE)  # where files are alike, one object does for all
-        def dataset(name: str, kind: StoredAs, shape: tuple[int, ...], dtype: str, stored: int) -> DatasetLayout:
-            return DatasetLayout(name, shape, dtype, kind.storage, kind.chunks, kind.filters, stored)
+        def dataset(at: int, kind: StoredAs, rows: int, stored: int) -> DatasetLayout:
+            shape = (rows, *about.row_shapes[at])
+            return DatasetLayout(
+                about.names[at], shape, about.dtypes[at], kind.storage, kind.chunks, kind.filters, stored
+            )
 
         for number, path in enumerate(self._paths):
-            datasets = [
-                dataset(name, about.kinds[kinds[number]], (rows[number], *row_shape), dtype, stored[number])
-                for name, row_shape, dtype, kinds, stored in columns
-            ]
-            yield FileLayout(path, sizes[number], tuple(datasets), self._tags[number])
+            datasets = tuple(
+                dataset(at, about.kinds[kinds[column][number]], rows[number], stored[column][number])
+                for column, at in enumerate(numbers)
+            )
+            yield FileLayout(path, sizes[number], datasets, self._tags[number])
 
     def file(self, number: int) -> IndexedFile:
         """Return the entry of one file."""
         tables = {}
-        for at, name in enumerate(self.about.names):
-            kind = self.about.kinds[int(self._arrays[f"kinds{at}"][number])]
+        for name, dataset, chunks in zip(self.about.names, self._datasets, self._chunks, strict=True):
+            kind = self.about.kinds[int(dataset["kind"][number])]
             if kind.direct:
-                ends = self._arrays[f"chunk_ends{at}"]
-                chunks = slice(int(ends[number - 1]) if number else 0, int(ends[number]))
-                parts = {name: self._arrays[f"{name}{at}"][chunks] for name in _PER_CHUNK}
-                tables[name] = Table(kind, int(self._arrays[f"begins{at}"][number]), **parts)
-        return IndexedFile(self.path, int(self._arrays["times"][number]), tables)
-
-    def _checked(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays of an index, each of the right type and length."""
-        about = self.about
-        _refuse_nonsense(about)
-        files, found = len(arrays["rows"]), {}
-        for name, dtype in _PER_FILE.items():
-            found[name] = _numbers(arrays, name, files, dtype)
-        if not files or (found["rows"] < 1).any() or int(found["rows"].astype(object).sum()) >= 1 << 62:
-            raise ValueError("its files have no rows, or too many")
-        for at in range(len(about.names)):
-            for name, dtype in _PER_DATASET.items():
-                found[f"{name}{at}"] = _numbers(arrays, f"{name}{at}", files, dtype)
-            ends = found[f"chunk_ends{at}"]
-            if (found[f"kinds{at}"] >= len(about.kinds)).any() or (np.diff(ends, prepend=0) < 0).any():
-                raise ValueError("it names ways of storing, or chunks, that it does not have")
-            for name, dtype in _PER_CHUNK.items():
-                found[f"{name}{at}"] = _numbers(arrays, f"{name}{at}", int(ends[-1]), dtype)
-        return found
+                first = int(dataset["chunk_end"][number - 1]) if number else 0
+                here = chunks[first : int(dataset["chunk_end"][number])]
+                tables[name] = Table(kind, int(dataset["begin"][number]), here["offset"], here["length"], here["mask"])
+        return IndexedFile(self.path, int(self._files["time"][number]), tables)
 
     def _absolute(self, name: str) -> str:
         """Return the absolute path or URL of a file. Relative names count from the index."""
@@ -244,10 +228,9 @@ def _read_arrays(path: str, access: RemoteAccess) -> dict[str, np.ndarray]:
         return {name: content[name] for name in content}
 
 
-def _numbers(arrays: dict[str, np.ndarray], name: str, count: int, dtype: str) -> np.ndarray:
-    optional = not count or name.startswith("masks")
-    array = arrays.get(name, np.zeros(count, dtype)) if optional else arrays[name]
-    if array.shape != (count,) or array.dtype != np.dtype(dtype):
+def _records(arrays: dict[str, np.ndarray], name: str, dtype: np.dtype[Any], count: int) -> np.ndarray:
+    array = arrays[name]
+    if array.shape != (count,) or array.dtype != dtype:
         raise ValueError(f"{name} has another shape or type")
     return array
 
@@ -285,36 +268,32 @@ class IndexWriter:
         self._about = About(names, dtypes, shapes, ())
         self._kinds: dict[StoredAs, int] = {}
         self._named: list[tuple[str, str]] = []
-        self._numbers: dict[str, list[Any]] = defaultdict(list)
+        self._files: list[tuple[int, int, int]] = []
+        self._datasets: list[list[tuple[int, ...]]] = [[] for _ in datasets]
+        self._chunks: list[list[np.ndarray]] = [[np.zeros(0, _CHUNK)] for _ in datasets]
+        self._ends = [0] * len(datasets)
 
     def add(self, layout: FileLayout, time: int, tables: Sequence[Table]) -> None:
         """Add a file with the places of its datasets."""
-        numbers = self._numbers
         self._named.append((self._relative(layout.path), layout.tag or ""))
-        for name, value in zip(_PER_FILE, (layout.datasets[0].rows, layout.size, time), strict=True):
-            numbers[name].append(value)
+        self._files.append((layout.datasets[0].rows, layout.size, time))
         for at, (dataset, table) in enumerate(zip(layout.datasets, tables, strict=True)):
             kind = self._kinds.setdefault(table.kind, len(self._kinds))
-            end = (numbers[f"chunk_ends{at}"] or [0])[-1] + len(table.offsets)
-            for name, value in zip(_PER_DATASET, (kind, dataset.stored_bytes, table.begin, end), strict=True):
-                numbers[f"{name}{at}"].append(value)
-            for name in _PER_CHUNK:
-                numbers[f"{name}{at}"].append(np.asarray(getattr(table, name), _PER_CHUNK[name]))
+            self._ends[at] += len(table.offsets)
+            self._datasets[at].append((kind, dataset.stored_bytes, table.begin, self._ends[at]))
+            chunks = np.empty(len(table.offsets), _CHUNK)
+            chunks["offset"], chunks["length"], chunks["mask"] = table.offsets, table.lengths, table.masks
+            self._chunks[at].append(chunks)
 
     def write(self) -> None:
         """Write the index, under another name until it is whole."""
         about = replace(self._about, kinds=tuple(self._kinds))
-        texts = {"about": about.to_dict(), "files": self._named}
+        texts = {"about": about.to_dict(), "names": self._named}
         arrays = {name: np.frombuffer(json.dumps(text).encode(), np.uint8) for name, text in texts.items()}
-        for name, dtype in _PER_FILE.items():
-            arrays[name] = np.array(self._numbers[name], dtype)
-        for at in range(len(about.names)):
-            for name, dtype in _PER_DATASET.items():
-                arrays[f"{name}{at}"] = np.array(self._numbers[f"{name}{at}"], dtype)
-            for name, dtype in _PER_CHUNK.items():
-                numbers = np.concatenate(self._numbers[f"{name}{at}"]).astype(dtype)
-                if name != "masks" or numbers.any():  # most files have none
-                    arrays[f"{name}{at}"] = numbers
+        arrays["files"] = np.array(self._files, _FILE)
+        for at, (records, chunks) in enumerate(zip(self._datasets, self._chunks, strict=True)):
+            arrays[f"dataset{at}"] = np.array(records, _DATASET)
+            arrays[f"chunks{at}"] = np.concatenate(chunks)
         with replacing(self.path) as file:
             np.savez(file, allow_pickle=False, **arrays)
 

@@ -48,7 +48,7 @@ class Job:
         """
         try:
             with self.files.use(self.file):
-                self.file.read(self.name, self.run, self.outputs, scratch, self.claim)
+                self.file.read(self.name, lambda source: source.read(self.run, self.outputs, scratch, self.claim))
         finally:
             if self.claim is not None:
                 self.claim.release()
@@ -68,7 +68,7 @@ class ScatterJob:
     def __call__(self, scratch: Scratch) -> Places:
         """Read the rows. Return their places."""
         with self.files.use(self.file):
-            self.file.read_scattered(self.name, self.plan, self.share)
+            self.file.read(self.name, lambda source: source.read_scattered(self.plan, self.share))
         return part_of(self.plan.places, *self.share)
 
 

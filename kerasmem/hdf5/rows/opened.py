@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.filters import DecodeError, Scratch
+from kerasmem.hdf5.format.filters import DecodeError
 from kerasmem.hdf5.format.layout import DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED
 from kerasmem.hdf5.io.fetcher import RangeFetcher, Traffic
@@ -19,12 +19,12 @@ from kerasmem.hdf5.io.handle import FileHandle, Handle
 from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.hdf5.io.ranges import Claim, RemoteHandle
 from kerasmem.hdf5.io.remote_file import RemoteHdf5, open_remote
-from kerasmem.hdf5.rows.delivery import RowRun, ScatterRead
+from kerasmem.hdf5.rows.delivery import RowRun
 from kerasmem.hdf5.rows.index import IndexedFile, Table
 from kerasmem.hdf5.rows.opening import indexed_source, open_source
-from kerasmem.hdf5.rows.scan import close_file, find_dataset, open_file, rows_of
+from kerasmem.hdf5.rows.scan import close_file, find_dataset, open_file, refuse_no_file, rows_of
 from kerasmem.hdf5.rows.settings import Access
-from kerasmem.hdf5.rows.sources import DirectSource, Outputs, Source, UnreadableRowsError
+from kerasmem.hdf5.rows.sources import Source, UnreadableRowsError
 
 
 class OpenFile:
@@ -80,27 +80,14 @@ class OpenFile:
         assert isinstance(self._handle, RemoteHandle)
         return self._handle.claims([list(self.source(name).extents(run)) for name, run in needs])
 
-    def read(self, name: str, run: RowRun, outputs: Outputs, scratch: Scratch, claim: Claim | None) -> None:
-        """Read rows of a dataset of the open file into windows.
+    def read(self, name: str, work: Callable[[Source], None]) -> None:
+        """Have the source of a dataset of the open file read rows.
 
         Raises:
             DataError: If they cannot be read, or the file is no longer what it was.
         """
         try:
-            self.source(name).read(run, outputs, scratch, claim)
-        except UnreadableRowsError as error:
-            raise self._refusal(name, error.start, error.stop, str(error)) from error.__cause__
-
-    def read_scattered(self, name: str, plan: ScatterRead, share: tuple[int, int]) -> None:
-        """Read a share of a plan made with the offsets of a source of the open file.
-
-        Raises:
-            DataError: If it cannot be read, or the file is no longer what it was.
-        """
-        source = self.source(name)
-        assert isinstance(source, DirectSource)
-        try:
-            source.read_scattered(plan, share)
+            work(self.source(name))
         except UnreadableRowsError as error:
             raise self._refusal(name, error.start, error.stop, str(error)) from error.__cause__
 
@@ -160,19 +147,19 @@ class OpenFile:
     def _open_first(self) -> None:
         try:
             tables = self._indexed.tables if self._indexed is not None else {}
-            known = all(layout.name in tables for layout in self._layout.datasets)
-            file = None if known else self._hdf5()
             handle = self._handle = self._open_handle()
             if self._indexed is not None:
                 _refuse_change(handle, self._indexed)
-            if file is not None:
-                self._refuse_other_file(file, handle)
+            file = None
+            if any(layout.name not in tables for layout in self._layout.datasets):
+                file = self._hdf5()
+                self.check()  # HDF5 may have opened another file under the same name
             for layout in self._layout.datasets:
                 self._sources[layout.name] = self._open_source(file, layout, handle, tables.get(layout.name))
         except BaseException as error:
             opened = self._file
             self.rest()
-            self._handle, self._sources, self._resting = None, {}, False
+            self._handle, self._sources, self._resting, self._spoiled = None, {}, False, ""
             if isinstance(error, DataError) and isinstance(opened, RemoteHdf5):
                 opened.remote.raise_failure()
             raise
@@ -183,24 +170,15 @@ class OpenFile:
         if self._fetcher is None:
             if self._indexed is not None and not os.path.isfile(self._layout.path):  # a pipe would be waited for
                 raise DataError(f"{shown(self._layout.path)}: there is no such file, which an index names")
+            refuse_no_file(self._layout.path)
             return FileHandle(self._layout.path, self._layout.size)
         return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self._traffic)
-
-    def _refuse_other_file(self, file: h5py.File, handle: Handle) -> None:
-        """Refuse a file that was replaced between the two times it was opened."""
-        if not isinstance(handle, FileHandle):
-            return  # of a remote file each answer is of the version known, or an error
-        try:
-            other = os.fstat(file.id.get_vfd_handle())
-        except DAMAGED:
-            return
-        if (other.st_ino, other.st_dev) != (handle.seen.st_ino, handle.seen.st_dev):
-            raise DataError(f"{shown(self._layout.path)}: the file was replaced while it was being opened; try again")
 
     def _hdf5(self) -> h5py.File:
         if self._file is None:
             if self._fetcher is None:
-                self._file = open_file(self._layout.path)
+                # Whole chunks are read, so that caching them would only cost a copy.
+                self._file = open_file(self._layout.path, rdcc_nbytes=0)
             else:
                 self._file = open_remote(self._layout.path, self._access.remote, self._known, self._traffic)
         return self._file
@@ -225,11 +203,6 @@ class OpenFile:
                     f"was made: it was {layout.shape} {layout.dtype} and is {shape} {dtype.str}; "
                     "make the sequence again"
                 )
-            if layout.chunks is not None:
-                # Whole chunks are read, so that caching them would only cost a copy.
-                access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-                access.set_chunk_cache(1, 0, 1.0)
-                dataset = h5py.Dataset(h5py.h5d.open(file.id, layout.name.encode("utf-8", "surrogateescape"), access))
             self._datasets[layout.name] = dataset
             return dataset
 

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.chunks import MOST_CHUNKS, ChunkIndex, read_index, walk_chunks
+from kerasmem.hdf5.format.chunks import ChunkIndex, read_index, walk_chunks
 from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline, Scratch, register_filters
 from kerasmem.hdf5.format.layout import DatasetLayout, shown
 from kerasmem.hdf5.io.handle import Handle
@@ -69,7 +69,7 @@ def _direct_source(
     if kind == h5py.h5d.CONTIGUOUS and dataset.id.get_offset() is not None:
         offset = _base(dataset.file, chunked=False) + dataset.id.get_offset()
         return ContiguousSource(shape, dtype, handle, offset)
-    if kind != h5py.h5d.CHUNKED or dataset.id.get_num_chunks() > MOST_CHUNKS:
+    if kind != h5py.h5d.CHUNKED:
         return None
     chunks = tuple(map(int, dataset.chunks))
     chunk = chunks + shape[len(chunks) :]
@@ -78,6 +78,8 @@ def _direct_source(
     except DecodeError:
         return None
     index = read_index(dataset, shape[: len(chunks)], handle.length, _base(dataset.file, chunked=True))
+    if index is None:
+        return None
     source = ChunkedSource(shape, dtype, handle, index, chunk, pipeline)
     only_shuffled = {code for code, _ in pipeline.filters} == {SHUFFLE}
     return None if only_shuffled and _has_plain_edges(dataset, source) else source

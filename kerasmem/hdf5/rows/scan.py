@@ -37,16 +37,21 @@ GROUP = 128
 _VISITED = 2000  # objects looked at for a message: a hostile file may hold millions
 
 
-def open_file(path: str) -> h5py.File:
-    """Open an HDF5 file for reading. Every failure becomes one clear `DataError`."""
+def refuse_no_file(path: str) -> None:
+    """Refuse a path without a file, or with an empty one."""
     if not os.path.exists(path):
         raise DataError(f"{shown(path)}: there is no such file")
     if not os.path.isfile(path):
         raise DataError(f"{shown(path)}: this is not a file; give the path of one HDF5 file")
     if os.path.getsize(path) == 0:  # as the kernel's files are that never end
         raise DataError(f"{shown(path)}: the file is empty (0 bytes)")
+
+
+def open_file(path: str, **options: Any) -> h5py.File:
+    """Open an HDF5 file for reading. Every failure becomes one clear `DataError`."""
+    refuse_no_file(path)
     try:
-        return h5py.File(path, "r")
+        return h5py.File(path, "r", **options)
     except PermissionError:
         raise DataError(f"{shown(path)}: no permission to read it") from None
     except DAMAGED as error:

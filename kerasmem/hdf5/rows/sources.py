@@ -98,6 +98,19 @@ class Source(ABC):
         """Return the offset of each row, or None if not all are stored as they are."""
         return None
 
+    def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
+        """Read a share of a plan made with `offsets`.
+
+        Raises:
+            UnreadableRowsError: If it cannot be read.
+        """
+        assert isinstance(self.handle, FileHandle)  # or else there are no `offsets`
+        try:
+            plan.read(self.handle, share)
+        except (EOFError, OSError) as error:
+            rows = plan.rows[slice(*share)]
+            raise UnreadableRowsError(int(rows.min()), int(rows.max()) + 1, str(error)) from error
+
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return the extents that `read` may read, or nothing if unknown."""
         return iter(())
@@ -147,19 +160,6 @@ class Hdf5Source(Source):
 @dataclass(eq=False)
 class DirectSource(Source):
     """A dataset read past HDF5."""
-
-    def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
-        """Read a share of a plan made with `offsets`.
-
-        Raises:
-            UnreadableRowsError: If it cannot be read.
-        """
-        assert isinstance(self.handle, FileHandle)  # or else there are no `offsets`
-        try:
-            plan.read(self.handle, share)
-        except (EOFError, OSError) as error:
-            rows = plan.rows[slice(*share)]
-            raise UnreadableRowsError(int(rows.min()), int(rows.max()) + 1, str(error)) from error
 
     def extents_from(self, offset: int, run: RowRun) -> Iterator[tuple[int, int]]:
         """Return the extents of adjacent rows. The first of the run lies at `offset`."""
