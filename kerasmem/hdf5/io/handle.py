@@ -47,9 +47,11 @@ class Handle:
     Attributes:
         length: bytes that it had when it was opened.
         bytes_read: bytes taken from it so far.
+        is_open: whether it can be read.
     """
 
     bytes_read = 0
+    is_open = True
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path
@@ -92,6 +94,11 @@ class FileHandle(Handle):
         self.seen = os.fstat(self._number)
         self.length = self.seen.st_size
         self._sample = self._take_sample()
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        """Whether it can be read."""
+        return self._number >= 0
 
     def open(self) -> None:
         """Open the file again after `close`. Call `changed` afterwards.

@@ -63,7 +63,6 @@ class OpenFile:
         self.is_remote = fetcher is not None
         self._traffic = traffic or Traffic()
         self._spoiled = ""
-        self._resting = False
 
     @property
     def bytes_read(self) -> int:
@@ -111,9 +110,8 @@ class OpenFile:
         with self._lock:
             if self._handle is None:
                 self._open_first()
-            elif self._resting:
+            elif not self._handle.is_open:
                 self._handle.open()
-                self._resting = False
                 self.check()
 
     def check(self) -> None:
@@ -124,7 +122,7 @@ class OpenFile:
         """
         with self._lock:
             handle = self._handle
-            if handle is None or (self._resting and not self.is_remote):
+            if handle is None or not handle.is_open:
                 return
             self._spoiled = self._spoiled or handle.changed()
             if self._spoiled:
@@ -136,7 +134,6 @@ class OpenFile:
             self._close_file()
             if self._handle is not None:
                 self._handle.close()
-                self._resting = True
 
     def _close_file(self) -> None:
         self._datasets = {}
@@ -159,7 +156,7 @@ class OpenFile:
         except BaseException as error:
             opened = self._file
             self.rest()
-            self._handle, self._sources, self._resting, self._spoiled = None, {}, False, ""
+            self._handle, self._sources, self._spoiled = None, {}, ""
             if isinstance(error, DataError) and isinstance(opened, RemoteHdf5):
                 opened.remote.raise_failure()
             raise
