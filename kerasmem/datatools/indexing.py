@@ -18,6 +18,7 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.datatools.reports import DataIndexed, Progress
 from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.format.chunks import CHUNK
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, plain_name, shown
 from kerasmem.hdf5.format.links import walk_objects
 from kerasmem.hdf5.format.urls import is_url
@@ -185,15 +186,15 @@ def _look_into(layout: FileLayout, access: Access, fetcher: Callable[[], RangeFe
         file.rest()
 
 
-_NONE = np.zeros(0, np.int64)
+_NONE = np.zeros(0, CHUNK)
 
 
 def _table(layout: DatasetLayout, source: Source) -> Table:
     kind = StoredAs(layout.storage, layout.chunks, layout.filters)
     if isinstance(source, ContiguousSource):
-        return Table(kind, source.offset, _NONE, _NONE, _NONE)
+        return Table(kind, source.offset, _NONE)
     if not isinstance(source, ChunkedSource) or not source.index.is_complete:
-        return Table(replace(kind, direct=False), -1, _NONE, _NONE, _NONE)
+        return Table(replace(kind, direct=False), -1, _NONE)
     pipeline = tuple((int(code), tuple(map(int, numbers))) for code, numbers in source.pipeline.filters)
     kind = replace(kind, pipeline=pipeline)
-    return Table(kind, -1, *source.index.places)
+    return Table(kind, -1, source.index.places)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from common import environment, write_results
 
+from kerasmem.hdf5.format.chunks import CHUNK
 from kerasmem.hdf5.format.grid import ranges
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout
 from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
@@ -58,12 +59,13 @@ def write_index(path: Path, scale: Scale) -> None:
     """Write the index of files that do not exist, each of gzip chunks."""
     chunks = -(-scale.rows // scale.chunk)
     kind = StoredAs("chunked", (scale.chunk, FEATURES), ("gzip",), ((1, (4,)),))
-    places = np.arange(chunks) * 1_000_000, np.full(chunks, 900_000, np.uint32), np.zeros(chunks, np.uint32)
+    places = np.zeros(chunks, CHUNK)
+    places["offset"], places["size"] = np.arange(chunks) * 1_000_000, 900_000
     dataset = DatasetLayout("x", (scale.rows, FEATURES), "<f4", "chunked", kind.chunks, ("gzip",), chunks * 900_000)
     writer = IndexWriter(str(path), (dataset,))
     for number in range(scale.files):
         url = f"https://127.0.0.1/bucket/part-{number:05}.h5"
-        writer.add(FileLayout(url, chunks * 1_000_000, (dataset,), f'"{number:032x}"'), 0, [Table(kind, -1, *places)])
+        writer.add(FileLayout(url, chunks * 1_000_000, (dataset,), f'"{number:032x}"'), 0, [Table(kind, -1, places)])
     writer.write()
 
 

@@ -16,6 +16,7 @@ from remote_servers import FileServer
 import kerasmem
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.format.chunks import CHUNK
 from kerasmem.hdf5.format.layout import DatasetLayout, FileLayout
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
@@ -157,8 +158,7 @@ def craft(path, **changes):
     }
     layout = FileLayout(str(path), values["size"], (DatasetLayout("x", (values["rows"], 8), "<f4", "contiguous"),))
     writer = IndexWriter(str(path), layout.datasets)
-    none = np.zeros(0, np.int64)
-    writer.add(layout, 0, [Table(values.get("kind", kind), values["begin"], none, none, none)])
+    writer.add(layout, 0, [Table(values.get("kind", kind), values["begin"], np.zeros(0, CHUNK))])
     writer._named = [(values["name"], "")]
     writer.write()
     return path

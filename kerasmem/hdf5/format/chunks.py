@@ -12,6 +12,8 @@ import numpy as np
 
 from kerasmem.hdf5.format.filters import DecodeError
 
+CHUNK = np.dtype([("offset", "<i8"), ("size", "<u4"), ("mask", "<u4")])
+"""Place of a chunk in a file (-1 if it was never written), bytes in it, and which filters were left out."""
 MOST_CHUNKS = 8_000_000  # that are remembered, 16 bytes each
 
 
@@ -39,24 +41,18 @@ class ChunkIndex:
         chunks: shape of a chunk.
         shape: the dataset's, as far as it is of interest.
         file_size: bytes of the file.
-        places: offset, size and mask of each chunk in order, an array each. The offset of one that was never written is
-            -1.
+        places: a `CHUNK` for each chunk, in order.
 
     Raises:
         DecodeError: If the index is damaged: two chunks lie in one place, or one lies outside the file.
     """
 
-    def __init__(
-        self,
-        chunks: tuple[int, ...],
-        shape: tuple[int, ...],
-        file_size: int,
-        places: tuple[np.ndarray, np.ndarray, np.ndarray],
-    ) -> None:
+    def __init__(self, chunks: tuple[int, ...], shape: tuple[int, ...], file_size: int, places: np.ndarray) -> None:
         self._chunks, self._shape = chunks, shape
         self._grid = grid_of(chunks, shape)
         self._per_row = prod(self._grid[1:])
-        self._offsets, self._sizes, self._masks = self.places = places
+        self.places = places
+        self._offsets, self._sizes, self._masks = places["offset"], places["size"], places["mask"]
         if len(self._offsets) != prod(self._grid):
             raise DecodeError(f"its index has {len(self._offsets):,} chunks, and there are {prod(self._grid):,}")
         written = np.flatnonzero(self._offsets >= 0)
@@ -124,7 +120,8 @@ def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, ba
     count = prod(grid)
     if max(count, dataset.id.get_num_chunks()) > MOST_CHUNKS:
         return None
-    offsets, sizes, masks = np.full(count, -1, np.int64), np.zeros(count, np.uint32), np.zeros(count, np.uint32)
+    places = np.zeros(count, CHUNK)
+    places["offset"] = -1
 
     def note(info: Any) -> None:
         if any(at % chunk for at, chunk in zip(info.chunk_offset, chunks, strict=True)):
@@ -134,12 +131,12 @@ def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, ba
             if at // chunk >= extent:
                 return
             number = number * extent + at // chunk
-        if offsets[number] >= 0:
+        if places["offset"][number] >= 0:
             raise DecodeError("its chunk index is damaged: a chunk is named twice")
-        offsets[number], sizes[number], masks[number] = info.byte_offset + base, info.size, info.filter_mask
+        places[number] = (info.byte_offset + base, info.size, info.filter_mask)
 
     walk_chunks(dataset, note)
-    return ChunkIndex(chunks, shape, file_size, (offsets, sizes, masks))
+    return ChunkIndex(chunks, shape, file_size, places)
 
 
 def walk_chunks(dataset: h5py.Dataset, note: Callable[[Any], None]) -> None:

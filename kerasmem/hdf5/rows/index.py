@@ -21,6 +21,7 @@ import numpy as np
 from kerasmem.archives import open_archive
 from kerasmem.errors import DataError, UsageError
 from kerasmem.files import read_json, replacing
+from kerasmem.hdf5.format.chunks import CHUNK
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.urls import is_url, scheme_of
 from kerasmem.hdf5.io.access import RemoteAccess
@@ -33,7 +34,6 @@ _ALIKE = 1024
 _MOST_ABOUT = 64 * MIB
 _FILE = np.dtype([("rows", "<i8"), ("size", "<i8"), ("time", "<i8")])
 _DATASET = np.dtype([("kind", "<u4"), ("stored", "<i8"), ("begin", "<i8"), ("chunk_end", "<i8")])
-_CHUNK = np.dtype([("offset", "<i8"), ("length", "<u4"), ("mask", "<u4")])
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,12 @@ class Table(NamedTuple):
     Attributes:
         kind: how it is stored.
         begin: place of data without chunks, else -1.
-        offsets: place of each chunk.
-        lengths: its bytes.
-        masks: which filters were left out for it.
+        chunks: a `CHUNK` for each chunk, in order.
     """
 
     kind: StoredAs
     begin: int
-    offsets: np.ndarray
-    lengths: np.ndarray
-    masks: np.ndarray
+    chunks: np.ndarray
 
 
 class IndexedFile(NamedTuple):
@@ -131,7 +127,7 @@ class DataIndex(Sequence[str]):
             numbers = range(len(self.about.names))
             self._datasets = [_records(arrays, f"dataset{at}", _DATASET, len(named)) for at in numbers]
             ends = [dataset["chunk_end"] for dataset in self._datasets]
-            self._chunks = [_records(arrays, f"chunks{at}", _CHUNK, int(ends[at][-1])) for at in numbers]
+            self._chunks = [_records(arrays, f"chunks{at}", CHUNK, int(ends[at][-1])) for at in numbers]
             for dataset in self._datasets:
                 unknown = (dataset["kind"] >= len(self.about.kinds)).any()
                 if unknown or (np.diff(dataset["chunk_end"], prepend=0) < 0).any():
@@ -199,7 +195,7 @@ class DataIndex(Sequence[str]):
             if kind.direct:
                 first = int(dataset["chunk_end"][number - 1]) if number else 0
                 here = chunks[first : int(dataset["chunk_end"][number])]
-                tables[name] = Table(kind, int(dataset["begin"][number]), here["offset"], here["length"], here["mask"])
+                tables[name] = Table(kind, int(dataset["begin"][number]), here)
         return IndexedFile(self.path, int(self._files["time"][number]), tables)
 
     def _absolute(self, name: str) -> str:
@@ -270,7 +266,7 @@ class IndexWriter:
         self._named: list[tuple[str, str]] = []
         self._files: list[tuple[int, int, int]] = []
         self._datasets: list[list[tuple[int, ...]]] = [[] for _ in datasets]
-        self._chunks: list[list[np.ndarray]] = [[np.zeros(0, _CHUNK)] for _ in datasets]
+        self._chunks: list[list[np.ndarray]] = [[np.zeros(0, CHUNK)] for _ in datasets]
         self._ends = [0] * len(datasets)
 
     def add(self, layout: FileLayout, time: int, tables: Sequence[Table]) -> None:
@@ -279,11 +275,9 @@ class IndexWriter:
         self._files.append((layout.datasets[0].rows, layout.size, time))
         for at, (dataset, table) in enumerate(zip(layout.datasets, tables, strict=True)):
             kind = self._kinds.setdefault(table.kind, len(self._kinds))
-            self._ends[at] += len(table.offsets)
+            self._ends[at] += len(table.chunks)
             self._datasets[at].append((kind, dataset.stored_bytes, table.begin, self._ends[at]))
-            chunks = np.empty(len(table.offsets), _CHUNK)
-            chunks["offset"], chunks["length"], chunks["mask"] = table.offsets, table.lengths, table.masks
-            self._chunks[at].append(chunks)
+            self._chunks[at].append(table.chunks)
 
     def write(self) -> None:
         """Write the index, under another name until it is whole."""

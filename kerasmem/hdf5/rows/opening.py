@@ -117,8 +117,7 @@ def indexed_source(table: Table, layout: DatasetLayout, handle: Handle) -> Sourc
         raise DecodeError(f"the index says that its chunks are {kind.chunks}")
     chunk = kind.chunks + shape[len(kind.chunks) :]
     pipeline = Pipeline(kind.pipeline, prod(chunk) * dtype.itemsize)
-    places = table.offsets, table.lengths, table.masks
-    index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], handle.length, places)
+    index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], handle.length, table.chunks)
     return ChunkedSource(shape, dtype, handle, index, chunk, pipeline)
 
 
