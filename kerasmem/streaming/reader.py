@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from kerasmem.hdf5.format.columns import Column
-from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.format.grid import Grid
 from kerasmem.hdf5.format.layout import DataLayout
 from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, WantedRows, part_of
 from kerasmem.hdf5.rows.files import OpenFiles
-from kerasmem.hdf5.rows.jobs import AnyJob, DatasetRows, Job, ResidentRows, prefetch
+from kerasmem.hdf5.rows.jobs import DatasetRows, Job, ResidentRows, Task, prefetch
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.order import Blocks, EpochOrder, Segment
 
-_Job = TypeVar("_Job", bound=AnyJob)
+_Item = TypeVar("_Item", bound=Task)
 _CELL_BYTES = 64 * 1024  # of a dataset without chunks that is kept in memory, read at a time
-
-Task = Callable[[Scratch], Places | None]
-"""A part of the filling of a window that any thread may do, with its own buffers; returns which rows it brought."""
 
 
 @dataclass(eq=False)
@@ -98,7 +94,7 @@ class RowReader:
             return order.blocks.rows(order.window_order(window))
 
         wanted = WantedRows(numbers, lambda: self._runs(order, window, places), places)
-        resident: list[AnyJob] = []
+        resident: list[Task] = []
         heavy = []
         for name in self._by_dataset:
             outputs = [(self._deliveries[number], arrays[number]) for number in self._by_dataset[name]]
@@ -177,7 +173,7 @@ class RowReader:
 
     # ---- tasks
 
-    def _announce(self, key: tuple[int, int], jobs: Sequence[AnyJob]) -> None:
+    def _announce(self, key: tuple[int, int], jobs: Sequence[Task]) -> None:
         """Prefetch the ranges of a window unless they are in flight."""
         with self._announcing:
             self._now, (known, foreseen), self._next = key, self._next or (None, []), None
@@ -210,7 +206,7 @@ class RowReader:
         return _by_need(runs) if self.files.remote and order.windows > 1 else runs
 
 
-def _in_turn(jobs: Sequence[Sequence[_Job]]) -> list[_Job]:
+def _in_turn(jobs: Sequence[Sequence[_Item]]) -> list[_Item]:
     """Return the jobs of several datasets, the first of each, then the second."""
     turns = itertools.zip_longest(*jobs)
     return [job for turn in turns for job in turn if job is not None]

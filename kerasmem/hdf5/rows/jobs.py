@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,44 +56,11 @@ class Job:
         return self.run.places
 
 
-@dataclass(eq=False)
-class ScatterJob:
-    """A share of a `ScatterRead`. Implements the interface of `Job`."""
-
-    files: OpenFiles
-    file: OpenFile
-    name: str
-    plan: ScatterRead
-    share: tuple[int, int]
-
-    def __call__(self, scratch: Scratch) -> Places:
-        """Read the rows. Return their places."""
-        with self.files.use(self.file):
-            self.file.read(self.name, lambda source: source.read_scattered(self.plan, self.share))
-        return part_of(self.plan.places, *self.share)
+Task = Callable[[Scratch], Places | None]
+"""A `Job`, or another part of a read that any thread may do with its own buffers. It returns the places it filled."""
 
 
-@dataclass(eq=False)
-class LoadJob:
-    """Load missing rows of a dataset that stays in memory, and deliver from it. Implements the interface of `Job`."""
-
-    resident: ResidentRows
-    missing: Sequence[Job]
-    rows: WantedRows
-    outputs: Outputs
-
-    def __call__(self, scratch: Scratch) -> Places:
-        """Deliver the rows. Return their places."""
-        self.resident.load(self.missing, scratch)
-        for delivery, target in self.outputs:
-            delivery.put(self.resident.values, self.rows.numbers, target, self.rows.places, scratch)
-        return self.rows.places
-
-
-AnyJob = Job | ScatterJob | LoadJob
-
-
-def prefetch(jobs: Sequence[AnyJob]) -> None:
+def prefetch(jobs: Sequence[Task]) -> None:
     """Fetch the ranges of jobs that read remote files, in this order.
 
     Raises:
@@ -121,7 +89,7 @@ class DatasetRows:
     files: OpenFiles
     name: str
 
-    def jobs(self, rows: WantedRows, outputs: Outputs) -> Sequence[AnyJob]:
+    def jobs(self, rows: WantedRows, outputs: Outputs) -> Sequence[Task]:
         """Return the jobs that read rows. They may run in any order and at once.
 
         Raises:
@@ -153,13 +121,13 @@ class DatasetRows:
             yield number, here
             run, number = rest, number + 1
 
-    def _scattered(self, rows: WantedRows, delivery: Delivery, target: np.ndarray) -> list[ScatterJob] | None:
+    def _scattered(self, rows: WantedRows, delivery: Delivery, target: np.ndarray) -> list[Task] | None:
         """Return jobs for rows that lie in the files as they are delivered; None if they do not."""
         if not delivery.plain or not can_scatter(target[0].nbytes):
             return None
         numbers = self.files.numbers(rows.numbers)
         bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-        jobs: list[ScatterJob] = []
+        jobs: list[Task] = []
         for first, last in itertools.pairwise(bounds):
             number = int(numbers[first])
             file, here = self.files[number], rows.numbers[first:last] - self.files.starts[number]
@@ -168,8 +136,13 @@ class DatasetRows:
             if offsets is None:
                 return None
             plan = ScatterRead(offsets, part_of(rows.places, first, last), target, here)
-            jobs += [ScatterJob(self.files, file, self.name, plan, share) for share in plan.shares()]
+            jobs += [functools.partial(self._read_share, file, plan, share) for share in plan.shares()]
         return jobs
+
+    def _read_share(self, file: OpenFile, plan: ScatterRead, share: tuple[int, int], scratch: Scratch) -> Places:
+        with self.files.use(file):
+            file.read(self.name, lambda source: source.read_scattered(plan, share))
+        return part_of(plan.places, *share)
 
 
 class ResidentRows:
@@ -190,7 +163,7 @@ class ResidentRows:
         self._delivery = Delivery(Column(layout.name, layout.row_shape, layout.dtype, stored.str))
         self._loading = threading.Lock()
 
-    def jobs(self, rows: WantedRows, outputs: Outputs) -> Sequence[AnyJob]:
+    def jobs(self, rows: WantedRows, outputs: Outputs) -> Sequence[Task]:
         """Return the job that loads the missing rows and delivers from memory. Remote rows are prefetched."""
         files = self._rows.files
         needed = np.unique(self._grid.cell(rows.numbers))
@@ -208,10 +181,10 @@ class ResidentRows:
                 runs.append(RowRun(start, stop, None, slice(start, stop)))
         jobs = self._rows.run_jobs(runs, [(self._delivery, self.values)])
         prefetch(jobs)
-        return [LoadJob(self, jobs, rows, outputs)]
+        return [functools.partial(self._deliver, jobs, rows, outputs)]
 
-    def load(self, missing: Sequence[Job], scratch: Scratch) -> None:
-        """Run jobs of missing rows, unless another thread has run such jobs meanwhile."""
+    def _deliver(self, missing: Sequence[Job], rows: WantedRows, outputs: Outputs, scratch: Scratch) -> Places:
+        """Run the jobs of missing rows, unless another thread has run such jobs meanwhile, and deliver."""
         with self._loading:
             for job in missing:
                 places = job.run.places
@@ -220,3 +193,6 @@ class ResidentRows:
                 if not self._there[cells].all():
                     job(scratch)
                     self._there[cells] = True
+        for delivery, target in outputs:
+            delivery.put(self.values, rows.numbers, target, rows.places, scratch)
+        return rows.places
