@@ -149,19 +149,6 @@ def test_the_next_iteration_waits_for_the_counter_alone():
     assert names[:last].count("body") <= 2  # the first one's start, and that of its neighbour or its end
 
 
-def test_what_a_list_of_the_outer_loop_holds_may_say_how_often_an_inner_one_runs():
-    sketch = Sketch()
-    sketch.constant("times", 3)
-    sketch.add("empty", "EmptyTensorList")
-    sketch.add("pushed", "TensorListPushBack", ["empty", "times"])
-    sketch.add("popped", "TensorListPopBack", ["pushed"], outputs=2)
-    sketch.add("known", "Identity", [("popped", 1)])
-    sketch.add("x", "Placeholder")
-    out = sketch.loop("loop", "known", lambda x: sketch.add("body", "Square", [x]), "x")
-    straight, _ = unroll(sketch.program(out))
-    assert count(straight, "body") == 3
-
-
 @pytest.mark.parametrize(
     ("times", "reason"),
     [("n", "how often the loop of loop/cond runs depends on the data"), (10**9, "more than 100 operations")],

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import keras
 import pytest
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, Heap
 from kerasmem.estimation.graph.build import build_program
-from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor, consumers_in_order
+from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, Memory, recipes_of
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
 from kerasmem.estimation.graph.rules import TABLES
@@ -293,26 +291,3 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
     batch = sum(made.nodes[number].outputs[0].bytes for number in made.arguments)
     constants = {node.name: max(node.outputs[0].bytes, 1) for node in made.nodes if node.type == "Const"}
     assert after[-1] - values - batch - sum(constants.values()) == HANDLE_BYTES * len(made.variables)
-
-
-# Consumers
-
-OWN, OTHERS = CpuKernels(EIGEN), CpuKernels(ONEDNN, ("float32",))
-
-
-def written(*nodes):
-    """Write a program: (name, type, inputs, nodes that it comes after), whose outputs are alike."""
-    return program(
-        *((name, kind, inputs, 256, {"after": after[0]} if after else {}) for name, kind, inputs, *after in nodes)
-    )
-
-
-def consumers(made, of, kernels, process=0):
-    names = [node.name for node in made.nodes]
-    return [names[each] for each in consumers_in_order(made, kernels, random.Random(process))[names.index(of)]]
-
-
-GRADIENTS = (
-    ("x", "Placeholder", []), ("g", "ReluGrad", ["x"]), ("filter", "Conv2DBackpropFilter", ["g", "g", "g"]),
-    ("input", "Conv2DBackpropInput", ["g"]), ("other", "Neg", ["g"]), ("end", "NoOp", [], ["g"]),
-)  # fmt: skip

@@ -68,19 +68,6 @@ def test_shapes_of_what_is_popped():
         resolve_lists(Program(tuple(pop(9)), (), (), ()), unknown)
 
 
-def test_a_list_that_was_pushed_onto_a_list_is_popped_with_what_it_holds():
-    nodes = [
-        *pop(6),
-        Node("outer", "EmptyTensorList", ((2, 0),), (), (LIST,), {}),
-        Node("pushed", "TensorListPushBack", ((6, 0), (5, 0)), (), (LIST,), {}),
-        Node("inner", "TensorListPopBack", ((7, 0), (2, 0)), (), (LIST, LIST), {}),
-        Node("p", "TensorListPopBack", ((8, 1), (2, 0)), (), (LIST, OPEN), {}),
-    ]
-    found = resolve_lists(Program(tuple(nodes), (), (), ()), unknown).nodes
-    assert found[9].inputs[-1] == (1, 0)
-    assert found[9].outputs[1].shape == (5,)
-
-
 def test_rows_of_a_tensor():
     found = settled(
         ("x", "Placeholder", [], tensor(3, 4, 2)),

@@ -49,7 +49,7 @@ class Executor:
         if isinstance(kernels, CpuKernels):
             self._expensive = _expensive(program, seconds)
         self._draw = draw or random.Random(0)
-        self._consumers = consumers_in_order(program, kernels, self._draw)
+        self._consumers = _consumers_in_order(program, kernels, self._draw)
         counts = Counter(itertools.chain.from_iterable(self._consumers))
         self._waits = [counts[number] for number in range(len(nodes))]
         self._sources = [number for number, wait in enumerate(self._waits) if not wait]
@@ -142,15 +142,10 @@ class _Threads:
         return next((queue.pop() for queue in self._queues if queue), None)
 
 
-def consumers_in_order(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
+def _consumers_in_order(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
     """Return each node's consumers in the order in which a process notifies them.
 
     A consumer appears once for each tensor that it takes. Nodes that only wait for the end come last.
-
-    Args:
-        program: the step.
-        kernels: that run it.
-        draw: random numbers that differ between processes.
     """
     taking: list[list[int]] = [[] for _ in program.nodes]
     after: list[list[int]] = [[] for _ in program.nodes]
