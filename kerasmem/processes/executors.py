@@ -81,7 +81,15 @@ def open_executor(workers: int | None = None, dask: str | None = None) -> Iterat
     if workers is not None and dask is not None:
         raise UsageError("--workers and --dask: choose one")
     if dask is not None:
-        with _dask_client(dask) as client:
+        try:
+            from distributed import Client
+
+            client = Client(dask)
+        except ImportError:
+            raise MissingExtraError("--dask", "dask") from None
+        except (OSError, ValueError) as error:
+            raise KerasmemError(f"--dask: no scheduler can be reached at {dask}: {error}") from None
+        with client:
             yield client.get_executor(pure=False, retries=_RETRIES)
     elif workers is None:
         yield None
@@ -92,14 +100,3 @@ def open_executor(workers: int | None = None, dask: str | None = None) -> Iterat
             yield pool
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _dask_client(address: str) -> Any:
-    try:
-        from distributed import Client
-    except ImportError:
-        raise MissingExtraError("--dask", "dask") from None
-    try:
-        return Client(address)
-    except (OSError, ValueError) as error:
-        raise KerasmemError(f"--dask: no scheduler can be reached at {address}: {error}") from None

@@ -8,8 +8,7 @@ error, and of a pipe. Into the pipe go the number of the forked process, and at 
 memory it had. When nobody reads the pipe any more, what was forked is ended with all that it has started.
 
 The answer is a pickle that only the process that asked for it reads: a dictionary with `value`, or with `error`
-(an exception, or None if it cannot be pickled), `class`, `message` and `traceback`; and with `device` and `peak`
-(bytes) if they are known.
+(an exception) and `traceback`; and with `device` and `peak` (bytes) if they are known.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO, NoReturn
+
+from cloudpickle import dumps
 
 from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.errors import KerasmemError
@@ -172,7 +173,7 @@ def _peak() -> dict[str, Any]:
 
 def _dumps_result(result: dict[str, Any]) -> bytes:
     try:
-        return _dumps(result)
+        return dumps(result)
     except Exception as error:
         raise KerasmemError(
             f"the result, a {type(result['value']).__name__}, cannot be sent back ({type(error).__name__}: {error}); "
@@ -180,27 +181,16 @@ def _dumps_result(result: dict[str, Any]) -> bytes:
         ) from error
 
 
-def _dumps(value: Any) -> bytes:
-    import cloudpickle
-
-    return bytes(cloudpickle.dumps(value))
-
-
 def _dumps_error(error: BaseException) -> bytes:
-    """Return the failure, with as much of the exception as can be sent."""
-    failure: dict[str, Any] = {
-        "class": type(error).__name__,
-        "message": str(error),
-        "traceback": traceback.format_exc(),
-        "error": None,
-    }
+    """Return the failure. An exception that cannot be sent is described by a `KerasmemError`."""
+    failure: dict[str, Any] = {"traceback": traceback.format_exc()}
     with contextlib.suppress(Exception):
         failure.update(_peak())
     with contextlib.suppress(Exception):
-        pickled = _dumps({**failure, "error": error.with_traceback(None)})
-        pickle.loads(pickled)  # some exceptions can be written and not be read
-        return pickled
-    return _dumps(failure)
+        pickled = dumps({**failure, "error": error.with_traceback(None)})
+        if isinstance(pickle.loads(pickled)["error"], Exception):  # and not SystemExit, which would end the asker
+            return pickled
+    return dumps({**failure, "error": KerasmemError(f"the function raised {type(error).__name__}: {error}")})
 
 
 if __name__ == "__main__":

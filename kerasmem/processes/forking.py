@@ -134,9 +134,10 @@ def run_child(
         raise ChildFailure(f"it was ended by {exit_reason(call.code)}{last}", signal=crash)
     if "value" in answer:
         return answer["value"]
-    if isinstance(answer["error"], KerasmemError):
-        raise answer["error"]
-    lines = [answer["class"], *filter(None, map(str.strip, answer["message"].splitlines()))]
+    error = answer["error"]
+    if isinstance(error, KerasmemError):
+        raise error
+    lines = [type(error).__name__, *filter(None, map(str.strip, str(error).splitlines()))]
     raise ChildFailure(": ".join(lines[:2])[:300])
 
 

@@ -137,13 +137,10 @@ def _answered(answer: dict[str, Any], common: dict[str, Any]) -> IsolatedRun:
     if "value" in answer:
         return IsolatedRun(DONE, answer["value"], **common)
     error = answer["error"]
-    diagnosis = explain_oom(answer["traceback"] if error is None else error)
+    diagnosis = explain_oom(answer["traceback"] if type(error) is KerasmemError else error)
     if diagnosis.out_of_memory:
         return IsolatedRun(OUT_OF_MEMORY, reason=diagnosis.summary, diagnosis=diagnosis, **common)
-    where = _Traceback(answer["traceback"])
-    if isinstance(error, Exception):  # and not SystemExit, which would end this program too
-        raise error from where
-    raise KerasmemError(f"the function raised {answer['class']}: {answer['message']}") from where
+    raise error from _Traceback(answer["traceback"])
 
 
 def _died(call: ForkedCall, common: dict[str, Any]) -> IsolatedRun:
