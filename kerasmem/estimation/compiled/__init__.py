@@ -1,1 +1,1 @@
-"""A step compiled by XLA through Keras on JAX, for devices that are not here, and what XLA's plan says of it."""
+"""XLA's plan of a step: read from XLA's messages, or compiled through Keras on JAX."""

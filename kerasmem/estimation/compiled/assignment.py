@@ -256,7 +256,7 @@ def _source(computation: dict[int, Instruction], instruction: Instruction) -> In
 
 
 def _patches_bytes(convolution: Instruction, kernel: Instruction) -> int:
-    """Return the bytes of a convolution's input written out by position; 0 if it reads one channel at a time."""
+    """Return the bytes of a convolution's input written out by position, or 0 if it reads one channel at a time."""
     numbers, groups = convolution.message.message(16), convolution.message.number(50)
     if groups > 1 and kernel.dimensions[numbers.number(3)] == 1:
         return 0

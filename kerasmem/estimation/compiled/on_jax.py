@@ -1,4 +1,4 @@
-"""The xla method where Keras runs on JAX: the step that `fit` compiles, compiled on shapes and never run."""
+"""The xla method for Keras on JAX: the step that `fit` compiles, compiled on shapes and never run."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class XlaPlan:
 
 
 def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
-    """Return the most that a matrix product may take beside the plans on a card, where XLA takes the fastest kernel.
+    """Return the most bytes that a matrix product may take beside the plans if XLA chooses the fastest kernel.
 
     One that is planned for Triton may run in cuBLAS, with buffers for operands and results that the kernel kept to
     itself. cuBLAS has a workspace: 32 MiB from Hopper on (`GemmConfig::kHopperWorkspace`), where plans without the card

@@ -1,4 +1,4 @@
-"""Real steps under TensorFlow's profiler, and the memory of one of them: what `kerasmem profile` runs in a subprocess.
+"""Real steps under TensorFlow's profiler, which `kerasmem profile` runs in a subprocess, and the memory of one of them.
 
 The recording begins before the model is made, so that every chunk that is live in the step is known.
 """
