@@ -14,14 +14,14 @@ _TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")
 
 MOST_INPUTS = 16
-"""Columns that a model may be expected to take one by one; more are better put side by side in one dataset."""
+"""Most columns that a model is expected to take one by one."""
 
 Known = tuple[str, str, tuple[int, ...]]
 """Name, type and row shape of a dataset."""
 
 
 def known(entry: Entry) -> Known:
-    """Return name, type and row shape of a dataset; packed values are no whole numbers."""
+    """Return name, type and row shape of a dataset. Packed values count as floating point."""
     packed = entry.packing is not None and entry.packing.scales
     return entry.name, "<f4" if packed else entry.dtype, (entry.shape or (0,))[1:]
 
@@ -80,7 +80,7 @@ def choose_features(datasets: Sequence[Known], x: str, y: str | None) -> list[st
 
 
 def largest_value(dtype: str, shape: tuple[int, ...]) -> int | None:
-    """Return the largest value of pictures; None if the dataset holds none.
+    """Return the largest value of pictures, or None if the dataset holds none.
 
     Args:
         dtype: NumPy's text for the type.

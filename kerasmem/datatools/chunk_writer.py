@@ -82,7 +82,7 @@ class ChunkWriter:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """End the threads and close the files; on a full disk, closing fails too."""
+        """End the threads and close the files. On a full disk, closing fails too."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         for file in self._files:
@@ -144,7 +144,7 @@ def _name_classes(file: h5py.File, name: str, class_names: Sequence[str]) -> Non
 
 
 def copy_attributes(source: str, output: str, names: Sequence[tuple[str, Field]], *, trust_file: bool) -> list[str]:
-    """Copy attributes that are numbers or texts; those that point to other objects would point nowhere.
+    """Copy attributes that are numbers or texts, but no references.
 
     Args:
         source: the file that was read.

@@ -86,7 +86,7 @@ def convert(
             `MPIPoolExecutor`. Defaults to this process.
         part_size: bytes of rows that such a file is to have, or text.
         remote: for outputs behind a URL, as for `H5ChunkSequence`.
-        progress: called with what goes on, the rows done and all rows.
+        progress: called with the step, the rows done and all rows.
         **reading: how sources of one kind are read: `ReadOptions`.
 
     Raises:

@@ -59,7 +59,7 @@ def index(
         remote: for URLs, as for `H5ChunkSequence`.
         trust_file: as for `H5ChunkSequence`.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
-        progress: called with what goes on, how many files are done, and of how many.
+        progress: called with the step, the files done and all files.
 
     Returns:
         What was indexed.
@@ -121,7 +121,7 @@ _Found = tuple[FileLayout, int, list[Table]]
 def _write(
     path: str, found: Iterable[_Found], names: list[str], files: int, progress: Progress | None
 ) -> tuple[int, int, set[str]]:
-    """Write an index; return the rows, the bytes that the datasets take, and those that HDF5 alone finds."""
+    """Write an index and return the rows, the stored bytes and the datasets that only HDF5 finds."""
     writer: IndexWriter | None = None
     first: FileLayout | None = None
     hidden: set[str] = set()

@@ -28,7 +28,7 @@ MOST_CLASSES = 1000
 """Most different values of labels."""
 
 MOST_COUNTED = 1 << 22
-"""Rows of a file that are looked at for counts of classes; of more rows, runs spread over each dataset."""
+"""Most rows of a file that are read to count classes. Of more rows, runs spread over a dataset are read."""
 
 _RUNS = 16  # of rows in a dataset, where not all are counted
 _AMPLIFIED = 1.5  # bytes read for one needed, from which on a repacked file is worth its while
@@ -58,7 +58,7 @@ def inspect(
         nan: count NaN and infinity, for which all floating-point datasets are read.
         verify: compare the checksums that `kerasmem.data.convert` stored.
         trust_file: as for `H5ChunkSequence`.
-        progress: called with what goes on, the rows done and all rows.
+        progress: called with the step, the rows done and all rows.
 
     Raises:
         DataError: the file cannot be read.
@@ -157,7 +157,7 @@ def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
 
 
 def _packing_note(name: str, packing: Packing) -> str:
-    """Describe how a dataset is packed, and what a stream makes of its missing values."""
+    """Describe the packing of a dataset and its missing values."""
     facts = []
     if packing.scales:
         facts.append(f"stored values × {packing.factor:g} + {packing.offset:g} are meant (netCDF)")
@@ -214,7 +214,7 @@ def _checked_name(contents: Contents, option: str, name: str | None) -> str | No
 def count_classes(
     counts: Counter[int], values: np.ndarray, packing: Packing | None = None, most: int = MOST_CLASSES
 ) -> bool:
-    """Add the values of some rows to the counts; return False once there are too many different ones to be labels.
+    """Add values to the counts, and return whether they are few enough to be labels.
 
     Values that stand for no value are left out.
     """
@@ -228,7 +228,7 @@ def count_classes(
 
 
 def sample_rows(rows: int, chunk: int, most: int) -> np.ndarray | None:
-    """Return at most so many rows of a dataset, in runs that begin with a chunk, evenly spread; None for all.
+    """Return evenly spread runs of at most `most` rows, or None for all rows.
 
     Examples:
         >>> sample_rows(100, 10, 32).tolist()[:6]

@@ -107,7 +107,7 @@ class Contents:
         return [entry for entry in usable.values() if entry.rows == usable[name].rows]
 
     def rows_on_last_axis(self, entries: Sequence[Entry]) -> str:
-        """Return the problem of MATLAB's arrays that agree in their last axis alone; "" if they have none.
+        """Return the problem of MATLAB's arrays that agree in their last axis alone, or "".
 
         MATLAB's first axis, which may be that of the samples, is HDF5's last.
         """
@@ -151,7 +151,7 @@ def list_contents(path: str, access: Access | None = None, most: int = MOST_LIST
 
 @contextlib.contextmanager
 def opened(path: str, what: str) -> Iterator[h5py.File]:
-    """Yield a file; errors of h5py say that `what` cannot be read.
+    """Yield a file, and raise errors of h5py as a `DataError`.
 
     Raises:
         DataError: so it is.

@@ -72,7 +72,7 @@ class Packing:
 
 
 def read_packing(attribute: Callable[[str], Any], dtype: np.dtype[Any]) -> Packing | None:
-    """Return the packing that attributes describe; None if values are stored as they are.
+    """Return the packing that attributes describe, or None.
 
     Args:
         attribute: returns an attribute's value, or None.
@@ -94,18 +94,18 @@ def read_packing(attribute: Callable[[str], Any], dtype: np.dtype[Any]) -> Packi
     if low is not None and high is not None and low > high:  # a negative factor turns them round
         low, high = high, low
     stored = dict.fromkeys(value for number in missing for value in _stored_number(number, kind))
-    found = Packing(*scale, tuple(stored), low, high, unsigned)
-    return None if found == Packing() else found
+    packing = Packing(*scale, tuple(stored), low, high, unsigned)
+    return None if packing == Packing() else packing
 
 
 def _numbers(value: Any) -> list[Any]:
-    """Return an attribute's numbers, of NumPy's types; none if it holds others."""
+    """Return an attribute's numbers in NumPy's types, or nothing if it has none."""
     array = np.asarray([] if value is None else value).reshape(-1)
     return list(array) if array.dtype.kind in "iuf" else []
 
 
 def _stored_number(number: Any, dtype: np.dtype[Any]) -> list[float]:
-    """Return a number in the type of the stored values; nothing if that cannot hold it, or for NaN."""
+    """Return a number in the type of the stored values, or nothing if that cannot hold it."""
     if np.isnan(number):
         return []
     with np.errstate(invalid="ignore", over="ignore"):

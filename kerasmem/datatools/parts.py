@@ -1,4 +1,4 @@
-"""Convert in parts: an executor writes each to a file of its own; the index of all comes last."""
+"""Convert in parts: an executor writes the parts, and the index of all comes last."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def write_parts(
 
 
 def _fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings, bounds: Sequence[int]) -> dict[str, Any]:
-    """Return the settings under which finished parts are kept."""
+    """Return the settings that finished parts depend on."""
     found = {
         "version": 3,
         "sources": source.identity(),
@@ -147,7 +147,7 @@ def _fingerprint(source: RowSource, plan: WritePlan, settings: WriteSettings, bo
 
 
 def _read_state(path: str, access: RemoteAccess) -> dict[str, Any] | None:
-    """Return the state that an interrupted conversion left; None if there is none."""
+    """Return the state that an interrupted conversion left, or None."""
     try:
         if is_url(path):
             with contextlib.closing(RemoteFile(path, access)) as remote:
@@ -204,7 +204,7 @@ def part_bounds(source: RowSource, rows: int) -> list[int]:
 
 
 def _clear(folder: str, outputs: Sequence[str], sources: Sequence[str], access: RemoteAccess, *, force: bool) -> None:
-    """Refuse to overwrite outputs and parts; with `force`, remove parts that would be left over."""
+    """Refuse to overwrite outputs and parts, or remove old parts with `force`."""
     if is_url(folder):
         if not force and (found := _at_url(folder, access)):
             raise UsageError(f"output: {shown(found[0])} exists already; choose another place, or force=True (--force)")

@@ -1,4 +1,4 @@
-"""Recognize files with a group per sample, such as s0/obs, s1/obs and so on, whose groups can be stacked."""
+"""Recognize and stack groups that are samples, such as s0/obs, s1/obs and so on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHAPES_SHOWN = 3
 
 @dataclass(frozen=True)
 class Repetition:
-    """Groups whose names differ in numbers alone, and the datasets that all of them have.
+    """Groups with names that differ in numbers alone, and the datasets of all of them.
 
     Args:
         groups: paths of the groups, s2 before s10.
@@ -43,12 +43,12 @@ class Repetition:
         return parts
 
     def stacked(self) -> list[Entry]:
-        """Return an entry for each stacked dataset; those that cannot be stacked have a problem."""
+        """Return an entry for each stacked dataset, with a problem if it cannot be stacked."""
         return [_stack(name, entries) for name, entries in self.members.items()]
 
 
 def find_repetition(entries: Sequence[Entry]) -> Repetition | None:
-    """Return the largest set of groups that repeat one layout; None if there are fewer than eight."""
+    """Return the largest set of at least eight groups that repeat one layout, or None."""
     layouts: dict[str, dict[str, dict[str, Entry]]] = {}
     for entry in entries:
         parts = entry.name.split("/")

@@ -23,22 +23,22 @@ class DatasetReport:
 
     Args:
         name: full path in the file.
-        shape: shape; None where it has none.
+        shape: shape, or None if it has none.
         dtype: type, in NumPy's words.
-        storage: "contiguous", "chunked" and so on; "" where it cannot be trained from.
-        chunks: shape of a chunk; None where there are none.
-        filters: what a chunk passes through.
+        storage: "contiguous", "chunked" and so on, or "" if it cannot be trained from.
+        chunks: shape of a chunk, or None if there are none.
+        filters: filters of a chunk.
         stored_bytes: bytes taken in the file.
-        value_bytes: bytes of its values; None where they cannot be told.
+        value_bytes: bytes of its values, or None if unknown.
         float32_bytes: bytes of its values as float32.
         batch_bytes: bytes of a batch as float32.
-        problem: why it cannot be trained from; "" where it can.
-        class_names: what its whole numbers stand for.
-        class_counts: rows of each value, where it may be labels; None where it is not, or was not looked at.
-        counted_rows: rows that these counts are of, where they are of some spread over the dataset; None for all.
-        nan_count: NaN among its values; None where they were not looked at.
+        problem: why it cannot be trained from, or "".
+        class_names: names of its classes.
+        class_counts: rows of each value, or None if it was not counted.
+        counted_rows: rows counted if only a sample was, or None for all.
+        nan_count: NaN among its values, or None if not counted.
         infinite_count: infinities among them.
-        checksum: "right", "wrong", or "" where there is none or it was not looked at.
+        checksum: "right", "wrong", or "" if there is none or it was not compared.
     """
 
     name: str
@@ -62,22 +62,22 @@ class DatasetReport:
 
 @dataclass(frozen=True)
 class Inspection(Record, what="inspection", version=1, also=("read_amplification",), rows="datasets"):
-    """What a file holds and how well it streams.
+    """Content of a file, and how well it streams.
 
     Args:
         path: the file.
         size: its bytes.
-        datasets: what it holds.
+        datasets: its datasets.
         batch_size: rows a batch.
-        x: the dataset taken for features; None where none can be trained from.
-        y: the one taken for targets; None where none looks like them.
-        line: the line of Python that streams it; "" where nothing can be.
-        stream: what `H5ChunkSequence.describe()` says of it.
+        x: dataset taken for features, or None.
+        y: dataset taken for targets, or None.
+        line: line of Python that streams it, or "".
+        stream: text of `H5ChunkSequence.describe()`.
         needed_bytes: bytes that an epoch needs of the file.
         read_bytes: bytes that it reads, at most.
-        mixing: what `H5ChunkSequence.quality()` says of it, where there are labels.
-        advice: what to do for better streaming; "" where it is well.
-        notes: what else should be known.
+        mixing: values of `H5ChunkSequence.quality()`, if there are labels.
+        advice: changes for better streaming, or "".
+        notes: further remarks.
     """
 
     path: str
@@ -170,7 +170,7 @@ class DataStats(Record, what="statistics", version=1, rows="columns"):
 
 @dataclass(frozen=True)
 class DataIndexed(Record, what="account of an index", version=1):
-    """What an index was made of.
+    """Content of an index.
 
     Args:
         path: the index.
@@ -179,7 +179,7 @@ class DataIndexed(Record, what="account of an index", version=1):
         datasets: their names.
         stored_bytes: bytes that the datasets take in the files.
         index_bytes: bytes of the index.
-        notes: what the index cannot do for this data.
+        notes: limits of the index for this data.
     """
 
     path: str
@@ -192,7 +192,7 @@ class DataIndexed(Record, what="account of an index", version=1):
 
     @property
     def answer(self) -> str:
-        """What the index is of, and how large it is."""
+        """Content and size of the index."""
         return (
             f"{self.path}: {format_count(self.rows, 'row')} of {format_count(self.files, 'file')}, "
             f"{format_size(self.stored_bytes)}, in {format_size(self.index_bytes)}"
@@ -209,13 +209,13 @@ class WrittenDataset:
         rows: rows.
         shape: shape of a row.
         dtype: type as written.
-        source_dtype: type as read; several, joined by "+", where columns of several types were put together.
+        source_dtype: type as read. Several are joined by "+".
         chunk_rows: rows of a chunk.
         bytes: bytes of its values.
         stored_bytes: bytes it takes in the file.
         crc32: CRC-32 of its values in order, little-endian, as `zlib.crc32(dataset[...].tobytes())` has it; None for
             parts, each of which has its own.
-        class_names: what its numbers stand for.
+        class_names: names of its classes.
     """
 
     path: str
@@ -238,9 +238,9 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
     Args:
         sources: the files and folders.
         outputs: the files.
-        parts: rows of each part, by name; one called "" where nothing was split.
+        parts: rows of each part by name, or of "" if nothing was split.
         rows: rows read.
-        datasets: what was written.
+        datasets: datasets written.
         bytes_read: bytes of the values as read.
         bytes_written: bytes of the files.
         float64_saved: bytes saved by writing float64 as float32.
@@ -249,8 +249,8 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
         seed: of shuffle and split.
         resumed_rows: rows that an interrupted run had done before.
         verified: whether the files were read back and their checksums compared.
-        seconds: what it took.
-        notes: what else should be known.
+        seconds: duration.
+        notes: further remarks.
         line: a line of Python that streams the result.
     """
 

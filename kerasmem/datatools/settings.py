@@ -50,7 +50,7 @@ class Compression:
         return self.kind != "none"
 
     def encode(self, chunk: np.ndarray) -> bytes:
-        """Return a chunk's stored bytes; lets other threads run meanwhile."""
+        """Return a chunk's stored bytes. Other threads can run meanwhile."""
         data = np.ascontiguousarray(chunk).view(np.uint8).reshape(-1)
         if chunk.dtype.itemsize > 1:
             data = np.ascontiguousarray(data.reshape(-1, chunk.dtype.itemsize).T).reshape(-1)
@@ -183,7 +183,7 @@ class WriteSettings:
 
 
 def read_split(value: Any) -> dict[str, float]:
-    """Return the shares by name; one of 1 called "" where nothing is split.
+    """Return the share of each part by name, or {"": 1.0} if nothing is split.
 
     Args:
         value: None, "0.8,0.1,0.1", "train=0.8,test=0.2", or the same as a mapping.

@@ -56,7 +56,7 @@ def stats(
         scale: factor of the stored features, such as 1/255; labels are not scaled.
         trust_file: as for `H5ChunkSequence`.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
-        progress: called with what goes on, the rows done and all rows.
+        progress: called with the step, the rows done and all rows.
 
     Raises:
         DataError: the file cannot be read.
@@ -196,7 +196,7 @@ class _Moments:
         )  # fmt: skip
 
     def result(self, layout: DatasetLayout, scale: tuple[float, float]) -> ColumnStats:
-        """Return the figures of values × factor + offset; those of labels as they are."""
+        """Return the figures of values × factor + offset, or of labels as they are."""
         factor, offset = (1.0, 0.0) if self.labels is not None else scale
         variance = self.squares / np.maximum(self.count, 1)
         known = self.low <= self.high

@@ -166,7 +166,7 @@ def _pieces(source: RowSource, plan: WritePlan, settings: WriteSettings, caster:
 def _shuffled(
     pieces: Iterator[_Piece], plan: WritePlan, settings: WriteSettings, folder: str, progress: Progress
 ) -> Iterator[_Piece]:
-    """Yield the same rows in random order; those of a piece are all of one part."""
+    """Yield the same rows in random order, those of a piece from one part."""
     run_rows = max(plan.sizes.run_bytes // plan.row_bytes, plan.sizes.piece_rows)
     with open(os.path.join(folder, "buckets"), "x+b") as file:
         buckets = BucketFile(file, plan.datasets, plan.buckets, run_rows, settings.seed)
@@ -187,7 +187,7 @@ def _write(
     threads: int,
     progress: Progress,
 ) -> list[int]:
-    """Write new files; return the checksum of each dataset."""
+    """Write new files and return the checksum of each dataset."""
     done = 0
     with closing(ChunkWriter(paths, plan.targets, settings.compression, threads)) as writer:
         for _, rows, parts in pieces:

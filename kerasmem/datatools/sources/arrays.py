@@ -88,7 +88,7 @@ class ArraySource(RowSource):
 
 
 class _Member:
-    """One array: its offset, shape and type; `entry` is its name in an archive."""
+    """An array: its offset, shape and type, and its name in an archive."""
 
     def __init__(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool, offset: int, entry: str | None

@@ -24,12 +24,12 @@ _CONVERSION = re.compile(r"In CSV column #(\d+): (.*)", re.DOTALL)  # how pyarro
 
 
 class CsvSource(TableSource):
-    """A CSV file; its types are settled by reading it once."""
+    """A CSV file, read once to settle its types."""
 
     starts = (0,)
 
     def settle(self, columns: dict[str, Column]) -> None:
-        """Take over the types that all files agree on; the columns are read as these from now on."""
+        """Take over the types that all files agree on."""
         super().settle(columns)
         arrow = self.arrow
         types = {"int": arrow.int64(), "float": arrow.float64(), "text": arrow.string(), "bool": arrow.bool_()}

@@ -113,7 +113,7 @@ class _SlicedSource(_EntrySource):
         return out
 
     def _checked(self, file: h5py.File, name: str, rows: range | None = None, axis: int = 0) -> h5py.Dataset:
-        """Return a dataset after a check of the chunks with these rows, which HDF5 would decode unchecked."""
+        """Return a dataset after a check of the chunks with these rows."""
         dataset = find_dataset(file, name, trust_file=self._access.trust_file)
         if not self._access.trust_file:
             try:
@@ -124,7 +124,7 @@ class _SlicedSource(_EntrySource):
 
 
 class _UnpackedSource(RowSource):
-    """A source whose packed values are unpacked, and whose missing ones are counted."""
+    """Unpack the values of a source, and count missing ones."""
 
     def __init__(self, source: RowSource, packings: Mapping[str, Packing], *, unpack: bool) -> None:
         super().__init__(source.label, *source.paths)

@@ -112,8 +112,8 @@ class ImageFolder(RowSource):
             raise DataError(f"{shown(folder)}: a link leads back to a folder above it; remove it")
         if len(above) > _DEPTH:
             raise DataError(f"{shown(folder)}: more than {_DEPTH} folders within one another")
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda entry: os.fsencode(entry.name))
         for entry in entries:
             is_folder, is_image = entry.is_dir(), entry.name.lower().endswith(SUFFIXES)
             if entry.name.startswith(".") or not (is_folder or is_image):
@@ -147,10 +147,10 @@ def in_order(decode: Callable[[int], DecodedImage], numbers: Iterable[int], thre
 
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Formats that are decoded; no other that Pillow knows is tried (some of them start other programs)."""
+"""Formats that are decoded. Others that Pillow knows are not tried: some start other programs."""
 
 SUFFIXES = tuple(".jpg .jpeg .jpe .jfif .png .bmp .dib .gif .webp .tif .tiff .ppm .pgm .pbm".split())
-"""Ends of names of images; the content decides which format a file has."""
+"""Ends of names of images. A file's content decides its format."""
 
 _MODES = {"rgb": ("RGB", 3), "rgba": ("RGBA", 4), "gray": ("L", 1)}
 _MOST_PIXELS = 1 << 26  # of one image, and of all that are decoded at a time; more is taken for an attack
@@ -195,7 +195,7 @@ class DecodedImage(NamedTuple):
 
 
 def _load_pillow() -> Any:
-    """Return PIL.Image; without Pillow, raise a `MissingExtraError`."""
+    """Return PIL.Image, or raise a `MissingExtraError`."""
     try:
         from PIL import Image
     except ImportError:

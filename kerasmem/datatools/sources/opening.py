@@ -1,4 +1,4 @@
-"""Which kind of source a path is, and all of them together as one."""
+"""Open paths as sources, and join them as one."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class RecordSource(RowSource):
         return Field(name, "<i8" if kind == "int64" else "<f4", () if length == 1 else (length,))
 
     def _count(self) -> tuple[int, bytes]:
-        """Count records by their lengths alone, and return the first; a file that ends within one is found now."""
+        """Count records by their lengths, and return the first record."""
         path = self.paths[0]
         records, first = 0, b""
         try:

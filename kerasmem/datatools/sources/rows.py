@@ -174,7 +174,7 @@ class ConcatenatedSource(_CombinedSource):
 
     @property
     def starts(self) -> Sequence[int] | None:  # type: ignore[override]
-        """Rows at which reading can start, or None for any row."""
+        """First rows of pieces that can be read alone, or None for any row."""
         if all(source.starts is None for source in self._sources):
             return None
         return [at + start for at, source in self._placed() for start in source.starts or (0,)]
@@ -222,7 +222,7 @@ class SideBySideSource(_CombinedSource):
 
     @property
     def starts(self) -> Sequence[int] | None:  # type: ignore[override]
-        """Where all of the sources can be read from."""
+        """First rows of pieces that can be read alone from all sources."""
         told = [set(source.starts) for source in self._sources if source.starts is not None]
         return sorted(set.intersection(*told)) if told else None
 

@@ -42,7 +42,7 @@ class Column:
 
 
 class TableSource(RowSource):
-    """One file of columns, read through pyarrow; the columns get their types from `agree_on_types`.
+    """A file of columns, read through pyarrow, with types from `agree_on_types`.
 
     Args:
         path: the file.
@@ -82,14 +82,14 @@ class TableSource(RowSource):
 
     @abstractmethod
     def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
-        """Yield record batches and the number of their first row; those before `start` may be left out."""
+        """Yield record batches from about `start` on, and the number of their first row."""
 
     def _surveyed(self) -> list[str]:
         """Return the columns to be read through for their types."""
         return list(self.types)
 
     def _survey(self) -> dict[str, Column]:
-        """Read through the file; return the content of its columns."""
+        """Read through the file and return the content of its columns."""
         found = {name: self._column(name, kind) for name, kind in self.types.items()}
         names = self._surveyed()
         for first, batch in self._batches(names, 0) if names else ():
