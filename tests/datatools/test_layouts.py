@@ -122,7 +122,7 @@ def test_whole_numbers_without_a_scale_keep_their_fill_value(tmp_path):
     found = stats(path)["t"]
     assert found.class_counts == {0: 20, 1: 20, 2: 10} and found.missing_count == 10
     assert found.class_weight == pytest.approx({0: 50 / 60, 1: 50 / 60, 2: 50 / 30})
-    assert report(inspect(path), "t").class_counts == {"0": 20, "1": 20, "2": 10}
+    assert report(inspect(path, y="t"), "t").class_counts == {"0": 20, "1": 20, "2": 10}
 
 
 # ---- a group per sample
