@@ -74,7 +74,7 @@ def choose_features(datasets: Sequence[Known], x: str, y: str | None) -> list[st
         ['age', 'height']
     """
     shapes = {name: shape for name, _, shape in datasets}
-    if _last_part(x) in _FEATURES or prod(shapes[x]) != 1:
+    if x == y or _last_part(x) in _FEATURES or prod(shapes[x]) != 1:
         return [x]
     return [name for name, shape in shapes.items() if name != y and prod(shape) == 1]
 
