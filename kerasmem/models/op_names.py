@@ -107,7 +107,7 @@ class Attribution:
         return part in self.optimizers or (stem in self.optimizers and number.isdigit())
 
     def instant(self, name: str) -> Instant:
-        """Describe the moment at which an operation runs."""
+        """Describe the moment of an operation."""
         origin = self.origin(name)
         what = origin.layer or self._plain(name)
         if origin.phase == "optimizer":

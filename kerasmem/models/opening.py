@@ -178,7 +178,7 @@ def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
         and not result.get("module")
         and not vocabulary.is_custom(custom_objects, class_name, result.get("registered_name"))
     ):
-        # A node of a graph whose configuration does not say whether it trains is no layer.
+        # A node of a graph without the setting `trainable` is an operation, not a layer.
         is_operation = "inbound_nodes" in result and isinstance(config, dict) and "trainable" not in config
         module = vocabulary.module_of(class_name, is_operation)
         if module is not None:
@@ -328,7 +328,7 @@ class Trained:
 
 
 def trained_parts(model: Any) -> Trained:
-    """Return which layers and weights of a model are trained."""
+    """Return the `trainable` flags of a model's layers and weights."""
     layers = flatten_layers(model)
     flags = tuple((layer.name, bool(layer.trainable)) for layer in layers)
     follow = all(weight.trainable == layer.trainable for layer in layers for weight in weights_added_to_train(layer))

@@ -74,7 +74,7 @@ class Bytes:
 
     @property
     def most_needed(self) -> int | None:
-        """The upper end without the optional workspace, by which a verdict goes."""
+        """The upper end without the optional workspace; a verdict compares it with the card."""
         return None if self.high is None else self.high - (self.optional_workspace or 0)
 
     @property

@@ -287,7 +287,7 @@ def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
 
 
 def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
-    """Infer the model's outputs by a call on shapes, which calls every layer inside."""
+    """Infer the model's outputs by calling it, and every layer inside, on shapes."""
 
     def call(*tensors: Any) -> Any:
         packed = pack_inputs(structure, list(tensors))
