@@ -19,7 +19,7 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
 from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED, shape_of, walk_objects
-from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, open_file
+from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, missing_part, open_file
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.texts import MOST_TEXT, read_attribute, read_names, text_of
 from kerasmem.streaming.data_source import read_windows
@@ -244,11 +244,18 @@ class _Listing:
             if dtype.names is None or not shape:
                 return
             find_dataset(self._file, name, trust_file=self._access.trust_file)
+            missing = self._missing(item)
             for column in dtype.names:
                 kind = dtype[column]
                 if kind.base.kind in "iufb" and "/" not in column:
                     path = f"{name}/{column}"
-                    yield Entry(path, shape + kind.shape, kind.base.str, None, _COLUMN, "field", parts=(name,))
+                    problem, parts = (missing, ()) if missing else (_COLUMN, (name,))
+                    yield Entry(path, shape + kind.shape, kind.base.str, None, problem, "field", parts=parts)
+
+    def _missing(self, item: h5py.Dataset) -> str:
+        """Return the problem of a dataset with parts that were never written; "" if all are there, or trusted."""
+        missing = "" if self._access.trust_file else missing_part(self._file, item)
+        return f"is not complete: {missing}" if missing else ""
 
     def _class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
         """Return class names, unless those of the whole file take too much memory."""
@@ -277,6 +284,9 @@ class _Listing:
         try:
             names = tuple(f"{name}/{part}" for part in ("data", "indices", "indptr"))
             parts = [find_dataset(self._file, part) for part in names]
+            missing = next(filter(None, map(self._missing, parts)), "")
+            if missing:
+                raise ValueError(missing)
             extents = self._attribute(item, "shape")
             if not isinstance(extents, np.ndarray) or extents.dtype.kind not in "iu" or extents.shape != (2,):
                 raise ValueError("its shape is missing")

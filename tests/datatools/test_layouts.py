@@ -292,3 +292,18 @@ def test_columns_of_a_table_are_read_in_pieces(tmp_path, options):
         H5ChunkSequence(tmp_path / "t.h5", "events/LST", None, shuffle=False)
     found = inspect(tmp_path / "t.h5")
     assert report(found, "events/LST/image").shape == (300, 5, 4) and found.line == ""
+
+
+@pytest.mark.parametrize("part", ["table", "X/data"])
+def test_parts_that_were_never_written_are_refused(tmp_path, part):
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        matrix = file.create_group("X")
+        matrix.attrs["encoding-type"], matrix.attrs["shape"] = "csr_matrix", np.array([50, 30])
+        for name, dtype in {"X/data": "f4", "X/indices": "i4", "X/indptr": "i8", "table": [("x", "f4")]}.items():
+            rows = 51 if name == "X/indptr" else 50
+            data = file.create_dataset(name, (rows,), dtype, chunks=(10,))
+            data[: 20 if name == part else rows] = np.zeros((), dtype)
+    wanted = "table/x" if part == "table" else "X"
+    with pytest.raises(DataError, match="3 of its 5 chunks were never written"):
+        convert(tmp_path / "d.h5", tmp_path / "out.h5", columns={"x": wanted})
+    convert(tmp_path / "d.h5", tmp_path / "out.h5", columns={"x": wanted}, trust_file=True)

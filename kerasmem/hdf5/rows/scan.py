@@ -215,7 +215,7 @@ def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayou
     creation = dataset.id.get_create_plist()
     storage = _STORAGE.get(creation.get_layout(), "unknown")
     _refuse_filters(here, creation, access)
-    missing = _missing(file, dataset)
+    missing = missing_part(file, dataset)
     if missing and not access.trust_file:
         raise DataError(
             f"{here} is not complete: {missing}. Write the rest, or pass trust_file=True to read fill values there"
@@ -250,7 +250,7 @@ def _refuse_filters(here: str, creation: Any, access: Access) -> None:
             )
 
 
-def _missing(file: h5py.File, dataset: h5py.Dataset) -> str:
+def missing_part(file: h5py.File, dataset: h5py.Dataset) -> str:
     """Describe the missing part of a dataset; "" if none is known."""
     if dataset.is_virtual:
         return _missing_sources(file, dataset)
