@@ -21,8 +21,9 @@ from kerasmem.processes.children import ChildFailure, Limits, child_environment
 from kerasmem.processes.forking import run_child
 
 DEFAULT_TIMEOUT = 600.0
-LEAST_EIGHTH = 3  # of a batch that is predicted
+LEAST_BATCH = 8
 PROBED_STEPS = 10
+MOST_BENT = 0.2  # of the line's total, by which a parabola through the three peaks may exceed it
 _SECONDS_A_RUN = 30.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; beyond that the host would swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -153,7 +154,7 @@ def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool
 
     Raises:
         ModelError: If a step failed, or ran out of memory.
-        KerasmemError: If the process gave no answer, or XLA compiles the step.
+        KerasmemError: If the process gave no answer, or memory does not grow in proportion to the batch.
     """
     sizes = smaller_batches(request.batch_size)
     if is_fixed or request.batch_size <= sizes[-1]:
@@ -173,23 +174,23 @@ def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool
 
 
 def smaller_batches(target: int) -> tuple[int, int, int]:
-    """Return the batch sizes that are run to predict a target: three, five and seven eighths of it.
+    """Return the batch sizes that are run to predict a target: a quarter of it, a half and three quarters.
 
-    Smaller ones predict worse: the line then leads further, and at a small batch the optimizer's updates, which do not
-    grow with it, may be the peak.
+    Smaller ones predict worse: at a small batch the optimizer's updates, which do not grow with it, may be the peak.
 
     Examples:
         >>> smaller_batches(64), smaller_batches(25)
-        ((24, 40, 56), (9, 15, 21))
+        ((16, 32, 48), (8, 16, 24))
     """
-    unit = max(target // 8, LEAST_EIGHTH)
-    return 3 * unit, 5 * unit, 7 * unit
+    unit = max(target // 4, LEAST_BATCH)
+    return unit, 2 * unit, 3 * unit
 
 
 def _line(runs: Sequence[MeasuredSteps], request: StepSpec) -> Outcome:
     """Return the bytes at a batch size on the line through the peaks at the smallest and the largest measured.
 
-    The interval has the parabola through all peaks, for memory that grows with the square of the batch.
+    Raises:
+        KerasmemError: If the parabola through all three peaks lies too far off.
     """
     small, _, large = runs
     target, spread = request.batch_size, SPREAD[large.execution]
@@ -203,6 +204,12 @@ def _line(runs: Sequence[MeasuredSteps], request: StepSpec) -> Outcome:
     total = on_line(means[0], means[-1])
     parabola = np.polyfit([run.batch_size for run in runs], means, 2)
     bent = round(float(np.polyval(parabola, target)))
+    if bent > (1 + MOST_BENT) * total:
+        raise KerasmemError(
+            f"probe of {request.label}: the peaks at batches {sizes} "
+            f"({', '.join(f'{mean:,} B' for mean in means)}; {large.execution} mode) do not "
+            f"grow in proportion to the batch; measure batch {target} itself, or use another method"
+        )
     least = on_line(max(small.peaks), min(large.peaks))
     most = on_line(min(small.peaks), max(large.peaks))
     return _outcome(
