@@ -71,6 +71,8 @@ class OpenStream:
         if self._pool is not None:
             self._pool.close()
         self.windows.close()
+        if self.ahead is not None and self._transform is None:  # a transform may take long
+            self.ahead.join()
 
     def _gather(self, position: Position, own: bool = True) -> Batch:
         """Return the batch as read, before `transform`. See `WindowRing.batch` for `own`."""
@@ -164,25 +166,26 @@ class BatchesAhead:
             self._drop()
         self._pool.shutdown(wait=False)
 
+    def join(self) -> None:
+        """Wait for the threads after `close`."""
+        self._pool.shutdown(wait=True)
+
     def _drop(self) -> None:
         for answer in self._answers.values():
             answer.cancel()
         self._series, self._answers = None, {}
 
     def _prepare(self) -> None:
-        with self._gathering:
-            position, answer = self._queue.popleft()
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                values = self.gather(position)
-            except BaseException as error:
-                answer.set_exception(error)
-                return
         try:
+            with self._gathering:
+                position, answer = self._queue.popleft()
+                if not answer.set_running_or_notify_cancel():
+                    return
+                values = self.gather(position)
             answer.set_result(self.finish(position, values))
         except BaseException as error:
             answer.set_exception(error)
+            del answer  # the error's traceback refers to this frame: a cycle that would keep windows
 
 
 def _name_batch(batch: int, epoch: int, rows: np.ndarray) -> str:
