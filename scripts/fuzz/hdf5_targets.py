@@ -181,8 +181,8 @@ def read_ours(path: str) -> dict[str, np.ndarray]:
         usable = list_contents(path).usable
     except KerasmemError:
         return {}
-    for name, layout in itertools.islice(usable.items(), 40):
-        if layout.rows * layout.row_bytes > _LARGEST:
+    for name, entry in itertools.islice(usable.items(), 40):
+        if entry.layout is None or entry.layout.rows * entry.layout.row_bytes > _LARGEST:
             continue
         try:
             windows = [window[name].copy() for _, window in read_windows([path], [name], threads=1)]
