@@ -24,7 +24,7 @@ from kerasmem.hdf5.format.links import walk_objects
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
 from kerasmem.hdf5.io.fetcher import RangeFetcher
-from kerasmem.hdf5.io.remote_file import ask_for_info, open_remote, put_file
+from kerasmem.hdf5.io.remote_file import ask_for_info, put_file
 from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
 from kerasmem.hdf5.rows.opened import OpenFile
 from kerasmem.hdf5.rows.scan import GROUP, close_file, look_at, open_file, scan_file
@@ -143,7 +143,7 @@ def _write(
 
 def _choose(path: str, access: Access) -> list[str]:
     """Return the datasets of a file that can be trained from and have as many rows as the largest one."""
-    file: h5py.File = open_remote(path, access.remote) if is_url(path) else open_file(path)
+    file = open_file(path, access.remote)
     try:
         objects, _ = walk_objects(file, _LOOKED_AT)
         found, problem = [], None

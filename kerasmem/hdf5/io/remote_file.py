@@ -175,14 +175,14 @@ class RemoteHdf5(h5py.File):
 
 
 def open_remote(
-    url: str, access: RemoteAccess, known: ObjectInfo | None = None, traffic: Traffic | None = None
+    url: str, access: RemoteAccess, known: ObjectInfo | None = None, traffic: Traffic | None = None, **options: Any
 ) -> RemoteHdf5:
     """Open a remote HDF5 file for reading. Every failure becomes one clear `DataError`."""
     remote = RemoteFile(url, access, known, traffic)
     try:
         if not remote.known.size:
             raise DataError(f"{shown(url)}: the file is empty (0 bytes)")
-        file = RemoteHdf5(remote, "r")
+        file = RemoteHdf5(remote, "r", **options)
         file.remote = remote
         return file
     except DAMAGED as error:

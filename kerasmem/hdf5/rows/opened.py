@@ -18,7 +18,7 @@ from kerasmem.hdf5.io.fetcher import RangeFetcher, Traffic
 from kerasmem.hdf5.io.handle import FileHandle, Handle
 from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.hdf5.io.ranges import Claim, RemoteHandle
-from kerasmem.hdf5.io.remote_file import RemoteHdf5, open_remote
+from kerasmem.hdf5.io.remote_file import RemoteHdf5
 from kerasmem.hdf5.rows.delivery import RowRun
 from kerasmem.hdf5.rows.index import IndexedFile, Table
 from kerasmem.hdf5.rows.opening import indexed_source, open_source
@@ -173,11 +173,9 @@ class OpenFile:
 
     def _hdf5(self) -> h5py.File:
         if self._file is None:
-            if self._fetcher is None:
-                # Whole chunks are read, so that caching them would only cost a copy.
-                self._file = open_file(self._layout.path, rdcc_nbytes=0)
-            else:
-                self._file = open_remote(self._layout.path, self._access.remote, self._known, self._traffic)
+            path, remote = self._layout.path, self._access.remote
+            # Whole chunks are read, so that caching them would only cost a copy.
+            self._file = open_file(path, remote, self._known, self._traffic, rdcc_nbytes=0)
         return self._file
 
     def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:

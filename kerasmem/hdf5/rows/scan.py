@@ -18,6 +18,8 @@ from kerasmem.hdf5.format.filters import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED, encoded, open_dataset, points_of, shape_of, walk_objects
 from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.io.access import RemoteAccess
+from kerasmem.hdf5.io.fetcher import Traffic
 from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.hdf5.io.remote_file import RemoteHdf5, ask_for_info, open_remote
 from kerasmem.hdf5.rows.index import DataIndex
@@ -47,8 +49,24 @@ def refuse_no_file(path: str) -> None:
         raise DataError(f"{shown(path)}: the file is empty (0 bytes)")
 
 
-def open_file(path: str, **options: Any) -> h5py.File:
-    """Open an HDF5 file for reading. Every failure becomes one clear `DataError`."""
+def open_file(
+    path: str,
+    remote: RemoteAccess | None = None,
+    known: ObjectInfo | None = None,
+    traffic: Traffic | None = None,
+    **options: Any,
+) -> h5py.File:
+    """Open an HDF5 file for reading. Every failure becomes one clear `DataError`.
+
+    Args:
+        path: the file, or its URL.
+        remote: how URLs are reached.
+        known: size and version of a remote file; by default its store is asked.
+        traffic: what comes from the store is counted here.
+        options: of h5py.
+    """
+    if is_url(path):
+        return open_remote(path, remote or RemoteAccess(), known, traffic, **options)
     refuse_no_file(path)
     try:
         return h5py.File(path, "r", **options)
@@ -108,7 +126,7 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
     Raises:
         DataError: If the file, or one of the datasets, cannot be used. The message says why and what to do.
     """
-    file: h5py.File = open_remote(path, access.remote, known) if is_url(path) else open_file(path)
+    file = open_file(path, access.remote, known)
     tag = None
     try:
         if isinstance(file, RemoteHdf5):
