@@ -3,8 +3,8 @@
 fsspec's own caches serve other needs: they fetch what is asked for just then, do not ask a web server for one version
 only, begin a range that broke off from its start, and keep a folder without a limit for one process alone.
 
-obstore (0.12) does not fit: after a fork, as in a DataLoader's workers, its requests never end, and it follows redirects
-to private networks with all headers, an API's key among them.
+obstore (0.12) does not fit: after a fork, as in a DataLoader's workers, its requests never end, and it follows
+redirects to private networks with all headers, an API's key among them.
 """
 
 from __future__ import annotations
