@@ -204,7 +204,7 @@ def _line_guesses(
         if low == last or low < second:
             return second if low < second else None
         before = max(index for index in asked if index < low)
-        beyond = on_the_line(before, need(before), low, need(low), limit) + 1
+        beyond = on_the_line(before, need(before), low, need(low), limit)
         least = low + (reach(low) if len(asked) < on_line else low)
         return min(max(beyond, least), 16 * low + 16, last)
 

@@ -66,7 +66,7 @@ def max_batch_size(
         >>> import keras, kerasmem
         >>> model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
         >>> kerasmem.max_batch_size(model, device="64MB", method="formula").largest
-        6244
+        6281
     """
     for name, number in {"minimum": minimum, "step": step, "maximum": 1 if maximum is None else maximum}.items():
         checks.whole(name, number)
