@@ -149,7 +149,9 @@ def _result(
     notes += [f"{count:,} {loss}" for loss, count in sorted(outcome.losses.items())]
     compression = settings.compression
     columns = zip(plan.read, plan.cast, strict=True)
-    saved = [read.row_bytes - cast.row_bytes for read, cast in columns if np.dtype(read.dtype).kind == "f"]
+    saved = [
+        read.row_bytes - cast.row_bytes for read, cast in columns if np.dtype(read.unpacked or read.dtype).kind == "f"
+    ]
     own = [(field.name, field.dtype, field.shape) for field in plan.datasets]
     features = choose_features(own, *choose_roles(own))
     if len(features) > MOST_INPUTS:
@@ -176,7 +178,7 @@ def _result(
 
 
 def _written(plan: WritePlan, outputs: Sequence[str], outcome: Outcome) -> Iterator[WrittenDataset]:
-    read = {field.name: type_name(field.dtype) for field in plan.read}
+    read = {field.name: type_name(field.unpacked or field.dtype) for field in plan.read}
     for target, crc32, stored_bytes in zip(plan.targets, outcome.sums, outcome.stored, strict=True):
         field = target.field
         yield WrittenDataset(

@@ -25,7 +25,7 @@ class Field:
         shape: shape of one row.
         class_names: what the whole numbers from 0 on stand for, where they stand for names.
         columns: of a dataset: the names of the columns it is made of, side by side if there are several.
-        unpacked: whether its stored values were unpacked, so that attributes about packing are wrong.
+        unpacked: type of the stored values if they were unpacked, so that attributes about packing are wrong; or "".
     """
 
     name: str
@@ -33,7 +33,7 @@ class Field:
     shape: tuple[int, ...] = ()
     class_names: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
-    unpacked: bool = False
+    unpacked: str = ""
 
     @property
     def row_bytes(self) -> int:

@@ -139,7 +139,7 @@ class _UnpackedSource(RowSource):
         if not (packing.scales or packing.unsigned or stored.kind == "f"):
             return field  # whole numbers without a scale, such as labels, stay whole
         is_small = stored.itemsize <= (4 if stored.kind == "f" else 2)
-        return replace(field, dtype="<f4" if is_small else "<f8", unpacked=True)
+        return replace(field, dtype="<f4" if is_small else "<f8", unpacked=field.dtype)
 
     def pieces(self, start: int, rows: int) -> Iterator[Rows]:
         """Yield rows, NaN for missing values."""
