@@ -141,9 +141,14 @@ class BatchesAhead:
                 self._series, self._next = (cursor, epoch), place
             if place <= self._next and not self._closed:
                 for following in range(self._next, min(place + self.depth, self.batches)):
-                    self._answers[following] = Future()
-                    self._queue.append((Position(epoch, following), self._answers[following]))
-                    self._pool.submit(self._prepare)
+                    answer: Future[Batch] = Future()
+                    self._queue.append((Position(epoch, following), answer))
+                    try:
+                        self._pool.submit(self._prepare)
+                    except RuntimeError:  # the interpreter ends: nobody would answer
+                        self._queue.pop()
+                        raise
+                    self._answers[following] = answer
                     self._next = following + 1
             prepared = self._answers.pop(place, None)
         if prepared is not None:
