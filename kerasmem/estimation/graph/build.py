@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from kerasmem.compat.graphs import constant_value, has_gpu_kernel
-from kerasmem.devices.kernels import CardKernels
+from kerasmem.devices.kernels import ONEDNN, CardKernels
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.program import COPY, ON_HOST, Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewrite
-from kerasmem.estimation.graph.rules import KINDS
+from kerasmem.estimation.graph.rules import KINDS, TABLES, table_of
 from kerasmem.estimation.graph.scratch import AXES, Kernels, reduction
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
@@ -25,7 +25,7 @@ _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "explicit_paddings", "dilations", "data_format", "fused_ops", "is_training",
     "rnn_mode", "transpose_a", "transpose_b", "frame_name", "adj_x", "adj_y", "is_constant",
-    "equation",
+    "equation", "ksize",
 )  # fmt: skip
 # Operations on constants alone are computed once, when the step is prepared: by Grappler if the result is small
 # (kMaxConstantSize), by the runtime up to a number of bytes (constant_folding.h).
@@ -56,7 +56,7 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
         NotModelled: If Grappler refuses the graph, or a loop or a size depends on the data.
     """
     graph, definition, lowered = rewrite(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
-    program, notes = unroll(_plain(graph, traced))
+    program, notes = unroll(_plain(graph, traced, kernels))
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_shape_functions(by_name, definition.versions))
     if isinstance(kernels, CardKernels):
@@ -146,7 +146,7 @@ def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Seq
     return graph.get_operation_by_name(definition.name)
 
 
-def _plain(graph: Any, traced: TracedStep) -> Program:
+def _plain(graph: Any, traced: TracedStep, kernels: Kernels) -> Program:
     operations = graph.get_operations()
     numbers = {operation.name: number for number, operation in enumerate(operations)}
     variables = {id(variable): index for index, variable in enumerate(traced.variables)}
@@ -165,6 +165,7 @@ def _plain(graph: Any, traced: TracedStep) -> Program:
     results = tuple((numbers[name], int(output or 0)) for name, _, output in names if name in numbers)
     stateful = {number for number, operation in enumerate(operations) if operation.op_def.is_stateful}
     _fold_constants(nodes, stateful, results)
+    _add_pooling_indices(nodes, kernels)
     _add_compiled_scratch(nodes)
     batch = [tensor.op.name for tensor in traced.function.graph.inputs[: len(traced.flat)]]
     arguments = tuple(numbers[name] for name in batch if name in numbers)
@@ -214,6 +215,23 @@ def node_of(
         variable,
     )
     return replace(node, outputs=_RESERVES[node.type](node)) if node.type in _RESERVES else node
+
+
+def _add_pooling_indices(nodes: list[Node], kernels: Kernels) -> None:
+    """Give oneDNN's max pooling the output that its gradient alone takes: the index of each maximum in its window."""
+    for number, node in enumerate(nodes):
+        if node.type not in ("MaxPoolGrad", "MaxPool3DGrad") or table_of(node, kernels) is not TABLES[ONEDNN]:
+            continue
+        source = node.inputs[1][0]
+        pool = nodes[source]
+        shape, window = pool.outputs[0].shape, math.prod(node.attributes.get("ksize", ()))
+        if shape is None:
+            continue
+        if len(pool.outputs) == 1:
+            dtype = "uint8" if window <= 256 else "int32"
+            indices = Tensor(shape, dtype, math.prod(shape) * element_bytes(dtype))
+            nodes[source] = replace(pool, outputs=(*pool.outputs, indices))
+        nodes[number] = replace(node, inputs=(*node.inputs, (source, 1)))
 
 
 def _add_compiled_scratch(nodes: list[Node]) -> None:

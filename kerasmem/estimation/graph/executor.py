@@ -27,6 +27,7 @@ from kerasmem.estimation.graph.scratch import Kernels
 
 # A faster kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
 EXPENSIVE_SECONDS = 3e-6
+KEPT_IN_ORDER = 8  # consumers of one node; more lie in a set without an order
 
 
 class Executor:
@@ -53,6 +54,8 @@ class Executor:
         counts = Counter(itertools.chain.from_iterable(self._consumers))
         self._waits = [counts[number] for number in range(len(nodes))]
         self._sources = [number for number, wait in enumerate(self._waits) if not wait]
+        if len(self._sources) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
+            self._draw.shuffle(self._sources)
         self._starts = [(number, False) for number in range(len(nodes))]
         self._ends = [(number, True) for number in range(len(nodes))]
 
@@ -155,6 +158,9 @@ def _consumers_in_order(program: Program, kernels: Kernels, draw: random.Random)
             taking[source].append(number)
         for source in node.controls:
             after[source].append(number)
+    for consumers in (*taking, *after):
+        if len(consumers) > KEPT_IN_ORDER:
+            draw.shuffle(consumers)
     return [[*first, *then] for first, then in zip(taking, after, strict=True)]
 
 

@@ -62,6 +62,7 @@ class Rates:
         factors: bytes of those with few rows, which wait for the weights.
         gathered: bytes of a second factor that Eigen gathers number by number: as a rule, for rows in the same places
             of the cache, and for many rows. None if it is not gathered.
+        others: bytes of single operations, and of views that are written to.
     """
 
     elements: float
@@ -70,12 +71,14 @@ class Rates:
     depthwise: float
     product: float
     factors: float
+    others: Mapping[str, float]
     gathered: tuple[float, float, float] | None = None
 
 
 def rates_of(kind: str) -> Rates:
     """Return the rates of a kind of kernels; on a card they do not matter."""
-    return Rates(**KINDS[kind].get("rates", KINDS[ONEDNN]["rates"]))
+    rates = KINDS[kind].get("rates", KINDS[ONEDNN]["rates"])
+    return Rates(**{**rates, "others": {**KINDS["both"]["others"], **rates.get("others", {})}})
 
 
 @dataclass(frozen=True)
@@ -169,11 +172,11 @@ def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates = USUAL) -> float
     """Return the time that a node takes alone: the longer of its arithmetic and its transfers."""
     if node.type in UPDATES:
         return OVERHEAD_SECONDS + 3 * sum(tensor.bytes or 0 for tensor in inputs) / rates.elements
-    if node.type in NOTHING or node.type in ALIASES:
+    if (node.type in NOTHING or node.type in ALIASES) and node.type not in rates.others:
         return OVERHEAD_SECONDS / 3
     is_product = "MatMul" in node.type
     moved = sum(tensor.bytes or 0 for tensor in (*inputs, *node.outputs))
-    moving = moved / (rates.factors if is_product else rates.elements)
+    moving = moved / rates.others.get(node.type, rates.factors if is_product else rates.elements)
     took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
     if is_product and node.attributes.get("transpose_b") and len(inputs) > 1:
         took += _ordering(inputs[0], inputs[1], rates)
