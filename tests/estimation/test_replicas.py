@@ -33,10 +33,11 @@ def test_all_gradients_and_their_buffer_are_there_at_once(method):
 
 
 def test_a_peak_in_the_forward_pass_covers_the_exchange():
+    keras.backend.clear_session()  # layers of the same names, as the simulation draws by them
     alone = estimate(perceptron(), batch_size=20_000, method="graph")
+    keras.backend.clear_session()
     found = estimate(perceptron(), batch_size=40_000, method="graph", replicas=2)
-    assert found.bytes.total == alone.bytes.total
-    assert found.instant.text.startswith("while computing the gradient")
+    assert (found.bytes.total, found.instant) == (alone.bytes.total, alone.instant)
 
 
 def test_under_auto_a_card_does_not_bring_xla():
