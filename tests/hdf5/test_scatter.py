@@ -7,14 +7,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kerasmem import H5ChunkSequence
 from kerasmem.hdf5.io import handle as handles
 from kerasmem.hdf5.io.handle import FileHandle
 from kerasmem.hdf5.rows import delivery
-from kerasmem.hdf5.rows.delivery import ScatterRead, _pieces
+from kerasmem.hdf5.rows.delivery import ScatterRead
 from kerasmem.hdf5.rows.sources import Source
 
 WIDTH = 300  # values: 1,200 bytes a row
@@ -27,19 +25,6 @@ def scattered_reads(monkeypatch):
     read = Source.read_scattered
     monkeypatch.setattr(Source, "read_scattered", lambda *given: (shares.append(given), read(*given))[1])
     return shares
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # which counts alone
-@given(st.sets(st.integers(0, 200), min_size=1), st.sampled_from([1, 3, 300]))
-def test_pieces_are_runs_without_a_gap_and_all_rows(rows, most):
-    rows = np.array(sorted(rows))
-    firsts, lasts = _pieces(rows * 8, 8, most)
-    assert firsts[0] == 0 and lasts[-1] == len(rows) and np.array_equal(firsts[1:], lasts[:-1])
-    assert (lasts - firsts).min() >= 1 and (lasts - firsts).max() <= most
-    for first, last in zip(firsts, lasts, strict=True):
-        assert (np.diff(rows[first:last]) == 1).all()
-    runs = 1 + int((np.diff(rows) > 1).sum())
-    assert len(firsts) == runs if most == 300 else len(firsts) >= runs
 
 
 @pytest.mark.parametrize("in_order", [False, True])
