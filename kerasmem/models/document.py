@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import re
-import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -78,25 +75,22 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
 
 
 def _read_head(path: Path) -> bytes:
-    """Return the first bytes of a file, at least one."""
+    """Return the first bytes of a file."""
     try:
         if (path / "saved_model.pb").exists():
             raise ModelFileError(
                 f"{path}: a SavedModel folder holds a traced graph, not the layers. Save the model as a file "
                 f"(model.save('model.keras')), or name the code that builds it: {_FACTORY}"
             )
-        if path.is_dir():
-            raise ModelFileError(f"{path}: is a folder, not a model file; name a .h5, .keras or .json file")
         if path.exists() and not path.is_file():  # a pipe would wait for ever
-            raise ModelFileError(f"{path}: is not a regular file; name a .h5, .keras or .json file")
-        empty = path.stat().st_size == 0  # as the kernel's files are that never end
+            kind = "a folder" if path.is_dir() else "not a regular file"
+            raise ModelFileError(f"{path}: is {kind}; name a .h5, .keras or .json file")
+        if path.stat().st_size == 0:  # as the kernel's files are that never end
+            raise ModelFileError(f"{path}: the file is empty")
         with path.open("rb") as file:
-            head = b"" if empty else file.read(4096)
+            return file.read(4096)
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path}: cannot be read ({first_line(error)})") from error
-    if not head:
-        raise ModelFileError(f"{path}: the file is empty")
-    return head
 
 
 def _describe_unknown(path: Path, head: bytes) -> str:
@@ -115,76 +109,27 @@ def _describe_unknown(path: Path, head: bytes) -> str:
 def _read_h5(path: Path) -> ModelDocument:
     import h5py
 
-    with _KeptReads(path) as reads, h5py.File(reads, "r") as file:
-        text = _attribute(file, "model_config", reads)
+    with path.open("rb") as content, h5py.File(content, "r") as file:
+        text = _attribute(file, "model_config", path)
         if text is None:
             raise _no_config_in_h5(path, set(file), set(file.attrs))
-        training = _attribute(file, "training_config", reads)
-        version = _attribute(file, "keras_version", reads)
+        training = _attribute(file, "training_config", path)
+        version = _attribute(file, "keras_version", path)
     config = _parse(text, path, "model_config")
     compiled = _parse(training, path, "training_config") if training else None
     return ModelDocument(path, config, compiled, version)
 
 
-class _KeptReads(io.FileIO):
-    """A file that keeps the bytes that HDF5 has read of it: metadata, and the texts of attributes."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.path = path
-        self.bytes_read = bytearray()
-
-    def readinto(self, buffer: Any) -> int | None:
-        """Read into a buffer and keep the bytes."""
-        count = super().readinto(buffer)
-        self.bytes_read += memoryview(buffer)[:count]
-        return count
-
-
-def _attribute(file: Any, name: str, reads: _KeptReads) -> str | None:
+def _attribute(file: Any, name: str, path: Path) -> str | None:
     if name not in file.attrs:
         return None
-    path = reads.path
-    attribute = file.attrs.get_id(name)
-    if attribute.shape != ():  # many texts may all be one that is large
-        raise ModelFileError(f"{path}: {name} is not one text, so this is not a Keras model")
-    size = attribute.get_storage_size()
-    if attribute.dtype.hasobject:
-        size = _declared_length(name, reads)
-    if size > MAX_CONFIG_BYTES:
-        raise ModelFileError(f"{path}: {name} takes {format_size(size)}, too much for a configuration; not opened")
-    value = file.attrs[name]
+    is_one = file.attrs.get_id(name).shape == ()  # many texts may all be one that is large
+    value = file.attrs[name] if is_one else None
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str):
-        raise ModelFileError(f"{path}: {name} is not text, so this is not a Keras model")
+        raise ModelFileError(f"{path}: {name} is not one text, so this is not a Keras model")
     return value
-
-
-def _declared_length(name: str, reads: _KeptReads) -> int:
-    """Return the length that the file declares for a text of variable length.
-
-    HDF5 allocates this many bytes before it looks for the text, up to 4 GiB in a damaged file. h5py does not give the
-    length, but HDF5 has just read the attribute's message: version, sizes, name, type, shape, and then the length.
-
-    Raises:
-        ModelFileError: If the length is not there.
-    """
-    text = name.encode() + b"\0"
-    lengths = []
-    for match in re.finditer(re.escape(text), reads.bytes_read):
-        for version, header in ((1, 8), (2, 8), (3, 9)):
-            begin = match.start() - header
-            if begin < 0 or reads.bytes_read[begin] != version:
-                continue
-            sizes = struct.unpack_from("<3H", reads.bytes_read, begin + 2)  # of name, type and shape
-            padding = 8 if version == 1 else 1
-            offset = match.start() + sum(-(-size // padding) * padding for size in sizes)
-            if sizes[0] == len(text) and offset + 4 <= len(reads.bytes_read):
-                lengths.append(struct.unpack_from("<I", reads.bytes_read, offset)[0])
-    if not lengths:
-        raise ModelFileError(f"{reads.path}: {name} is not stored as Keras writes it; save the model again")
-    return max(lengths)
 
 
 def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> ModelFileError:
@@ -209,8 +154,8 @@ def _read_keras_archive(path: Path) -> ModelDocument:
                 f"{path}: a zip archive without config.json is not a .keras model"
                 + ("; it looks like a SavedModel: unpack it" if "saved_model.pb" in names else "")
             )
-        config = _member(archive, "config.json", path)
-        metadata = _member(archive, "metadata.json", path) if "metadata.json" in names else "{}"
+        config = _member(archive, "config.json")
+        metadata = _member(archive, "metadata.json") if "metadata.json" in names else "{}"
     version = _parse(metadata, path, "metadata.json").get("keras_version")
     return _document(path, _parse(config, path, "config.json"), version)
 
@@ -221,22 +166,14 @@ def _document(path: Path, config: dict[str, Any], version: Any) -> ModelDocument
     return ModelDocument(path, config, training if isinstance(training, dict) else None, version)
 
 
-def _member(archive: zipfile.ZipFile, name: str, path: Path) -> str:
+def _member(archive: zipfile.ZipFile, name: str) -> str:
     with archive.open(name) as member:  # the size that the archive declares may lie
-        data = member.read(MAX_CONFIG_BYTES + 1)
-    if len(data) > MAX_CONFIG_BYTES:
-        raise ModelFileError(
-            f"{path}: {name} unpacks to more than {format_size(MAX_CONFIG_BYTES)}, too much for a configuration "
-            "(a zip bomb?); not opened"
-        )
-    return data.decode("utf-8", "replace")
+        return member.read(MAX_CONFIG_BYTES + 1).decode("utf-8", "replace")
 
 
 def _read_json(path: Path) -> ModelDocument:
-    size = path.stat().st_size
-    if size > MAX_CONFIG_BYTES:
-        raise ModelFileError(f"{path}: {format_size(size)} is too much for an architecture; not opened")
-    document = _parse(path.read_bytes().decode("utf-8-sig", "replace"), path, "the file")
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        document = _parse(file.read(MAX_CONFIG_BYTES + 1), path, "the file")
     if "class_name" not in document or "config" not in document:
         raise ModelFileError(
             f"{path}: JSON, but not a Keras architecture (no class_name and config); model.to_json() writes one"
@@ -245,6 +182,10 @@ def _read_json(path: Path) -> ModelDocument:
 
 
 def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ModelFileError(
+            f"{path}: {field} has more than {format_size(MAX_CONFIG_BYTES)}, too much for a configuration; not opened"
+        )
     try:
         value = json.loads(text)
     except RecursionError:
