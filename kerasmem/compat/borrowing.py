@@ -55,6 +55,14 @@ class Borrowed:
         """The name within the module."""
         return self.target.partition(":")[2].partition("(")[0]
 
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        """Call it.
+
+        Raises:
+            NotAvailableError: If the package has no such part.
+        """
+        return self.get()(*arguments, **settings)
+
     def get(self) -> Any:
         """Import and return it.
 

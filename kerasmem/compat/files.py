@@ -34,12 +34,12 @@ def no_running_loop() -> Iterator[None]:
     if not (GET_LOOP.exists() and SET_LOOP.exists()):
         yield
         return
-    running, set_loop = GET_LOOP.get()(), SET_LOOP.get()
-    set_loop(None)
+    running = GET_LOOP()
+    SET_LOOP(None)
     try:
         yield
     finally:
-        set_loop(running)
+        SET_LOOP(running)
 
 
 def call_before_threads_are_joined(function: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ def call_before_threads_are_joined(function: Callable[[], None]) -> None:
     If this version of Python cannot, leaving takes as long as what is under way.
     """
     with contextlib.suppress(NotAvailableError, RuntimeError):  # RuntimeError: already at its end
-        BEFORE_THREADS.get()(function)
+        BEFORE_THREADS(function)
 
 
 async def call_file_system(system: Any, name: str, *arguments: Any, **settings: Any) -> Any:

@@ -189,10 +189,10 @@ def _named_outside(functions: Iterable[Any], graphs: set[int]) -> Iterator[str]:
 
     Such are functions of which no graph was made yet, and those that `gc.freeze` hides.
     """
-    context = _CONTEXT.get()()
+    context = _CONTEXT()
     with_graph = {each.name.decode() for each in functions if id(each._cached_graph) in graphs}
-    for name in _FUNCTION_NAMES.get()(context) - with_graph:
-        for node in _DEFINITION.get()(context, name).node_def:
+    for name in _FUNCTION_NAMES(context) - with_graph:
+        for node in _DEFINITION(context, name).node_def:
             if node.op == _OPERATION and _ATTRIBUTE in node.attr:
                 yield node.attr[_ATTRIBUTE].s.decode()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed
@@ -13,7 +12,9 @@ from kerasmem.compat.tensorflow_runtime import CPU
 
 _TF = "tensorflow.python"
 OPTIMIZE = Borrowed(f"{_TF}.grappler.tf_optimizer:OptimizeGraph(config_proto, metagraph)", feature="method 'graph'")
-CONSTANT_VALUE = Borrowed(f"{_TF}.framework.smart_cond:smart_constant_value(pred)", feature="method 'graph' for loops")
+# The value of a tensor that depends on constants alone, else None. It runs all kinds of operations, and
+# `tf.get_static_value` knows some only.
+constant_value = Borrowed(f"{_TF}.framework.smart_cond:smart_constant_value(pred)", feature="method 'graph' for loops")
 _ON_A_CARD = "method 'graph' for a card"
 CLUSTER = Borrowed(f"{_TF}.grappler.cluster:Cluster(devices)", feature=_ON_A_CARD)
 KERNELS = Borrowed(f"{_TF}.framework.kernels:get_registered_kernels_for_op(name)", feature=_ON_A_CARD)
@@ -24,10 +25,13 @@ _CLONE = Borrowed(
     feature="estimates of steps that call a tf.function",
 )
 _RECOMPUTE = "kerasmem.recompute"
-_STOP = Borrowed(f"{_TF}.eager.record:stop_recording", feature=_RECOMPUTE)
-_COULD_RECORD = Borrowed(f"{_TF}.eager.record:could_possibly_record", feature=_RECOMPUTE)
-_RECORDS = Borrowed(f"{_TF}.eager.record:should_record_backprop(tensors)", feature=_RECOMPUTE)
-_WAIT = Borrowed(f"{_TF}.framework.ops:Operation._add_control_inputs", feature=_RECOMPUTE)
+# A scope without gradient tapes.
+stop_recording = Borrowed(f"{_TF}.eager.record:stop_recording", feature=_RECOMPUTE)
+# Whether a gradient tape may record here, and whether one has recorded any of some tensors.
+could_record = Borrowed(f"{_TF}.eager.record:could_possibly_record", feature=_RECOMPUTE)
+any_is_recorded = Borrowed(f"{_TF}.eager.record:should_record_backprop(tensors)", feature=_RECOMPUTE)
+# Adds control dependencies from an operation to others of its graph.
+add_control_inputs = Borrowed(f"{_TF}.framework.ops:Operation._add_control_inputs", feature=_RECOMPUTE)
 _IN_XLA = Borrowed(f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext(graph)", feature=_RECOMPUTE)
 _LOOP_GRAPH = Borrowed(f"{_TF}.ops.while_v2:_get_graph(while_op)", feature=_RECOMPUTE)
 _CONTROL = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch", "Stack", "StackV2"})
@@ -55,7 +59,7 @@ def _gpu_kernels(operation: str) -> tuple[tuple[str, tuple[tuple[str, frozenset[
     """Return the label of each GPU kernel for an operation, and the dtypes that it takes by attribute."""
     return tuple(
         (kernel.label, tuple((each.name, frozenset(each.allowed_values.list.type)) for each in kernel.constraint))
-        for kernel in KERNELS.get()(operation).kernel
+        for kernel in KERNELS(operation).kernel
         if kernel.device_type in ("GPU", "DEFAULT")
     )
 
@@ -67,7 +71,7 @@ def stacks_left_out() -> contextlib.AbstractContextManager[None]:
     """
     if not STACK.exists():
         return contextlib.nullcontext()
-    here = STACK.get()()
+    here = STACK()
     return patched(*STACK.owner(), lambda extract_stack, *args, **kwargs: here)
 
 
@@ -79,7 +83,7 @@ def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
 
     def call(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         if id(function) not in clones:
-            clones[id(function)] = function, _CLONE.get()(function, None)
+            clones[id(function)] = function, _CLONE(function, None)
         return original(clones[id(function)][1], *args, **kwargs)
 
     return patched(_CLONE.owner()[0], "__call__", call)
@@ -120,10 +124,10 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability
     if not fuses:
         rewriting.remapping = rewriting.OFF
     if capability is None:
-        return OPTIMIZE.get()(config, whole)
+        return OPTIMIZE(config, whole)
     cluster = _cluster(capability)
     try:
-        return OPTIMIZE.get()(config, whole, cluster=cluster)
+        return OPTIMIZE(config, whole, cluster=cluster)
     finally:
         cluster.Shutdown()
 
@@ -135,36 +139,7 @@ def _cluster(capability: tuple[int, int]) -> Any:
     card = properties.DeviceProperties(type="GPU", vendor="NVIDIA")
     card.environment["architecture"] = "{}.{}".format(*capability)
     devices = ((CPU, properties.DeviceProperties(type="CPU")), (GPU, card))
-    return CLUSTER.get()(devices=[properties.NamedDevice(name=name, properties=each) for name, each in devices])
-
-
-def constant_value(tensor: Any) -> Any:
-    """Evaluate a tensor of a graph if it depends on constants alone, or return None.
-
-    `tf.get_static_value` knows some kinds of operations only; this runs them all.
-    """
-    return CONSTANT_VALUE.get()(tensor)
-
-
-def stop_recording() -> contextlib.AbstractContextManager[Any]:
-    """Return a scope without recording gradient tapes."""
-    scope: contextlib.AbstractContextManager[Any] = _STOP.get()()
-    return scope
-
-
-def could_record() -> bool:
-    """Return whether a gradient tape may record here."""
-    return bool(_COULD_RECORD.get()())
-
-
-def is_recorded(tensor: Any) -> bool:
-    """Return whether a gradient tape has recorded a tensor."""
-    return bool(_RECORDS.get()([tensor]))
-
-
-def let_wait(operation: Any, others: Sequence[Any]) -> None:
-    """Add control dependencies from an operation to others of its graph."""
-    _WAIT.get()(operation, list(others))
+    return CLUSTER(devices=[properties.NamedDevice(name=name, properties=each) for name, each in devices])
 
 
 def in_xla() -> bool:
@@ -172,9 +147,9 @@ def in_xla() -> bool:
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()
-    return not tf.executing_eagerly() and bool(_IN_XLA.get()(graph))
+    return not tf.executing_eagerly() and bool(_IN_XLA(graph))
 
 
 def loop_body(operation: Any) -> Any:
     """Return the graph of the body of a While operation."""
-    return _LOOP_GRAPH.get()(operation, "body", "_body_graph")
+    return _LOOP_GRAPH(operation, "body", "_body_graph")

@@ -18,10 +18,12 @@ FLATTEN = Borrowed(
 OPEN_NAME_SCOPE = Borrowed("keras:Layer._open_name_scope", feature="memory by layer in estimates and profiles")
 CALL_LAYER = Borrowed("keras:Layer.__call__", feature="estimates")
 CALL_OPERATION = Borrowed("keras:Operation.__call__", feature="estimates")
-SYMBOLIC_BUILD = Borrowed(
+# Builds a compiled model's weights, metrics and optimizer slots by the shapes of `train_step`'s argument.
+symbolic_build = Borrowed(
     "keras:Model._symbolic_build(data_batch)", feature="estimates that trace the model, kerasmem.fit"
 )
-SUPPORTS_JIT = Borrowed("keras.src.trainers.trainer:model_supports_jit(model)", feature="jit_compile='auto'")
+# Whether Keras compiles the model with XLA under `jit_compile="auto"`.
+supports_jit = Borrowed("keras.src.trainers.trainer:model_supports_jit(model)", feature="jit_compile='auto'")
 _RNN, _CUDNN = "keras.src.backend.tensorflow.rnn", "recurrent layers in method 'graph' for a card"
 CUDNN_OK = Borrowed(f"{_RNN}:cudnn_ok(activation, recurrent_activation, unroll, use_bias, reset_after)", feature=_CUDNN)
 SEES_GPU = Borrowed(f"{_RNN}:_is_gpu_available", feature=_CUDNN)
@@ -54,7 +56,7 @@ def takes_cudnn(layer: Any) -> bool:
     settings = (layer.activation, layer.recurrent_activation, layer.unroll, layer.use_bias)
     reset_after = {"reset_after": layer.reset_after} if isinstance(layer, keras.layers.GRU) else {}
     with gpu_assumed():
-        return bool(CUDNN_OK.get()(*settings, **reset_after))
+        return bool(CUDNN_OK(*settings, **reset_after))
 
 
 def flatten_layers(layer: Any, include_self: bool = True) -> list[Any]:
@@ -129,21 +131,6 @@ def calls_noted(function: Callable[..., Any]) -> Iterator[None]:
 
     with patched(*CALL_LAYER.owner(), function), patched(*CALL_OPERATION.owner(), call_operation):
         yield
-
-
-def supports_jit(model: Any) -> bool:
-    """Return whether Keras compiles the model with XLA under `jit_compile="auto"`."""
-    return bool(SUPPORTS_JIT.get()(model))
-
-
-def symbolic_build(model: Any, batch: Any) -> None:
-    """Build a compiled model's weights, metrics and optimizer slots, as its first step does.
-
-    Args:
-        model: compiled.
-        batch: the argument of `train_step`, in shapes.
-    """
-    SYMBOLIC_BUILD.get()(model, data_batch=batch)
 
 
 def normalizations_untouched() -> contextlib.AbstractContextManager[None]:

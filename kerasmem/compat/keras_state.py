@@ -12,16 +12,19 @@ from kerasmem.compat.patching import patched
 _GLOBAL = "keras.src.backend.common.global_state"
 _TRACING = "estimates that trace the model, kerasmem.recompute, kerasmem.fit"
 _RECOMPUTE = "kerasmem.recompute"
-_GET = Borrowed(f"{_GLOBAL}:get_global_attribute(name)", feature=_TRACING)
+# An attribute of Keras's state in this thread, None if it is not set.
+attribute = Borrowed(f"{_GLOBAL}:get_global_attribute(name)", feature=_TRACING)
 _SET = Borrowed(f"{_GLOBAL}:set_global_attribute(name, value)", feature=_TRACING)
 _SAFE_MODE = Borrowed(
     "keras.src.saving.serialization_lib:SafeModeScope(safe_mode)",
     feature="Keras's safe mode where the program has switched it off (kerasmem's own checks stay)",
 )
-_IN_SYMBOLIC_SCOPE = Borrowed("keras.src.backend.common.symbolic_scope:in_symbolic_scope", feature=_RECOMPUTE)
-_AUTOCAST = Borrowed("keras.src.backend:AutocastScope(dtype)", feature=_RECOMPUTE)
+# Whether Keras only asks for shapes here.
+in_symbolic_scope = Borrowed("keras.src.backend.common.symbolic_scope:in_symbolic_scope", feature=_RECOMPUTE)
+# A scope that casts variables to a dtype (None: no casts).
+autocast = Borrowed("keras.src.backend:AutocastScope(dtype)", feature=_RECOMPUTE)
 _GET_AUTOCAST = Borrowed("keras.src.backend:get_autocast_scope", feature=_RECOMPUTE)
-_GET_MASK = Borrowed("keras.src.backend:get_keras_mask(x)", feature=_RECOMPUTE)
+mask_of = Borrowed("keras.src.backend:get_keras_mask(x)", feature=_RECOMPUTE)
 _SET_MASK = Borrowed("keras.src.backend:set_keras_mask(x, mask)", feature=_RECOMPUTE)
 
 # Keras 3.12 has no constant for it.
@@ -35,11 +38,6 @@ VAR_KEY = Borrowed("keras:Optimizer._var_key(variable)", feature=_STAND_INS)
 _UNINITIALIZED = Borrowed("tensorflow.python.ops.resource_variable_ops:UninitializedVariable", feature=_STAND_INS)
 INITIALIZE = Borrowed("keras:Variable._deferred_initialize", feature="real steps of a model")
 _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
-
-
-def attribute(name: str) -> Any:
-    """Return an attribute of Keras's state in this thread, None if it is not set."""
-    return _GET.get()(name)
 
 
 @contextlib.contextmanager
@@ -62,29 +60,19 @@ def variables_stay_uninitialized() -> Iterator[None]:
 
     If Keras has no such list, nothing is done: they may get values when a later scope ends.
     """
-    try:
-        pending = list(attribute("uninitialized_variables") or [])
-    except NotAvailableError:
+    if not attribute.exists():
         yield
         return
+    pending = list(attribute("uninitialized_variables") or [])
     try:
         yield
     finally:
-        _SET.get()("uninitialized_variables", pending)
+        _SET("uninitialized_variables", pending)
 
 
 def safe_mode(on: bool) -> contextlib.AbstractContextManager[Any]:
     """Return a scope that turns Keras's safe mode on or off."""
-    try:
-        scope: contextlib.AbstractContextManager[Any] = _SAFE_MODE.get()(on)
-    except NotAvailableError:
-        return contextlib.nullcontext()
-    return scope
-
-
-def in_symbolic_scope() -> bool:
-    """Return whether Keras only asks for shapes here."""
-    return bool(_IN_SYMBOLIC_SCOPE.get()())
+    return _SAFE_MODE(on) if _SAFE_MODE.exists() else contextlib.nullcontext()
 
 
 def in_training_call() -> bool:
@@ -95,25 +83,14 @@ def in_training_call() -> bool:
 
 def autocast_dtype() -> str | None:
     """Return the dtype that Keras casts variables to here, or None."""
-    scope = _GET_AUTOCAST.get()()
+    scope = _GET_AUTOCAST()
     return None if scope is None else scope.dtype
-
-
-def autocast(dtype: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Return a scope that casts variables to a dtype (None: no casts)."""
-    scope: contextlib.AbstractContextManager[Any] = _AUTOCAST.get()(dtype)
-    return scope
-
-
-def mask_of(tensor: Any) -> Any:
-    """Return Keras's mask on a tensor, or None."""
-    return None if tensor is None else _GET_MASK.get()(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
     """Put Keras's mask on a tensor, unless it is None."""
     if mask is not None:
-        _SET_MASK.get()(tensor, mask)
+        _SET_MASK(tensor, mask)
 
 
 def global_seed_state() -> Any:
@@ -135,7 +112,7 @@ def has_value(variable: Any) -> bool:
 def give_value(variable: Any) -> None:
     """Initialise the variable if it has no value yet."""
     if not has_value(variable):
-        INITIALIZE.get()(variable)
+        INITIALIZE(variable)
 
 
 def index_variables(optimizer: Any) -> None:
@@ -151,7 +128,7 @@ def handle_only(variable: Any) -> Any:
     import tensorflow as tf
 
     with tf.init_scope():
-        return _UNINITIALIZED.get()(
+        return _UNINITIALIZED(
             trainable=variable.trainable, name=variable.name, dtype=variable.dtype, shape=tuple(variable.shape)
         )
 

@@ -19,7 +19,8 @@ _LOSSES = "keras.src.losses.loss"
 REDUCE = Borrowed(
     f"{_LOSSES}:reduce_weighted_values(values, sample_weight, mask, reduction, dtype)", feature=_MICRO_BATCHES
 )
-APPLY_MASK = Borrowed(f"{_LOSSES}:apply_mask(sample_weight, mask, dtype, reduction)", feature=_MICRO_BATCHES)
+# The weights that Keras divides a mean by, after a mask.
+masked_weights = Borrowed(f"{_LOSSES}:apply_mask(sample_weight, mask, dtype, reduction)", feature=_MICRO_BATCHES)
 
 
 def is_under_strategy(model: Any) -> bool:
@@ -145,11 +146,6 @@ def reduction_replaced(function: Callable[..., Any]) -> AbstractContextManager[N
         return function(original, values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
 
     return patched(*REDUCE.owner(), reduce_weighted_values)
-
-
-def masked_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
-    """Return the weights that Keras divides a mean by, after a mask."""
-    return APPLY_MASK.get()(sample_weight, mask, dtype=dtype, reduction=reduction)
 
 
 def compiled_loss(model: Any) -> Any:

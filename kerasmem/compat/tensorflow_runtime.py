@@ -9,29 +9,37 @@ from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
-_TF = "tensorflow.python"
-_CONTEXT = Borrowed(f"{_TF}.eager.context:context_safe", feature="the peak of a function run by kerasmem.run_isolated")
-_DETERMINISM = Borrowed(
+_TF, _EAGER = "tensorflow.python", "tensorflow.python.eager"
+_CONTEXT = Borrowed(f"{_EAGER}.context:context_safe", feature="the peak of a function run by kerasmem.run_isolated")
+# Whether `tf.config.experimental.enable_op_determinism()` was called.
+operations_are_deterministic = Borrowed(
     f"{_TF}.framework.config:is_op_determinism_enabled",
     feature="kerasmem.fit(isolated=True) with deterministic operations",
 )
-_ONEDNN = Borrowed(f"{_TF}.util._pywrap_util_port:IsMklEnabled", feature="asking TensorFlow which CPU kernels it uses")
+# Whether oneDNN's kernels stand in for TensorFlow's own on the CPU.
+onednn_is_on = Borrowed(
+    f"{_TF}.util._pywrap_util_port:IsMklEnabled", feature="asking TensorFlow which CPU kernels it uses"
+)
 _FAST = "readings of the allocator on the shortest way"
-_CURRENT = Borrowed(f"{_TF}.eager.context:_context", feature=_FAST)
+_CURRENT = Borrowed(f"{_EAGER}.context:_context", feature=_FAST)
 _MEMORY_INFO = Borrowed(f"{_TF}.pywrap_tfe:TFE_GetMemoryInfo", feature=_FAST)
 _RESET_STATS = Borrowed(f"{_TF}.pywrap_tfe:TFE_ResetMemoryStats", feature=_FAST)
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _STAGE = "optimized_hlo_proto_serialized"
 _XLA = "method 'xla'"
-_COMPILER = "tensorflow.python.eager.polymorphic_function.compiler_ir"
-_EAGER = "tensorflow.python.eager.context"
-COMPILE_FUNCTION = Borrowed(f"{_COMPILER}:from_concrete_function(concrete_fn, specialized_flat_specs)", feature=_XLA)
-CONTEXT = Borrowed(f"{_EAGER}:context", feature=_XLA)
-COMPILE_NAMED = Borrowed(
-    f"{_EAGER}:Context.get_compiler_ir(device_name, platform_name, function_name, flat_args, captured_inputs, stage)",
+COMPILE_FUNCTION = Borrowed(
+    f"{_EAGER}.polymorphic_function.compiler_ir:from_concrete_function(concrete_fn, specialized_flat_specs)",
     feature=_XLA,
 )
-FUNCTION_DEF = Borrowed(f"{_EAGER}:Context.get_function_def(name)", feature="fast planning of grouped convolutions")
+CONTEXT = Borrowed(f"{_EAGER}.context:context", feature=_XLA)
+COMPILE_NAMED = Borrowed(
+    f"{_EAGER}.context:Context.get_compiler_ir(device_name, platform_name, function_name, flat_args, captured_inputs, "
+    "stage)",
+    feature=_XLA,
+)
+FUNCTION_DEF = Borrowed(
+    f"{_EAGER}.context:Context.get_function_def(name)", feature="fast planning of grouped convolutions"
+)
 # XLA plans as ever and makes code in a hurry, which takes up to half of the time otherwise. XLA reads its flags once in
 # a process, with the first compilation.
 UNOPTIMISED = "--xla_backend_optimization_level=0"
@@ -41,25 +49,7 @@ def devices_are_started() -> bool:
     """Return whether TensorFlow has started its devices (False if unknown)."""
     if "tensorflow" not in sys.modules or not _CONTEXT.exists():
         return False
-    return bool(getattr(_CONTEXT.get()(), "_initialized", False))
-
-
-def operations_are_deterministic() -> bool:
-    """Return whether `tf.config.experimental.enable_op_determinism()` was called.
-
-    Raises:
-        NotAvailableError: If TensorFlow does not tell.
-    """
-    return bool(_DETERMINISM.get()())
-
-
-def onednn_is_on() -> bool:
-    """Return whether oneDNN's kernels stand in for TensorFlow's own on the CPU.
-
-    Raises:
-        NotAvailableError: If TensorFlow does not tell.
-    """
-    return bool(_ONEDNN.get()())
+    return bool(getattr(_CONTEXT(), "_initialized", False))
 
 
 def allocator_statistics(device: str, kind: type) -> tuple[Callable[[], Any], Callable[[], None]]:
@@ -97,7 +87,7 @@ def compile_function(function: Any, arguments: list[Any]) -> bytes:
         function: of TensorFlow, traced.
         arguments: a `tf.TensorSpec` for each of its arguments.
     """
-    generate = COMPILE_FUNCTION.get()(function, arguments)
+    generate = COMPILE_FUNCTION(function, arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it announces that `device_name` will go; `platform_name` has no CPU yet
         return bytes(generate(stage=_STAGE, device_name=CPU))
@@ -112,8 +102,8 @@ def compile_named(name: str, arguments: list[Any]) -> bytes:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        serialised: bytes = COMPILE_NAMED.get()(
-            CONTEXT.get()(), device_name=CPU, platform_name=None, function_name=name, flat_args=arguments,
+        serialised: bytes = COMPILE_NAMED(
+            CONTEXT(), device_name=CPU, platform_name=None, function_name=name, flat_args=arguments,
             captured_inputs=[], stage=_STAGE,
         )  # fmt: skip
     return serialised
@@ -130,7 +120,7 @@ def body_of(name: str) -> Any:
     import tensorflow as tf
 
     try:
-        definition = FUNCTION_DEF.get()(CONTEXT.get()(), name)
+        definition = FUNCTION_DEF(CONTEXT(), name)
     except (NotAvailableError, tf.errors.NotFoundError):
         return name
     arguments, nodes = definition.signature.input_arg, definition.node_def

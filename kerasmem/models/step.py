@@ -138,7 +138,7 @@ def prepare_step(
         if known is None and not has_own_step(model):
             _build(prepared, outputs())
         elif known is None and runs_on_jax():  # else it makes what it needs when it is traced
-            symbolic_build(model, prepared.data)
+            symbolic_build(model, data_batch=prepared.data)
     except KerasmemError:
         raise
     except Exception as error:
@@ -246,7 +246,7 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
             symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=None)
         if not loss_built:
             symbolic_outputs(partial(compute_loss, model), x, y, outputs, sample_weight=None, training=False)
-    symbolic_build(model, prepared.data)
+    symbolic_build(model, data_batch=prepared.data)
     optimizer = getattr(model, "optimizer", None)
     if prepared.mode == "train" and optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)

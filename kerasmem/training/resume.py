@@ -139,7 +139,7 @@ class ResumeTraining(SavingCallback):
         self.checkpoint.check(steps=(self.params or {}).get("steps"), at_once=at_once)
         run.resume()
         if run.batch:
-            symbolic_build(self.model, self.sequence.batch(0))  # metrics are made with the first batch
+            symbolic_build(self.model, data_batch=self.sequence.batch(0))  # metrics are made with the first batch
         state = self.checkpoint.restored(self.model)
         self.checkpoint.go_to(run)
         load_state(self.model, state, (*WEIGHTS, "random"))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kerasmem.compat.graphs import in_xla, let_wait
+from kerasmem.compat.graphs import add_control_inputs, in_xla
 from kerasmem.compat.keras_state import STATELESS_SCOPE, attribute
 from kerasmem.training.recompute.scope import call_at_once
 
@@ -120,7 +120,7 @@ def _in_turn(made: Iterable[Any], first: Sequence[Any], then: Sequence[Any]) -> 
     ends, others = ([gradient_values(each).op for each in some if each is not None] for some in (first, then))
     if ends:
         for name in _needed(others, by_name) - _needed(ends, by_name):
-            let_wait(by_name[name], ends)
+            add_control_inputs(by_name[name], ends)
 
 
 def _needed(operations: Iterable[Any], among: Mapping[str, Any]) -> set[str]:

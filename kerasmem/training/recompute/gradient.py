@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasmem.compat.graphs import could_record, in_xla, is_recorded, stop_recording
+from kerasmem.compat.graphs import any_is_recorded, could_record, in_xla, stop_recording
 from kerasmem.compat.keras_layers import flatten_layers, loss_owner, replace_losses
 from kerasmem.compat.keras_state import (
     CALL_CONTEXT,
@@ -121,7 +121,7 @@ class _Segment(abc.ABC):
         self._masks = [mask_of(each) for each in inputs]
         self._variables, self._values = _variables_now(layers)
         self._entering = [number for number, each in enumerate(inputs) if each is not None and each.dtype.is_floating]
-        self._asked = [number for number in self._entering if is_recorded(inputs[number])]
+        self._asked = [number for number in self._entering if any_is_recorded([inputs[number]])]
         self._trained = [
             number
             for number, (variable, value) in enumerate(zip(self._variables, self._values, strict=True))

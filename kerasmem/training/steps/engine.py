@@ -164,7 +164,7 @@ def build_step(model: Any, batch: Any) -> None:
     is_own = has_own_step(model)
     try:
         if has_call(model):
-            symbolic_build(model, batch)
+            symbolic_build(model, data_batch=batch)
     except Exception:
         if not is_own:
             raise
