@@ -10,7 +10,7 @@ from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.formula import formula, share_out
 from kerasmem.estimation.layers import Inferred, infer_layers
 from kerasmem.estimation.report import Formula, LayerMemory
-from kerasmem.models.backend import TENSORFLOW, keras_backend
+from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.inputs import ModelInput, model_inputs
 from kerasmem.models.opening import OBJECT_SOURCE, OpenedModel
 from kerasmem.models.own_step import has_call, has_own_step, keeps_optimizers, optimizer_variables, optimizers_of
@@ -189,7 +189,7 @@ def _infer(
     optimizers or takes other inputs than `call`. On JAX it is always `call` that is looked at.
     """
     model, source = opened.model, "" if opened.source == OBJECT_SOURCE else opened.source
-    on_tensorflow, is_own = keras_backend() == TENSORFLOW, mode == "train" and has_own_step(model)
+    on_tensorflow, is_own = not runs_on_jax(), mode == "train" and has_own_step(model)
 
     def trace() -> Any:
         return trace_step(prepare_step(model, opened.training, structure, inputs, batch_size, mode))

@@ -50,22 +50,13 @@ def _check_backend(backend: str, origin: str) -> None:
         )
 
 
-def keras_backend() -> str:
-    """Return the backend that Keras runs on: "tensorflow" or "jax".
-
-    Raises:
-        KerasmemError: as `import_keras`.
-    """
-    return str(import_keras().backend.backend())
-
-
 def runs_on_jax() -> bool:
     """Return whether Keras runs on JAX.
 
     Raises:
         KerasmemError: as `import_keras`.
     """
-    return keras_backend() == JAX
+    return bool(import_keras().backend.backend() == JAX)
 
 
 def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> None:
@@ -78,9 +69,8 @@ def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> 
     Raises:
         UsageError: If Keras runs on another backend.
     """
-    backend = import_keras().backend.backend()
-    if backend != TENSORFLOW:
-        raise UsageError(f"{what}: not on Keras's {backend} backend, only on TensorFlow; {instead}")
+    if runs_on_jax():
+        raise UsageError(f"{what}: not on Keras's jax backend, only on TensorFlow; {instead}")
 
 
 def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +86,7 @@ def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         def call(self, *args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
-    with stacks_left_out() if keras_backend() == TENSORFLOW else contextlib.nullcontext():
+    with contextlib.nullcontext() if runs_on_jax() else stacks_left_out():
         return Call().compute_output_spec(*args, **kwargs)
 
 

@@ -20,7 +20,7 @@ from kerasmem.compat.keras_state import (
     variables_stay_uninitialized,
 )
 from kerasmem.compat.patching import ThreadStack, patched
-from kerasmem.models.backend import TENSORFLOW, import_keras, keras_backend
+from kerasmem.models.backend import import_keras, runs_on_jax
 
 
 class _Shaped(threading.local):
@@ -120,7 +120,7 @@ def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextMana
     Keras would put in the operations that draw their first value, which takes longer than those of the layers. On JAX
     it does: there is no graph to hold a placeholder.
     """
-    if keras_backend() != TENSORFLOW:
+    if runs_on_jax():
         return contextlib.nullcontext()
     import tensorflow as tf
 
