@@ -214,21 +214,15 @@ def reference(value: Any, what: str) -> str:
     Raises:
         UsageError: If another process cannot import it.
     """
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise UsageError(f"{what} is a {type(value).__name__}, which another process cannot import; {_REMEDY}")
-    if module == "__main__":
-        raise UsageError(
-            f"{what} is defined in the script or notebook itself (__main__), which another process cannot import; "
-            f"{_REMEDY}"
-        )
-    if "<" in name:
-        raise UsageError(f"{what} ({module}.{name}) is local to a function; {_REMEDY}")
-    known: Any = sys.modules.get(module)
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    known = None if module == "__main__" else sys.modules.get(module)
     for part in name.split("."):
         known = getattr(known, part, None)
-    if known is not value:
-        raise UsageError(f"{what}: {module}.{name} is another object than the one given; {_REMEDY}")
+    if known is None or known is not value:
+        raise UsageError(
+            f"{what} ({module}.{name}) cannot be imported by another process: it is defined in the script or notebook "
+            f"itself, is local to a function, or stands under another name; {_REMEDY}"
+        )
     return f"{_module_text(module)}:{name}"
 
 
