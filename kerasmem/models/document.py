@@ -63,7 +63,10 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
     elif head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         what, read = "JSON file", _read_json
     else:
-        raise ModelFileError(f"{path}: {_describe_unknown(path, head)}")
+        raise ModelFileError(
+            f"{path}: not a Keras model, or damaged; expected a .h5 or .keras model or an architecture .json. For a "
+            f"checkpoint, a pickle or a TensorFlow Lite model, name the code that builds the model: {_FACTORY}"
+        )
     try:
         return read(path)
     except ModelFileError:
@@ -91,19 +94,6 @@ def _read_head(path: Path) -> bytes:
             return file.read(4096)
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path}: cannot be read ({first_line(error)})") from error
-
-
-def _describe_unknown(path: Path, head: bytes) -> str:
-    known = "expected a .h5 or .keras model or an architecture .json"
-    if path.suffix.lower() in (".h5", ".hdf5", ".keras"):
-        return f"not {'a .keras archive' if path.suffix == '.keras' else 'an HDF5 file'}, or damaged ({known})"
-    if path.suffix == ".index" or ".data-0000" in path.name:
-        return f"a TensorFlow checkpoint holds weights only; name the code that builds the model: {_FACTORY}"
-    if head[4:8] == b"TFL3":
-        return f"a TensorFlow Lite model is for inference only; {known}"
-    if head[:1] == b"\x80":
-        return f"looks like a pickle, which kerasmem does not open because that runs code; {known}"
-    return f"not a Keras model; {known}"
 
 
 def _read_h5(path: Path) -> ModelDocument:

@@ -76,8 +76,8 @@ def test_a_pipe_does_not_make_it_wait(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.h5", b"this is not HDF5 at all", "not an HDF5 file"),
-        ("model.keras", b"\x00\x01\x02", "not a .keras archive"),
+        ("model.h5", b"this is not HDF5 at all", "not a Keras model, or damaged"),
+        ("model.keras", b"\x00\x01\x02", "not a Keras model, or damaged"),
         ("model.pkl", pickle.dumps({"a": 1}), "pickle"),
         ("model.tflite", b"\x1c\x00\x00\x00TFL3\x00\x00", "TensorFlow Lite"),
         ("model.ckpt.index", b"\x00\x00\x01", "checkpoint"),
