@@ -270,16 +270,11 @@ def _undeclared_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any
     if isinstance(built, (list, tuple)) and built and all(_is_shape(shape) for shape in built):
         flat = [ModelInput(f"input_{i}", (None, *shape[1:]), "float32") for i, shape in enumerate(built)]
         return [None] * len(flat), flat
-    taken = step_arguments(model)
-    if taken:
-        shapes = " ".join(f"--input-shape {name}={shape}" for name, shape in zip(taken, _EXAMPLES, strict=False))
-        raise UsageError(
-            f"the step function {model.name!r} does not say what shapes it takes for {', '.join(taken)}: give them "
-            f"without the batch, for example {shapes}"
-        )
+    taken = step_arguments(model) or ()
+    shown = " ".join(f"--input-shape {name}={shape}" for name, shape in zip(taken, _EXAMPLES, strict=False))
     raise UsageError(
-        f"model {model.name!r} does not say what shape its input has: give it without the batch, "
-        f"for example --input-shape 224,224,3 (input_shape=(224, 224, 3) in Python)"
+        f"model {model.name!r} does not say what shapes it takes for {', '.join(taken) or 'its input'}: give them "
+        f"without the batch, for example {shown or '--input-shape 224,224,3'}"
     )
 
 

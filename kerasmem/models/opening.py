@@ -17,7 +17,7 @@ from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models import vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.document import ModelDocument, WeightsOnlyError, read_document
+from kerasmem.models.document import ModelDocument, read_document
 from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2, tensorflow_call_classes
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.own_step import as_loop, loop_notes
@@ -94,7 +94,10 @@ def open_model(
             yield _open_factory(source, getattr(source, "__qualname__", repr(source)), factory_args, dtype_policy)
         elif factory is not None:
             opened = _open_factory(_find_factory(factory, "--factory"), factory, factory_args, dtype_policy)
-            yield _beside_file(opened, source) if source is not None else opened
+            if source is not None:
+                note = f"the architecture comes from {factory}, not from {os.fspath(source)}"
+                opened = replace(opened, source=f"{os.fspath(source)} ({factory})", notes=(*opened.notes, note))
+            yield opened
         elif isinstance(source, (str, os.PathLike)):
             text = os.fspath(source)
             if is_factory_name(text):
@@ -123,7 +126,7 @@ def _open_document(
         model = _build(document, custom_objects, trust, dtype_policy)
         training = training_of_document(document)
     except ModelFileError as error:
-        raise type(error)(str(error) if where in str(error) else f"{where}: {error}") from error
+        raise type(error)(f"{where}: {error}") from error
     except KerasmemError:
         raise
     except RecursionError as error:
@@ -139,7 +142,6 @@ def _build(
     document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
 ) -> Any:
     """Translate a configuration, check it and hand it to Keras."""
-    where = os.fspath(document.path)
     vocabulary.register_own_classes(document.config)
     objects = vocabulary.with_registered(custom_objects)
     config = deepcopy(document.config)
@@ -149,9 +151,9 @@ def _build(
         config = Keras2Translator(objects).value(config)
     config = _with_modules(config, objects)
     if not trust:
-        vocabulary.check_trust(config, where)  # of what will be built, after translation
-    vocabulary.check_names(config, objects, where)
-    vocabulary.check_graph(config, where)
+        vocabulary.check_trust(config)  # of what will be built, after translation
+    vocabulary.check_names(config, objects)
+    vocabulary.check_graph(config)
     if dtype_policy is not None:
         config = _with_dtype_policy(config, dtype_policy)
     return _deserialize(config, {**tensorflow_call_classes(), **objects}, trust)
@@ -201,12 +203,11 @@ def _open_factory(
     build: Callable[..., Any], source: str, arguments: Mapping[str, Any] | None, dtype_policy: str | None
 ) -> OpenedModel:
     keras = import_keras()
-    arguments = _arguments(build, source, arguments)
     before = keras.config.dtype_policy()
     try:
         if dtype_policy is not None:
             keras.config.set_dtype_policy(dtype_policy)
-        model = build(**arguments)
+        model = build(**_arguments(build, source, arguments))
     except KerasmemError:
         raise
     except Exception as error:
@@ -226,10 +227,7 @@ def _open_factory(
 def _arguments(build: Callable[..., Any], source: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Check the arguments for a function that builds a model; Keras's own functions get no weights to load."""
     arguments = dict(arguments or {})
-    try:
-        signature = inspect.signature(build)
-    except (TypeError, ValueError):  # a builtin without one
-        return arguments
+    signature = inspect.signature(build)
     if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in signature.parameters:
         arguments.setdefault("weights", None)
     try:
@@ -238,15 +236,6 @@ def _arguments(build: Callable[..., Any], source: str, arguments: Mapping[str, A
         known = ", ".join(signature.parameters) or "none"
         raise UsageError(f"{source}: {error}; its arguments are {known}: --factory-arg NAME=VALUE gives one") from error
     return arguments
-
-
-def _beside_file(opened: OpenedModel, source: Any) -> OpenedModel:
-    """Check that a file given beside its factory is there, and name both."""
-    path = os.fspath(source)
-    with contextlib.suppress(WeightsOnlyError):
-        read_document(path)
-    note = f"the architecture comes from {opened.source}, not from {path}"
-    return replace(opened, source=f"{path} ({opened.source})", notes=(*opened.notes, note))
 
 
 def check_built(model: Any) -> None:

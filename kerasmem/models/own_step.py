@@ -70,8 +70,7 @@ def variables_of(model: Any, mode: str = "train") -> dict[int, tuple[Any, str]]:
 def keeps_optimizers(model: Any) -> bool:
     """Return whether a model has optimizers beside the one that Keras's `compile` gave it."""
     own = getattr(model, "optimizer", None)
-    known = (own, getattr(own, "inner_optimizer", None))
-    return any(not any(each is one for one in known) for each in optimizers_of(model))
+    return any(each not in (own, getattr(own, "inner_optimizer", None)) for each in optimizers_of(model))
 
 
 def _in(value: Any) -> Iterator[Any]:

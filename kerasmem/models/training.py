@@ -247,12 +247,7 @@ def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
     else:
         losses = [loss] * len(flat)
     losses += [None] * (len(flat) - len(losses))
-    return ["sparse" in _name(each) for each in losses]
-
-
-def _name(loss: Any) -> str:
-    name = loss if isinstance(loss, str) else (getattr(loss, "name", None) or getattr(loss, "__name__", ""))
-    return str(name).lower() + type(loss).__name__.lower()
+    return ["sparse" in f"{_name_of(each)} {type(each).__name__}".lower() for each in losses]
 
 
 def _loss(config: Any) -> Any:

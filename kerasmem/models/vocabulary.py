@@ -153,12 +153,11 @@ def dictionaries(config: Any) -> Iterator[dict[str, Any]]:
             pending.extend(reversed(value))
 
 
-def check_trust(config: dict[str, Any], where: str) -> None:
+def check_trust(config: dict[str, Any]) -> None:
     """Refuse a configuration that holds serialised Python, or that would load other files.
 
     Args:
         config: a model's configuration.
-        where: the file, for the message.
 
     Raises:
         UntrustedModelError: with the layer's name and the way to allow it.
@@ -166,7 +165,7 @@ def check_trust(config: dict[str, Any], where: str) -> None:
     for node in dictionaries(config):
         if danger := _danger(node.get("class_name"), node.get("config")):
             raise UntrustedModelError(
-                f"{where}: {danger}; if you trust where the file comes from, allow it: --trust (trust=True in Python)"
+                f"{danger}; if you trust where the file comes from, allow it: --trust (trust=True in Python)"
             )
 
 
@@ -190,7 +189,7 @@ def _holds_code(function: Any) -> bool:
     return not isinstance(function, str) and not is_name
 
 
-def check_names(config: dict[str, Any], custom_objects: Mapping[str, Any], where: str) -> None:
+def check_names(config: dict[str, Any], custom_objects: Mapping[str, Any]) -> None:
     """Refuse a configuration with names that are neither Keras's nor the user's.
 
     Raises:
@@ -200,12 +199,12 @@ def check_names(config: dict[str, Any], custom_objects: Mapping[str, Any], where
     for node in dictionaries(config):
         class_name = node.get("class_name")
         if "class_name" in node and not isinstance(class_name, str):
-            raise ModelFileError(f"{where}: class_name is {class_name!r}, not the name of a class")
+            raise ModelFileError(f"class_name is {class_name!r}, not the name of a class")
         if class_name is not None and "config" in node and class_name not in _DATA:
             unknown.update(dict.fromkeys(_unknown_names(node, custom_objects)))
     if unknown:
         shown = ", ".join(list(unknown)[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
-        raise UnknownLayerError(f"{where}: uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}")
+        raise UnknownLayerError(f"uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}")
 
 
 def _unknown_names(node: dict[str, Any], custom_objects: Mapping[str, Any]) -> Iterator[str]:
@@ -224,7 +223,7 @@ def _unknown_names(node: dict[str, Any], custom_objects: Mapping[str, Any]) -> I
             yield class_name
 
 
-def check_graph(config: dict[str, Any], where: str) -> None:
+def check_graph(config: dict[str, Any]) -> None:
     """Refuse calls in a graph that take no tensor: Keras would compute them at once, at any size.
 
     Raises:
@@ -234,7 +233,7 @@ def check_graph(config: dict[str, Any], where: str) -> None:
         calls = node.get("inbound_nodes")
         for call in filter(None, calls if isinstance(calls, list) else ()):
             if "__keras_tensor__" not in [each.get("class_name") for each in dictionaries(call)]:
-                raise ModelFileError(f"{where}: layer {node.get('name')!r} is called on no tensor of the model")
+                raise ModelFileError(f"layer {node.get('name')!r} is called on no tensor of the model")
 
 
 def check_function(function: object) -> None:
