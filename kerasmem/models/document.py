@@ -40,20 +40,13 @@ class ModelDocument:
     keras_version: str | None = None
 
 
-class WeightsOnlyError(ModelFileError):
-    """The file holds weights and no architecture."""
-
-
 def read_document(path: str | os.PathLike[str]) -> ModelDocument:
     """Read the configuration of a `.h5`, `.keras` or JSON file, whatever its name ends with.
 
     Raises:
         ModelFileError: If the file is missing, damaged, too large, or is no Keras model.
-        WeightsOnlyError: If it holds weights without an architecture.
     """
     check_model_name(os.fspath(path))
-    if not os.fspath(path):
-        raise ModelFileError("the path of the model file is empty")
     path = Path(path)
     head = _read_head(path)
     if head.startswith(_HDF5_SIGNATURE):
@@ -102,7 +95,11 @@ def _read_h5(path: Path) -> ModelDocument:
     with path.open("rb") as content, h5py.File(content, "r") as file:
         text = _attribute(file, "model_config", path)
         if text is None:
-            raise _no_config_in_h5(path, set(file), set(file.attrs))
+            raise ModelFileError(
+                f"{path}: an HDF5 file with no architecture in it (no model_config attribute), as model.save_weights "
+                f"writes it. Save the whole model (model.save('model.keras')), or name the code that builds it: "
+                f"{_FACTORY}"
+            )
         training = _attribute(file, "training_config", path)
         version = _attribute(file, "keras_version", path)
     config = _parse(text, path, "model_config")
@@ -122,28 +119,11 @@ def _attribute(file: Any, name: str, path: Path) -> str | None:
     return value
 
 
-def _no_config_in_h5(path: Path, groups: set[str], attributes: set[str]) -> ModelFileError:
-    marks = attributes & {"layer_names", "nb_layers"}  # the latter before Keras 1
-    weights_only = marks or groups & {"layers", "_layer_checkpoint_dependencies", "vars"}
-    if weights_only:
-        return WeightsOnlyError(
-            f"{path}: this file has weights but no architecture (model.save_weights writes such files). Save the "
-            f"whole model (model.save('model.keras')), or name the code that builds it: {_FACTORY}"
-        )
-    return ModelFileError(
-        f"{path}: an HDF5 file without a Keras model in it (no model_config attribute). "
-        f"A model is written by model.save('model.h5')"
-    )
-
-
 def _read_keras_archive(path: Path) -> ModelDocument:
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         if "config.json" not in names:
-            raise ModelFileError(
-                f"{path}: a zip archive without config.json is not a .keras model"
-                + ("; it looks like a SavedModel: unpack it" if "saved_model.pb" in names else "")
-            )
+            raise ModelFileError(f"{path}: a zip archive without config.json is not a .keras model")
         config = _member(archive, "config.json")
         metadata = _member(archive, "metadata.json") if "metadata.json" in names else "{}"
     version = _parse(metadata, path, "metadata.json").get("keras_version")

@@ -49,7 +49,9 @@ def check_model_name(text: str) -> None:
         check_factory_name(text, "model")
     elif "://" in text:
         raise ModelFileError(f"{text}: addresses are not opened; download the file and give its path")
-    elif text and "\0" not in text and not os.path.lexists(text):
+    elif not text:
+        raise ModelFileError("the path of the model file is empty")
+    elif "\0" not in text and not os.path.lexists(text):
         raise ModelFileError(f"{text}: no such file{_alike(Path(text))}")
 
 

@@ -333,20 +333,15 @@ def freeze_as(copy: Any, trained: Trained) -> None:
     Raises:
         NotRebuiltError: If the copy has other layers or weights.
     """
-    if trained.layers:
-        layers = flatten_layers(copy)
-        _set_trainable(copy, layers, [layer.name for layer in layers], trained.layers)
-    if trained.weights:
-        _set_trainable(copy, copy.weights, [weight.path for weight in copy.weights], trained.weights)
-
-
-def _set_trainable(copy: Any, parts: list[Any], names: list[str], flags: tuple[tuple[str, bool], ...]) -> None:
-    if len(parts) != len(flags):
-        missing = [name for name, _ in flags if name not in names][:3]
-        raise NotRebuiltError(
-            f"model {copy.name!r} is frozen in part, and its configuration builds no {', '.join(missing) or 'copy'}; "
-            "only a function that builds the model (in Python, or module:function) describes it"
-        )
-    for part, (_, flag) in zip(parts, flags, strict=True):  # outer layers first: a layer sets those inside it
-        if part.trainable != flag:
-            part.trainable = flag
+    layers = [(layer.name, layer) for layer in flatten_layers(copy)]
+    weights = [(weight.path, weight) for weight in copy.weights]
+    for parts, flags in ((layers, trained.layers), (weights, trained.weights)):
+        if flags and len(parts) != len(flags):
+            missing = [name for name, _ in flags if name not in dict(parts)][:3]
+            raise NotRebuiltError(
+                f"model {copy.name!r} is frozen in part, and its configuration does not build all of it "
+                f"({', '.join(missing)}); only a function that builds the model (in Python, or module:function) does"
+            )
+        for (_, part), (_, flag) in zip(parts, flags, strict=False):  # outer layers first: they set those inside
+            if part.trainable != flag:
+                part.trainable = flag

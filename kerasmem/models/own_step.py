@@ -10,7 +10,7 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.models.backend import import_keras
-from kerasmem.models.vocabulary import LIBRARIES
+from kerasmem.models.vocabulary import is_of_a_library
 
 
 def takes_settings(model: Any) -> bool:
@@ -100,7 +100,7 @@ def as_loop(made: Any) -> Any:
     if not inspect.isroutine(function):
         return None
     owner = getattr(function, "__self__", None)
-    if is_graph and _is_of_a_library(owner):
+    if is_graph and is_of_a_library(owner):
         owner = getattr(owner, "target", owner)  # a `tf.function` refers weakly to the object that it is a method of
     plain = getattr(function, "__func__", function)
     called = _with_control_flow(plain) if is_graph else plain
@@ -239,18 +239,13 @@ def _inside(value: Any) -> list[Any]:
         return [value.__self__, value.__func__]
     if hasattr(value, "python_function"):
         return [getattr(value, "__wrapped__", None)]
-    if isinstance(value, (ModuleType, type)) or _is_of_a_library(value):
+    if isinstance(value, (ModuleType, type)) or is_of_a_library(value):
         return []
     if not isinstance(value, FunctionType):
         return [*getattr(value, "__dict__", {}).values()]
     cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
     known = value.__globals__
     return [*cells, *(value.__defaults__ or ()), *(known[name] for name in _names(value.__code__) if name in known)]
-
-
-def _is_of_a_library(value: Any) -> bool:
-    module = getattr(value if isinstance(value, FunctionType) else type(value), "__module__", None)
-    return str(module).partition(".")[0] in LIBRARIES
 
 
 def _is_filled(cell: Any) -> bool:

@@ -32,7 +32,7 @@ _CLASS_MODULES = (
     "losses", "metrics", "optimizers", "optimizers.schedules",
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
-LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # what they have is found without being named
+_LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # what they have is found without being named
 _OWN_MODULE, _OWN_CLASS = "kerasmem.training.recompute.model", "RecomputedFunctional"
 OWN_NAME = f"kerasmem>{_OWN_CLASS}"
 # Whether a recomputed model's configuration tells its cuts. In a file it is the plain model's.
@@ -285,14 +285,16 @@ def own_objects(model: Any) -> dict[str, Any]:
     held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
     parts += [each for each in held if isinstance(each, FunctionType) or hasattr(each, "get_config")]
     things = [each if isinstance(each, (FunctionType, type)) else type(each) for each in parts]
-    own = {each.__name__: each for each in things if _root_module(each) not in LIBRARIES}
+    own = {each.__name__: each for each in things if not is_of_a_library(each)}
     own.pop("<lambda>", None)  # Keras writes a lambda down itself
     registered = {name: each for name, each in keras.saving.get_custom_objects().items() if name != OWN_NAME}
     return {**own, **registered}  # our own class is there where a configuration has it, see `register_own_classes`
 
 
-def _root_module(thing: Any) -> str:
-    return str(getattr(thing, "__module__", "")).partition(".")[0]
+def is_of_a_library(value: Any) -> bool:
+    """Return whether a function or class, or any other object's class, comes from a library and not from the user."""
+    definition = value if isinstance(value, (FunctionType, type)) else type(value)
+    return str(getattr(definition, "__module__", "")).partition(".")[0] in _LIBRARIES
 
 
 def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
