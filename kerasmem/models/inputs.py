@@ -227,8 +227,8 @@ def _number(model: Any, name: str, shape: GivenShape) -> Any:
     taken = step_parameters(model)
     if name not in taken:
         raise UsageError(
-            f"--input-shape {name}={shape}: only an argument of a step function may be a number; "
-            + (f"it takes {', '.join(taken)}" if taken else "write the sizes without the batch, such as 224,224,3")
+            f"--input-shape {name}={shape}: only an argument of a step function may be a number "
+            f"({', '.join(taken) or 'the model has none'})"
         )
     return import_keras().KerasTensor((), shape.dtype) if shape.number is None else shape.number
 

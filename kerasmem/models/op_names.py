@@ -15,6 +15,7 @@ from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers, name_scopes_replaced
 from kerasmem.models.backend import import_keras
+from kerasmem.models.vocabulary import is_of_a_library
 
 BACKWARD = "gradient_tape"
 _SUM = re.compile(r"AddN(_\d+)?")
@@ -198,8 +199,7 @@ def is_container(layer: Any) -> bool:
     keras = import_keras()
     if isinstance(layer, keras.Model):
         return True
-    of_keras = type(layer).__module__.split(".")[0] == "keras"
-    return not of_keras and bool(flatten_layers(layer, include_self=False))
+    return not is_of_a_library(layer) and bool(flatten_layers(layer, include_self=False))
 
 
 @contextmanager

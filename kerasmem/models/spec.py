@@ -191,14 +191,14 @@ def shows_settings(*without: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         own = {name: each for name, each in signature.parameters.items() if name != "settings"}
-        taken = [each for each in fields(StepSpec) if each.name in EstimateSettings.__annotations__]
         settings = [
             inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-            for each in taken
-            if each.name not in own and each.name not in without
+            for each in fields(StepSpec)
+            if each.name in EstimateSettings.__annotations__ and each.name not in (*own, *without)
         ]
-        parameters = [*own.values(), *settings]
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*own.values(), *settings]
+        )
         return function
 
     return decorate

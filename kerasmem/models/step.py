@@ -125,7 +125,6 @@ def prepare_step(
     keras = import_keras()
     flat = [keras.KerasTensor((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
     x = pack_inputs(structure, flat)
-    check_mode(model, mode)
     outputs = cache(partial(output_spec, model, structure, flat))
     try:
         if mode == "inference":
@@ -144,19 +143,6 @@ def prepare_step(
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be prepared for training: {keras_reason(error)}") from error
     return prepared
-
-
-def check_mode(model: Any, mode: str) -> None:
-    """Refuse a mode without a step in a model without `call()`.
-
-    Raises:
-        UsageError: If it has none.
-    """
-    name = _STEPS[mode]
-    if not has_call(model) and getattr(type(model), name) is getattr(import_keras().Model, name):
-        raise UsageError(
-            f"model {model.name!r} has no call() and no {name} of its own, so that Keras cannot run it in mode {mode}"
-        )
 
 
 def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> TracedStep:
@@ -200,9 +186,10 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
             # A batch dimension of its own for each argument: what the step computes from shapes becomes constant.
             function = tf.function(step, jit_compile=prepared.jit_compile or None).get_concrete_function(*flat)
         except Exception as error:
-            raise ModelError(
-                f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}{_hint(prepared)}"
-            ) from error
+            reason = f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}"
+            if has_own_step(prepared.model):
+                reason += f"; it was given {prepared.data}: see --input-shape and --target-shape"
+            raise ModelError(reason) from error
     forget_gradients(function.graph)  # it is differentiated already; the entries would keep it for good
     for each in function.graph.variables:  # those that the user's code made without Keras
         plain = PlainVariable(each.name, tuple(each.shape), each.dtype.base_dtype.name, each.trainable)
@@ -224,17 +211,6 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         scopes=noted.scopes,
         optimizers=tuple(str(each.name) for each in optimizers_of(prepared.model) if prepared.mode == "train"),
     )
-
-
-def _hint(prepared: PreparedStep) -> str:
-    """Return a hint on the options for the batch of a custom step."""
-    if not has_own_step(prepared.model):
-        return ""
-    keras = import_keras()
-    given = keras.tree.map_structure(
-        lambda leaf: f"{leaf.dtype} {tuple(leaf.shape)}" if hasattr(leaf, "shape") else leaf, prepared.data
-    )
-    return f"; its {_STEPS[prepared.mode]} was given {given}: see --input-shape and --target-shape"
 
 
 def _build(prepared: PreparedStep, outputs: Any) -> None:

@@ -150,7 +150,7 @@ def test_a_step_that_is_no_graph_and_one_without_an_optimizer():
         (lambda: (3, keras.Sequential()), {}, ModelError, "returned a tuple, neither"),
         (loop, {"input_shape": "28,28,1"}, ModelError, "missing 1 required positional argument: 'y'.*--target-shape"),
         (of_a_method, {}, UsageError, "does not say what shapes it takes for batch.*--input-shape batch=224"),
-        (loop, {"target_shape": "()", "mode": "evaluate"}, UsageError, "no test_step"),
+        (loop, {"target_shape": "()", "mode": "evaluate"}, ModelError, r"does not have a `call\(\)` method"),
         (loop, {"target_shape": "()", "optimizer": "sgd"}, UsageError, "in the function that builds it"),
     ],
 )

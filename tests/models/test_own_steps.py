@@ -150,7 +150,7 @@ def test_a_loss_is_given_another_dtype_or_no_targets():
 
 @pytest.mark.parametrize("mode", ["inference", "evaluate"])
 def test_there_is_nothing_else_to_run(mode):
-    with pytest.raises(UsageError, match=r"has no call\(\) and no \w+_step of its own"):
+    with pytest.raises(ModelError, match=r"does not have a `call\(\)` method"):
         kerasmem.estimate(gan, input_shape=(6,), mode=mode, method="formula")
 
 
