@@ -95,32 +95,33 @@ class _InTurn:
     """Replacements of Keras's functions. Each takes the function that it replaces first."""
 
     def __init__(self) -> None:
-        self._turns = _Turns()
+        self._graph: Any = None
+        self._done: list[Any] = []  # assignments of the turn before
 
     def update(self, own: _Own, optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
         for gradient, variable in grads_and_vars:
-            with self._turns.next():
+            with self._turn():
                 own(optimizer, distribution, [(_remade(gradient), variable)], learning_rate)
 
     def decay(self, own: _Own, optimizer: Any, variables: Any) -> None:
         for variable in variables:
-            with self._turns.next():
+            with self._turn():
                 own(optimizer, [variable])
 
     def average(self, own: _Own, optimizer: Any, variables: Any) -> None:
         for variable, average in zip(variables, getattr(optimizer, _AVERAGES, []), strict=False):
-            with mock.patch.dict(vars(optimizer), {_AVERAGES: [average]}), self._turns.next():
+            with mock.patch.dict(vars(optimizer), {_AVERAGES: [average]}), self._turn():
                 own(optimizer, [variable])
 
     def increment(self, own: _Own, optimizer: Any, grads: Any, acc_grads: Any) -> None:
         for gradient, accumulator in zip(grads, acc_grads, strict=True):
-            with self._turns.next():
+            with self._turn():
                 own(optimizer, [_remade(gradient)], [accumulator])
 
     def reset(self, own: _Own, optimizer: Any) -> None:
         for accumulator in optimizer._accumulated_gradients:
             if accumulator is not None:
-                with self._turns.next():
+                with self._turn():
                     set_to_zero(accumulator.value)
 
     def check(self, own: _Own, optimizer: Any, grads: Any) -> Any:
@@ -133,17 +134,9 @@ class _InTurn:
                     checks.append(own(optimizer, [gradient]))
         return tf.reduce_all(tf.stack(checks))
 
-
-class _Turns:
-    """Makes the operations of one variable wait for the assignments of the one before."""
-
-    def __init__(self) -> None:
-        self._graph: Any = None
-        self._done: list[Any] = []
-
     @contextlib.contextmanager
-    def next(self) -> Iterator[None]:
-        """Make new operations wait for the turn before."""
+    def _turn(self) -> Iterator[None]:
+        """Make the operations of one variable wait for the assignments of the one before."""
         import tensorflow as tf
 
         if tf.executing_eagerly():

@@ -148,28 +148,16 @@ def reduction_replaced(function: Callable[..., Any]) -> AbstractContextManager[N
     return patched(*REDUCE.owner(), reduce_weighted_values)
 
 
-def compiled_loss(model: Any) -> Any:
-    """Return the compiled loss with the trackers of single outputs, or None.
+def loss_and_tracker(model: Any) -> tuple[Any, Any]:
+    """Return the compiled loss with the trackers of single outputs, or None, and the metric that shows the loss.
 
     Raises:
-        NotAvailableError: If Keras has it elsewhere.
+        NotAvailableError: If Keras has them elsewhere.
     """
-    return _own(model, "_compile_loss")
-
-
-def loss_tracker(model: Any) -> Any:
-    """Return the metric that shows the loss.
-
-    Raises:
-        NotAvailableError: If Keras has it elsewhere.
-    """
-    return _own(model, "_loss_tracker")
-
-
-def _own(model: Any, name: str) -> Any:
-    if not hasattr(model, name):
-        raise NotAvailableError(f"{_MICRO_BATCHES} does not work with this Keras: a model has no {name}")
-    return getattr(model, name)
+    try:
+        return model._compile_loss, model._loss_tracker
+    except AttributeError as error:
+        raise NotAvailableError(f"{_MICRO_BATCHES} does not work with this Keras: {error}") from error
 
 
 def has_added_losses(layer: Any) -> bool:

@@ -12,7 +12,7 @@ nvml             what the NVIDIA driver sees (the only module that touches NVML)
 machine          this machine's GPUs and which of them is a CUDA ordinal, without TensorFlow
 host             memory of this process, of those under it, and of this machine
 limits           what this job may have: control groups, Slurm
-doctor           does TensorFlow see the GPU, and why not (doctor_child asks it)
+doctor           does TensorFlow see the GPU, and why not
 ================ =================================================================================
 """
 

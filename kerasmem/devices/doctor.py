@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kerasmem.compat.borrowing import NotAvailableError, all_borrowed
 from kerasmem.devices.growth import jax_grows
+from kerasmem.devices.kernels import onednn_is_left_off
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.machine import LiveMachine, read_machine
 from kerasmem.errors import UsageError
@@ -144,7 +149,7 @@ def _ask_tensorflow(timeout: float) -> SelfReport:
         settings = {**os.environ, **_LOGGED, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         with log.open("wb") as stream:
             process = start_module(
-                "kerasmem.devices.doctor_child", str(result), environ=settings, stdout=subprocess.DEVNULL, stderr=stream
+                "kerasmem.devices.doctor", str(result), environ=settings, stdout=subprocess.DEVNULL, stderr=stream
             )
             try:
                 code = process.wait(timeout)
@@ -274,3 +279,65 @@ def _about_variables(report: SelfReport, environ: Mapping[str, str]) -> Iterator
         yield Finding("note", f"Keras runs on jax, not on TensorFlow; JAX {how}", fix)
     elif report.backend not in (None, "tensorflow"):
         yield Finding("note", f"Keras runs on {report.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow")
+
+
+def report_to(path: str) -> None:
+    """Write TensorFlow's report on itself, the fields of `SelfReport`, to a JSON file, in a process that may crash.
+
+    The file is written again before each stage, so that a crash leaves the earlier fields.
+    """
+    facts: dict[str, Any] = {}
+
+    def reach(stage: str) -> None:
+        facts["stage"] = stage
+        Path(path).write_text(json.dumps(facts))
+
+    reach("import tensorflow")
+    import tensorflow as tf
+
+    build = tf.sysconfig.get_build_info()
+    facts |= {"tensorflow": str(tf.__version__), "folder": str(Path(tf.__file__).parent)}
+    facts |= {"cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
+    facts["built_with_cuda"] = bool(tf.test.is_built_with_cuda())
+    reach("import keras")
+    import keras
+
+    facts |= {"keras": str(keras.__version__), "backend": str(keras.config.backend())}
+    reach("list the GPUs")
+    gpus = tf.config.list_physical_devices("GPU")
+    facts["gpus"] = [
+        {
+            "name": gpu.name,
+            "card": tf.config.experimental.get_device_details(gpu).get("device_name"),
+            "growth": tf.config.experimental.get_memory_growth(gpu),
+        }
+        for gpu in gpus
+    ]
+    reach("start the devices")
+    for gpu in gpus:  # a doctor must not take the memory of the patient
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.list_logical_devices()
+    with contextlib.suppress(NotAvailableError):
+        facts["onednn_is_left_off"] = onednn_is_left_off()
+    if facts["backend"] == "tensorflow":
+        reach("run a small training step")
+        _step(tf, keras, facts)
+    reach("look at what kerasmem borrows")
+    parts = [part for part in all_borrowed() if importlib.util.find_spec(part.package) is not None]
+    lost = [(part, missing) for part in parts if (missing := part.missing()) is not None]
+    facts["borrowed"] = len(parts)
+    facts["lost"] = [{"package": part.package, "feature": part.feature, "missing": missing} for part, missing in lost]
+    reach("done")
+
+
+def _step(tf: Any, keras: Any, facts: dict[str, Any]) -> None:
+    import numpy as np
+
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    model.compile("sgd", "mse")
+    facts["jit_compile"] = bool(model.jit_compile)  # as Keras resolves "auto" here
+    model.train_on_batch(np.ones((4, 8), "float32"), np.ones((4, 8), "float32"))
+
+
+if __name__ == "__main__":
+    report_to(sys.argv[1])

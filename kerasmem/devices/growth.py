@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,17 +100,12 @@ def _switch_on(config: Any, gpus: list[Any]) -> tuple[GrowthState, str]:
             f"This program turned memory growth off for {_listing(refused)} by set_memory_growth(…, False). "
             "Remove that call, or pass True, to have growth."
         )
-    changed = []
     try:
-        for gpu in gpus:
+        for gpu in gpus:  # if TensorFlow refuses, it refuses the first whose setting would change
             config.experimental.set_memory_growth(gpu, True)
-            changed.append(gpu)
-    except (RuntimeError, ValueError) as error:
-        with contextlib.suppress(RuntimeError, ValueError):
-            for gpu in changed:  # GPUs that differ stop TensorFlow from starting at all
-                config.experimental.set_memory_growth(gpu, before[gpu])
-        if isinstance(error, ValueError):
-            return "failed", f"TensorFlow refused memory growth: {error}"
+    except ValueError as error:
+        return "failed", f"TensorFlow refused memory growth: {error}"
+    except RuntimeError as error:
         return "too late", (
             f"Too late for memory growth: TensorFlow has initialised its devices already ({error}), and takes nearly "
             f"all the memory of {names} at once. Call kerasmem.enable_memory_growth() before any model, tensor or "

@@ -12,18 +12,15 @@ import contextlib
 import functools
 import os
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.compat.patching import ThreadStack
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.host import usable_cores
 
 ONEDNN, EIGEN, CUDA = "onednn", "eigen", "cuda"
-VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 TITLES = {
     ONEDNN: "oneDNN's CPU kernels",
     EIGEN: "TensorFlow's own CPU kernels (Eigen)",
@@ -33,7 +30,6 @@ SHORT_TITLES = {ONEDNN: "oneDNN, CPU", EIGEN: "Eigen, CPU"}
 
 _X86 = ("x86_64", "AMD64")
 _assumed = ThreadStack()  # kinds of kernels
-_CHOOSES_ONEDNN = ("avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16")
 # What oneDNN computes only where the CPU can (tensorflow/core/util/util.cc); elsewhere TensorFlow's own kernels do.
 _NEEDED_FOR = {
     "float32": None,
@@ -95,13 +91,7 @@ def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
 def cpu_kernels() -> CpuKernels:
     """Return the kernels of a step in this process, from TensorFlow."""
     flags = cpu_flags()
-    if _assumed.stack:
-        is_on = _assumed.stack[-1] == ONEDNN
-    else:
-        try:
-            is_on = onednn_is_on()
-        except NotAvailableError:
-            is_on = onednn_is_chosen(flags, os.environ)
+    is_on = _assumed.stack[-1] == ONEDNN if _assumed.stack else onednn_is_on()
     inter_op, intra_op = _threads()
     if not is_on:
         return CpuKernels(EIGEN, (), inter_op, intra_op)
@@ -153,19 +143,6 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.split())
-
-
-def onednn_is_chosen(flags: frozenset[str], environment: Mapping[str, str]) -> bool:
-    """Return whether TensorFlow will use oneDNN's kernels on an x86 CPU, by its own rule.
-
-    Examples:
-        >>> onednn_is_chosen(frozenset({"avx2"}), {}), onednn_is_chosen(frozenset({"avx2", "avx512_vnni"}), {})
-        (False, True)
-    """
-    asked = environment.get(VARIABLE, "").strip().lower()
-    if asked in ("1", "true"):
-        return True
-    return asked not in ("0", "false") and not flags.isdisjoint(_CHOOSES_ONEDNN)
 
 
 def onednn_dtypes(flags: frozenset[str]) -> tuple[str, ...]:

@@ -114,22 +114,18 @@ def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
     return list(read_machine(api=api, environ=environ).devices)
 
 
-def find_device(
-    ordinal: int, name: str | None = None, *, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None
-) -> LiveDevice | None:
+def find_device(ordinal: int, name: str | None = None) -> LiveDevice | None:
     """Return the GPU behind a CUDA ordinal, or None if the driver does not list it.
 
     Args:
         ordinal: CUDA's number of it in this process.
         name: CUDA's name for it.
-        api: a stand-in for nvidia-ml-py, such as a recording.
-        environ: environment variables that choose GPUs. Defaults to this process's.
     """
-    nvml, _ = Nvml.open(api)
+    nvml, _ = Nvml.open()
     if nvml is None:
         return None
     with contextlib.closing(nvml):
-        match = match_card(nvml.devices, os.environ if environ is None else environ, ordinal, name)
+        match = match_card(nvml.devices, os.environ, ordinal, name)
         return None if match.device is None else _live(nvml, match.device, ordinal, match.doubt)
 
 

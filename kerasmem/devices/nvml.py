@@ -90,12 +90,9 @@ class Nvml:
             The connection and None; or None and the reason, if there is no driver to ask.
         """
         if api is None:
-            try:
-                import pynvml
+            import pynvml
 
-                api = pynvml
-            except ImportError as error:
-                return None, f"nvidia-ml-py cannot be imported ({error}); pip install nvidia-ml-py"
+            api = pynvml
         try:
             api.nvmlInit()
         except api.NVMLError as error:

@@ -11,11 +11,11 @@ from kerasmem.errors import InputError
 
 ALLOCATE, DEALLOCATE = "allocate", "free"
 _KINDS = {"MemoryAllocation": ALLOCATE, "MemoryDeallocation": DEALLOCATE}
-# What the profiler calls a field of `AllocatorEvent`.
-_NUMBERS = {
-    "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated", "bytes_allocated": "in_use",
+# Fields of `AllocatorEvent` by the profiler's names for them.
+_FIELDS = {
+    "allocator_name": "allocator", "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated",
+    "bytes_allocated": "in_use", "tf_op": "op", "region_type": "region", "shape": "shape",
 }  # fmt: skip
-_TEXTS = {"allocator_name": "allocator", "tf_op": "op", "region_type": "region", "shape": "shape"}
 
 
 class AllocatorEvent(NamedTuple):
@@ -99,22 +99,20 @@ def read_recording(
 def _events_of(plane: Any) -> Iterator[AllocatorEvent]:
     kinds = {key: _KINDS[item.name] for key, item in plane.event_metadata.items() if item.name in _KINDS}
     names = {key: item.name for key, item in plane.stat_metadata.items()}
-    numbers = {key: _NUMBERS[name] for key, name in names.items() if name in _NUMBERS}
-    texts = {key: _TEXTS[name] for key, name in names.items() if name in _TEXTS}
+    fields = {key: _FIELDS[name] for key, name in names.items() if name in _FIELDS}
     for line in plane.lines:
         begin = line.timestamp_ns * 1000
         for event in line.events:
             kind = kinds.get(event.metadata_id)
             if kind is None:
                 continue
-            fields: dict[str, Any] = {"time": begin + event.offset_ps, "kind": kind}
+            values: dict[str, Any] = {"time": begin + event.offset_ps, "kind": kind}
             for stat in event.stats:
-                key = stat.metadata_id
-                if key in numbers:
-                    fields[numbers[key]] = stat.int64_value or stat.uint64_value
-                elif key in texts:
-                    fields[texts[key]] = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
-            yield AllocatorEvent(**fields)
+                if stat.metadata_id in fields:
+                    form = stat.WhichOneof("value")
+                    value = getattr(stat, form)
+                    values[fields[stat.metadata_id]] = names.get(value, "") if form == "ref_value" else value
+            yield AllocatorEvent(**values)
 
 
 def _marks_of(plane: Any, prefix: str) -> Iterator[Mark]:

@@ -216,8 +216,9 @@ def test_trackers_of_each_output():
     model = keras.Model(inputs, {name: layers.Dense(1, name=name)(inputs) for name in "ab"})
     model.compile("sgd", "mse")
     model.train_on_batch(np.ones((2, 3)), {name: np.ones((2, 1)) for name in "ab"})
-    assert keras_training.loss_tracker(model).name == "loss"
-    assert sorted(each.name for each in keras_training.compiled_loss(model).metrics) == ["a_loss", "b_loss"]
+    loss, tracker = keras_training.loss_and_tracker(model)
+    assert tracker.name == "loss"
+    assert sorted(each.name for each in loss.metrics) == ["a_loss", "b_loss"]
 
 
 def test_losses_that_layers_add():

@@ -87,21 +87,6 @@ def test_growth_that_the_program_refused_stays_off(make):
     assert list(config.growth.values()) == [None, False]
 
 
-def test_gpus_are_switched_all_or_none(make, monkeypatch):
-    config = make(2)
-    switch = config.context.set_memory_growth
-
-    def refuse_second(gpu, enable):
-        if gpu is config.gpus[1]:
-            raise ValueError("no")
-        switch(gpu, enable)
-
-    monkeypatch.setattr(config.context, "set_memory_growth", refuse_second)
-    status = enable_memory_growth()
-    assert status.state == "failed" and "no" in status.message
-    assert set(config.growth.values()) == {None}
-
-
 @pytest.mark.parametrize(("value", "state"), [("true", "already on"), ("false", "set differently"), ("1", "too late")])
 def test_the_environment_variable_overrides_the_program(make, monkeypatch, value, state):
     make(1, initialised=True)

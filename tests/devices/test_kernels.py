@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
-from kerasmem.compat.borrowing import NotAvailableError
 from kerasmem.devices import kernels
-from kerasmem.devices.kernels import EIGEN, ONEDNN, cpu_kernels, onednn_is_chosen
+from kerasmem.devices.kernels import EIGEN, ONEDNN, cpu_kernels
 
 OLD = frozenset({"fpu", "avx", "avx2", "fma"})
 NEW = OLD | {"avx512f", "avx512_vnni"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "asked", "chosen"),
-    [(OLD, None, False), (NEW, None, True), (OLD, "1", True), (NEW, "0", False), (NEW, "False", False),
-     (OLD, "TRUE", True), (NEW, "yes", True), (OLD, "", False), (frozenset(), None, False)],
-)  # fmt: skip
-def test_tensorflows_rule(flags, asked, chosen):
-    assert onednn_is_chosen(flags, {} if asked is None else {"TF_ENABLE_ONEDNN_OPTS": asked}) is chosen
 
 
 def test_this_process_is_asked(monkeypatch):
@@ -34,18 +22,12 @@ def test_this_process_is_asked(monkeypatch):
     assert kernels.TITLES[here.kind] == here.title
 
 
-def test_a_tensorflow_that_does_not_tell_goes_by_its_rule(monkeypatch):
-    def missing():
-        raise NotAvailableError("gone")
-
-    monkeypatch.setattr(kernels, "onednn_is_on", missing)
-    monkeypatch.setattr(kernels, "cpu_flags", lambda: OLD)
-    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
-    assert cpu_kernels().kind == EIGEN
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
-    assert (cpu_kernels().kind, cpu_kernels().dtypes) == (ONEDNN, ("float32",))
-    monkeypatch.setattr(kernels, "cpu_flags", lambda: NEW | {"avx512_fp16"})
-    assert cpu_kernels().dtypes == ("float32", "bfloat16", "float16")
+def test_the_dtypes_of_onednn_follow_the_features_of_the_cpu(monkeypatch):
+    with kernels.assumed(ONEDNN):
+        monkeypatch.setattr(kernels, "cpu_flags", lambda: OLD)
+        assert (cpu_kernels().kind, cpu_kernels().dtypes) == (ONEDNN, ("float32",))
+        monkeypatch.setattr(kernels, "cpu_flags", lambda: NEW | {"avx512_fp16"})
+        assert cpu_kernels().dtypes == ("float32", "bfloat16", "float16")
 
 
 def test_the_cache_is_a_whole_number_of_its_ways():

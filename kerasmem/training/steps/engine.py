@@ -28,7 +28,7 @@ from keras import ops
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.compat.keras_optimizers import set_to_zero, updated_in_turn
-from kerasmem.compat.keras_training import compiled_loss, loss_tracker, masked_weights, reduction_replaced, step_on_data
+from kerasmem.compat.keras_training import loss_and_tracker, masked_weights, reduction_replaced, step_on_data
 from kerasmem.devices.training_device import in_use_reader, reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
@@ -206,7 +206,7 @@ class MicroStep:
         self.model = model
         self._is_sum = loss_reduction == SUM and has_own_loss(model)
         self._is_told_of_training = "training" in inspect.signature(model.call).parameters
-        self._loss, self._loss_tracker = compiled_loss(model), loss_tracker(model)
+        self._loss, self._loss_tracker = loss_and_tracker(model)
         self._any_rows = any_rows
         self._divisors = Divisors()
         self._is_known = False
