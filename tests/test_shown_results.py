@@ -26,7 +26,6 @@ def build(units=64):
     return model
 
 
-COLUMN = ColumnStats("/x", (8,), "float32", (0.5,), (0.1,), 0.0, 1.0)
 OOM = "OOM when allocating tensor with shape[512,12] and type float"
 
 

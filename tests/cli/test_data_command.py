@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RNG = np.random.default_rng(0)
 
 

@@ -18,10 +18,7 @@ from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.chunks import CHUNK
 from kerasmem.hdf5.format.layout import DatasetLayout, FileLayout
-from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
-
-LOCAL = RemoteAccess()
 
 
 def write_parts(folder, count=3):

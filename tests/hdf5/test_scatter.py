@@ -68,16 +68,6 @@ def test_reads_that_bring_less_than_asked_go_on(tmp_path, monkeypatch):
     assert np.array_equal(target[places], stored)
 
 
-SETTINGS = {
-    "shuffled": {},
-    "in order": {"shuffle": False},
-    "some rows": {"rows": np.flatnonzero(np.random.default_rng(5).random(400) < 0.4)},
-    "a run": {"rows": (13, 377)},
-    "a shard": {"shard": (1, 3)},
-    "a shard in order": {"shard": (2, 3), "shuffle": False},
-}
-
-
 def test_rows_that_change_on_their_way_or_are_small_are_not(numbered, scattered_reads):
     for changes, width in (({"scale": 0.5}, WIDTH), ({"dtype": "float64"}, WIDTH), ({}, 3)):
         path = numbered(rows=100, chunks=8, width=width, name=f"{width}{list(changes)}.h5")

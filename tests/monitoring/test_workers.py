@@ -12,7 +12,6 @@ from kerasmem.monitoring import read_timeline
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
-ROOT = Path(__file__).parents[2]
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}
 
 FIT = """

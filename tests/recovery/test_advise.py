@@ -29,7 +29,6 @@ MODELS = Path(advised_models.__file__)
 RESIDUAL = f"{MODELS}:residual"
 BATCH = 1024
 OPTIONS = {"factory_args": {"blocks": 2}, "method": "graph"}
-MICRO_BATCHES = ("micro_batches", 4)
 
 
 @pytest.fixture(scope="module")
