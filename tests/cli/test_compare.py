@@ -27,22 +27,6 @@ def files(tmp_path):
 FORMULA = ("--method", "formula")
 
 
-def test_differences_in_a_table(cli, files):
-    result = cli("compare", *files, *FORMULA)
-    assert result.code == 0
-    assert "\x1b" not in result.out
-    assert "hidden (Dense)" in result.out
-    assert "1 layer takes the same" in result.out  # the input
-    assert "A: model" in result.out
-
-
-def test_json_adds_up(cli, files):
-    data = json.loads(cli("compare", *files, *FORMULA, "--json").out)
-    change = data["after"]["bytes"]["total"] - data["before"]["bytes"]["total"]
-    assert change == sum(row["change"] for row in data["layers"]) == data["categories"][-1]["change"] > 0
-    assert data["limits"] == []
-
-
 def test_by_simulated_steps_with_one_method(cli, files):
     data = json.loads(cli("compare", *files, "--json").out)
     assert data["before"]["settings"]["method"] == data["after"]["settings"]["method"] == "graph"
@@ -62,10 +46,6 @@ def test_limits_decide_the_exit_code(cli, files, arguments, code, verdict):
     result = cli("compare", *files, *FORMULA, *arguments)
     assert result.code == code, result.out
     assert verdict in result.out
-
-
-def test_the_same_model_keeps_to_no_increase(cli, files):
-    assert cli("compare", files[0], files[0], *FORMULA, "--max-increase", "0%").code == 0
 
 
 def test_a_saved_report_stands_for_its_model(cli, files, tmp_path):

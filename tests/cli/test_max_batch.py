@@ -20,29 +20,6 @@ def model_file(request, tmp_path):
     return tmp_path / "model.keras"
 
 
-def test_the_answer_agrees_with_estimate(cli, model_file):
-    result = cli("max-batch", model_file, "--device", "256MB", "--method", "formula", "--step", 64, "--json")
-    data = json.loads(result.out)
-    assert (result.code, data["device"]["verdict"]) == (0, "fits")
-    arguments = ("estimate", model_file, "--device", "256MB", "--method", "formula", "--batch-size")
-    assert cli(*arguments, data["largest"]).code == 0
-    assert cli(*arguments, data["largest"] + 64).code == 4
-    assert cli(*arguments, data["fails_from"] - 64).code == 4
-    assert cli(*arguments, data["fails_from"]).code == 3
-    assert data["report"]["settings"]["batch_size"] == data["largest"]
-
-
-def test_the_answer_first_and_then_the_table(cli, model_file):
-    result = cli("max-batch", model_file, "--device", "64MB", "--method", "formula")
-    assert result.code == 0
-    assert "\x1b" not in result.out
-    answer, above, *_ = result.out.splitlines()
-    assert answer.startswith("64MB (61.0 MiB for TensorFlow): batch size ")
-    assert answer.endswith("to spare")
-    assert " fits, " in answer
-    assert " and more will not fit" in above
-
-
 def test_by_simulated_steps(cli):
     result = cli("max-batch", f"{MODELS}:perceptron", "--device", "2MB", "--method", "graph", "--maximum", 64, "--json")
     data = json.loads(result.out)

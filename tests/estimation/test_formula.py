@@ -31,15 +31,6 @@ MNIST = [
 ]
 
 
-@pytest.mark.parametrize("batch", [1, 32, 100, 4096])
-def test_the_source_texts_figures(batch):
-    result = formula(MNIST, batch)
-    assert result.parameter_bytes == 8_895_568
-    assert result.activation_elements_per_sample == 29_978
-    assert result.activation_bytes_per_sample == 239_824
-    assert result.total_bytes == 8_895_568 + batch * 239_824
-
-
 def test_inference_has_no_gradients():
     assert formula(MNIST, 32, "inference").total_bytes * 2 == formula(MNIST, 32).total_bytes
     assert formula_bytes(MNIST, 32, "inference").gradients == 0

@@ -157,52 +157,6 @@ def test_inference_needs_less_and_has_no_optimizer():
     assert inference.bytes.optimizer == inference.bytes.gradients == 0
 
 
-def test_files_are_estimated_like_what_was_saved(tmp_path):
-    model = image_net()
-    expected = graph(model)
-    model.save(tmp_path / "m.keras")
-    (tmp_path / "m.json").write_text(model.to_json())
-    for name in ("m.keras", "m.json"):
-        report = check(graph(tmp_path / name))
-        assert report.bytes.optimizer == expected.bytes.optimizer, name
-        assert report.bytes.total == pytest.approx(expected.bytes.total, rel=0.1)
-        assert not any("assumed" in note for note in report.notes)
-
-
-def test_a_model_with_several_inputs_and_its_own_step():
-    class Pair(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.left, self.right = layers.Dense(64, name="left"), layers.Dense(64, name="right")
-
-        def build(self, shapes):
-            self.left.build(shapes["a"])
-            self.right.build(shapes["b"])
-
-        def call(self, x):
-            return self.left(x["a"]) * self.right(x["b"])
-
-        def train_step(self, data):
-            import tensorflow as tf
-
-            with tf.GradientTape() as tape:
-                loss = keras.ops.mean(self(data, training=True) ** 2)
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-            return {"loss": loss}
-
-    def build():
-        model = Pair()
-        model.compile("adam")
-        return model
-
-    report = check(graph(build, 64, input_shape={"a": (32,), "b": (16,)}))
-    assert report.bytes.inputs == 64 * 48 * 4
-    true = 4 * (33 * 64 + 17 * 64)
-    assert true <= report.bytes.weights <= true + 8  # and the loss's two numbers
-    assert report.bytes.optimizer >= 2 * true
-
-
 # Models that are odd: an answer or an error that says why, never anything else.
 
 

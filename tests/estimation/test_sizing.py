@@ -166,14 +166,6 @@ def test_steps_that_do_not_fit(found):
     assert again == found
 
 
-def test_steps_that_fit(model):
-    fits = kerasmem.max_batch_size(
-        model, device="64MB", minimum=8, maximum=8, method="formula", jit_compile=False, confirm=True
-    )
-    assert fits.largest == 8 and fits.trials[0].fits and 0 < fits.trials[0].peak_bytes < 64e6
-    assert fits.device.verdict == "fits" and any("on the CPU" in note for note in fits.notes)
-
-
 def test_nothing_of_this_process_is_touched(model):
     weights = [each.copy() for each in model.get_weights()]
     threads, optimizer = threading.active_count(), model.optimizer.iterations.numpy()

@@ -144,16 +144,6 @@ def history_and_csv():
 
 
 @scenario
-def evaluate_and_predict():
-    model = small_model()
-    logger = MemoryLogger("log.csv")
-    x, y = data(20)
-    model.evaluate(x, y, batch_size=8, verbose=0, callbacks=[logger])
-    model.predict(x, batch_size=10, verbose=0, callbacks=[logger])
-    return {"rows": rows(logger), "file": len(read_timeline("log.csv")), "run_peak": logger.run_peak}
-
-
-@scenario
 def steps_per_execution():
     logger = MemoryLogger()
     model = small_model(steps_per_execution=4)

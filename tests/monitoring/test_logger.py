@@ -100,14 +100,6 @@ def test_json_lines_carry_version_clock_and_notes(scenario):
     assert lines[-1]["batches"] == found["cost"]["batches"] and lines[-1]["step_share"] > 0
 
 
-def test_evaluate_and_predict_are_runs_of_their_own(scenario):
-    found = scenario("evaluate_and_predict")
-    wanted = [[0, "evaluate", None, batch, 1] for batch in range(3)]
-    wanted += [[1, "predict", None, batch, 1] for batch in range(2)]
-    assert numbers(found["rows"], "run", "phase", "epoch", "batch", "steps") == wanted
-    assert found["file"] == 5 and found["run_peak"] >= found["rows"][-1]["peak_bytes"]
-
-
 def test_several_steps_an_execution_are_counted_right(scenario):
     found = scenario("steps_per_execution")
     for epoch in (0, 1):

@@ -113,14 +113,6 @@ def test_what_is_no_timeline_is_an_input_error(timeline, change):
         Timeline.from_dict({**timeline.to_dict(), **change})
 
 
-def test_a_timeline_does_not_change(timeline):
-    with pytest.raises(AttributeError):
-        timeline.notes = ()
-    with pytest.raises(AttributeError):
-        timeline._rows = None
-    assert timeline.samples == tuple(ROWS) and timeline[2] == ROWS[2] and len(timeline) == len(ROWS)
-
-
 # ---------------------------------------------------------------- files
 
 

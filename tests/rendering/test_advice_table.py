@@ -52,25 +52,12 @@ def test_nothing_is_cut(width):
         assert word in joined, word
 
 
-def test_plain_text():
-    text = plain_text(advice_table(some_advice()))
-    assert "\x1b" not in text
-    assert "1  4 micro-batches of 16           70.0 MiB (70 %)  30.0 MiB  fits" in text
-    assert "What fits, the least harmful first\n  4 micro-batches of 16: 30.0 MiB" in text
-    assert f"\n  {CODE}" in text
-    assert text.splitlines()[-1] == "Note: something to know."
-
-
 def test_code_has_each_remedy_once():
     headings = [line for line in advice_code(some_advice()).splitlines() if line.startswith("# ")]
     assert headings == [
         "# 4 micro-batches of 16: fits, same training trajectory",
         "# half precision (mixed_float16): too close to call, same network, other rounding",
     ]
-
-
-def test_what_fits_already_has_no_plans():
-    assert "What fits" not in plain_text(advice_table(some_advice("fits")))
 
 
 def test_nothing_saves():

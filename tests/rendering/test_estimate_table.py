@@ -67,14 +67,6 @@ def test_largest_first():
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_the_formula_is_spelled_out(mnist_cnn):
-    text = plain_text(estimate_table(estimate(mnist_cnn, batch_size=32, device="16GB", method="formula")))
-    assert re.search(r"1,111,946 × 2 × 4 B +=  +8,895,568 B", text)
-    assert re.search(r"32 × 29,978 × 2 × 4 B +=  +7,674,368 B", text)
-    assert "16,569,936 B" in text
-    assert text.rstrip().endswith("16GB: 14.9 GiB, of which TensorFlow can use 14.9 GiB: fits, 14.9 GiB to spare")
-
-
 @pytest.fixture(scope="module")
 def reports():
     """Reports of one convnet, each estimated once."""
