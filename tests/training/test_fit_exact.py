@@ -13,7 +13,6 @@ import kerasmem
 from kerasmem.errors import DataError, UsageError
 from kerasmem.training.steps import checks
 from kerasmem.training.steps.checks import uneven_layers
-from kerasmem.training.steps.engine import Divisors
 from kerasmem.training.steps.remote import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -175,19 +174,6 @@ def test_half_precision_is_named_where_it_sums_over_rows():
     assert uneven_layers(dense()) is None
 
 
-def test_data_of_other_kinds():
-    def rows():
-        while True:
-            yield X[:10], Y[:10]
-
-    model = dense()
-    model.compile("adam", CROSS, jit_compile=False)
-    ragged = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-    for data, options in ((ragged, {}), (rows(), {"steps_per_epoch": 3}), (ragged.repeat(), {"steps_per_epoch": 2})):
-        history = kerasmem.fit(model, data, epochs=2, verbose=0, micro_batches=3, **options)
-        assert len(history.history["loss"]) == 2
-
-
 class OwnStep(keras.Sequential):
     def train_step(self, data):
         return {**super().train_step(data), "more": 1.0}
@@ -308,12 +294,6 @@ def test_a_stream_that_gives_other_batches_is_refused(tmp_path):
         kerasmem.fit(small(), shuffled(), **saving, callbacks=[Stopped(9)])
     with pytest.raises(UsageError, match="the data gives other batches than in the run that was saved"):
         kerasmem.fit(small(), shuffled(lambda rows: rows.map(noisy)), **saving)
-
-
-def test_divisors_of_pieces():
-    divisors = Divisors()
-    divisors.kinds = ["rows", "sum", "counted", "counted"]
-    assert divisors.factors([1, 1, 3, 0], [2, 2, 12, 0], rows=2, total=8) == [1.0, 4.0, 1.0, 0.0]
 
 
 def test_keras_gets_its_own_functions_back():
