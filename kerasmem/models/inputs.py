@@ -109,8 +109,6 @@ def normalise_input_shapes(given: Any, option: str = _INPUT_SHAPE) -> dict[str, 
 
 
 def _shape(value: Any, where: str, may_be_number: bool = False) -> GivenShape:
-    if isinstance(value, GivenShape):
-        return value
     shown, dtype = value, ""
     if isinstance(value, str):
         dimensions, _, dtype = (part.strip() for part in value.partition(":"))

@@ -110,7 +110,7 @@ class Attribution:
     def instant(self, name: str) -> Instant:
         """Describe the moment of an operation."""
         origin = self.origin(name)
-        what = origin.layer or self._plain(name)
+        what = origin.layer or name.removeprefix(f"{BACKWARD}/").partition("/")[0]
         if origin.phase == "optimizer":
             text = f"while {self.optimizers[0]} updates the weights"
         elif origin.phase == "backward":
@@ -118,9 +118,6 @@ class Attribution:
         else:
             text = f"while computing {what}"
         return Instant(text, name, origin.layer, origin.phase)
-
-    def _plain(self, name: str) -> str:
-        return next((part for part in name.split("/") if part != BACKWARD), name)
 
 
 def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attribution: Attribution) -> dict[str, str]:
@@ -151,10 +148,7 @@ def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attributio
         beside = next((scoped[each] for each in inputs if each in scoped), None)
         if beside is not None:
             scoped[name] = beside
-        if phase == "backward":
-            renamed[name] = f"{BACKWARD}/{beside or name}"
-        else:
-            renamed[name] = name
+        renamed[name] = f"{BACKWARD}/{beside or name}" if phase == "backward" else name
     return renamed
 
 

@@ -177,7 +177,13 @@ class StepSpec(Record, what="step"):
                 raise UsageError(f"{model} is inside a class; {_REMEDY}")
         elif model is not None and not isinstance(model, (str, os.PathLike)):
             raise no_model(model)
-        _check_json(arguments)
+        try:
+            json.dumps(arguments)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"the arguments {', '.join(arguments)} of the function that builds the model cannot be given to "
+                f"another process ({error}); bind numbers, texts and lists only, or put it into a function of a module"
+            ) from None
         yield replace(spec, model=None if model is None else os.fspath(model), factory_args=arguments)
 
 
@@ -268,17 +274,6 @@ def _module_text(module: str) -> str:
         return module
     specification = importlib.machinery.PathFinder.find_spec(module)
     return module if specification is not None and specification.origin == file else os.path.abspath(file)
-
-
-def _check_json(arguments: Mapping[str, Any]) -> None:
-    for name, value in arguments.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError):
-            raise UsageError(
-                f"argument {name!r} of the function that builds the model is a {type(value).__name__}, which another "
-                "process cannot be given; bind numbers, texts and lists only, or put it into a function of a module"
-            ) from None
 
 
 def _shape_texts(shapes: Mapping[str, GivenShape]) -> list[str] | None:

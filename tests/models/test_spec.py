@@ -143,7 +143,7 @@ def test_what_cannot_cross_is_refused_with_the_way_out(zoo, monkeypatch):
             pass
         assert "module:function" in str(caught.value)
     with (
-        pytest.raises(UsageError, match=r"'width' .* is a object"),
+        pytest.raises(UsageError, match=r"width .* cannot be given .* type object is not"),
         StepSpec(zoo.build, factory_args={"width": object()}).portable(),
     ):
         pass
