@@ -31,9 +31,6 @@ _LOCK = Borrowed("h5py._objects:phil", feature="writing compressed chunks")
 @contextlib.contextmanager
 def no_running_loop() -> Iterator[None]:
     """Let this thread run another event loop inside a running one, as in a notebook."""
-    if not (GET_LOOP.exists() and SET_LOOP.exists()):
-        yield
-        return
     running = GET_LOOP()
     SET_LOOP(None)
     try:

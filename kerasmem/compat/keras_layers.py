@@ -193,11 +193,6 @@ def functional_class() -> Any:
     return type(keras.Model(tensor, outputs, name="kerasmem_functional"))
 
 
-def is_functional(model: Any) -> bool:
-    """Return whether a model was made of inputs and outputs, so that it does nothing but call its layers."""
-    return isinstance(model, functional_class())
-
-
 def graph_of(model: Any) -> Any:
     """Return the Functional model inside a Sequential one (None if not built), or the model itself."""
     import keras

@@ -184,12 +184,12 @@ def largest_context(compute_capability: tuple[int, int]) -> int:
 @functools.cache
 def all_cards() -> tuple[Card, ...]:
     """Return every card of the catalogue, oldest architecture first."""
-    return tuple(_card(row) for row in _data()["cards"])
+    return tuple(_card(row) for row in package_data(__package__, "cards")["cards"])
 
 
 def families() -> dict[str, list[str]]:
     """Return the names that stand for several cards, and the keys of those cards."""
-    keys: dict[str, list[str]] = _data()["families"]
+    keys: dict[str, list[str]] = package_data(__package__, "cards")["families"]
     return keys
 
 
@@ -201,14 +201,10 @@ def hardware_of(card: Card) -> dict[str, Any] | None:
     second, `l2_bytes`, and the `source` of these. `is_accelerated`: XLA compiles for the variant with features of this
     capability alone ("sm_90a").
     """
-    data = _data()
+    data = package_data(__package__, "cards")
     shared = data["capabilities"].get("{}.{}".format(*card.compute_capability))
     own = next(row.get("hardware") for row in data["cards"] if row["key"] == card.key)
     return None if shared is None or own is None else {**shared, **own}
-
-
-def _data() -> dict[str, Any]:
-    return package_data(__package__, "cards")
 
 
 def _card(row: dict[str, Any]) -> Card:

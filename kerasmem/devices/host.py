@@ -204,7 +204,6 @@ class TreeReading(NamedTuple):
     Attributes:
         rss_bytes: resident in the process itself.
         tree_bytes: resident in it and in all processes under it; a page that several share counts for each.
-        processes: how many processes that is.
         high_water_bytes: the largest that the process itself held at once since it began; None if the system
             does not tell.
         swap_bytes: swapped bytes of the process itself; None if unknown.
@@ -212,7 +211,6 @@ class TreeReading(NamedTuple):
 
     rss_bytes: int
     tree_bytes: int
-    processes: int
     high_water_bytes: int | None
     swap_bytes: int | None
 
@@ -257,4 +255,4 @@ class TreeReader:
         for child in self._children:
             with contextlib.suppress(self._unseen):
                 sizes.append(resident_bytes(child.pid) or int(child.memory_info().rss))
-        return TreeReading(rss, rss + sum(sizes), 1 + len(sizes), status.get("VmHWM"), status.get("VmSwap"))
+        return TreeReading(rss, rss + sum(sizes), status.get("VmHWM"), status.get("VmSwap"))

@@ -95,15 +95,11 @@ class Nvml:
             api = pynvml
         try:
             api.nvmlInit()
+            return cls(api), None
         except api.NVMLError as error:
             return None, _why_no_driver(error)
         except OSError as error:
             return None, f"the NVIDIA driver's library cannot be loaded: {error}"
-        try:
-            return cls(api), None
-        except api.NVMLError as error:
-            api.nvmlShutdown()
-            return None, f"the NVIDIA driver does not list its devices: {error}"
 
     def memory(self, device: NvmlDevice) -> tuple[DriverMemory | None, str | None]:
         """Return the device's memory and None, or None and the reason why it is not known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from kerasmem.devices.catalogue import available_on_device
@@ -101,26 +101,6 @@ def reserve_in_one_piece() -> None:
         with tf.device("CPU:0"), contextlib.suppress(tf.errors.ResourceExhaustedError):
             tf.raw_ops.Empty(shape=[free // 16], dtype=tf.complex128)
         allocator.reset()
-
-
-def fits_on_the_cpu(sizes: Sequence[int]) -> bool:
-    """Return whether TensorFlow's CPU allocator has pieces of these sizes (True without a limit).
-
-    It is asked for them, which takes ten seconds if it has not. TensorFlow does not ask before it copies an array,
-    and ends the process.
-    """
-    import tensorflow as tf
-
-    if _cpu_allocator_limit() is None:
-        return True
-    pieces = []
-    with tf.device("CPU:0"):
-        for size in sizes:
-            try:
-                pieces.append(tf.raw_ops.Empty(shape=[size], dtype=tf.uint8))
-            except tf.errors.ResourceExhaustedError:
-                return False
-    return True
 
 
 def _first_allocator() -> Allocator | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kerasmem.compat.keras_layers import calls_noted, flatten_layers, is_functional, without_name_scopes
+from kerasmem.compat.keras_layers import calls_noted, flatten_layers, functional_class, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory
 from kerasmem.files import package_data
@@ -151,7 +151,7 @@ def _tensors(outputs: Any) -> list[Any]:
 
 def _is_graph(layer: Any) -> bool:
     """Return whether a model does nothing but call its layers."""
-    return isinstance(layer, import_keras().Sequential) or is_functional(layer)
+    return isinstance(layer, (import_keras().Sequential, functional_class()))
 
 
 def _own_weights(layer: Any) -> list[Any]:

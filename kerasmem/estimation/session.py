@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.compat.keras_layers import flatten_layers, is_functional
+from kerasmem.compat.keras_layers import flatten_layers, functional_class
 from kerasmem.devices.catalogue import DeviceTarget, find_card, resolve_device
 from kerasmem.estimation.methods import step_outcome
 from kerasmem.estimation.report import MemoryReport, ModelFacts, Outcome, Settings, device_verdict
@@ -95,7 +95,7 @@ class EstimateSession:
 
 def _serves_again(model: Any) -> bool:
     """Return whether an estimate leaves the model as it was: if it is a graph of layers, and built."""
-    is_graph = is_functional(model) or (isinstance(model, import_keras().Sequential) and model.built)
+    is_graph = isinstance(model, functional_class()) or (isinstance(model, import_keras().Sequential) and model.built)
     return is_graph and not has_own_step(model)
 
 

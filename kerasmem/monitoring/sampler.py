@@ -32,8 +32,7 @@ class MachineReader:
         used = self._read_driver()
         if self._tree is not None:
             try:
-                rss, tree, _, high, swap = self._tree.read()
-                return BackgroundReading(rss, tree, high, swap, used)
+                return BackgroundReading(*self._tree.read(), used)
             except Exception as error:  # psutil has several kinds
                 self._tree = None
                 self._note(f"host: this process and those under it cannot be read: {error}")

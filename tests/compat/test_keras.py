@@ -159,9 +159,9 @@ def test_graphs_of_layers():
         def call(self, x):
             return x
 
-    assert keras_layers.is_functional(keras.Model(inputs, layers.Dense(2)(inputs)))
-    assert not keras_layers.is_functional(Own())
-    assert not keras_layers.is_functional(layers.Dense(2))
+    assert isinstance(keras.Model(inputs, layers.Dense(2)(inputs)), keras_layers.functional_class())
+    assert not isinstance(Own(), keras_layers.functional_class())
+    assert not isinstance(layers.Dense(2), keras_layers.functional_class())
     assert keras_layers.supports_jit(Own())
 
 

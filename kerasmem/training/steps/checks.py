@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem.compat.keras_layers import draws_numbers, flatten_layers
 from kerasmem.compat.keras_training import has_added_losses, is_under_strategy
-from kerasmem.devices.training_device import allocator_limit, fits_on_the_cpu
+from kerasmem.devices.training_device import allocator_limit, free_cpu_allocator_bytes
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.models.own_step import has_own_step
 from kerasmem.units import format_size
@@ -55,14 +55,15 @@ def _check_arrays(arguments: Mapping[str, Any]) -> None:
     """Refuse arrays too large for TensorFlow's CPU allocator, which would end the process."""
     parts = keras.tree.flatten([arguments.get(name) for name in ("x", "y", "sample_weight", "validation_data")])
     floats = np.dtype(keras.config.floatx()).itemsize
-    sizes = [
+    size = sum(
         each.size * (floats if each.dtype.kind == "f" else each.itemsize)
         for each in parts
         if isinstance(each, np.ndarray) and each.dtype.kind != "O"
-    ]
-    if not fits_on_the_cpu(sizes):
+    )
+    free = free_cpu_allocator_bytes()
+    if free is not None and size > free:
         raise ModelError(
-            f"the arrays take {format_size(sum(sizes))}, and TF_CPU_BFC_MEM_LIMIT_IN_MB leaves "
+            f"the arrays take {format_size(size)}, and TF_CPU_BFC_MEM_LIMIT_IN_MB leaves "
             f"{format_size(allocator_limit() or 0)} for them and the model; use a PyDataset or H5ChunkSequence"
         )
 
