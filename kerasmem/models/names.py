@@ -5,15 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-import itertools
 import os
 from pathlib import Path
 
 from kerasmem.checks import nearest
 from kerasmem.errors import ModelFileError, UsageError
-
-_MODEL_SUFFIXES = (".keras", ".h5", ".hdf5", ".json")
-_LISTED_FILES = 10_000  # of a folder, among which the nearest name is looked for
 
 
 @functools.cache
@@ -42,7 +38,7 @@ def check_model_name(text: str) -> None:
     """Refuse a name that cannot be a model: an absent file, or a function that Keras does not have.
 
     Raises:
-        ModelFileError: If there is no such file; the message offers what is named alike.
+        ModelFileError: If there is no such file; the message offers a model of Keras's that is named alike.
         UsageError: If Keras has no such function, or there is no such Python file.
     """
     if is_factory_name(text):
@@ -52,7 +48,9 @@ def check_model_name(text: str) -> None:
     elif not text:
         raise ModelFileError("the path of the model file is empty")
     elif "\0" not in text and not os.path.lexists(text):
-        raise ModelFileError(f"{text}: no such file{_alike(Path(text))}")
+        applications = {name for name in public_names("keras.applications") if name[:1].isupper()}
+        hint = nearest(text, applications).replace("'", "'keras.applications:", 1) if text.isidentifier() else ""
+        raise ModelFileError(f"{text}: no such file{hint}")
 
 
 def check_factory_name(text: str, option: str) -> None:
@@ -90,15 +88,3 @@ def check_optimizer_name(name: str) -> None:
     if classes and name.lower() not in classes:
         known = ", ".join(sorted(classes))
         raise UsageError(f"optimizer {name!r} is not one of Keras's: {known}{nearest(name, classes)}")
-
-
-def _alike(path: Path) -> str:
-    """Return the hint for a file that is not there: a model of Keras's, or a file beside it, with such a name."""
-    applications = {name for name in public_names("keras.applications") if name[:1].isupper()}
-    if not path.suffix and path.parent == Path(".") and (hint := nearest(path.name, applications)):
-        return hint.replace("'", "'keras.applications:", 1)
-    try:
-        files = [other.name for other in itertools.islice(path.parent.iterdir(), _LISTED_FILES)]
-    except OSError:
-        return ""
-    return nearest(path.name, [name for name in files if name.lower().endswith(_MODEL_SUFFIXES)])

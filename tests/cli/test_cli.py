@@ -103,7 +103,7 @@ import contextlib, io, sys
 from kerasmem.cli import main
 for arguments, message in (
     ("estimat", "did you mean 'estimate'?"),
-    ("estimate modl.h5", "modl.h5: no such file; did you mean 'model.h5'?"),
+    ("estimate modl.h5", "modl.h5: no such file"),
     ("profile absent", "absent: no such file"),
     ("compare absent model.h5", "absent: no such file"),
     ("estimate ResNet51", "did you mean 'keras.applications:ResNet50'?"),
