@@ -38,13 +38,19 @@ class Executor:
         kernels: that run it.
         seconds: time that each node takes; decides the order between threads.
         draw: random numbers that differ between processes.
+        threads: how many operations run at once. Defaults to that of the kernels.
     """
 
     def __init__(
-        self, program: Program, kernels: Kernels, seconds: Sequence[float], draw: random.Random | None = None
+        self,
+        program: Program,
+        kernels: Kernels,
+        seconds: Sequence[float],
+        draw: random.Random | None = None,
+        threads: int | None = None,
     ) -> None:
         nodes = program.nodes
-        self._threads = threads_of(kernels)
+        self._threads = threads or threads_of(kernels)
         self._seconds = seconds
         self._expensive = [False] * len(nodes)
         if isinstance(kernels, CpuKernels):

@@ -8,6 +8,7 @@ steps of a few processes: processes that train the same model differ in their pe
 from __future__ import annotations
 
 import bisect
+import math
 import random
 import statistics
 from collections import Counter
@@ -31,6 +32,9 @@ PROCESSES, WARM_UP_STEPS, STEPS = 8, 2, 4
 MOST_OPERATIONS = 300_000  # to simulate in all; of a longer step fewer processes are simulated
 # Seconds of the smallest matrix product in a loop, read off steps of a GRU over few features.
 SMALLEST_PRODUCT_SECONDS = 7e-6
+# A thread that another wakes may be put on the same processor, where it waits until Linux balances its processors: at a
+# tick, 250 times a second. In a step without a tick the operations run one at a time.
+TICK_SECONDS = 4e-3
 
 
 class _Step(NamedTuple):
@@ -140,12 +144,15 @@ def _simulate(program: Program, kernels: Kernels) -> list[_Step]:
     processes = 1 if isinstance(kernels, CardKernels) else max(min(PROCESSES, affordable), 1)
     usual = _seconds(program, kernels)
     recipes = recipes_of(program, kernels)
+    without_tick = max(1 - sum(usual) / TICK_SECONDS, 0.0)
+    one_at_a_time = min(math.ceil(processes * without_tick), processes - 1)
     steps = []
     for process in range(processes):
         note_stage(f"simulating process {process + 1} of {processes}")
         heap = Heap(BFCAllocator(descending=isinstance(kernels, CpuKernels)))
         memory = Memory(program, recipes, heap)
-        executor = Executor(program, kernels, usual, random.Random(process))
+        threads = 1 if process < one_at_a_time else threads_of(kernels)
+        executor = Executor(program, kernels, usual, random.Random(process), threads)
         for step in range(WARM_UP_STEPS + STEPS):
             heap.reset_peak()
             memory.run(executor.order(VARIATION))
