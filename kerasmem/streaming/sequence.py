@@ -102,7 +102,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
             dict by dataset name. `value * factor + offset`.
         transform: called with each batch's arrays, `transform(x)`, `transform(x, y)` or
             `transform(x, y, sample_weight)`, in the structure given above; returns the same number of
-            values. Runs in the workers; with `use_multiprocessing` it must be picklable.
+            values. Runs in the workers; with `use_multiprocessing` cloudpickle sends it.
         memory_budget: bytes or text ("512MB") that windows, read buffers and the batches in Keras's queue
             may take together in the training process. A larger one shuffles better; the order of the rows
             depends on it. Default: 256 MiB, with batches on top. What a `transform` allocates is not counted, nor is

@@ -12,6 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+import cloudpickle
+
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.processes.children import end_after_parent
 
@@ -41,11 +43,11 @@ def apply_transform(transform: Transform, batch: Batch) -> Batch:
 _in_worker: Transform | None = None  # in a worker process: the transform it was started with
 
 
-def _start_worker(transform: Transform) -> None:
+def _start_worker(pickled: bytes) -> None:
     global _in_worker
     end_after_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that trains ends the others
-    _in_worker = transform
+    _in_worker = cloudpickle.loads(pickled)
 
 
 def _run_in_worker(batch: Batch) -> tuple[Batch | None, str, str]:
@@ -61,7 +63,7 @@ class TransformPool:
     """Runs a transform in worker processes, which start with the first batch.
 
     Args:
-        transform: the function; pickled once a process.
+        transform: the function. It is sent by cloudpickle: lambdas, and functions of a notebook, work.
         processes: how many.
     """
 
@@ -70,7 +72,7 @@ class TransformPool:
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self._start = functools.partial(
-            ProcessPoolExecutor, processes, context, initializer=_start_worker, initargs=(transform,)
+            ProcessPoolExecutor, processes, context, initializer=_start_worker, initargs=(cloudpickle.dumps(transform),)
         )
         self._pool = self._start()
         self._replacing = threading.Lock()
@@ -85,8 +87,8 @@ class TransformPool:
                 self._pool = self._start() if self._pool is pool else self._pool
             raise TransformFailure(
                 "ended with its worker process; most often the system kills one for lack of memory: use "
-                "fewer workers, or threads (use_multiprocessing=False). A transform of processes has to be "
-                'importable, and a script must train under `if __name__ == "__main__":`'
+                "fewer workers, or threads (use_multiprocessing=False). With processes, a script must train "
+                'under `if __name__ == "__main__":`'
             ) from error
         if result is None:
             raise TransformFailure(message) from RuntimeError(f"in the worker process:\n{details}")

@@ -152,7 +152,8 @@ def test_a_distribution_that_looks_at_a_batch_first_loses_none(path, steps):
 
 
 def test_transform_runs_in_processes_that_have_none_of_our_threads(path):
-    stream = H5ChunkSequence(path, batch_size=50, transform=note_process, workers=2, use_multiprocessing=True)
+    transform = lambda *batch: note_process(*batch)  # noqa: E731, as a function of a notebook it has no module
+    stream = H5ChunkSequence(path, batch_size=50, transform=transform, workers=2, use_multiprocessing=True)
     processes = {int(process) for x, _ in stream for process in x[:, :2].flat}
     assert len(processes) >= 2 and os.getpid() not in processes, "neither here nor forked from here"
     stream.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import h5py
 import numpy as np
 import pytest
@@ -233,7 +235,7 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"scale": 10**400}, "scale: 1000"),
         ({"trust_file": 1}, "trust_file: 1 is neither"),
         ({"transform": 3}, "transform: 3 cannot be called"),
-        ({"transform": lambda x, y: (x, y), "use_multiprocessing": True}, "can be pickled"),
+        ({"transform": threading.Lock().acquire, "use_multiprocessing": True}, "can be pickled"),
         ({"memory_budget": "much"}, "memory_budget: 'much' is not a size"),
         ({"memory_budget": "10B"}, "memory_budget: 10 B is too small .* smallest that works is"),
         ({"rows": [0, 0]}, "rows: row 0"),

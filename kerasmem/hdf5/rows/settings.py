@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-import pickle
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from kerasmem import checks
@@ -141,11 +141,11 @@ def check_transform(transform: Any, processes: bool) -> None:
     checks.function("transform", transform)
     if processes:
         try:
-            pickle.dumps(transform)
+            cloudpickle.dumps(transform)
         except Exception as error:
             raise UsageError(
-                "transform: worker processes need one that can be pickled: define it with `def` at the top "
-                f"of a module, or use threads (use_multiprocessing=False). {type(error).__name__}: {error}"
+                "transform must be one that can be pickled, to reach worker processes; use threads "
+                f"(use_multiprocessing=False). {type(error).__name__}: {error}"
             ) from error
 
 
