@@ -12,7 +12,7 @@ from typing import Any
 from kerasmem.compat.keras_layers import functional_class
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
-from kerasmem.models.own_step import has_own_step, step_arguments, step_parameters
+from kerasmem.models.own_step import has_own_step, step_arguments
 
 Shape = tuple[int | None, ...]
 NO_TARGETS = "none"
@@ -96,16 +96,17 @@ def normalise_input_shapes(given: Any, option: str = _INPUT_SHAPE) -> dict[str, 
     """
     if given is None:
         return {}
-    if isinstance(given, Mapping):
-        return {str(name): _shape(shape, f"{option} {name}=", option == _INPUT_SHAPE) for name, shape in given.items()}
     texts = [given] if isinstance(given, str) else given
-    if isinstance(texts, (list, tuple)) and texts and all(isinstance(text, str) for text in texts):
-        named = (text.rpartition("=") for text in texts)
-        return {
-            name.strip(): _shape(shape, f"{option} {name}{equals}", bool(name) and option == _INPUT_SHAPE)
-            for name, equals, shape in named
-        }
-    return {"": _shape(given, f"{option} ")}
+    if isinstance(given, Mapping):
+        named = {str(name): shape for name, shape in given.items()}
+    elif isinstance(texts, (list, tuple)) and texts and all(isinstance(text, str) for text in texts):
+        named = {name.strip(): shape for name, _, shape in (text.rpartition("=") for text in texts)}
+    else:
+        named = {"": given}
+    return {
+        name: _shape(shape, f"{option} {name}=" if name else f"{option} ", bool(name) and option == _INPUT_SHAPE)
+        for name, shape in named.items()
+    }
 
 
 def _shape(value: Any, where: str, may_be_number: bool = False) -> GivenShape:
@@ -222,7 +223,7 @@ def model_inputs(model: Any, given: Mapping[str, GivenShape]) -> tuple[Any, list
 
 def _number(model: Any, name: str, shape: GivenShape) -> Any:
     """Return an argument of a step function that does not grow with the batch."""
-    taken = step_parameters(model)
+    taken = () if step_arguments(model) is None else inspect.signature(model.loop_step).parameters
     if name not in taken:
         raise UsageError(
             f"--input-shape {name}={shape}: only an argument of a step function may be a number "

@@ -243,16 +243,12 @@ def tensorflow_call_classes() -> dict[str, Any]:
 
         def __init__(self, function: str, name: str | None = None) -> None:
             super().__init__(name=name)
-            self.function = function
             self._callable = _look_up(function)
 
         def call(self, *args: Any, **kwargs: Any) -> Any:
             if "slice_spec" in kwargs:
                 kwargs["slice_spec"] = _slices(kwargs["slice_spec"])
             return self._callable(*args, **kwargs)
-
-        def get_config(self) -> dict[str, Any]:
-            return {"name": self.name, "function": self.function}
 
     return dict.fromkeys(TENSORFLOW_CALLS, TensorFlowCall)
 

@@ -20,7 +20,7 @@ def public_names(module: str) -> frozenset[str]:
         module: such as "keras.applications".
 
     Returns:
-        The names; none if Keras is not specification, or is built otherwise.
+        The names; none if Keras is not installed, or is built otherwise.
     """
     package, _, inner = module.partition(".")
     try:

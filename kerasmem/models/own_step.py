@@ -117,11 +117,6 @@ def step_arguments(model: Any) -> tuple[str, ...] | None:
     return arguments
 
 
-def step_parameters(model: Any) -> tuple[str, ...]:
-    """Return all arguments of a wrapped step function, or () for any other model."""
-    return () if step_arguments(model) is None else tuple(inspect.signature(model.loop_step).parameters)
-
-
 def loop_is_compiled(model: Any) -> bool | None:
     """Return whether XLA compiles a wrapped step function, or None for any other model."""
     return None if step_arguments(model) is None else bool(model.loop_jit_compile)
