@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
@@ -71,12 +71,12 @@ def free_unneeded_gradients() -> tuple[int, int, int]:
         if not custom_gradients():
             gc.collect()
             return 0, 0, 0
-        weakened = _weaken()
+        functions, owners, variables = _weaken()
         try:
             gc.collect()
         finally:
-            freed = _put_back(weakened)
-        gone = [size for reference, size in weakened.variables if reference() is None]
+            freed = _put_back(functions, owners)
+        gone = [size for reference, size in variables if reference() is None]
         return freed, len(gone), sum(gone)
 
 
@@ -110,16 +110,12 @@ def kept_variables() -> list[int]:
     return [_bytes_behind(handle) for handle in _captured_variables(graphs) if id(handle) not in living]
 
 
-class _Weakened(NamedTuple):
-    """References to functions by name, to the graphs that own them, and to captured variables."""
+def _weaken() -> tuple[dict[str, weakref.ref[Any]], list[weakref.ref[Any]], list[tuple[weakref.ref[Any], int]]]:
+    """Hand the gradient functions to the graphs that name them, and leave weak references in the registry.
 
-    functions: dict[str, weakref.ref[Any]]
-    owners: list[weakref.ref[Any]]
-    variables: list[tuple[weakref.ref[Any], int]]
-
-
-def _weaken() -> _Weakened:
-    """Hand the gradient functions to the graphs that name them, and leave weak references in the registry."""
+    Returns:
+        References to the functions by name, to the graphs that own them, and to captured variables with their bytes.
+    """
     import tensorflow as tf
 
     registry, entries = _REGISTRY.get(), custom_gradients()
@@ -137,34 +133,30 @@ def _weaken() -> _Weakened:
     functions: dict[str, weakref.ref[Any]] = {}
     for name in entries.keys() - elsewhere - waiting:
         functions[name] = weakref.ref(entries[name])
-        registry[name][_KIND] = _forwarder(functions[name])
-    return _Weakened(functions, [weakref.ref(graph) for graph in owners], variables)
+        registry[name][_KIND] = functools.partial(_call_held, functions[name])
+    return functions, [weakref.ref(graph) for graph in owners], variables
 
 
-def _put_back(weakened: _Weakened) -> int:
+def _put_back(functions: dict[str, weakref.ref[Any]], owners: list[weakref.ref[Any]]) -> int:
     """Put the functions that live on back into the registry, and return how many do not."""
     registry, freed = _REGISTRY.get(), 0
-    for name, reference in weakened.functions.items():
+    for name, reference in functions.items():
         function = reference()
         if function is None:
             del registry[name]
             freed += 1
         else:
             registry[name][_KIND] = function
-    for owner in weakened.owners:
+    for owner in owners:
         graph = owner()
         if graph is not None:
             delattr(graph, _OWNED)
     return freed
 
 
-def _forwarder(reference: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a registry entry that calls a function held by its graph."""
-
-    def forward(*arguments: Any) -> Any:
-        return reference()(*arguments)
-
-    return forward
+def _call_held(reference: Callable[[], Any], *arguments: Any) -> Any:
+    """Call a function that its graph holds."""
+    return reference()(*arguments)
 
 
 def _living(*wanted: type) -> tuple[list[Any], ...]:

@@ -10,7 +10,6 @@ from typing import Any
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 
 _TF, _EAGER = "tensorflow.python", "tensorflow.python.eager"
-_CONTEXT = Borrowed(f"{_EAGER}.context:context_safe", feature="the peak of a function run by kerasmem.run_isolated")
 # Whether `tf.config.experimental.enable_op_determinism()` was called.
 operations_are_deterministic = Borrowed(
     f"{_TF}.framework.config:is_op_determinism_enabled",
@@ -21,7 +20,7 @@ onednn_is_on = Borrowed(
     f"{_TF}.util._pywrap_util_port:IsMklEnabled", feature="asking TensorFlow which CPU kernels it uses"
 )
 _FAST = "readings of the allocator on the shortest way"
-_CURRENT = Borrowed(f"{_EAGER}.context:_context", feature=_FAST)
+_CURRENT = Borrowed(f"{_EAGER}.context:_context", feature=f"{_FAST}, the peak of a kerasmem.run_isolated function")
 _MEMORY_INFO = Borrowed(f"{_TF}.pywrap_tfe:TFE_GetMemoryInfo", feature=_FAST)
 _RESET_STATS = Borrowed(f"{_TF}.pywrap_tfe:TFE_ResetMemoryStats", feature=_FAST)
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -47,9 +46,9 @@ UNOPTIMISED = "--xla_backend_optimization_level=0"
 
 def devices_are_started() -> bool:
     """Return whether TensorFlow has started its devices (False if unknown)."""
-    if "tensorflow" not in sys.modules or not _CONTEXT.exists():
+    if "tensorflow" not in sys.modules or not _CURRENT.exists():
         return False
-    return bool(getattr(_CONTEXT(), "_initialized", False))
+    return bool(getattr(_CURRENT.get(), "_initialized", False))
 
 
 def allocator_statistics(device: str, kind: type) -> tuple[Callable[[], Any], Callable[[], None]]:
