@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -92,31 +95,75 @@ def _read_head(path: Path) -> bytes:
 def _read_h5(path: Path) -> ModelDocument:
     import h5py
 
-    with path.open("rb") as content, h5py.File(content, "r") as file:
-        text = _attribute(file, "model_config", path)
+    with _KeptReads(path) as reads, h5py.File(reads, "r") as file:
+        text = _attribute(file, "model_config", reads)
         if text is None:
             raise ModelFileError(
                 f"{path}: an HDF5 file with no architecture in it (no model_config attribute), as model.save_weights "
                 f"writes it. Save the whole model (model.save('model.keras')), or name the code that builds it: "
                 f"{_FACTORY}"
             )
-        training = _attribute(file, "training_config", path)
-        version = _attribute(file, "keras_version", path)
+        training = _attribute(file, "training_config", reads)
+        version = _attribute(file, "keras_version", reads)
     config = _parse(text, path, "model_config")
     compiled = _parse(training, path, "training_config") if training else None
     return ModelDocument(path, config, compiled, version)
 
 
-def _attribute(file: Any, name: str, path: Path) -> str | None:
+class _KeptReads(io.FileIO):
+    """A file that keeps the bytes that HDF5 has read of it: metadata, and the texts of attributes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+        self.bytes_read = bytearray()
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read into a buffer and keep the bytes."""
+        count = super().readinto(buffer)
+        self.bytes_read += memoryview(buffer)[:count]
+        return count
+
+
+def _attribute(file: Any, name: str, reads: _KeptReads) -> str | None:
     if name not in file.attrs:
         return None
-    is_one = file.attrs.get_id(name).shape == ()  # many texts may all be one that is large
-    value = file.attrs[name] if is_one else None
+    path = reads.path
+    attribute = file.attrs.get_id(name)
+    if attribute.dtype.hasobject and _declared_length(name, reads) > MAX_CONFIG_BYTES:
+        raise _too_large(path, name)
+    value = file.attrs[name] if attribute.shape == () else None  # many texts may all be one that is large
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str):
         raise ModelFileError(f"{path}: {name} is not one text, so this is not a Keras model")
     return value
+
+
+def _declared_length(name: str, reads: _KeptReads) -> int:
+    """Return the length that the file declares for a text of variable length.
+
+    HDF5 allocates this many bytes before it looks for the text, up to 4 GiB in a damaged file. h5py does not give the
+    length, but HDF5 has just read the attribute's message: version, sizes, name, type, shape, and then the length.
+
+    Raises:
+        ModelFileError: If the length is not there.
+    """
+    text = name.encode() + b"\0"
+    lengths = []
+    for match in re.finditer(re.escape(text), reads.bytes_read):
+        for version, header in ((1, 8), (2, 8), (3, 9)):
+            begin = match.start() - header
+            if begin < 0 or reads.bytes_read[begin] != version:
+                continue
+            sizes = struct.unpack_from("<3H", reads.bytes_read, begin + 2)  # of name, type and shape
+            padding = 8 if version == 1 else 1
+            offset = match.start() + sum(-(-size // padding) * padding for size in sizes)
+            if sizes[0] == len(text) and offset + 4 <= len(reads.bytes_read):
+                lengths.append(struct.unpack_from("<I", reads.bytes_read, offset)[0])
+    if not lengths:
+        raise ModelFileError(f"{reads.path}: {name} is not stored as Keras writes it; save the model again")
+    return max(lengths)
 
 
 def _read_keras_archive(path: Path) -> ModelDocument:
@@ -153,9 +200,7 @@ def _read_json(path: Path) -> ModelDocument:
 
 def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
     if len(text) > MAX_CONFIG_BYTES:
-        raise ModelFileError(
-            f"{path}: {field} has more than {format_size(MAX_CONFIG_BYTES)}, too much for a configuration; not opened"
-        )
+        raise _too_large(path, field)
     try:
         value = json.loads(text)
     except RecursionError:
@@ -165,3 +210,8 @@ def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFileError(f"{path}: {field} holds a {type(value).__name__}, not a model's configuration")
     return value
+
+
+def _too_large(path: Path, field: str) -> ModelFileError:
+    limit = format_size(MAX_CONFIG_BYTES)
+    return ModelFileError(f"{path}: {field} has more than {limit}, too much for a configuration; not opened")

@@ -123,6 +123,28 @@ def test_h5_with_a_config_that_is_none(tmp_path, monkeypatch, value):
         read_document(tmp_path / "model.h5")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({0: 0xFF, 3: 0xFF}, "model_config .*too much for a configuration"),
+        ({4: 0xFF}, "damaged or cut short"),
+        ({12: 9}, "damaged or cut short"),
+    ],
+    ids=["its length", "its heap", "its number in the heap"],
+)
+def test_h5_config_whose_place_is_damaged(tmp_path, change, message):
+    """HDF5 takes as much memory as the text says that it has: 4 GiB."""
+    with h5py.File(tmp_path / "model.h5", "w") as file:
+        file.attrs["model_config"] = "[" * 300
+    data = bytearray((tmp_path / "model.h5").read_bytes())
+    element = data.index((300).to_bytes(4, "little"), data.index(b"model_config"))
+    for offset, byte in change.items():
+        data[element + offset] = byte
+    (tmp_path / "model.h5").write_bytes(data)
+    with pytest.raises(ModelFileError, match=message):
+        read_document(tmp_path / "model.h5")
+
+
 def test_h5_config_among_many_attributes(tmp_path):
     """More than eight attributes are stored outside the header of the group."""
     with h5py.File(tmp_path / "model.h5", "w", libver="latest") as file:
