@@ -110,7 +110,7 @@ class Attribution:
     def instant(self, name: str) -> Instant:
         """Describe the moment of an operation."""
         origin = self.origin(name)
-        what = origin.layer or name.removeprefix(f"{BACKWARD}/").partition("/")[0]
+        what = origin.layer or self.short_name(name)
         if origin.phase == "optimizer":
             text = f"while {self.optimizers[0]} updates the weights"
         elif origin.phase == "backward":
@@ -118,6 +118,10 @@ class Attribution:
         else:
             text = f"while computing {what}"
         return Instant(text, name, origin.layer, origin.phase)
+
+    def short_name(self, name: str) -> str:
+        """Return the part of an operation's name that says what it is, for an operation of no layer."""
+        return name.removeprefix(f"{BACKWARD}/").partition("/")[0]
 
 
 def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attribution: Attribution) -> dict[str, str]:

@@ -150,8 +150,8 @@ CRASHES = {
     "reading x.h5": (INSPECTION, "inspect", "data", "inspect", "x.h5"),
     "reading x.csv": (CONVERSION, "convert", "data", "convert", "x.csv", "-o", "y.h5"),
     "opening m.json": ("kerasmem.models.spec", "open_model", "estimate", "m.json"),
-    "asking method graph": (
-        "kerasmem.estimation.methods", "kernels_on", "estimate", "m.json", "--method", "graph",
+    "asking method formula": (
+        "kerasmem.estimation.methods", "formula_bytes", "estimate", "m.json", "--method", "formula",
     ),
 }  # fmt: skip
 

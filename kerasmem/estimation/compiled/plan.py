@@ -52,7 +52,8 @@ class JaxNames(Attribution):
         row = next((path for path in paths if not self._rows or path in self._rows), None)
         return Origin(row, "backward" if "transpose(" in name else "forward")
 
-    def _plain(self, name: str) -> str:
+    def short_name(self, name: str) -> str:
+        """Return the operation itself, the last part of the name."""
         return name.rpartition("/")[2]
 
 
