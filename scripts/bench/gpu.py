@@ -49,26 +49,16 @@ NETWORKS = {f"keras.applications:{name}": batches for name, batches in APPLICATI
 }  # fmt: skip
 UNTUNED = ("keras.applications:ResNet50", "keras.applications:VGG16", "decoder", "unet")
 ON_CPU = (
-    ("mnist_cnn", 128, "float32", "adam", "train"),
-    ("wide_mlp", 128, "float32", "sgd", "train"),
-    ("deep_mlp", 1024, "float32", "adamw", "train"),
-    ("unet", 16, "float32", "adam", "train"),
-    ("unet", 16, "mixed_bfloat16", "adam", "train"),
-    ("transformer", 32, "float32", "adamw", "train"),
-    ("text_classifier", 64, "float32", "rmsprop", "train"),
-    ("bidirectional", 64, "float32", "adam", "train"),
-    ("conv3d", 16, "float32", "sgd", "train"),
-    ("keras.applications:MobileNetV2", 16, "float32", "adam", "train"),
-    ("keras.applications:MobileNetV2", 32, "float32", "adam", "inference"),
-    ("wavenet", 16, "float32", "adam", "train"),
-    ("decoder", 8, "float32", "adamw", "train"),
-    ("vision_transformer", 32, "float32", "lion", "train"),
-    ("mixer", 64, "mixed_bfloat16", "sgd", "train"),
-    ("autoencoder", 32, "float32", "adam", "evaluate"),
-    ("keras.applications:ResNet50", 8, "float32", "adam", "train"),
-    ("siamese", 32, "float32", "adam", "train"),
+    ("mnist_cnn", 128), ("wide_mlp", 128, "float32", "sgd", "train"),
+    ("deep_mlp", 1024, "float32", "adamw", "train"), ("unet", 16), ("unet", 16, "mixed_bfloat16"),
+    ("transformer", 32, "float32", "adamw", "train"), ("text_classifier", 64, "float32", "rmsprop", "train"),
+    ("bidirectional", 64), ("conv3d", 16, "float32", "sgd", "train"), ("keras.applications:MobileNetV2", 16),
+    ("keras.applications:MobileNetV2", 32, "float32", "adam", "inference"), ("wavenet", 16),
+    ("decoder", 8, "float32", "adamw", "train"), ("vision_transformer", 32, "float32", "lion", "train"),
+    ("mixer", 64, "mixed_bfloat16", "sgd", "train"), ("autoencoder", 32, "float32", "adam", "evaluate"),
+    ("keras.applications:ResNet50", 8), ("siamese", 32),
     ("keras.applications:VGG16", 4, "float32", "sgd", "inference"),
-)
+)  # fmt: skip
 CASE_SECONDS, LEAST_SECONDS, STREAM_SECONDS = 200.0, 20.0, 80.0
 # By default, JAX takes three quarters of a GPU at once. Cases that run side by side take what they need.
 GROWING = {"KERAS_BACKEND": "jax", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
