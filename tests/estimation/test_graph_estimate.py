@@ -130,9 +130,10 @@ def test_mixed_precision_takes_less():
         assert half.settings.dtype_policy == policy
         assert half.bytes.activations < 0.95 * full.bytes.activations
         # Where oneDNN leaves float16 to TensorFlow's own kernels, these need scratch: a real step took 40.3 MB, three
-        # times that of float32. Where those run for all dtypes, all need it.
+        # times that of float32. Where those run for all dtypes, all need it: real steps took 41.2 MB in float32,
+        # 40.2 in float16 and 38.9 in bfloat16.
         is_onednns = policy.removeprefix("mixed_") in cpu_kernels().dtypes
-        assert (half.bytes.total < 0.95 * full.bytes.total) == is_onednns
+        assert (half.bytes.total < 0.9 * full.bytes.total) == is_onednns
         live = check(graph(measuring.convnet(), 32, dtype_policy=policy))
         assert live.bytes.weights == half.bytes.weights == full.bytes.weights
     normalised = check(graph(image_net, dtype_policy="mixed_bfloat16"))  # which the CPU computes in float32
