@@ -33,7 +33,7 @@ def open_archive(file: BinaryIO) -> Iterator[Mapping[str, np.ndarray]]:
 
 
 def _check_entries(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse an archive whose arrays claim more bytes than its file has."""
+    """Refuse an archive if its arrays claim more bytes than its file has."""
     entries = archive.infolist()
     total = sum(entry.file_size for entry in entries)
     if total > size:

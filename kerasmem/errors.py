@@ -90,7 +90,7 @@ class DataError(InputError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another package's message that says something; its class where there is none."""
+    """Return the first non-empty line of an exception's message, or its class if there is none."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:300]
 

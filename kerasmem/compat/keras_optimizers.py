@@ -25,7 +25,6 @@ AVERAGE = Borrowed(f"{_KERAS}._update_model_variables_moving_average(trainable_v
 INCREMENT = Borrowed(f"{_KERAS}._backend_increment_gradient_accumulators(grads, acc_grads)", feature=_IN_TURN)
 RESET = Borrowed(f"{_KERAS}._backend_reset_gradient_accumulators", feature=_IN_TURN)
 FINITE = Borrowed(f"{_SCALER}.check_finite(grads)", feature=_IN_TURN)
-SCALER = Borrowed(_SCALER, feature=_IN_TURN)
 
 
 @contextlib.contextmanager

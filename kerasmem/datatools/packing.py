@@ -41,11 +41,6 @@ class Packing:
         """Whether a physical value is not the stored one."""
         return (self.factor, self.offset) != (1.0, 0.0)
 
-    @property
-    def has_missing(self) -> bool:
-        """Whether a stored value can stand for no value."""
-        return bool(self.missing) or self.low is not None or self.high is not None
-
     def stored(self, values: np.ndarray) -> np.ndarray:
         """Return stored values as numbers: as unsigned ones if they are read so."""
         return values.view(values.dtype.str.replace("i", "u")) if self.unsigned else values

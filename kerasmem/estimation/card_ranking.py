@@ -1,4 +1,4 @@
-"""`kerasmem.rank_cards`: the cards on which a training step fits."""
+"""`kerasmem.rank_cards`: the cards that a training step fits."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Evaluations:
 
     @property
     def above(self) -> list[Evaluation]:
-        """The sizes above `largest`, of which none surely fits."""
+        """The sizes above `largest`: none surely fits."""
         return [row for row in self.rows if row.size > (self.largest or 0)]
 
     @property

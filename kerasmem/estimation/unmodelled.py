@@ -90,7 +90,7 @@ def beside_a_card(operations: Set[str], workspace: int, host_bytes: int) -> list
 
 
 def cpu_scratch(most: int) -> Unmodelled:
-    """Return the entry for what kernels on a CPU may take beside XLA's plan."""
+    """Return the entry for the scratch of CPU kernels beside XLA's plan."""
     why = "what matrix products and convolutions take from the C library; in the interval, not in the total"
     return Unmodelled("scratch of kernels", why, most or None)
 

@@ -123,7 +123,7 @@ class DeviceReader:
         return readings
 
     def end_run(self) -> None:
-        """Take the run's last peaks; what other meters read from then on is no business of this one."""
+        """Take the run's last peaks and leave the ledger of shared peaks."""
         self.peaks()
         for device in self._devices:
             if device.ledger is not None:

@@ -50,7 +50,7 @@ class PeakLedger:
         self._seen = _NOTHING  # the allocator's peak when it was last read without a reset
 
     def renew_lock(self) -> None:
-        """Make a new lock in a forked process, where nobody holds it."""
+        """Make a new lock in a forked process."""
         self._lock = threading.RLock()
 
     def join(self, account: LedgerAccount) -> None:

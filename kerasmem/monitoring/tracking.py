@@ -249,7 +249,7 @@ class _OpenSpan:
         self._start = time.perf_counter()
 
     def end(self, error: str | None) -> Span:
-        """Return what it cost."""
+        """Return the span from the start until now."""
         seconds = time.perf_counter() - self._start
         allocator: dict[str, Use] = {}
         for each in running_allocators():

@@ -35,7 +35,7 @@ def devices_table(cards: Sequence[Card], machine: LiveMachine, terminal: int | N
 
 
 def _remarks(machine: LiveMachine) -> Iterable[str]:
-    """Yield why there is no GPU, and what is worth knowing of the devices."""
+    """Yield the reason for a missing GPU and notes on the devices."""
     if machine.reason:
         yield f"No GPU: {machine.reason}"
     yield from machine.notes

@@ -81,7 +81,7 @@ def _beside(terminal: int | None, estimate: MemoryReport | None, first: str, *mo
 
 
 def _cells(predicted: int | None, measured: int) -> tuple[int | None, int, Text]:
-    """Return the cells of a row; the difference is what was measured beyond the estimate."""
+    """Return the cells of a row: predicted, measured, and measured minus predicted."""
     change = None if predicted is None else measured - predicted
     return predicted, measured, change_text(change, "–" if change is None else signed_size(change))
 

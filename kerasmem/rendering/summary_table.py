@@ -21,7 +21,7 @@ _NUMBERS = ("Param #", "Activations", "Memory")
 
 @dataclass(frozen=True)
 class _Entry:
-    """One row: a layer, or a nested model with what it holds added up."""
+    """One row: a layer, or a nested model with the sums of its layers."""
 
     name: str
     class_name: str

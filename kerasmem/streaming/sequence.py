@@ -309,7 +309,7 @@ class H5ChunkSequence(keras.utils.PyDataset):
 
     @contextmanager
     def hooks_of_keras(self) -> Iterator[None]:
-        """Mark calls of `on_epoch_begin` and `on_epoch_end` as Keras's, whose reader has its own cursor."""
+        """Mark calls of `on_epoch_begin` and `on_epoch_end` as Keras's."""
         self._keras_reads = True
         try:
             yield
@@ -546,7 +546,7 @@ class KerasReader:
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches an epoch; None for `fit(steps_per_epoch=…)`, which continues across epochs."""
+        """Number of batches in an epoch, or None if `fit(steps_per_epoch=…)` continues across epochs."""
         return self._cursor.num_batches
 
     def __getitem__(self, index: int) -> Batch:

@@ -249,7 +249,7 @@ class _Module:
 
 
 def _source(computation: dict[int, Instruction], instruction: Instruction) -> Instruction:
-    """Return the instruction whose buffer this one names differently, or the instruction itself."""
+    """Return the instruction behind bitcasts, which only rename its buffer."""
     while instruction.opcode == "bitcast":
         instruction = computation[instruction.operands[0]]
     return instruction

@@ -165,10 +165,6 @@ class DataLayout:
         rows = (file.datasets[0].rows for file in self.files)
         return [(os.path.relpath(place, folder), count) for place, count in zip(places, rows, strict=True)]
 
-    def file_of(self, row: int) -> FileLayout:
-        """Return the file that a row lies in."""
-        return self.files[int(np.searchsorted(self.starts, row, side="right")) - 1]
-
     def chunk_grid(self, name: str) -> Grid:
         """Return the places of the chunks of a dataset."""
         return Grid(self._chunks_of(name), self.starts)

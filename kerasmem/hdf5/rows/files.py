@@ -59,7 +59,7 @@ class OpenFiles:
         return self.traffic.received + sum(file.bytes_read for file in list(self._files.values()))
 
     def __getitem__(self, number: int) -> OpenFile:
-        """Return a file, which may not be open."""
+        """Return the handle of a file, open or closed."""
         return self._files.get(number) or self._make(number)
 
     def numbers(self, rows: Any) -> Any:
