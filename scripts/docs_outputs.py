@@ -216,7 +216,7 @@ def shuffling(folder: Path) -> str:
             file.create_dataset("images", data=images, chunks=(256, 28, 28, 1), compression="gzip")
             file["labels"] = np.repeat(np.arange(10), 2000)
         train = H5ChunkSequence("sorted.h5", "images", "labels", batch_size=32, memory_budget="10MiB")
-        print(train.describe(labels="labels"))
+        print(train.describe())
         """,
     )
     return run("python describe.py", folder)

@@ -21,8 +21,7 @@ from kerasmem.hdf5.format.layout import plain_name, shown, type_name
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_parts, read_path
 from kerasmem.streaming.data_source import read_windows
-from kerasmem.streaming.plan import StreamPlan, StreamSettings, dataset_names, describe_plan, make_plan
-from kerasmem.streaming.quality import advise, describe_quality, examine
+from kerasmem.streaming.plan import StreamSettings, dataset_names, describe_plan, make_plan
 
 MOST_CLASSES = 1000
 """Most different values of labels."""
@@ -31,7 +30,6 @@ MOST_COUNTED = 1 << 22
 """Most rows of a file that are read to count classes. Of more rows, runs spread over a dataset are read."""
 
 _RUNS = 16  # of rows in a dataset, where not all are counted
-_AMPLIFIED = 1.5  # bytes read for one needed, from which on a repacked file is worth its while
 
 
 def inspect(
@@ -71,8 +69,6 @@ def inspect(
         >>> found = inspect("/tmp/inspected.h5")
         >>> found.line
         "H5ChunkSequence('/tmp/inspected.h5', x='x', y='y', batch_size=32)"
-        >>> found.read_amplification
-        1.0
     """
     tell = progress or ignore_progress
     access = Access(checks.flag("trust_file", trust_file))
@@ -118,25 +114,7 @@ def inspect(
         plan = make_plan(layout, parts, StreamSettings(batch_size=batch_size, shuffle=second is not None))
     except UsageError as error:  # chunks beyond any window
         return replace(found, notes=(*notes, str(error)))
-    return _with_stream(found, plan, access)
-
-
-def _with_stream(found: Inspection, plan: StreamPlan, access: Access) -> Inspection:
-    """Add facts of the stream: bytes read, and how well it mixes labels."""
-    needed, read = plan.bytes_per_epoch()
-    stream, mixing, advice = describe_plan(plan), None, []
-    labels = next((report for report in found.datasets if report.name == found.y), None)
-    if labels is not None and labels.class_counts is not None:
-        quality = examine(plan, labels.name, [file.path for file in plan.layout.files], access)
-        mixing = quality.to_dict()
-        stream += "\n" + describe_quality(quality, shuffle=plan.settings.shuffle)
-        advice += [] if quality.good else [advise(quality, shuffle=plan.settings.shuffle)]
-    if needed and read / needed > _AMPLIFIED:
-        advice.append(
-            f"an epoch reads {read / needed:.1f} bytes for each byte needed, as chunks are too large or lie across "
-            "rows: kerasmem data repack writes the file in better ones"
-        )
-    return replace(found, stream=stream, needed_bytes=needed, read_bytes=read, mixing=mixing, advice="; ".join(advice))
+    return replace(found, stream=describe_plan(plan))
 
 
 def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:

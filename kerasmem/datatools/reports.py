@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from kerasmem.records import Record
 from kerasmem.units import format_count, format_size
@@ -61,7 +60,7 @@ class DatasetReport:
 
 
 @dataclass(frozen=True)
-class Inspection(Record, what="inspection", version=1, also=("read_amplification",), rows="datasets"):
+class Inspection(Record, what="inspection", version=1, rows="datasets"):
     """Content of a file, and how well it streams.
 
     Args:
@@ -73,10 +72,6 @@ class Inspection(Record, what="inspection", version=1, also=("read_amplification
         y: dataset taken for targets, or None.
         line: line of Python that streams it, or "".
         stream: text of `H5ChunkSequence.describe()`.
-        needed_bytes: bytes that an epoch needs of the file.
-        read_bytes: bytes that it reads, at most.
-        mixing: values of `H5ChunkSequence.quality()`, if there are labels.
-        advice: changes for better streaming, or "".
         notes: further remarks.
     """
 
@@ -88,21 +83,12 @@ class Inspection(Record, what="inspection", version=1, also=("read_amplification
     y: str | None = None
     line: str = ""
     stream: str = ""
-    needed_bytes: int | None = None
-    read_bytes: int | None = None
-    mixing: dict[str, Any] | None = None
-    advice: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def answer(self) -> str:
         """The file, its size, and the line that streams it."""
         return f"{self.path}: {format_size(self.size)}; {self.line or 'nothing in it can be trained from as it is'}"
-
-    @property
-    def read_amplification(self) -> float | None:
-        """Bytes read in an epoch for each byte needed."""
-        return None if not self.needed_bytes or self.read_bytes is None else self.read_bytes / self.needed_bytes
 
 
 @dataclass(frozen=True)

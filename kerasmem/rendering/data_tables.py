@@ -29,8 +29,6 @@ def inspection_table(found: Inspection, terminal: int | None = None) -> Renderab
     if not found.line:
         return Group(*parts, "", Text("Nothing in this file can be trained from as it is."))
     parts += ["", Text(printable_lines(found.stream))]
-    if found.advice:
-        parts += ["", Text(f"To do: {printable(found.advice, 600)}.")]
     return Group(*parts, *_line_to_paste(found.line))
 
 

@@ -5,7 +5,7 @@ Made from settings and from what the files look like, by functions that need nei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,15 @@ import numpy as np
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import Column, Part, make_columns
-from kerasmem.hdf5.format.grid import Grid
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, shown, type_name
 from kerasmem.hdf5.rows.settings import read_rows
-from kerasmem.streaming.budget import MemoryPlan, check_order, is_plain, plan_memory
+from kerasmem.streaming.budget import MemoryPlan, check_order, plan_memory
 from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
 from kerasmem.units import format_count, format_size
 
 _MOST_AHEAD = 10  # batches; fewer if the memory budget does not hold more
+_WELL_MIXED = 32  # blocks shuffled together, so that batches of a file sorted by class hold most classes
 
 
 @dataclass(frozen=True)
@@ -175,21 +175,6 @@ class StreamPlan:
         """Return the order of an epoch."""
         return EpochOrder(self.blocks, self.memory.window_blocks, self.seed, epoch)
 
-    def bytes_per_epoch(self) -> tuple[int, int]:
-        """Return the bytes that an epoch needs, and those that it reads at most."""
-        needed = read = 0.0
-        for layout in self.layout.datasets:
-            runs = map(self.blocks.run, range(self.blocks.count))  # made one by one: together they are large
-            row = layout.stored_bytes / layout.rows if layout.rows else 0.0
-            needed += self.num_rows * row
-            if layout.name in self.memory.cache_bytes:  # read once and kept
-                read += max(self.num_rows * row, layout.stored_bytes)
-            elif layout.chunks is None or is_plain(layout):  # a part of a chunk is read without the rest of it
-                read += sum(stop - start for start, stop, _ in runs) * row
-            else:
-                read += _chunks_touched(runs, self.layout.chunk_grid(layout.name), layout.rows) * row
-        return round(needed), round(read)
-
 
 Uses = tuple[tuple[int, ...], ...]
 """For each part the columns that it is made of, by number."""
@@ -264,18 +249,6 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
     return plan
 
 
-def _chunks_touched(runs: Iterable[tuple[int, int, np.ndarray | None]], grid: Grid, rows: int) -> int:
-    """Return the rows of all chunks that are touched, each as often as there are blocks that touch it."""
-    touched = 0
-    for start, stop, picked in runs:
-        if picked is None:
-            (low, _), (_, high) = grid.bounds(grid.cell(start)), grid.bounds(grid.cell(stop - 1))
-        else:
-            low, high = grid.bounds(np.unique(grid.cell(start + picked)))
-        touched += int(np.sum(np.minimum(high, rows) - low))
-    return touched
-
-
 def describe_plan(plan: StreamPlan) -> str:
     """Return rows, types, order and memory of a stream, one fact a line."""
     memory, settings, batches = plan.memory, plan.settings, format_count(plan.num_batches, "batch")
@@ -298,6 +271,11 @@ def describe_plan(plan: StreamPlan) -> str:
     if memory.cache_bytes:
         uses.append(f"{format_size(sum(memory.cache_bytes.values()))} kept whole")
     lines.append(f"  memory        {format_size(memory.total_bytes)}: {', '.join(uses)}")
+    if plan.seed is not None and memory.window_blocks < min(_WELL_MIXED, plan.blocks.count):
+        lines.append(
+            f"  advice        {format_count(memory.window_blocks, 'block')} shuffled together mix a file sorted by "
+            "class poorly: use a larger memory_budget, or write the file again with its rows shuffled"
+        )
     return "\n".join(lines)
 
 

@@ -27,7 +27,6 @@ from kerasmem.streaming.cursor import Cursor, Position, Progress
 from kerasmem.streaming.fork_local import ForkLocal
 from kerasmem.streaming.opened import OpenStream
 from kerasmem.streaming.plan import StreamSettings, dataset_names, describe_plan, make_plan
-from kerasmem.streaming.quality import ShuffleQuality, advise, describe_quality, examine
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.state import make_state, read_state
 from kerasmem.streaming.tf_data import (
@@ -48,8 +47,8 @@ class H5ChunkSequence(keras.utils.PyDataset):
     Rows are shuffled on two levels: blocks of rows that lie together in the file are read from all over it
     into a window in memory, and the rows of the window are shuffled. Every row comes exactly once an epoch
     and every chunk of the file is read about once. With the same seed the batches are the same, whatever
-    `workers`, `use_multiprocessing` and `fit(shuffle=…)` are. `quality()` says how well
-    that shuffles. With `fit(steps_per_epoch=…)` one epoch of the data follows the other without a break.
+    `workers`, `use_multiprocessing` and `fit(shuffle=…)` are. `describe()` says how many
+    blocks are shuffled together. With `fit(steps_per_epoch=…)` one epoch of the data follows the other without a break.
     `ResumeTraining` goes on with the very next batch after the process was killed.
 
     Within `fit` batches come in the sequence's own order: `fit(shuffle=True)`, Keras's default, would otherwise
@@ -428,18 +427,9 @@ class H5ChunkSequence(keras.utils.PyDataset):
             f"{format_count(len(self), 'batch')} of {self.batch_size:,}, {order}>"
         )
 
-    def describe(self, labels: str | None = None) -> str:
-        """Return a few lines on rows, batches, types, blocks, windows and memory.
-
-        Args:
-            labels: name of a dataset with class labels: then how well they are mixed is said too, for which
-                they are read.
-        """
-        lines = describe_plan(self.stream_plan)
-        if labels is None:
-            return lines
-        quality = examine(self.stream_plan, labels, self._files, self._access)
-        return f"{lines}\n{describe_quality(quality, shuffle=self.shuffle)}"
+    def describe(self) -> str:
+        """Return a few lines on rows, batches, types, blocks, windows and memory."""
+        return describe_plan(self.stream_plan)
 
     @property
     def read_bytes(self) -> int:
@@ -449,37 +439,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
         """
         stream = self._opened.peek()
         return 0 if stream is None else stream.reader.bytes_read
-
-    def quality(self, labels: str | None = None) -> ShuffleQuality:
-        """Return how well epoch 0 mixes class labels, against a uniform shuffle, and how much is read for it.
-
-        In a file sorted by class, blocks are homogeneous, and where few of them are shuffled together batches
-        hold few classes. Then this warns, with the `memory_budget` that would do. Up to 4 million rows are
-        looked at, of larger data some stretches of the epoch.
-
-        Args:
-            labels: dataset with one label a row, whole numbers, or one-hot; by default that of the targets.
-
-        Raises:
-            UsageError: If these are no labels.
-
-        Examples:
-            >>> import h5py, numpy as np
-            >>> with h5py.File("/tmp/labels.h5", "w") as f:
-            ...     f["x"], f["y"] = np.zeros((1000, 8)), np.repeat(range(10), 100)
-            >>> from kerasmem import H5ChunkSequence
-            >>> H5ChunkSequence("/tmp/labels.h5").quality().good
-            True
-        """
-        if labels is None:
-            targets = [name for part in self.stream_plan.parts if part.role == "y" for name in part.names]
-            if len(targets) != 1:
-                raise UsageError("labels: name the dataset of the labels, as there is no single one of targets")
-            labels = targets[0]
-        quality = examine(self.stream_plan, labels, self._files, self._access)
-        if not quality.good:
-            warnings.warn(f"H5ChunkSequence: {advise(quality, shuffle=self.shuffle)}", stacklevel=2)
-        return quality
 
     # ---- open and closed
 

@@ -54,13 +54,9 @@ def test_it_says_what_the_sequence_says(tmp_path, layout, batch_size):
     found = kerasmem.data.inspect(path, batch_size=batch_size)
     sequence, (x, y) = run(found.line)
     assert x.shape == (batch_size, 20) and y.shape == (batch_size,)
-    quality = sequence.quality()
-    assert found.stream == sequence.describe("y") and found.mixing == quality.to_dict()
-    assert (found.needed_bytes, found.read_bytes) == (quality.bytes_needed, quality.bytes_read)
-    assert found.read_amplification == quality.read_amplification
+    assert found.stream == sequence.describe() and "advice" not in found.stream
     with sequence:
         assert sum(len(y) for _, y in sequence.next_epoch()) == ROWS
-        assert sequence.opened().reader.bytes_read <= found.read_bytes * 1.01 + 4096
     x = report(found, "x")
     assert (x.value_bytes, x.float32_bytes, x.batch_bytes) == (ROWS * 160, ROWS * 80, batch_size * 80)
     with h5py.File(path) as file:
@@ -78,8 +74,7 @@ def test_data_sorted_by_class_gets_advice(tmp_path):
             x.id.write_direct_chunk((first, 0), packed)
         file["y"] = np.repeat(np.arange(8), 500)
     found = kerasmem.data.inspect(path)
-    assert found.mixing["ratio"] < 0.99 and "of a uniform shuffle" in found.stream
-    assert "memory_budget=" in found.advice or "write the file again" in found.advice
+    assert "mix a file sorted by class poorly: use a larger memory_budget" in found.stream
 
 
 def test_nan_classes_and_checksums(tmp_path):

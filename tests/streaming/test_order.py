@@ -59,6 +59,18 @@ def test_rows_of_different_blocks_mix_within_a_window():
     assert order.rows(0, 200).max() - order.rows(0, 200).min() > 500, "blocks come from all over the file"
 
 
+def test_32_blocks_mix_a_file_sorted_by_ten_classes():
+    rows = epoch_rows(EpochOrder(Blocks(range(64_000), 100), 32, seed=0, epoch=0), 32)
+    uniform = np.random.default_rng(0).permutation(64_000)
+    mixed, best = (entropy((order // 6400).reshape(-1, 32)) for order in (rows, uniform))
+    assert mixed > 0.99 * best
+
+
+def entropy(batches):
+    shares = np.stack([(batches == label).mean(axis=1) for label in range(10)])
+    return -(shares * np.log2(np.maximum(shares, 1e-9))).sum(axis=0).mean()
+
+
 def test_a_single_window_is_shuffled_uniformly():
     first = [EpochOrder(Blocks(range(4), 2), 2, seed, 0).rows(0, 1)[0] for seed in range(400)]
     counts = np.bincount(first, minlength=4)
