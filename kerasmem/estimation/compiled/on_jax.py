@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.devices.growth import jax_grows
 from kerasmem.errors import KerasmemError, ModelError, first_line
@@ -176,7 +178,7 @@ def compile_lowered(lowered: Any, options: dict[str, Any], folder: str) -> XlaPl
 def dumped_plan(folder: str) -> XlaPlan | None:
     """Return the plan in XLA's dumps, or None until XLA has written it to its end."""
     for dump in Path(folder).glob("*_after_optimizations.hlo.pb"):
-        with contextlib.suppress(IndexError, ValueError):  # the rest is still being written
+        with contextlib.suppress(DecodeError):  # the rest is still being written
             return read_plan(dump.read_bytes())
     return None
 
