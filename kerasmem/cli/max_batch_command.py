@@ -12,10 +12,7 @@ from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
 
 
 @click.command("max-batch", cls=GuardedCommand, seconds=7200)
-@model_options(
-    "--minimum", "--maximum", "--step", "--margin", "--method", "--confirm", "--timeout",
-    output=("--json",), shared=("--device",),
-)  # fmt: skip
+@model_options("--maximum", "--margin", "--method", "--confirm", "--timeout", output=("--json",), shared=("--device",))
 def command(model: str | None, **options: Any) -> int:
     """Find the largest batch of MODEL that fits a device.
 
@@ -25,11 +22,11 @@ def command(model: str | None, **options: Any) -> int:
 
     Examples:
       kerasmem max-batch model.keras --device t4
-      kerasmem max-batch model.h5 --device 16GB --step 8 --method graph
+      kerasmem max-batch model.h5 --device 16GB --maximum 512 --method graph
       kerasmem max-batch model.keras --device 8GB --confirm --margin 0.05
 
     Exit codes: 0 done · 1 the model failed · 2 wrong usage or unreadable input ·
-    3 not even the smallest fits · 4 too close to call
+    3 not even one sample fits · 4 too close to call
     """
     check_options("max-batch", model, options, needs_device=True)
     from kerasmem.rendering.search_tables import search_table
@@ -37,7 +34,7 @@ def command(model: str | None, **options: Any) -> int:
     with quiet_tensorflow(), spinner("searching for the largest batch", options["method"]):
         from kerasmem.estimation.sizing import max_batch_size
 
-        own = {name: options[name] for name in ("minimum", "maximum", "step", "margin", "confirm", "timeout")}
+        own = {name: options[name] for name in ("maximum", "margin", "confirm", "timeout")}
         result = max_batch_size(model, **own, **step_settings(options))
     show_result(result, options["as_json"], search_table)
     return EXIT_CODES[result.device.verdict]

@@ -8,12 +8,10 @@ of 3,630 or 3,640 is the same to anyone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from kerasmem.errors import UsageError
 from kerasmem.estimation.report import DOES_NOT_FIT, FITS, VERDICTS, Bytes, DeviceVerdict, MemoryReport, verdict
 from kerasmem.records import Record
 from kerasmem.units import format_size
@@ -21,7 +19,7 @@ from kerasmem.units import format_size
 MOST_EVALUATIONS = 40
 TOLERANCE = 0.01  # of the size: below 100 every size is told apart
 MOST_ON_THE_LINE = 8  # questions for one end of the interval, before the gap is halved
-SECOND = 31  # distance of the second size that is asked about from the smallest
+SECOND = 32  # the size that is asked about after 1
 LARGEST = 2**20  # where the search ends if no maximum is given
 MOST_TRIES = 6
 TRIED_TOLERANCE = 0.05  # of the size: a try takes a process, so that the last few samples are not worth it
@@ -112,103 +110,74 @@ def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
 
 
 def search(
-    ask: Callable[[int], Bytes],
-    available_bytes: int,
-    *,
-    minimum: int = 1,
-    maximum: int | None = None,
-    step: int = 1,
-    tolerance: float = TOLERANCE,
+    ask: Callable[[int], Bytes], available_bytes: int, *, maximum: int | None = None, tolerance: float = TOLERANCE
 ) -> Evaluations:
     """Search for the largest size that surely fits, and for the largest that may fit.
 
     Args:
         ask: from a size to its need; asked once a size at most.
         available_bytes: bytes available.
-        minimum: the smallest size.
-        maximum: the largest. Defaults to as large as fits.
-        step: only minimum, minimum + step, … are asked.
+        maximum: the largest size. Defaults to as large as fits.
         tolerance: the share of the size within which the search may stop; 0 searches to the last one.
-
-    Raises:
-        UsageError: If the sizes are no range.
 
     Examples:
         >>> search(lambda n: Bytes(100 + 7 * n, 100 + 7 * n, 100 + 7 * n, *[None] * 7), 1000).largest
         128
     """
-    if minimum < 1 or step < 1:
-        raise UsageError(f"minimum {minimum}, step {step}: both must be whole numbers from 1")
-    top = LARGEST if maximum is None else maximum
-    if top < minimum:
-        raise UsageError(f"maximum {top} is less than minimum {minimum}")
     asked: dict[int, Bytes] = {}
-    last = (top - minimum) // step
-    second = min(max(SECOND // step, 1), last)
 
-    def reach(index: int) -> int:
-        return max(1, int((minimum + step * index) * tolerance / step))
-
-    def need(end: int, index: int) -> float:
-        """Return one end of the interval at an index: 0 for the lower one, 1 for the upper one."""
-        if index not in asked:
-            asked[index] = ask(minimum + step * index)
-        bound = asked[index].bounds[end]
+    def need(end: int, size: int) -> float:
+        """Return one end of the interval of a size: 0 for the lower one, 1 for the upper one."""
+        if size not in asked:
+            asked[size] = ask(size)
+        bound = asked[size].bounds[end]
         return math.inf if bound is None else bound
 
-    def fits(end: int, index: int) -> bool:
-        return need(end, index) <= available_bytes
-
     for end in (1, 0):
-        high = min((index for index in asked if not fits(end, index)), default=None)
-        low = max((index for index in asked if fits(end, index) and (high is None or index < high)), default=None)
-        guesses = _line_guesses(partial(need, end), available_bytes, asked, second, last, reach)
-        bracket(partial(fits, end), guesses, low=low, high=high, gap=reach, most=MOST_EVALUATIONS - len(asked))
+        _narrow(partial(need, end), available_bytes, asked, LARGEST if maximum is None else maximum, tolerance)
     return Evaluations(
         tuple(
-            Evaluation(minimum + step * index, need.total, need.low, need.most_needed, verdict(need, available_bytes))
-            for index, need in sorted(asked.items())
+            Evaluation(size, need.total, need.low, need.most_needed, verdict(need, available_bytes))
+            for size, need in sorted(asked.items())
         )
     )
 
 
-def _line_guesses(
-    need: Callable[[int], float],
-    limit: int,
-    asked: Mapping[int, Any],
-    second: int,
-    last: int,
-    reach: Callable[[int], int],
-) -> Callable[[int | None, int | None], int | None]:
-    """Return a function that guesses the next index from an index that fits and one that does not.
+def _narrow(need: Callable[[int], float], limit: int, asked: Collection[int], largest: int, tolerance: float) -> None:
+    """Ask about sizes until the largest one that fits is known to within the tolerance.
 
     Args:
-        need: bytes at an index.
+        need: bytes that a size needs.
         limit: bytes available.
-        asked: what was asked about so far, by index.
-        second: the index to ask about after the first.
-        last: the largest index.
-        reach: the tolerance at an index.
+        asked: the sizes so far.
+        largest: the largest size.
+        tolerance: the share of the size within which the search may stop.
     """
     on_line = len(asked) + MOST_ON_THE_LINE
 
+    def reach(size: int) -> int:
+        return max(1, int(size * tolerance))
+
     def guess(low: int | None, high: int | None) -> int | None:
         if low is None:
-            return 0 if high is None else None
+            return 1 if high is None else None
         if high is not None:
             if len(asked) >= on_line:
                 return (low + high) // 2
-            index = on_the_line(low, need(low), high, need(high), limit)
+            size = on_the_line(low, need(low), high, need(high), limit)
             beside = high - reach(high - reach(high))  # from which the high end is within its tolerance
-            return min(max(index, low + reach(low)), max(beside, low + 1))
-        if low == last or low < second:
-            return second if low < second else None
-        before = max(index for index in asked if index < low)
+            return min(max(size, low + reach(low)), max(beside, low + 1))
+        if low == largest or low < SECOND:
+            return min(SECOND, largest) if low < largest else None
+        before = max(size for size in asked if size < low)
         beyond = on_the_line(before, need(before), low, need(low), limit)
         least = low + (reach(low) if len(asked) < on_line else low)
-        return min(max(beyond, least), 16 * low + 16, last)
+        return min(max(beyond, least), 16 * low, largest)
 
-    return guess
+    high = min((size for size in asked if need(size) > limit), default=None)
+    low = max((size for size in asked if need(size) <= limit and (high is None or size < high)), default=None)
+    most = MOST_EVALUATIONS - len(asked)
+    bracket(lambda size: need(size) <= limit, guess, low=low, high=high, gap=reach, most=most)
 
 
 @dataclass(frozen=True)
@@ -233,26 +202,17 @@ class Trial:
 
 
 def largest_that_ran(
-    try_size: Callable[[int], Trial],
-    *,
-    first: int,
-    fails_from: int | None,
-    minimum: int = 1,
-    maximum: int | None = None,
-    step: int = 1,
+    try_size: Callable[[int], Trial], first: int, fails_from: int | None
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Return the largest size at which real steps ran, None if none did, and all tries.
 
     The estimated size comes first. If it runs, the sizes above it that are too close to call are halved a few times; if
-    not, the next is a tenth below what failed, and then the rest is halved. If no try fits, the last is the smallest.
+    not, the next is a tenth below what failed, and then the rest is halved. If no try fits, the last is of size 1.
 
     Args:
         try_size: runs real steps; asked once a size.
         first: the size to begin with.
-        fails_from: a size that is known not to fit; None where none is.
-        minimum: the smallest size; only minimum, minimum + step, … are tried.
-        maximum: the largest.
-        step: between sizes.
+        fails_from: a size that is too large, or None if none is known.
 
     Examples:
         >>> ran = lambda size: Trial(size, size <= 70, None, 0, 0.0)
@@ -260,30 +220,28 @@ def largest_that_ran(
         [64, 72, 68]
     """
     trials: list[Trial] = []
-    ends = [size for size in (fails_from, None if maximum is None else maximum + 1) if size is not None]
-    end = -(-(min(ends) - minimum) // step) if ends else None  # sizes are counted in steps from the smallest
 
-    def fits(index: int) -> bool:
-        trials.append(try_size(minimum + index * step))
+    def fits(size: int) -> bool:
+        trials.append(try_size(size))
         return trials[-1].fits
 
     def guess(low: int | None, high: int | None) -> int | None:
         if not trials:
-            return (first - minimum) // step
-        if high is None or high == 0:
+            return first
+        if high is None or high == 1:
             return None
         if low is None and len(trials) == MOST_TRIES - 1:
-            return 0  # whether anything fits at all
+            return 1  # whether anything fits at all
         is_near = low is None and len(trials) == 1  # the estimate is seldom far off
-        bottom = -1 if low is None else low
-        index = max(bottom + 1, int(high * 0.9) if is_near else (bottom + high) // 2)
-        return index if index < high else None
+        fitting = low or 0
+        size = max(fitting + 1, int(high * 0.9) if is_near else (fitting + high) // 2)
+        return size if size < high else None
 
     def gap(low: int) -> int:
-        return max(1, int((minimum + low * step) * TRIED_TOLERANCE / step))
+        return max(1, int(low * TRIED_TOLERANCE))
 
-    low, _ = bracket(fits, guess, high=end, gap=gap, most=MOST_TRIES)
-    return None if low is None else minimum + low * step, tuple(trials)
+    largest, _ = bracket(fits, guess, high=fails_from, gap=gap, most=MOST_TRIES)
+    return largest, tuple(trials)
 
 
 @dataclass(frozen=True)

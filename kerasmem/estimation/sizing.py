@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,7 @@ def max_batch_size(
     model: Any,
     *,
     device: str | int,
-    minimum: int = 1,
     maximum: int | None = None,
-    step: int = 1,
     margin: float = 0.0,
     confirm: bool = False,
     timeout: float = DEFAULT_TIMEOUT,
@@ -46,9 +44,7 @@ def max_batch_size(
     Args:
         model: as for `kerasmem.estimate`.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes).
-        minimum: the smallest size. Defaults to 1.
         maximum: the largest size. Defaults to the largest that fits.
-        step: consider `minimum`, `minimum + step`, … only. Defaults to 1.
         margin: share of the device's memory to keep free, from 0 to below 1. Defaults to 0.
         confirm: run real steps. Without a GPU they run on the CPU, with the GPUs' allocator. Defaults to False.
         timeout: seconds for each confirmed size. Defaults to 600.
@@ -56,7 +52,7 @@ def max_batch_size(
             estimate for all others.
 
     Returns:
-        A `SearchResult`; all sizes in bytes. `largest` is None if not even `minimum` fits, or ran.
+        A `SearchResult`; all sizes in bytes. `largest` is None if not even one sample fits, or ran.
 
     Raises:
         UsageError: If an argument is wrong, or the model exists in this process only and `confirm` is set.
@@ -68,22 +64,21 @@ def max_batch_size(
         >>> kerasmem.max_batch_size(model, device="64MB", method="formula").largest
         6281
     """
-    for name, number in {"minimum": minimum, "step": step, "maximum": 1 if maximum is None else maximum}.items():
-        checks.whole(name, number)
+    if maximum is not None:
+        checks.whole("maximum", maximum)
     if not checks.number("timeout", timeout) > 0:
         raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
     spec = StepSpec(model, device=device, **settings)
-    sizes: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "step": step}
     target = _with_margin(resolve_device(str(spec.device)), margin)
     if confirm:
         require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
     with EstimateSession(spec) as session:
         estimates = _Estimates(session, spec.method)
-        asked = search(estimates.need, target.available_bytes, **sizes)
-    largest, fits, notes = asked.largest, asked.verdict, list(_notes(asked, maximum, step))
+        asked = search(estimates.need, target.available_bytes, maximum=maximum)
+    largest, fits, notes = asked.largest, asked.verdict, list(_notes(asked, maximum))
     trials: tuple[Trial, ...] = ()
     if confirm:
-        largest, trials = _confirmed(spec, target, asked, sizes, timeout)
+        largest, trials = _confirmed(spec, target, asked, maximum, timeout)
         fits = DOES_NOT_FIT if largest is None else FITS
         notes += _trial_notes(asked.largest, largest, trials)
     with EstimateSession(spec) as estimates.session:
@@ -124,16 +119,16 @@ def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
 
 
 def _confirmed(
-    spec: StepSpec, target: DeviceTarget, asked: Evaluations, sizes: Mapping[str, Any], timeout: float
+    spec: StepSpec, target: DeviceTarget, asked: Evaluations, maximum: int | None, timeout: float
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around the estimated size; with several replicas, those of one."""
-    first = sizes["minimum"] if asked.largest is None else asked.largest
-    with spec.portable(batch_size=sizes["minimum"]) as request:
+    fails_from = maximum + 1 if asked.fails_from is None and maximum is not None else asked.fails_from
+    with spec.portable(batch_size=1) as request:
 
         def try_size(size: int) -> Trial:
             return try_batch(request, size, target.available_bytes, steps=_STEPS, last=size // 2, timeout=timeout)
 
-        return largest_that_ran(try_size, first=first, fails_from=asked.fails_from, **sizes)
+        return largest_that_ran(try_size, asked.largest or 1, fails_from)
 
 
 def _trial_notes(estimated: int | None, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:
@@ -145,7 +140,7 @@ def _trial_notes(estimated: int | None, largest: int | None, trials: tuple[Trial
         yield f"the estimate was too low: batch size {estimated:,} should have fitted and ran out of memory"
 
 
-def _notes(asked: Evaluations, maximum: int | None, step: int) -> Iterator[str]:
+def _notes(asked: Evaluations, maximum: int | None) -> Iterator[str]:
     largest, above = asked.largest, asked.above
     if any(row.high is None for row in asked.rows):
         yield "the method knows no upper end of what this model needs, so nothing surely fits"
@@ -157,7 +152,7 @@ def _notes(asked: Evaluations, maximum: int | None, step: int) -> Iterator[str]:
         yield f"the search ended at batch size {largest:,}, which still fits"
     elif len(asked.rows) >= MOST_EVALUATIONS:
         yield f"the search stopped after {len(asked.rows)} estimates: something larger may fit"
-    elif above[0].size > largest + step:
+    elif above[0].size > largest + 1:
         yield f"to within 1 %: {above[0].size:,}, the next size that was asked, does not surely fit"
     small = next((row.size for row in asked.rows if row.size < largest and row.verdict != FITS), None)
     if small is not None:

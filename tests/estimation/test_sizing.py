@@ -35,11 +35,10 @@ def fits(room, **options):
 
 
 def test_the_batch():
-    step = 64  # so that 1 % of the size is less than a step
-    result = kerasmem.max_batch_size(deep, device="2MB", method="formula", step=step)
+    result = kerasmem.max_batch_size(deep, device="2MB", method="formula")
     assert fits("2MB", batch_size=result.largest) == "fits"
-    assert fits("2MB", batch_size=result.largest + step) == "too close to call"
-    assert fits("2MB", batch_size=result.fails_from - step) == "too close to call"
+    assert fits("2MB", batch_size=int(1.02 * result.largest)) == "too close to call"
+    assert fits("2MB", batch_size=int(0.98 * result.fails_from)) == "too close to call"
     assert fits("2MB", batch_size=result.fails_from) == "does not fit"
     assert result.report.settings.batch_size == result.largest
     assert result.device.verdict == "fits"
@@ -111,7 +110,7 @@ def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"minimum": 0}, "minimum"), ({"minimum": 1.5}, "whole number"), ({"method": "magic"}, "magic"),
+    [({"maximum": 0}, "maximum"), ({"maximum": 1.5}, "whole number"), ({"method": "magic"}, "magic"),
      ({"device": "nonsense"}, "catalogue"), ({"maximum": True}, "whole number"), ({"margin": 1}, "margin"),
      ({"margin": "much"}, "margin"), ({"timeout": 0}, "timeout")],
 )  # fmt: skip
@@ -150,18 +149,15 @@ def model():
 
 @pytest.fixture(scope="module")
 def found(model):
-    return kerasmem.max_batch_size(
-        model, device="24MB", margin=0.05, minimum=41, maximum=41, method="formula", jit_compile=False,
-        confirm=True,
-    )  # fmt: skip
+    return kerasmem.max_batch_size(model, device="2MiB", margin=0.25, method="formula", jit_compile=False, confirm=True)
 
 
 def test_steps_that_do_not_fit(found):
     (trial,) = found.trials
-    assert (found.largest, found.device.verdict, trial.size, trial.fits) == (None, "does not fit", 41, False)
-    assert trial.limit_bytes == int(24e6 * 0.95) and trial.peak_bytes is None
+    assert (found.largest, found.device.verdict, trial.size, trial.fits) == (None, "does not fit", 1, False)
+    assert trial.limit_bytes == 3 * 2**19 and trial.peak_bytes is None
     assert "ran out of memory" in trial.reason or "may end so" in trial.reason
-    assert any("not even batch size 41" in note for note in found.notes)
+    assert any("not even batch size 1" in note for note in found.notes)
     again = SearchResult.from_dict(json.loads(json.dumps(found.to_dict())))
     assert again == found
 
@@ -169,7 +165,7 @@ def test_steps_that_do_not_fit(found):
 def test_nothing_of_this_process_is_touched(model):
     weights = [each.copy() for each in model.get_weights()]
     threads, optimizer = threading.active_count(), model.optimizer.iterations.numpy()
-    kerasmem.max_batch_size(model, device="64MB", minimum=2, maximum=2, method="formula", confirm=True)
+    kerasmem.max_batch_size(model, device="64MB", maximum=2, method="formula", confirm=True)
     assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
     assert threading.active_count() == threads and model.optimizer.iterations.numpy() == optimizer
 
