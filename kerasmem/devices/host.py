@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kerasmem.files import READ
 from kerasmem.processes.children import resident_bytes
 from kerasmem.records import Record
 
@@ -26,18 +25,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class ProcessReading(NamedTuple):
-    """A process's host memory, in bytes.
-
-    Attributes:
-        rss_bytes: resident: in RAM now, shared libraries included.
-        swap_bytes: written out to swap (may be up to half a second old); None if unknown.
-    """
-
-    rss_bytes: int
-    swap_bytes: int | None
-
-
 @dataclass(frozen=True)
 class HostMemory(Record, what="host memory"):
     """This machine's memory, in bytes.
@@ -49,94 +36,6 @@ class HostMemory(Record, what="host memory"):
 
     total_bytes: int
     available_bytes: int
-
-
-class HostReader:
-    """Reads this process's memory often and cheaply, on Linux from files that stay open.
-
-    What is resident is read every time (some 2 µs); what is in swap changes slowly and costs more to ask
-    (some 10 µs), so it is read again when `swap_every` has passed. A forked child reads itself. Where every
-    microsecond counts, `catch` now and `unpack` later: taking numbers out of text costs as much as having it.
-
-    Args:
-        swap_every: seconds for which the last reading of swap is good.
-        clock: seconds that only go forward.
-
-    Examples:
-        >>> reader = HostReader()
-        >>> reader.read().rss_bytes > 0
-        True
-        >>> reader.close()
-    """
-
-    def __init__(self, swap_every: float = 0.5, clock: Callable[[], float] = time.monotonic) -> None:
-        self._swap_every = swap_every
-        self._clock = clock
-        self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-        self._forks = self._statm = self._status = -1
-        self._process: Any = None
-        self._swap: int | None = None
-        self._swap_due = 0.0
-
-    def read(self) -> ProcessReading:
-        """Return resident and swapped bytes of this process."""
-        return self.unpack(self.catch())
-
-    def catch(self) -> bytes | int:
-        """Read the resident size in the system's form, for `unpack`."""
-        if self._forks != _forks:
-            self._reopen()
-        try:
-            return os.pread(self._statm, 256, 0)
-        except (OSError, AttributeError):  # Windows has no pread
-            return int(self._process.memory_info().rss)
-
-    def unpack(self, caught: bytes | int) -> ProcessReading:
-        """Convert a reading of `catch` to bytes, with the swapped bytes."""
-        now = self._clock()
-        if now >= self._swap_due:
-            self._swap_due = now + self._swap_every
-            self._swap = self._read_swap()
-        rss = caught if isinstance(caught, int) else int(caught.split(b" ", 2)[1]) * self._page
-        return ProcessReading(rss, self._swap)
-
-    def close(self) -> None:
-        """Close the open files. Reading opens them again."""
-        for file in (self._statm, self._status):
-            if file >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(file)
-        self._forks = self._statm = self._status = -1
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _read_swap(self) -> int | None:
-        try:
-            return parse_status(os.pread(self._status, 16384, 0)).get("VmSwap")
-        except (OSError, AttributeError):
-            return None
-
-    def _reopen(self) -> None:
-        """Open this process's own files: after a fork the old ones still describe the parent."""
-        import psutil
-
-        self.close()
-        self._forks, self._swap_due = _forks, self._clock()
-        self._process = psutil.Process()
-        with contextlib.suppress(OSError):
-            self._statm = os.open(_SELF / "statm", READ)
-        with contextlib.suppress(OSError):
-            self._status = os.open(_SELF / "status", READ)
-
-
-def _after_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def host_memory() -> HostMemory:

@@ -3,8 +3,7 @@
 ============= ===============================================================================
 logger        `MemoryLogger`, the Keras callback: which of Keras's hooks means what
 recorder      beginnings and ends of runs, epochs and batches → samples, in memory and in the log file
-batch_queue   raw readings of batches, and how samples are made of them later
-device_reader one reading of all devices, the driver and the host; peaks of batch, epoch and run
+device_reader one reading of all devices and the driver; peaks of batch, epoch and run
 peaks         one allocator's peaks, shared by all who read it
 epoch_maxima  the largest sizes of an epoch
 cost          what the logger itself costs

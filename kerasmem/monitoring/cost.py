@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-from kerasmem.errors import KerasmemError
 from kerasmem.records import Record
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -43,34 +38,21 @@ class Overhead(Record, what="overhead", also=("per_batch_seconds", "step_share")
         return self.batch_seconds / bare if bare > 0 else None
 
 
-def costed(method: F) -> F:
-    """Count the time of a method of `Recorder` as its cost, and keep failures out of the training loop."""
-    is_batch = method.__name__.endswith("_batch")
-    opens = method.__name__ == "begin_batch"
-    starts = method.__name__ == "begin_run"  # a new run gets a new chance
+class Timer:
+    """Adds up the time of the `with` blocks that it is used for.
 
-    @functools.wraps(method)
-    def guarded(self: Any, *args: Any) -> Any:
-        if self.broken and not starts:
-            return None
-        start = self.clock()
-        try:
-            return method(self, *args)
-        except KerasmemError:
-            raise
-        except Exception as error:
-            self.break_off(error)
-            return None
-        finally:
-            end = self.clock()
-            spent = end - start
-            self.total_seconds += spent
-            if is_batch:
-                self.batch_seconds += spent
-                if opens:
-                    self.step_start = start
-                elif self.step_start is not None:
-                    self.step_seconds += end - self.step_start
-                    self.step_start = None
+    Attributes:
+        seconds: of all blocks that have ended.
+        start, end: of the latest one, by the clock.
+    """
 
-    return guarded  # type: ignore[return-value]
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.seconds = self.start = self.end = 0.0
+
+    def __enter__(self) -> None:
+        self.start = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self.end = self._clock()
+        self.seconds += self.end - self.start

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kerasmem.devices.host import HostReader
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.machine import match_card, others_on_card
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.tracked_devices import Allocator, tracked_devices
 from kerasmem.monitoring.peaks import LedgerAccount, PeakLedger, ledger_of
-from kerasmem.monitoring.phases import largest_known
+from kerasmem.monitoring.phases import BackgroundReading, largest_known
 
 
 class DeviceReading(NamedTuple):
@@ -37,8 +36,7 @@ class DeviceReading(NamedTuple):
 
 _Driver = tuple["int | None", "int | None"]
 _Sizes = tuple["int | None", "int | None", "int | None"]
-# For each device in use, peak and reserved, the driver's used and total; and the host.
-RawReading = tuple["list[tuple[_Sizes, _Driver]]", "bytes | int | None"]
+RawReading = list[tuple[_Sizes, _Driver]]  # for each device: in use, peak and reserved; the driver's used and total
 
 
 @dataclass(slots=True)
@@ -72,9 +70,7 @@ class DeviceReader:
         nvml: Nvml | bool | str = "auto",
         reset_peaks: bool = True,
     ) -> None:
-        self.pid = os.getpid()
         self._note = note
-        self._host = HostReader()
         self._nvml: Nvml | None = None
         self._owns_nvml = False
         found, notes = tracked_devices()
@@ -111,13 +107,13 @@ class DeviceReader:
         """The largest allocator peak of each device since the process began, in bytes, where it is known."""
         return _known((device.name, device.ledger.process_peak) for device in self._devices if device.ledger)
 
-    def start_run(self) -> list[DeviceReading]:
+    def start_run(self, host: BackgroundReading) -> list[DeviceReading]:
         """Forget the run's peaks, not the process's, and return a first reading; ask the driver before."""
         for device in self._devices:
             if device.ledger is not None:
                 device.ledger.join(device.account)
         self._note_circumstances()
-        readings = self.read()
+        readings = self.read(host)
         for device, reading in zip(self._devices, readings, strict=True):
             device.run_peak = reading.in_use_bytes if device.resets else None
         return readings
@@ -133,27 +129,26 @@ class DeviceReader:
         """Return each device's peak since the reading before; the cheap half of a reading."""
         return [self._take(device)[1] for device in self._devices]
 
-    def read(self) -> list[DeviceReading]:
-        """Return a reading of each device, at least one; the driver's part is as `read_driver` last left it."""
-        return self.unpack(self.read_raw())
+    def read(self, host: BackgroundReading) -> list[DeviceReading]:
+        """Return a reading of each device, at least one; the driver's part is as `read_driver` last left it.
+
+        Args:
+            host: the latest background reading.
+        """
+        return self.unpack(self.read_raw(), host)
 
     def read_raw(self) -> RawReading:
         """Take the same reading in the fewest steps; `unpack` makes sizes of it later."""
         sizes = []
         for device in self._devices:  # before Python 3.12 a comprehension is a call
             sizes.append((self._take(device), device.driver))
-        try:
-            return sizes, self._host.catch()
-        except Exception as error:  # psutil has several kinds
-            self._note(f"host: this process's memory cannot be read: {error}")
-            return sizes, None
+        return sizes
 
-    def unpack(self, raw: RawReading) -> list[DeviceReading]:
+    def unpack(self, raw: RawReading, host: BackgroundReading) -> list[DeviceReading]:
         """Return the sizes of a raw reading."""
-        sizes, caught = raw
-        host = (None, None) if caught is None else self._host.unpack(caught)
-        pairs = zip(self._devices, sizes, strict=True)
-        return [DeviceReading(device.name, *allocator, *driver, *host) for device, (allocator, driver) in pairs]
+        pairs = zip(self._devices, raw, strict=True)
+        own = (host.rss_bytes, host.swap_bytes)
+        return [DeviceReading(device.name, *allocator, *driver, *own) for device, (allocator, driver) in pairs]
 
     def read_driver(self) -> int | None:
         """Ask the driver, and return the bytes in use on the fullest card; too slow for a batch's hook."""
@@ -162,8 +157,7 @@ class DeviceReader:
         return largest_known(device.driver[0] for device in self._devices)
 
     def close(self) -> None:
-        """Let go of the driver and of open files; may be called more than once."""
-        self._host.close()
+        """Let go of the driver; may be called more than once."""
         if self._nvml is not None and self._owns_nvml:
             self._nvml.close()
 

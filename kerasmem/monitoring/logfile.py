@@ -12,16 +12,16 @@ found, "cost" for what the logging took.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import csv
 import json
 import os
 import stat
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from kerasmem import files
 from kerasmem.errors import InputError, UsageError, check_format
@@ -31,9 +31,30 @@ from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, KINDS, Sample,
 Format = Literal["csv", "jsonl"]
 _SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _HEADER = ",".join(COLUMNS)
-_open_logs: list[weakref.ref[LogFile]] = []  # of this process
-_opening = threading.RLock()
 _JSON_ROW = '{"kind":"sample",' + ",".join(f'"{name}":%s' for name in COLUMNS) + "}"
+
+
+class Writer(Protocol):
+    """What adds rows to a log, and may hold some back for a moment."""
+
+    def writes_to(self, target: Path) -> bool:
+        """Return whether it has this log open."""
+
+    def lose_file(self) -> None:
+        """Write what waits, and no more."""
+
+    def write_quietly(self) -> None:
+        """Write what waits; raises nothing."""
+
+
+writers: weakref.WeakSet[Writer] = weakref.WeakSet()  # of this process
+
+
+@atexit.register
+def _before_exit() -> None:
+    """Write what waits: a program that ends by an exception in `fit` closes nothing."""
+    for writer in list(writers):
+        writer.write_quietly()
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
@@ -53,14 +74,11 @@ class LogFile:
 
     Args:
         path: the file, .csv or .jsonl; missing folders above it are made.
-        append: add to what is there (a half-written last line is cut off); otherwise overwrite it, which ends
-            another log of this process that has it open.
+        append: add to what is there (a half-written last line is cut off); otherwise overwrite it.
+
 
     Attributes:
         next_run: the number that the next run gets, so that runs appended to a file stay apart.
-        runs_end: the number after the run begun.
-        identity: device and number of the file, where it is a regular one.
-        behind: what has rows that wait to be written here, so that who reads the file in this process has them.
 
     Raises:
         UsageError: the file cannot be written, or holds something else than such a log.
@@ -70,19 +88,16 @@ class LogFile:
         self.path = Path(path)
         self.format = format_of(path)
         self.next_run = 0
-        self.behind: weakref.WeakMethod[Callable[[], None]] | None = None
-        self.runs_end = 0
         self._file = -1
-        self.identity: tuple[int, int] | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR if append else os.O_WRONLY
             self._file = files.open_named("filename", str(self.path), flags | os.O_CREAT | os.O_APPEND)
-            with _opening:
-                fresh = self._resume() if append else True
-                self._settle(append)
-                if fresh and self.format == "csv":
-                    self._write(_HEADER + "\n")
+            if not append and stat.S_ISREG(os.fstat(self._file).st_mode):
+                os.ftruncate(self._file, 0)
+            is_empty = self._resume() if append else True
+            if is_empty and self.format == "csv":
+                self._write(_HEADER + "\n")
         except OSError as error:
             raise self._refusal(error) from error
         except UsageError:
@@ -105,7 +120,6 @@ class LogFile:
         Raises:
             UsageError: the file cannot be written after all.
         """
-        self.runs_end = run + 1
         try:
             self.add_object("run", format_version=FORMAT_VERSION, run=run, started=clock, notes=list(notes), **more)
         except OSError as error:
@@ -130,25 +144,9 @@ class LogFile:
         self.close()
         return UsageError(f"filename: {str(self.path)!r} cannot be written: {error.strerror or error}")
 
-    def _settle(self, append: bool) -> None:
-        """Come to terms with this process's other logs of the same file, and empty it unless appending."""
-        found = os.fstat(self._file)
-        if not stat.S_ISREG(found.st_mode):
-            return
-        self.identity = (found.st_dev, found.st_ino)
-        others = [log for reference in _open_logs if (log := reference()) is not None and log.is_open]
-        same = [log for log in others if log.identity == self.identity]
-        if append:
-            self.next_run = max([self.next_run, *(log.runs_end for log in same)])
-        else:
-            for log in same:
-                log.close()
-            os.ftruncate(self._file, 0)
-        _open_logs[:] = [weakref.ref(log) for log in [*others, self]]
-
     def _write(self, text: str) -> None:
         if self._file < 0:
-            raise OSError("another MemoryLogger has overwritten the file; give each a file of its own")
+            raise OSError("another MemoryLogger has taken the file over; give each a file of its own")
         data = text.encode()
         written = os.write(self._file, data)
         if written != len(data):  # a disk that is just filling up; try the rest, which tells why
@@ -176,15 +174,6 @@ class LogFile:
         return False
 
 
-def _after_fork() -> None:
-    global _opening
-    _opening = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 def read_timeline(path: str | os.PathLike[str]) -> Timeline:
     """Read back a log that `MemoryLogger` wrote, also one that a crash cut short.
 
@@ -204,9 +193,9 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
         >>> read_timeline(log).max("peak_bytes")
         900
     """
-    for log in [log for reference in _open_logs if (log := reference()) is not None]:
-        if log.behind is not None and (write := log.behind()) is not None:
-            write()
+    for writer in list(writers):
+        if writer.writes_to(Path(path)):
+            writer.write_quietly()
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -35,8 +35,8 @@ class MemoryLogger(keras.callbacks.Callback):
     the run. If `fit` raised, it ends with the logger's next run, with `close`, or after ten minutes.
 
     A reading that fails never stops training: it is None from then on, and `notes` says why. After an exception the
-    file holds every batch that ended; after `kill -9`, all but those of the last tenths of a second, which wait for
-    the background thread to write them (with `sampling=0` each is written at once, which costs more).
+    file holds every batch that ended; after `kill -9`, all but those of the last 0.2 seconds, which are
+    written together.
 
     Where several processes train together (`tf.distribute`, `keras.distribution`, torchrun, MPI, srun), each writes
     a file of its own, "run.rank1.jsonl" for "run.jsonl", which `kerasmem report` lays side by side, and rank 0 alone
@@ -48,9 +48,9 @@ class MemoryLogger(keras.callbacks.Callback):
 
     Args:
         filename: file to log to, `.csv` or `.jsonl`; None keeps the samples in `timeline` alone. One row a
-            batch and device. Without `append`, the logger's first run overwrites the file, and ends the log of
-            another logger that is writing to it; a copy of the logger (`copy.deepcopy`) adds to what the
-            others have written in this process. Processes need a file each; those that train together get one.
+            batch and device. Without `append`, the logger's first run overwrites the file; a copy of the logger
+            (`copy.deepcopy`) adds to what the others have written in this process. Loggers and processes need a
+            file each (another logger's log ends there); processes that train together get one.
         update_freq: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
             row's `between_peak_bytes`.
         append: add to a file of an earlier process; so it is in a script that `kerasmem run` runs again.
@@ -65,8 +65,8 @@ class MemoryLogger(keras.callbacks.Callback):
             where it rose above all before it.
         epoch_logs: True puts one short key into `logs`, and so into Keras's progress line; "bytes" puts every size
             there, in bytes; False nothing.
-        sampling: background readings a second; 0 reads the driver and the processes under this one at the
-            beginning and end of epochs only.
+        sampling: background readings a second; 0 reads the driver and the host at the beginning and end of epochs
+            only.
         leaks: True watches for memory that is kept from epoch to epoch, also over several `fit` calls (some tenths
             of a second an epoch: garbage is collected first); `leaks` and, at the end, `notes` have the answer.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 
 from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.devices.tracked_devices import Allocator, tracked_devices
@@ -25,7 +24,7 @@ class LedgerAccount:
         bound: what the peak may have been where it is not known (it had been that high before).
     """
 
-    __slots__ = ("__weakref__", "bound", "peak")
+    __slots__ = ("bound", "peak")
 
     def __init__(self) -> None:
         self.peak = self.bound = _NOTHING
@@ -44,26 +43,21 @@ class PeakLedger:
     def __init__(self) -> None:
         self.process_peak: int | None = None
         self.refusal: Exception | None = None
-        self.renew_lock()
-        self._accounts: list[weakref.ref[LedgerAccount]] = []  # replaced, never changed
+        self._lock = threading.RLock()
+        self._accounts: list[LedgerAccount] = []
         self._fresh = False  # nobody has read since the last reset, so the allocator's peak is new
         self._seen = _NOTHING  # the allocator's peak when it was last read without a reset
 
-    def renew_lock(self) -> None:
-        """Make a new lock in a forked process."""
-        self._lock = threading.RLock()
-
     def join(self, account: LedgerAccount) -> None:
-        """Add what happens from now on to an account, until it leaves or nobody holds it."""
+        """Add what happens from now on to an account, until it leaves."""
         with self._lock:
-            self._drop(account)
             account.peak = account.bound = _NOTHING
-            self._accounts = [*self._accounts, weakref.ref(account)]
+            self._accounts = [*(other for other in self._accounts if other is not account), account]
 
     def leave(self, account: LedgerAccount) -> None:
         """Add nothing to an account any more."""
         with self._lock:
-            self._drop(account)
+            self._accounts = [other for other in self._accounts if other is not account]
 
     def take(self, allocator: Allocator, account: LedgerAccount, resets: bool) -> tuple[int, int | None, int | None]:
         """Read the allocator, and reset its peak if `resets`; `refusal` tells whether that did not work.
@@ -81,10 +75,7 @@ class PeakLedger:
         with self._lock:
             in_use, peak, reserved = allocator.read()
             is_new = self._fresh or peak > self._seen
-            for reference in self._accounts:
-                other = reference()
-                if other is None:
-                    continue
+            for other in self._accounts:
                 if is_new:
                     if peak > other.peak:
                         other.peak = peak
@@ -103,18 +94,13 @@ class PeakLedger:
             account.peak = account.bound = _NOTHING
             return in_use, None if own == _NOTHING else own, reserved
 
-    def _drop(self, account: LedgerAccount) -> None:
-        self._accounts = [reference for reference in self._accounts if reference() not in (None, account)]
-
 
 _ledgers: dict[Allocator, PeakLedger] = {}
-_ledgers_lock = threading.RLock()
 
 
 def ledger_of(allocator: Allocator) -> PeakLedger:
     """Return the ledger of an allocator in this process; equal allocators have the same."""
-    with _ledgers_lock:
-        return _ledgers.setdefault(allocator, PeakLedger())
+    return _ledgers.setdefault(allocator, PeakLedger())
 
 
 def running_allocators() -> list[Allocator]:
@@ -125,12 +111,5 @@ def running_allocators() -> list[Allocator]:
     return [device.allocator for device in found if device.allocator is not None]
 
 
-def _after_fork() -> None:
-    global _ledgers_lock
-    _ledgers_lock = threading.RLock()
-    for ledger in _ledgers.values():
-        ledger.renew_lock()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_ledgers.clear)  # a lock may have been held

@@ -7,27 +7,26 @@ of the recording with one warning, and never reaches the training loop as an exc
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from kerasmem.checks import choice, number, path, whole
 from kerasmem.cluster import Worker, own_path
 from kerasmem.devices.nvml import Nvml
-from kerasmem.errors import UsageError, warn_user
-from kerasmem.monitoring.batch_queue import BatchQueue, OpenBatch, RawBatch
-from kerasmem.monitoring.cost import Overhead, costed
-from kerasmem.monitoring.device_reader import DeviceReader
+from kerasmem.errors import KerasmemError, UsageError, warn_user
+from kerasmem.monitoring.cost import Overhead, Timer
+from kerasmem.monitoring.device_reader import DeviceReader, DeviceReading, RawReading
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
-from kerasmem.monitoring.logfile import LogFile, format_of
-from kerasmem.monitoring.phases import CurrentPhase, PhasePeaks
+from kerasmem.monitoring.logfile import LogFile, format_of, writers
+from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhasePeaks
 from kerasmem.monitoring.sampler import Sampler
 from kerasmem.monitoring.timeline import KINDS, PackedRows, Sample, Timeline
 from kerasmem.processes.children import GOES_ON
@@ -66,13 +65,85 @@ class LoggerSettings:
 
 
 Kind = Literal["train", "test", "predict"]
-_PENDING = 64  # batches whose readings wait to be taken in
+F = TypeVar("F", bound=Callable[..., Any])
 _MOST_SAMPLES = 1_000_000  # kept in memory, 108 bytes each; the file has all
+_WRITE_SECONDS = 0.2  # from one writing of batches to the next
 _begun: set[str] = set()  # families whose file has been begun in this process
+
+
+class OpenBatch:
+    """A sampled batch that has begun: its number, the peaks before it, and its own if known early."""
+
+    __slots__ = ("batch", "between", "settled")
+
+    def __init__(self, batch: int, between: list[int | None]) -> None:
+        self.batch = batch
+        self.between = between
+        self.settled: list[int | None] | None = None
+
+
+class RawBatch(NamedTuple):
+    """A batch that has ended, as its hook left it.
+
+    Attributes:
+        run, phase, epoch, batch, steps: as in `Sample`.
+        clock: when it ended, in seconds of the recorder's clock.
+        devices: readings of the devices.
+        host: the latest background reading.
+        between: each device's peak before the batch.
+        settled: each device's peak of the batch, where that was known early.
+    """
+
+    run: int
+    phase: str
+    epoch: int | None
+    batch: int
+    steps: int
+    clock: float
+    devices: RawReading
+    host: BackgroundReading
+    between: list[int | None]
+    settled: list[int | None] | None
+
+    @property
+    def where(self) -> str:
+        """The batch in words."""
+        return f"in batch {self.batch}" if self.phase == "train" else f"in {self.phase} batch {self.batch}"
+
+    def samples(self, seconds: float, readings: list[DeviceReading]) -> list[Sample]:
+        """Return the batch's rows, one a device."""
+        head = (self.run, seconds, self.phase, self.epoch, self.batch, self.steps)
+        peaks = [reading.peak_bytes for reading in readings] if self.settled is None else self.settled
+        return [
+            Sample(*head, device, in_use, peak, before, *rest)
+            for (device, in_use, _, *rest), peak, before in zip(readings, peaks, self.between, strict=True)
+        ]
+
+
+def _survives(hook: F) -> F:
+    """Keep an unexpected failure of the recording out of the training loop: it ends the recording."""
+
+    @functools.wraps(hook)
+    def guarded(recorder: Recorder, *args: Any) -> Any:
+        if recorder.broken:
+            return None
+        try:
+            return hook(recorder, *args)
+        except KerasmemError:
+            raise
+        except Exception as error:
+            recorder.break_off(error)
+            return None
+
+    return guarded  # type: ignore[return-value]
 
 
 class Recorder:
     """Records runs. A copy has the settings and the log file of the original, and no results yet.
+
+    A hook after a training step finds nothing of its code in the processor's caches, so that all it does takes five
+    to ten times as long as in a loop. So it keeps its bare readings; they become samples, and are written, for many
+    batches at once when 0.2 s have passed since the last time, at the end of an epoch, and where somebody asks.
 
     Args:
         settings: the arguments of `MemoryLogger`, checked.
@@ -93,16 +164,18 @@ class Recorder:
         self.run: int | None = None
         self.epoch: int | None = None
         self.broken = False
-        self.total_seconds = self.batch_seconds = self.step_seconds = self._background_seconds = 0.0
-        self.step_start: float | None = None
-        self.batches = 0
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
         self.settings = settings
+        self.leak_watch = LeakWatch("epochs") if settings.leaks else None
+        self._hooks, self._batch_hooks = Timer(clock), Timer(clock)
+        self._step_seconds = self._background_seconds = 0.0
+        self._step_start: float | None = None
+        self._batches = 0
         self._family = uuid.uuid4().hex  # shared by copies, which add to the same file
+        self._pid = os.getpid()
         self._file: LogFile | None = None
         self._rows = PackedRows(KINDS, _MOST_SAMPLES)
-        self.leak_watch = LeakWatch("epochs") if settings.leaks else None
         self._leak_notes: tuple[str, ...] = ()  # of the latest run: the next one knows more
         self._notes: dict[str, None] = {}
         self._phases: list[PhasePeaks] = []
@@ -115,14 +188,16 @@ class Recorder:
         self._sampler: Sampler | None = None
         self._open: dict[str, OpenBatch] = {}
         self._due: dict[str, int] = {}
-        self._pending = BatchQueue(self._take_in)
+        self._waiting: list[RawBatch] = []
+        self._write_at = 0.0
+        writers.add(self)
 
     # ------------------------------------------------------------- results
 
     @property
     def timeline(self) -> Timeline:
         """The samples so far, as an immutable copy."""
-        self._pending.flush()
+        self._write_batches()
         return Timeline(self._rows.copy(), self._notes, self.phases)
 
     @property
@@ -143,8 +218,11 @@ class Recorder:
     @property
     def overhead(self) -> Overhead:
         """What the recording cost so far."""
+        batch_seconds = self._batch_hooks.seconds
         background = self._background_seconds + (self._sampler.seconds if self._sampler is not None else 0.0)
-        return Overhead(self.total_seconds, self.batch_seconds, self.batches, self.step_seconds, background)
+        return Overhead(
+            self._hooks.seconds + batch_seconds, batch_seconds, self._batches, self._step_seconds, background
+        )
 
     def note(self, text: str, *, say: bool = False) -> None:
         """Keep a sentence on what cannot be read, once; `say` warns too."""
@@ -180,9 +258,8 @@ class Recorder:
 
     # ---------------------------------------------------------------- runs
 
-    @costed
     def begin_run(self, worker: Worker | None = None) -> None:
-        """Open the file and the devices.
+        """Open the file and the devices; a recording that had failed gets a new chance.
 
         Args:
             worker: which of several this process is.
@@ -191,11 +268,14 @@ class Recorder:
             UsageError: the file cannot be written.
         """
         self.broken = False
+        with self._hooks:
+            self._begin_run(worker)
+
+    @_survives
+    def _begin_run(self, worker: Worker | None) -> None:
         self._finish()  # of a run that broke off
         self.phase.enter("between")
-        self.step_start = None
-        if self._reader is not None and self._reader.pid != os.getpid():
-            self._reader = None  # the parent's of this forked process
+        self._step_start = None
         if self._zero is None:
             self._zero = self.clock()
         self.worker = worker
@@ -203,10 +283,8 @@ class Recorder:
         if self._reader is None:
             asked = self.settings
             self._reader = DeviceReader(self._reader_note, nvml=asked.nvml, reset_peaks=asked.reset_peaks)
-        sampling = self.settings.sampling
-        behind = self._pending.flush_quietly if sampling else None
-        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, sampling, behind)
-        readings = self._reader.start_run()
+        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self.settings.sampling)
+        readings = self._reader.start_run(sampler.latest)
         self._known = {name for r in readings for name, value in r._asdict().items() if value is not None}
         if "in_use_bytes" in self._known:
             self._known.add("peak_bytes")
@@ -217,7 +295,6 @@ class Recorder:
         if self._file is not None:
             ranks = {} if worker is None else {"rank": worker.rank, "ranks": worker.size}
             self._file.start_run(self.run, datetime.now(timezone.utc).isoformat(), tuple(self._notes), **ranks)
-            self._file.behind = weakref.WeakMethod(self._pending.flush_quietly)
         self._sampler = sampler
         sampler.start()
 
@@ -226,46 +303,63 @@ class Recorder:
         name = self.settings.filename
         if name is None:
             return
+        target = own_path(Path(name), worker)
+        for other in list(writers):
+            if other is not self and other.writes_to(target):
+                other.lose_file()
         has_begun = self._next_run > 0 or self._family in _begun
         append = self.settings.append or has_begun or bool(os.environ.get(GOES_ON))
-        self._file = LogFile(own_path(Path(name), worker), append)
+        self._file = LogFile(target, append)
         self._next_run = max(self._next_run, self._file.next_run)
         _begun.add(self._family)
 
-    @costed
+    def writes_to(self, target: Path) -> bool:
+        """Return whether this recorder has a log file open."""
+        return self._file is not None and self._file.is_open and self._file.path.resolve() == target.resolve()
+
+    def lose_file(self) -> None:
+        """Write what waits, and no more: another logger of this process takes the file over."""
+        self.write_quietly()
+        if self._file is not None:
+            self._file.close()
+
     def end_run(self) -> None:
         """Close the files; the devices stay open for the next run."""
+        with self._hooks:
+            self._end_run()
+
+    @_survives
+    def _end_run(self) -> None:
         self._finish()
 
     def break_off(self, error: Exception) -> None:
         """End the recording because of a fault in it; training goes on."""
         self.broken = True
-        with contextlib.suppress(Exception):  # the fault that is being dealt with, most likely
-            self._pending.flush()
-        self._pending = BatchQueue(self._take_in)
+        self.write_quietly()
+        self._waiting = []
         self._end_sampler()
         self._finish_files()
         self.note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", say=True)
 
     def _finish(self) -> None:
-        if self._sampler is not None:
-            self._end_sampler()
+        self._end_sampler()
         if self.run is not None:
             if self._reader is not None:
                 self._reader.end_run()
             if self.leak_watch is not None:
-                found = self.leak_watch.report()
-                said = found.explain() if found.leaks or (found.iterations and found.too_short) else ()
-                self._leak_notes = tuple(f"leak: {text}" for text in said)
+                report = self.leak_watch.report()
+                is_telling = report.leaks or (report.iterations and report.too_short)
+                self._leak_notes = tuple(f"leak: {text}" for text in report.explain()) if is_telling else ()
                 for text in self._leak_notes:
                     self._add_object("note", run=self.run, text=text)
+            self._write_batches()
             self._add_object("cost", run=self.run, **self.overhead.to_dict())
         self._finish_files()
 
     def _end_sampler(self) -> None:
         """Stop the background thread and keep what it found."""
         sampler, self._sampler = self._sampler, None
-        if sampler is None or sampler.pid != os.getpid():  # the parent's of this forked process
+        if sampler is None:
             return
         sampler.stop()
         sampler.read()
@@ -278,7 +372,7 @@ class Recorder:
             self._add_object("phase", **vars(peaks))
 
     def _finish_files(self) -> None:
-        self._pending.flush()
+        self._write_batches()
         self._close_file()
         self.run = self.epoch = self._maxima = None
         self._open.clear()
@@ -294,39 +388,40 @@ class Recorder:
 
     # -------------------------------------------------------------- epochs
 
-    @costed
+    @_survives
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch's maxima; what came before belongs to the epoch before."""
-        if self._sampler is not None:
-            self._sampler.start()  # it may have given up in a long stretch without hooks
-            self._sampler.read()
-            self._keep_phases(self._sampler)
-        self.phase.enter("between")
-        self.epoch = epoch
-        self.begin_part("train")
-        if self._reader is not None:
-            self._reader.peaks()
-            self._maxima = EpochMaxima(epoch, self._reader.names)
+        with self._hooks:
+            if self._sampler is not None:
+                self._sampler.start()  # it may have given up in a long stretch without hooks
+                self._sampler.read()
+                self._keep_phases(self._sampler)
+            self.phase.enter("between")
+            self.epoch = epoch
+            self.begin_part("train")
+            if self._reader is not None:
+                self._reader.peaks()
+                self._maxima = EpochMaxima(epoch, self._reader.names)
 
-    @costed
+    @_survives
     def end_epoch(self) -> tuple[dict[str, float], str] | None:
         """Record the epoch's maxima; return what goes into Keras's logs, and a line for people."""
-        self._pending.flush()
-        maxima, self._maxima = self._maxima, None
-        if maxima is None or self._reader is None:
-            return None
-        if self._sampler is not None:
+        with self._hooks:
+            self._write_batches()
+            maxima, self._maxima = self._maxima, None
+            if maxima is None or self._reader is None or self._sampler is None:
+                return None
             self._sampler.read()
             maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
-        self.phase.enter("epoch end")
-        maxima.add_after(self._reader.read())
-        rows = maxima.rows(self.run or 0, self._moment())
-        for row in rows:
-            self._rows.append(row)
-        self._add_rows(rows)
-        if self.leak_watch is not None:
-            self.leak_watch.sample(self._rows.held_bytes)
-        return maxima.logs(self._known, in_bytes=self.settings.epoch_logs == "bytes"), maxima.line()
+            self.phase.enter("epoch end")
+            maxima.add_after(self._reader.read(self._sampler.latest))
+            rows = maxima.rows(self.run or 0, self._moment())
+            for row in rows:
+                self._rows.append(row)
+            self._add_rows(rows)
+            if self.leak_watch is not None:
+                self.leak_watch.sample(self._rows.held_bytes)
+            return maxima.logs(self._known, in_bytes=self.settings.epoch_logs == "bytes"), maxima.line()
 
     # ------------------------------------------------------------- batches
 
@@ -335,26 +430,35 @@ class Recorder:
         self._due.pop(kind, None)
         self._open.pop(kind, None)
 
-    @costed
+    @_survives
     def begin_batch(self, kind: Kind, batch: int) -> None:
         """Read the peak since the reading before, and start the batch's own, if it is to be sampled."""
-        self.phase.batch("train batch" if kind == "train" else self.phase.rest)
-        if batch < self._due.get(kind, 0) or self._reader is None:
-            return
-        peaks = self._reader.peaks()
-        for outer in self._open.values():  # its end hooks are running this batch: its own work is done
-            if outer.settled is None:
-                outer.settled = peaks
-        self._open[kind] = OpenBatch(batch, peaks)
+        with self._batch_hooks:
+            self._step_start = self._batch_hooks.start
+            self.phase.batch("train batch" if kind == "train" else self.phase.rest)
+            if batch < self._due.get(kind, 0) or self._reader is None:
+                return
+            peaks = self._reader.peaks()
+            for outer in self._open.values():  # its end hooks are running this batch: its own work is done
+                if outer.settled is None:
+                    outer.settled = peaks
+            self._open[kind] = OpenBatch(batch, peaks)
 
-    @costed
+    @_survives
     def end_batch(self, kind: Kind, phase: str, last: int, total: int | None = None) -> None:
         """Record the batch, or, with several steps an execution, the batches up to `last`.
 
         With several steps an execution, Keras counts beyond the last batch of the epoch; `total`, where it is
         known, is how many there are.
         """
-        self.batches += 1
+        with self._batch_hooks:
+            self._end_batch(kind, phase, last, total)
+        if self._step_start is not None:
+            self._step_seconds += self._batch_hooks.end - self._step_start
+            self._step_start = None
+
+    def _end_batch(self, kind: Kind, phase: str, last: int, total: int | None) -> None:
+        self._batches += 1
         current = self.phase
         current.phase, current.changes = current.rest, current.changes + 1
         opened = self._open.pop(kind, None)
@@ -364,31 +468,39 @@ class Recorder:
             last = max(last, opened.batch)
         if self._maxima is not None and kind == "train":
             self._maxima.steps = last + 1
-        if opened is None or self._reader is None:
+        if opened is None or self._reader is None or self._sampler is None:
             return
         batch = opened.batch
-        raw = self._reader.read_raw()
+        devices, host = self._reader.read_raw(), self._sampler.latest
         self._due[kind] = max(batch + self.settings.update_freq, last + 1)
         steps = last - batch + 1
-        queue = self._pending.batches
-        ended = (self.run or 0, phase, self.epoch, batch, steps, self.clock(), raw, opened.between, opened.settled)
-        queue.append(tuple.__new__(RawBatch, ended))  # the type's own way is a Python function more
-        if len(queue) >= _PENDING or (self.settings.sampling == 0 and self._file is not None):
-            self._pending.flush()
+        now = self.clock()
+        ended = (self.run or 0, phase, self.epoch, batch, steps, now, devices, host, opened.between, opened.settled)
+        self._waiting.append(RawBatch._make(ended))
+        if now >= self._write_at:
+            self._write_batches()
+            self._write_at = now + _WRITE_SECONDS
 
-    def _take_in(self, batches: list[RawBatch]) -> None:
-        """Take batches into rows, maxima and the file; also called in the background thread."""
-        if self._reader is None:
+    def _write_batches(self) -> None:
+        """Take batches that wait into rows, maxima and the file."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting or self._reader is None:
             return
-        taken: list[Sample] = []
-        for batch in batches:
-            samples = batch.samples(self._moment(batch.clock), self._reader.unpack(batch.raw))
+        written: list[Sample] = []
+        for batch in waiting:
+            samples = batch.samples(self._moment(batch.clock), self._reader.unpack(batch.devices, batch.host))
             for sample in samples:
                 self._rows.append(sample)
             if self._maxima is not None:
                 self._maxima.add(samples, batch.where)
-            taken += samples
-        self._add_rows(taken)
+            written += samples
+        self._add_rows(written)
+
+    def write_quietly(self) -> None:
+        """Write what waits, and raise nothing; a forked process leaves its parent's batches alone."""
+        if self._pid == os.getpid():
+            with contextlib.suppress(Exception):
+                self._write_batches()
 
     def _moment(self, now: float | None = None) -> float:
         now = self.clock() if now is None else now
@@ -408,8 +520,3 @@ class Recorder:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["settings"])  # type: ignore[misc]
         self._family = state["family"]
-
-    def __del__(self) -> None:
-        waiting = getattr(self, "_pending", None)  # None: it was never whole
-        if waiting is not None:
-            waiting.flush_quietly()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 
 from kerasmem.devices.host import TreeReader
@@ -42,17 +40,16 @@ class MachineReader:
 class Sampler:
     """Reads host, process tree and driver now and then, and labels the readings with the phase of training.
 
-    The thread ends with `stop`, when no hook has come for ten minutes, or when nobody holds the sampler.
+    The thread ends with `stop`, or when no hook has come for ten minutes.
     A first reading is taken at once; `start` starts the thread.
 
     Args:
         phase: that training is in, as the hooks set it.
         read_driver, note: as for `MachineReader`.
         hertz: readings a second; 0 starts no thread, and only `read` reads.
-        behind: work that the hooks leave to the thread; called at each of its readings, and as it ends by itself.
 
     Attributes:
-        pid: of the process that it belongs to.
+        latest: the newest reading.
         seconds: processor time that the thread has taken so far.
     """
 
@@ -62,12 +59,9 @@ class Sampler:
         read_driver: Callable[[], int | None],
         note: Callable[[str], None],
         hertz: float,
-        behind: Callable[[], None] | None = None,
     ) -> None:
-        self.pid = os.getpid()
         self.seconds = 0.0
         self._phase, self._machine = phase, MachineReader(read_driver, note)
-        self._behind = None if behind is None else weakref.WeakMethod(behind)  # its owner holds the sampler
         self._lock = threading.Lock()
         self._maxima = PhaseMaxima()
         self._thread = PeriodicThread("kerasmem sampler", self.tick, 1 / hertz) if hertz > 0 else None
@@ -83,7 +77,8 @@ class Sampler:
         """Take a reading now; never raises because one failed."""
         with self._lock:
             changes = self._phase.changes
-            self._maxima.add(self._phase.phase, changes, self._machine.read())
+            self.latest = self._machine.read()
+            self._maxima.add(self._phase.phase, changes, self.latest)
 
     def largest(self, size: str) -> int | None:
         """Return the largest of a size since the last `cut`, in bytes."""
@@ -103,8 +98,6 @@ class Sampler:
     def tick(self) -> float | None:
         """Take a reading in the thread; return its cost in seconds of processor time, None to end."""
         start = time.thread_time()
-        if self._behind is not None and (work := self._behind()) is not None:
-            work()
         if self._is_idle():
             return None
         self.read()
@@ -122,32 +115,31 @@ class Sampler:
 _SHARE = 100  # a call's own time is to be one part in so many of the time between calls,
 _LONGEST = 4  # which grows to so many periods for it; peaks are missed in longer ones
 _JOIN_SECONDS = 2.0  # at the interpreter's end
+_started: set[PeriodicThread] = set()
 
 
 class PeriodicThread:
-    """Calls a method every `period` seconds, less often where it takes long. Does not keep the method's object alive.
+    """Calls a function every `period` seconds, less often where it takes long.
 
-    The thread ends with `stop`, when the method says so, when its object is gone, or before the interpreter ends: a
-    thread that runs on while Python is taken apart can crash it.
+    The thread ends with `stop`, when the function says so, or before the interpreter ends: a thread that runs on
+    while Python is taken apart can crash it.
 
     Args:
         name: of the thread.
-        tick: the method; returns what it cost in seconds of processor time, None to end.
+        tick: the function; returns what it cost in seconds of processor time, None to end.
         period: seconds from one call to the next.
     """
 
     def __init__(self, name: str, tick: Callable[[], float | None], period: float) -> None:
-        self._name, self._tick, self._period = name, weakref.WeakMethod(tick), period
-        self._pid = os.getpid()
+        self._name, self._tick, self._period = name, tick, period
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, unless it runs, or is that of the process from which this one was forked."""
-        if self._pid == os.getpid() and (self._thread is None or not self._thread.is_alive()):
+        """Start the thread, unless it runs."""
+        if self._thread is None or not self._thread.is_alive():
             self._end = threading.Event()
-            arguments = (self._tick, self._end, self._period)
-            self._thread = threading.Thread(target=_run, args=arguments, name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(self._end,), name=self._name, daemon=True)
             self._thread.start()
             _started.add(self)
 
@@ -155,23 +147,17 @@ class PeriodicThread:
         """End the thread and wait for it; may be called more than once, and in the thread itself."""
         self._end.set()
         thread, self._thread = self._thread, None
-        is_own = self._pid == os.getpid()  # not the parent's of a forked process
-        if thread is not None and thread is not threading.current_thread() and is_own:
+        _started.discard(self)
+        if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-
-def _run(tick: weakref.WeakMethod[Callable[[], float | None]], end: threading.Event, period: float) -> None:
-    rest = period
-    while not end.wait(rest):
-        method = tick()
-        spent = None if method is None else method()
-        if spent is None:
-            return
-        rest = max(period, min(_SHARE * spent, _LONGEST * period))
-        del method
-
-
-_started: weakref.WeakSet[PeriodicThread] = weakref.WeakSet()
+    def _run(self, end: threading.Event) -> None:
+        rest = self._period
+        while not end.wait(rest):
+            spent = self._tick()
+            if spent is None:
+                return
+            rest = max(self._period, min(_SHARE * spent, _LONGEST * self._period))
 
 
 @atexit.register

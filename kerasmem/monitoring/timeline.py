@@ -43,8 +43,8 @@ class Sample(NamedTuple):
         driver_used_bytes: in use on the card, by all processes, as the driver said when it was last asked: by the
             background readings, and at the beginning and end of epochs.
         driver_total_bytes: the card's memory, as the driver says.
-        rss_bytes: RAM that this process holds.
-        swap_bytes: what of this process is in swap.
+        rss_bytes: RAM that this process holds, as the latest background reading found it.
+        swap_bytes: what of this process is in swap, likewise.
     """
 
     run: int

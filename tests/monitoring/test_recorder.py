@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from kerasmem.devices.tracked_devices import AllocatorReading, TrackedDevice
-from kerasmem.monitoring import device_reader
-from kerasmem.monitoring.batch_queue import BatchQueue
+from kerasmem.monitoring import device_reader, read_timeline
+from kerasmem.monitoring.logfile import read_timeline_text
 from kerasmem.monitoring.recorder import LoggerSettings, Recorder
 
 
@@ -215,7 +215,7 @@ def test_an_allocator_that_cannot_be_reset_has_peaks_where_they_rise(ledger, mon
 def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     rec = recorder()
     rec.begin_run()
-    rec._pending = None
+    rec._waiting = None
     rec.begin_batch("train", 0)
     with pytest.warns(UserWarning, match="unexpected AttributeError"):
         rec.end_batch("train", "train", 0)
@@ -228,33 +228,16 @@ def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     assert len(rec.timeline) == 1 and not rec.broken
 
 
-class Taker:
-    def __init__(self):
-        self.taken = []
-
-    def take(self, batches):
-        if "bad" in batches:
-            raise ValueError("a fault")
-        self.taken.append(batches)
-
-
-def test_a_fault_in_the_background_is_raised_where_it_is_heard():
-    taker = Taker()
-    queue = BatchQueue(taker.take)
-    queue.batches.append("bad")
-    queue.flush_quietly()
-    with pytest.raises(ValueError, match="a fault"):
-        queue.flush()
-    queue.flush()
-
-
-def test_a_forked_process_leaves_the_parents_batches_alone(tmp_path):
-    taker = Taker()
-    queue = BatchQueue(taker.take)
-    queue.batches.append("a")
+def test_a_forked_process_leaves_the_parents_batches_alone(ledger, tmp_path):
+    rec = recorder(filename=tmp_path / "log.csv")
+    rec.begin_run()
+    rec._write_at = math.inf
+    rec.begin_batch("train", 0)
+    rec.end_batch("train", "train", 0)
     child = os.fork()
     if child == 0:
-        os._exit(len(queue.batches))
+        rec.write_quietly()
+        os._exit(len(read_timeline_text((tmp_path / "log.csv").read_text(), "log")))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    queue.flush()
-    assert taker.taken == [["a"]]
+    rec.write_quietly()
+    assert len(read_timeline(tmp_path / "log.csv")) == 1
