@@ -116,20 +116,17 @@ def worker_of(strategy: Any) -> Worker:
     return _of_strategy(strategy) or ALONE
 
 
-def rank_of(path: str) -> tuple[str, int | None]:
-    """Return the path with its rank as "*", and the rank; None where the path names none.
+def rank_of(path: str) -> int | None:
+    """Return the rank that a path names, in the file's name or a folder's; None if it names none.
 
-    The last "rank" or "worker" that a number follows counts, in the file's name or a folder's.
+    The last "rank" or "worker" that a number follows counts.
 
     Examples:
         >>> rank_of("logs/run.rank3.jsonl"), rank_of("worker_1/run.csv"), rank_of("frank3.csv")
-        (('logs/run.rank*.jsonl', 3), ('worker_*/run.csv', 1), ('frank3.csv', None))
+        (3, 1, None)
     """
-    found = list(_RANK.finditer(path))
-    if not found:
-        return path, None
-    start, end = found[-1].span(1)
-    return f"{path[:start]}*{path[end:]}", int(found[-1][1])
+    ranks = _RANK.findall(path)
+    return int(ranks[-1]) if ranks else None
 
 
 def own_path(path: Path, worker: Worker | None) -> Path:
@@ -141,7 +138,7 @@ def own_path(path: Path, worker: Worker | None) -> Path:
         >>> own_path(Path("run.jsonl"), Worker(1, 2)).name, own_path(Path("run.rank1.jsonl"), Worker(1, 2)).name
         ('run.rank1.jsonl', 'run.rank1.jsonl')
     """
-    if worker is None or rank_of(str(path))[1] == worker.rank:
+    if worker is None or rank_of(str(path)) == worker.rank:
         return path
     return path.with_name(f"{path.stem}.rank{worker.rank}{path.suffix}")
 

@@ -113,16 +113,15 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
         >>> "Memory over time" in report_page(timeline).html
         True
     """
-    from kerasmem.monitoring.log_summary import TrainingLogs, summarise
+    from kerasmem.monitoring.log_summary import LogSummary, summarise
     from kerasmem.rendering.contents import PageContents, SavedReport
     from kerasmem.rendering.page import render_page
 
-    trainings: list[TrainingLogs] = []
+    logs: list[LogSummary] = []
     reports: list[SavedReport] = []
     for result in results:
         if isinstance(result, Timeline):
-            name = f"log {len(trainings) + 1}"
-            trainings.append(TrainingLogs(name, (summarise(result, name),)))
+            logs.append(summarise(result, f"log {len(logs) + 1}"))
         elif isinstance(result, (MemoryReport, StepProfile)):
             name = f"{'profile' if isinstance(result, StepProfile) else 'estimate'} {len(reports) + 1}"
             reports.append(SavedReport(name, result))
@@ -133,4 +132,4 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
             )
     if not results:
         raise UsageError("report_page: nothing was given; give logger.timeline, or what kerasmem.estimate returned")
-    return ReportPage(render_page(PageContents(tuple(trainings), tuple(reports), title)))
+    return ReportPage(render_page(PageContents(tuple(logs), tuple(reports), title)))

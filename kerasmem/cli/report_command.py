@@ -35,8 +35,6 @@ def command(files: tuple[str, ...], output: str | None, as_json: bool) -> None:
       kerasmem report run.jsonl -o page.html
       kerasmem report before.jsonl after.jsonl estimate.json profile.json -o page.html
       kerasmem report run.rank*.jsonl --json
-
-    Logs whose paths differ in a rank alone (run.rank0.jsonl, rank1/run.csv) are merged.
     """
     _check_output(files, output)
     contents = _read(files)
@@ -45,15 +43,13 @@ def command(files: tuple[str, ...], output: str | None, as_json: bool) -> None:
 
         _write("--output", output, render_page(contents).encode())
     if as_json:
-        from kerasmem.monitoring.log_summary import trainings_to_dict
-
-        reports = [{"source": each.source, **each.report.to_dict()} for each in contents.reports]
-        show_json({**trainings_to_dict(contents.trainings), "reports": reports})
+        reports = [{"source": saved.source, **saved.report.to_dict()} for saved in contents.reports]
+        show_json({"format_version": 1, "logs": [log.to_dict() for log in contents.logs], "reports": reports})
     elif output is None:
         from kerasmem.rendering.run_tables import reports_table, runs_table
 
-        if contents.trainings:
-            show_text(lambda terminal: runs_table(contents.trainings, terminal))
+        if contents.logs:
+            show_text(lambda terminal: runs_table(contents.logs, terminal))
         if contents.reports:
             show_text(lambda terminal: reports_table(contents.reports, terminal))
 
@@ -70,23 +66,18 @@ def _check_output(files: tuple[str, ...], output: str | None) -> None:
 
 
 def _read(files: tuple[str, ...]) -> PageContents:
-    from kerasmem.monitoring.log_summary import LogSummary, TrainingLogs, group_by_rank, summarise
+    from kerasmem.monitoring.log_summary import LogSummary, summarise
     from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 
     reports: list[SavedReport] = []
-    logs: list[str] = []
+    logs: list[LogSummary] = []
     for path in files:
         data = _saved_report(path)
         if data is None:
-            logs.append(path)
+            logs.append(summarise(_timeline(path), path))
         else:
             reports.append(read_report(data, path))
-    groups = group_by_rank(logs)
-    trainings = []
-    for name, members in groups.items():
-        summaries: list[LogSummary] = [summarise(_timeline(path), path, rank) for rank, path in members]
-        trainings.append(TrainingLogs(name if len(members) > 1 else members[0][1], tuple(summaries)))
-    return PageContents(tuple(trainings), tuple(reports))
+    return PageContents(tuple(logs), tuple(reports))
 
 
 def _saved_report(path: str) -> dict[str, Any] | None:

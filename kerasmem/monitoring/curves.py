@@ -1,10 +1,10 @@
-"""Sizes over time, thinned to what a chart can show, with the epochs and phases beside them."""
+"""Sizes over time, thinned to what a chart can show, with the epochs beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,22 +50,12 @@ class EpochStart:
 
 
 @dataclass(frozen=True)
-class PhaseSpan:
-    """A stretch of batches of another phase than training, from and to in seconds."""
-
-    phase: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
 class Curves:
-    """One stretch of continuous time of a log: lines, beginnings of epochs, phases."""
+    """One stretch of continuous time of a log: lines and beginnings of epochs."""
 
     runs: tuple[int, int]
     lines: tuple[Curve, ...]
     epochs: tuple[EpochStart, ...]
-    phases: tuple[PhaseSpan, ...]
 
 
 def curves(column: Mapping[str, Array], points: int, most: int) -> tuple[tuple[Curves, ...], int]:
@@ -109,7 +99,7 @@ def _stretch(column: Mapping[str, Array], points: int) -> Curves:
             drawn = tuple(map(int, values[kept]))
             lines.append(Curve(size, None if of_host else device, seconds, drawn, len(values), starts))
     runs = (int(column["run"].min()), int(column["run"].max()))
-    return Curves(runs, tuple(lines[:_MOST_LINES]), _epoch_starts(column), _spans(column))
+    return Curves(runs, tuple(lines[:_MOST_LINES]), _epoch_starts(column))
 
 
 def _epoch_starts(column: Mapping[str, Array]) -> tuple[EpochStart, ...]:
@@ -121,17 +111,6 @@ def _epoch_starts(column: Mapping[str, Array]) -> tuple[EpochStart, ...]:
     return tuple(
         EpochStart(int(run[place]), int(epoch[place]), round(float(seconds[place]), 4)) for place in places[::every]
     )
-
-
-def _spans(column: Mapping[str, Array]) -> tuple[PhaseSpan, ...]:
-    seconds = np.round(column["time"], 4)
-    edges = [*np.flatnonzero(_changes(column["phase"])), len(seconds)]
-    found = (  # a row's time is its batch's end, so the first began where the one before ended
-        PhaseSpan(column["phase"][start], float(seconds[max(start - 1, 0)]), float(seconds[end - 1]))
-        for start, end in pairwise(edges)
-        if column["phase"][start] not in ("train", "epoch", None)
-    )
-    return tuple(islice(found, _MOST_STARTS))
 
 
 def _changes(values: Array) -> Array:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from kerasmem.cluster import rank_of
-from kerasmem.errors import UsageError
 from kerasmem.monitoring.curves import HIGHEST, Array, Curves, curves
 from kerasmem.monitoring.phases import PhasePeaks, largest_known, over_epochs
 from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, Timeline
 from kerasmem.records import Record
 
-FORMAT_VERSION = 1
 MOST_STRETCHES = 16
 
 
@@ -83,7 +78,6 @@ class LogSummary(Record, what="log"):
 
     Attributes:
         name: how people know it (its path as given).
-        rank: of the process that wrote it, where it is one of several.
         rows: readings in the log.
         runs: each run in brief.
         epochs: each epoch's largest sizes.
@@ -93,7 +87,6 @@ class LogSummary(Record, what="log"):
     """
 
     name: str
-    rank: int | None
     rows: int
     runs: tuple[RunSummary, ...]
     epochs: tuple[EpochSummary, ...]
@@ -118,13 +111,12 @@ class LogSummary(Record, what="log"):
         return data
 
 
-def summarise(timeline: Timeline, name: str, rank: int | None = None, points: int = 1000) -> LogSummary:
+def summarise(timeline: Timeline, name: str, points: int = 1000) -> LogSummary:
     """Return a log in brief.
 
     Args:
         timeline: as `read_timeline` gave it; a million rows take some seconds.
         name: how people know it.
-        rank: of the process that wrote it.
         points: for each curve, at most.
 
     Examples:
@@ -149,7 +141,6 @@ def summarise(timeline: Timeline, name: str, rank: int | None = None, points: in
         background.setdefault(peaks.run, []).append(peaks)
     return LogSummary(
         name=name,
-        rank=rank,
         rows=len(timeline),
         runs=tuple(_run(rows, background.get(rows["run"][0], ())) for rows in _parts(column, "run")),
         epochs=tuple(map(_epoch, _parts(column, "run", "epoch"))),
@@ -269,92 +260,3 @@ def growth(values: Array) -> int | None:
         return None
     fifth = len(known) // 5
     return round(float(np.median(known[-fifth:]) - np.median(known[fifth : 2 * fifth])))
-
-
-_SIZES = ("peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
-
-
-@dataclass(frozen=True)
-class RankMaximum:
-    """The largest of a size over ranks, and whose it is.
-
-    Attributes:
-        bytes: the largest.
-        rank: whose; None where there is one log, of no rank.
-    """
-
-    bytes: int
-    rank: int | None
-
-
-@dataclass(frozen=True)
-class TrainingLogs:
-    """One training: one log, or one a rank.
-
-    Attributes:
-        name: the log's name; "*" in place of the rank where there are several.
-        logs: in the order of ranks.
-    """
-
-    name: str
-    logs: tuple[LogSummary, ...]
-
-    @property
-    def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks below the highest without a log (the first hundred); one log alone misses none."""
-        there = {log.rank for log in self.logs if log.rank is not None}
-        if len(there) < 2:
-            return ()
-        gaps = (rank for rank in range(max(there)) if rank not in there)
-        return tuple(rank for _, rank in zip(range(100), gaps, strict=False))
-
-    def largest(self, size: str) -> RankMaximum | None:
-        """Return the largest of a size over all ranks and runs; None where no rank knows it.
-
-        Args:
-            size: "peak_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes" or "swap_bytes".
-        """
-        sizes = [(largest_known(getattr(run, size) for run in log.runs), log.rank) for log in self.logs]
-        found = [RankMaximum(most, rank) for most, rank in sizes if most is not None]
-        return max(found, key=attrgetter("bytes"), default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the training as plain data: the merged view, then each log."""
-        merged: dict[str, Any] = {}
-        for size in _SIZES:
-            largest = self.largest(size)
-            merged[size] = None if largest is None else largest.bytes
-            merged[size.replace("_bytes", "_rank")] = None if largest is None else largest.rank
-        return {
-            "name": self.name,
-            "ranks": [log.rank for log in self.logs],
-            "missing_ranks": list(self.missing_ranks),
-            "merged": merged,
-            "logs": [log.to_dict() for log in self.logs],
-        }
-
-
-def trainings_to_dict(trainings: Sequence[TrainingLogs]) -> dict[str, Any]:
-    """Return trainings as the object that `kerasmem report --json` prints."""
-    return {"format_version": FORMAT_VERSION, "trainings": [training.to_dict() for training in trainings]}
-
-
-def group_by_rank(paths: Sequence[str]) -> dict[str, tuple[tuple[int | None, str], ...]]:
-    """Group logs by training: its name → (rank, path) in the order of ranks.
-
-    Args:
-        paths: Paths of the logs, each once.
-
-    Raises:
-        UsageError: If two paths name one rank of the same training.
-    """
-    groups: dict[str, list[tuple[int | None, str]]] = {}
-    for path in paths:
-        name, rank = rank_of(path)
-        groups.setdefault(name, []).append((rank, path))
-    for name, members in groups.items():
-        members.sort(key=lambda member: -1 if member[0] is None else member[0])
-        for (one, first), (other, second) in pairwise(members):
-            if one == other:
-                raise UsageError(f"{name}: {first} and {second} are both rank {one}; give each rank's log once")
-    return {name: tuple(members) for name, members in groups.items()}

@@ -1,4 +1,4 @@
-"""Contents of a report: logs of trainings, and saved estimates and profiles under the names of their files."""
+"""Contents of a report: logs, and saved estimates and profiles under the names of their files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from kerasmem.errors import InputError
 from kerasmem.estimation.report import DeviceVerdict, MemoryReport
-from kerasmem.monitoring.log_summary import LogSummary, TrainingLogs
+from kerasmem.monitoring.log_summary import LogSummary
 from kerasmem.profiling.results import StepProfile
 
 _MOST_BYTES = 2**60  # beyond any memory; a chart cannot scale more
@@ -70,19 +70,14 @@ class PageContents:
     """Results for one page.
 
     Attributes:
-        trainings: logs, ranks together.
+        logs: in brief.
         reports: estimates and profiles.
         title: heading of the page.
     """
 
-    trainings: tuple[TrainingLogs, ...]
+    logs: tuple[LogSummary, ...]
     reports: tuple[SavedReport, ...]
     title: str = "Memory report"
-
-    @property
-    def logs(self) -> tuple[LogSummary, ...]:
-        """Every log of every training."""
-        return tuple(log for training in self.trainings for log in training.logs)
 
     @property
     def estimates(self) -> tuple[SavedReport, ...]:
@@ -93,12 +88,6 @@ class PageContents:
     def measured(self) -> tuple[SavedReport, ...]:
         """Reports of steps that were run."""
         return tuple(report for report in self.reports if report.is_measured)
-
-    def measured_for(self, estimate: SavedReport) -> SavedReport | None:
-        """Return the measured report that shares the most layers with an estimate, or None if none shares any."""
-        shared = [len(estimate.layers.keys() & report.layers.keys()) for report in self.measured]
-        most = max(shared, default=0)
-        return self.measured[shared.index(most)] if most else None
 
 
 def is_report(data: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Column, Table
 
-from kerasmem.monitoring.log_summary import LogSummary, RunSummary, TrainingLogs
+from kerasmem.monitoring.log_summary import LogSummary, RunSummary
 from kerasmem.rendering.contents import SavedReport
 from kerasmem.rendering.escape import printable, short_name
 from kerasmem.rendering.layout import figures, known_size, signed_size, table
@@ -17,21 +17,10 @@ _ON_A_TERMINAL = 7  # columns that have room
 _MOST_ROWS = 200
 
 
-def run_rows(trainings: Sequence[TrainingLogs]) -> tuple[list[tuple[str, ...]], int]:
-    """Return the cells of each run in the order of `RUN_COLUMNS`, and the number of runs left out.
-
-    A row below the runs has the largest sizes of each training of several ranks.
-    """
-    kept, left_out = kept_runs(trainings, _MOST_ROWS)
-    rows = [_run_row(log, run) for log, run in kept]
-    for training in trainings:
-        if len(training.logs) > 1:
-            largest = [training.largest(name) for name in ("peak_bytes", "rss_bytes", "driver_used_bytes")]
-            peak, host, card = (known_size(None if each is None else each.bytes) for each in largest)
-            rank = "" if largest[0] is None else f"rank {largest[0].rank}"
-            name = f"{training.name}: all {len(training.logs)} ranks"
-            rows.append((name, peak, rank, "", "", host, "", card, "", ""))
-    return rows, left_out
+def run_rows(logs: Sequence[LogSummary]) -> tuple[list[tuple[str, ...]], int]:
+    """Return the cells of each run in the order of `RUN_COLUMNS`, and the number of runs left out."""
+    kept, left_out = kept_runs(logs, _MOST_ROWS)
+    return [_run_row(log, run) for log, run in kept], left_out
 
 
 def _run_row(log: LogSummary, run: RunSummary) -> tuple[str, ...]:
@@ -49,11 +38,11 @@ def _run_row(log: LogSummary, run: RunSummary) -> tuple[str, ...]:
     )
 
 
-def runs_table(trainings: Sequence[TrainingLogs], terminal: int | None = None) -> Table:
+def runs_table(logs: Sequence[LogSummary], terminal: int | None = None) -> Table:
     """Return a row for each run: peak, its place, means and growth."""
     columns = [Column(name) if name in ("Run", "where") else figures(name) for name in RUN_COLUMNS]
     made = table(terminal, *columns[:_ON_A_TERMINAL], title="Runs")
-    rows, left_out = run_rows(trainings)
+    rows, left_out = run_rows(logs)
     for name, peak, place, *sizes in rows:
         made.add(short_name(name), peak, printable(place, 40), *sizes[: _ON_A_TERMINAL - 3])
     if left_out:
@@ -70,9 +59,9 @@ def reports_table(reports: Sequence[SavedReport], terminal: int | None = None) -
     return rows
 
 
-def kept_runs(trainings: Sequence[TrainingLogs], most: int) -> tuple[list[tuple[LogSummary, RunSummary]], int]:
+def kept_runs(logs: Sequence[LogSummary], most: int) -> tuple[list[tuple[LogSummary, RunSummary]], int]:
     """Return the runs with the largest peaks, in their own order, and the number of the others."""
-    every = [(log, run) for training in trainings for log in training.logs for run in log.runs]
+    every = [(log, run) for log in logs for run in log.runs]
     ranked = sorted(range(len(every)), key=lambda place: -(every[place][1].peak_bytes or 0))
     return [every[place] for place in sorted(ranked[:most])], max(0, len(every) - most)
 

@@ -1,14 +1,12 @@
-"""Logs in brief: peaks, growth, curves, ranks."""
+"""Logs in brief: peaks, growth, curves."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from kerasmem.errors import UsageError
 from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.curves import thin
-from kerasmem.monitoring.log_summary import TrainingLogs, group_by_rank, growth, summarise
+from kerasmem.monitoring.log_summary import growth, summarise
 from kerasmem.monitoring.phases import PhasePeaks
 
 
@@ -44,10 +42,6 @@ def test_a_run_in_brief():
         ("peak_bytes", "GPU:0"), ("peak_bytes", "GPU:1"), ("in_use_bytes", "GPU:0"), ("in_use_bytes", "GPU:1"),
         ("rss_bytes", None),
     }  # fmt: skip
-    assert [(span.phase, span.start, span.end) for span in stretch.phases] == [
-        ("validation", 0.2, 0.3),
-        ("evaluate", 0.4, 0.9),
-    ]
 
 
 def test_a_peak_between_batches_is_told_as_such():
@@ -69,27 +63,3 @@ def test_growth_passes_over_warm_up_and_single_peaks():
     assert growth(steady) == 0
     assert growth(np.arange(100.0)) == 60
     assert growth(np.arange(9.0)) is None
-
-
-def test_logs_that_differ_in_their_rank_alone_belong_together():
-    paths = ["b/run.rank10.jsonl", "b/run.rank2.jsonl", "other.csv", "worker_0/run.csv"]
-    assert group_by_rank(paths) == {
-        "b/run.rank*.jsonl": ((2, "b/run.rank2.jsonl"), (10, "b/run.rank10.jsonl")),
-        "other.csv": ((None, "other.csv"),),
-        "worker_*/run.csv": ((0, "worker_0/run.csv"),),
-    }
-    with pytest.raises(UsageError, match="both rank 1"):
-        group_by_rank(["run.rank1.csv", "run.rank01.csv"])
-
-
-def test_ranks_are_merged():
-    logs = tuple(
-        summarise(Timeline([sample(0.1, peak, rss=rss)]), f"rank{rank}.csv", rank)
-        for rank, peak, rss in ((0, 100, 7), (1, 400, 5), (3, None, 6))
-    )
-    training = TrainingLogs("rank*.csv", logs)
-    peak = training.largest("peak_bytes")
-    assert (peak.bytes, peak.rank) == (400, 1)
-    assert training.missing_ranks == (2,) and training.largest("swap_bytes") is None
-    merged = training.to_dict()["merged"]
-    assert (merged["peak_bytes"], merged["peak_rank"], merged["rss_bytes"], merged["rss_rank"]) == (400, 1, 7, 0)

@@ -13,7 +13,7 @@ import kerasmem
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, LayerMemory, MemoryReport, ModelFacts, Settings
 from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.log_summary import TrainingLogs, summarise
+from kerasmem.monitoring.log_summary import summarise
 from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 from kerasmem.rendering.escape import html_text, middle, svg_text
@@ -62,7 +62,7 @@ def alternating(epochs=3, batches=10, validation=2):
 
 def page_of(*logs, reports=()):
     saved = tuple(SavedReport(name, each) for name, each in reports)
-    return render_page(PageContents(tuple(TrainingLogs(log.name, (log,)) for log in logs), saved))
+    return render_page(PageContents(logs, saved))
 
 
 class Elements(HTMLParser):
@@ -210,7 +210,6 @@ def test_the_limit_of_a_named_device_stands_in_all_charts():
 def test_estimate_and_measurement_are_laid_side_by_side():
     estimate = report(low=9 * MIB, high=11 * MIB)
     page = page_of(reports=[("e.json", estimate), ("m.json", report("measure", 16, total=20 * MIB))])
-    assert "layer by layer" in page and "they differ in batch size" in page
     assert "9.00 MiB to 11.0 MiB: ✘ missed" in page and "−10.0 MiB (−50.0 %)" in page
 
 

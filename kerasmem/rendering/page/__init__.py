@@ -22,7 +22,7 @@ _POLICY = "default-src 'none'; style-src '{style}'; img-src data:; base-uri 'non
 def render_page(contents: PageContents) -> str:
     """Return the page as HTML text: some 30 KB, its tables, and some 10 KB a line of a chart."""
     style = _file("page.css")
-    names = [*(training.name for training in contents.trainings), *(report.source for report in contents.reports)]
+    names = [*(log.name for log in contents.logs), *(report.source for report in contents.reports)]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return Template(_file("page.html")).substitute(
         policy=_POLICY.format(style=_hash(style)),

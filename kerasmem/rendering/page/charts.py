@@ -30,7 +30,6 @@ _COLOURS = 8  # of parts, as the style sheet has them
 _BAR = 16  # pixels
 _FAR = 3  # times the largest value: a limit beyond stands at the edge and does not flatten the rest
 _MOST_MARKS, _MOST_LABELS = 60, 6  # of epochs
-_MOST_SPANS = 200
 
 
 class Limit(NamedTuple):
@@ -85,7 +84,7 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def over_time(stretch: Curves, caption: str, limit: Limit | None = None) -> str:
-    """Return a chart of a stretch of time: a line for each size and device, epochs and phases marked.
+    """Return a chart of a stretch of time: a line for each size and device, epochs marked.
 
     Host memory has a panel of its own, since an allocator's changes are too small beside it.
     """
@@ -102,7 +101,6 @@ def over_time(stretch: Curves, caption: str, limit: Limit | None = None) -> str:
             name, role = _LINES[line.size]
             of = f", {line.device}" if len(devices) > 1 and line.device is not None else ""
             names[f"{name}{of}"] = f"{role} line {_dash(line, devices)}"
-    names.update(dict.fromkeys((phase.phase for phase in stretch.phases), "shade"))
     return _figure(caption, "".join(panels), names, "time")
 
 
@@ -123,10 +121,6 @@ def _panel(
         yield f'<line x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
         yield f'<text x="0" y="{y:.1f}" dx="-6" dy="4" class="end">{text}</text>'
     yield f'<svg viewBox="0 0 1000 {height}" preserveAspectRatio="none" width="100%" height="{height}">'
-    for phase in stretch.phases[:_MOST_SPANS]:
-        x, width = across(phase.start), max(1.0, across(phase.end) - across(phase.start))
-        tip = svg_text(phase.phase, 24)
-        yield f'<rect x="{x:.1f}" width="{width:.1f}" height="{height}" class="shade"><title>{tip}</title></rect>'
     marks = stretch.epochs[:: -(-len(stretch.epochs) // _MOST_MARKS) or 1]
     yield from (f'<path d="M{across(mark.seconds):.1f} 0V{height}" class="epoch"/>' for mark in marks)
     for line in lines:

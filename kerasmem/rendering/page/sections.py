@@ -27,11 +27,11 @@ def limit_of(contents: PageContents, log: LogSummary | None = None) -> Limit | N
         log: one of its logs, or None for a chart of several results, which takes the smallest card of all logs.
     """
     logs = contents.logs if log is None else (log,)
-    cards = [run.driver_total_bytes for each in logs for run in each.runs if run.driver_total_bytes]
+    cards = [run.driver_total_bytes for one in logs for run in one.runs if run.driver_total_bytes]
     if cards:
         return Limit(min(cards), "card")
     devices = (report.device for report in contents.reports if report.device is not None)
-    return next((Limit(each.available_bytes, f"{each.name}, for TensorFlow") for each in devices), None)
+    return next((Limit(device.available_bytes, f"{device.name}, for TensorFlow") for device in devices), None)
 
 
 def verdicts(contents: PageContents) -> str:
@@ -87,7 +87,7 @@ def sections(contents: PageContents) -> Iterator[str]:
 
 
 def _runs(contents: PageContents) -> Iterator[str]:
-    kept, _ = kept_runs(contents.trainings, _MOST_BARS)
+    kept, _ = kept_runs(contents.logs, _MOST_BARS)
     if not kept:
         return
     yield "<h2>Run beside run</h2>"
@@ -95,17 +95,13 @@ def _runs(contents: PageContents) -> Iterator[str]:
         names = [run_name(log, run) for log, run in kept]
         series = _largest_sizes([run for _, run in kept])
         yield bars("The largest sizes of each run", names, series, limit=limit_of(contents))
-    rows, left_out = run_rows(contents.trainings)
+    rows, left_out = run_rows(contents.logs)
     yield _table("Runs: the largest, the mean, and the growth after warm-up", RUN_COLUMNS, rows, words=(0, 2))
     yield _rest(left_out, "runs with smaller peaks; kerasmem report --json has them")
     yield (
         '<p class="soft">Growth is the median of the last fifth less that of the second fifth: what came on top '
         "once the run had warmed up.</p>"
     )
-    for training in contents.trainings:
-        if training.missing_ranks:
-            missing = ", ".join(map(str, training.missing_ranks[:20]))
-            yield f"<p>{html_text(training.name)}: no log was given of rank {missing}.</p>"
 
 
 def _largest_sizes(runs: Sequence[RunSummary]) -> dict[str, list[Bar]]:
@@ -156,11 +152,11 @@ def _phases(phases: Sequence[PhasePeaks]) -> str:
     sizes = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
     rows = [
         (
-            each.phase or "between two phases",
-            *(known_size(getattr(each, size)) for size in sizes),
-            format_count(each.readings),
+            peaks.phase or "between two phases",
+            *(known_size(getattr(peaks, size)) for size in sizes),
+            format_count(peaks.readings),
         )
-        for each in phases[:_MOST_ROWS]
+        for peaks in phases[:_MOST_ROWS]
     ]
     head = ("Phase", "Host process", "with its workers", "in swap", "Card", "Readings")
     return _table("The largest sizes of background readings in each phase", head, rows)
@@ -179,42 +175,31 @@ def _composition(contents: PageContents) -> Iterator[str]:
         rows.append(("total", *(known_size(report.total) for report in reports)))
         head = ("Category", *(report.source for report in reports))
         yield _folded("By category, as a table", _table("The peak by category", head, rows))
-    pairs = [measured for each in contents.estimates if (measured := contents.measured_for(each)) is not None]
     for report in reports:
-        if report in pairs or (not report.is_measured and contents.measured_for(report) is not None):
-            continue  # its layers stand beside its partner's, below
         yield f"<h3>{html_text(report.source)}</h3><p>{html_text(asked_line(report.report))}</p>"
-        if not report.layers:
+        if report.layers:
+            yield from _layers(report)
+        else:
             yield "<p>This method does not divide the peak by layer.</p>"
-            continue
-        kind = "What each layer holds at the peak" if report.is_at_peak else "Each layer’s share of the total"
-        yield from _layers(f"{kind}, the largest of {len(report.report.layers)} layers", {report.source: report})
 
 
-def _layers(caption: str, columns: dict[str, SavedReport]) -> Iterator[str]:
-    """Yield a chart of the largest layers of one or two reports, and the table of all."""
-    reports = list(columns.values())
-    names = list(dict.fromkeys(name for report in reports for name in report.layers))
-    names.sort(key=lambda name: -max(report.layers.get(name, 0) for report in reports))
-    series = {
-        title: [Bar(report.layers.get(name)) for name in names[:_MOST_LAYERS]] for title, report in columns.items()
-    }
-    yield bars(caption, names[:_MOST_LAYERS], series, roles=("c0", "c1"))
-    classes = {layer.name: layer.class_name for report in reports for layer in report.report.layers}
-    rest = [max(0, report.total - sum(report.layers.values())) for report in reports]
-    rows = [(name, classes[name], [report.layers.get(name, 0) for report in reports]) for name in names[:_MOST_ROWS]]
-    rows += [("no layer's", "", rest), ("total", "", [report.total for report in reports])]
-    head = ["Layer", "Class", *columns, *(["Difference"] if len(reports) > 1 else [])]
-    cells = [
-        (name, kind, *map(known_size, sizes), *([_difference(*sizes)] if len(sizes) > 1 else []))
-        for name, kind, sizes in rows
-    ]
-    table = _table("The peak by layer, the largest first", head, cells, words=(0, 1))
+def _layers(report: SavedReport) -> Iterator[str]:
+    """Yield a chart of the largest layers, and the table of all."""
+    kind = "What each layer holds at the peak" if report.is_at_peak else "Each layer’s share of the total"
+    names = list(report.layers)
+    largest = {"bytes": [Bar(report.layers[name]) for name in names[:_MOST_LAYERS]]}
+    yield bars(f"{kind}, the largest of {len(report.report.layers)} layers", names[:_MOST_LAYERS], largest)
+    classes = {layer.name: layer.class_name for layer in report.report.layers}
+    rest = max(0, report.total - sum(report.layers.values()))
+    rows = [(name, classes[name], report.layers[name]) for name in names[:_MOST_ROWS]]
+    rows += [("no layer's", "", rest), ("total", "", report.total)]
+    cells = [(name, kind, known_size(size)) for name, kind, size in rows]
+    table = _table("The peak by layer, the largest first", ("Layer", "Class", "Bytes"), cells, words=(0, 1))
     yield _folded("By layer, as a table", table + _rest(len(names) - _MOST_ROWS, "layers"))
 
 
 def _beside(contents: PageContents) -> Iterator[str]:
-    kept, _ = kept_runs(contents.trainings, _MOST_BARS)
+    kept, _ = kept_runs(contents.logs, _MOST_BARS)
     measured = {report.source: report.total for report in contents.measured[:_MOST_BARS]}
     measured.update((run_name(log, run), run.peak_bytes) for log, run in kept if run.peak_bytes is not None)
     estimates = contents.estimates[:_MOST_BARS]
@@ -222,24 +207,25 @@ def _beside(contents: PageContents) -> Iterator[str]:
         return
     yield "<h2>Estimated beside measured</h2>"
     estimated = [
-        Bar(each.total, each.lower_end or each.total, each.high, any(_misses(each, peak) for peak in measured.values()))
-        for each in estimates
+        Bar(
+            report.total,
+            report.lower_end or report.total,
+            report.high,
+            any(_misses(report, peak) for peak in measured.values()),
+        )
+        for report in estimates
     ]
     series = {
         "estimated": [*estimated, *[Bar(None)] * len(measured)],
         "measured": [*[Bar(None)] * len(estimated), *map(Bar, measured.values())],
     }
     caption = "Peaks. The thin line is the interval that the estimate claims: red if a measured peak lies outside."
-    names = [*(each.source for each in estimates), *measured]
+    names = [*(report.source for report in estimates), *measured]
     yield bars(caption, names, series, limit=limit_of(contents), roles=("c0", "c1"))
     rows = [_pair(estimate, name, peak) for estimate in estimates for name, peak in measured.items()]
     head = ("Estimate", "Estimated", "Measured by", "Measured", "Difference", "Interval claimed")
     yield _table("Estimated peaks beside measured ones", head, rows[:_MOST_ROWS], words=(0, 2))
     yield _rest(len(rows) - _MOST_ROWS, "pairs")
-    for estimate in estimates:
-        partner = contents.measured_for(estimate)
-        if partner is not None:
-            yield from _layer_by_layer(estimate, partner)
 
 
 def _pair(estimate: SavedReport, name: str, peak: int) -> tuple[str, ...]:
@@ -257,28 +243,12 @@ def _misses(estimate: SavedReport, peak: int) -> bool:
     return low is not None and high is not None and not low <= peak <= high
 
 
-def _layer_by_layer(estimate: SavedReport, partner: SavedReport) -> Iterator[str]:
-    yield f"<h3>{html_text(estimate.source)} beside {html_text(partner.source)}, layer by layer</h3>"
-    differing = [
-        f"{name.replace('_', ' ')} ({html_text(ours)} estimated, {html_text(theirs)} measured)"
-        for name in ("batch_size", "mode", "execution")
-        if (ours := getattr(estimate.report.settings, name)) != (theirs := getattr(partner.report.settings, name))
-        and not {None, "none"} & {ours, theirs}
-    ]
-    if differing:
-        yield f"<p>Not the same step: they differ in {', '.join(differing)}.</p>"
-    caption = "At the peak, the largest layers"
-    if not estimate.is_at_peak:
-        caption += "; this estimate divides its total by layer and does not know the layers' sizes at the peak"
-    yield from _layers(caption, {"estimated": estimate, "measured": partner})
-
-
 def _notes(contents: PageContents) -> Iterator[str]:
     lines = [f"{log.name}: {note}" for log in contents.logs for note in log.notes]
-    for each in contents.reports:
-        lines += [f"{each.source}: {note}" for note in each.report.notes]
-        items = (item if isinstance(item, dict) else vars(item) for item in each.report.unmodelled)
-        lines += [f"{each.source}, not in the total: {item['what']}: {item['why']}" for item in items]
+    for saved in contents.reports:
+        lines += [f"{saved.source}: {note}" for note in saved.report.notes]
+        items = (item if isinstance(item, dict) else vars(item) for item in saved.report.unmodelled)
+        lines += [f"{saved.source}, not in the total: {item['what']}: {item['why']}" for item in items]
     if lines:
         items_shown = "".join(f"<li>{html_text(line, 600)}</li>" for line in lines[:_MOST_NOTES])
         rest = _rest(len(lines) - _MOST_NOTES, "notes")
