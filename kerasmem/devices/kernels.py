@@ -9,7 +9,6 @@ tensorflow/core/util/port.cc. Threads: tensorflow/core/common_runtime/process_ut
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import platform
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from kerasmem.compat.patching import ThreadStack
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.host import usable_cores
+from kerasmem.units import KIB, MIB
 
 ONEDNN, EIGEN, CUDA = "onednn", "eigen", "cuda"
 TITLES = {
@@ -109,30 +109,17 @@ def assumed(kind: str) -> contextlib.AbstractContextManager[None]:
     return _assumed.pushed(kind)
 
 
-# A convolution over volumes works on as many samples at a time as Eigen takes the processor's last cache to hold. It
-# reads that from the processor, and on AMD's not what Linux tells: all caches of the socket, say. So it is asked.
-_BATCH, _PLACES, _FILTERS, _GRAIN = 64, 10, 1000, 256 << 10
+def last_cache_bytes() -> int:
+    """Return the size of this CPU's last cache, by Linux (32 MiB if unknown).
 
-
-@functools.cache
-def eigen_cache_bytes() -> int:
-    """Return the bytes that Eigen takes the last cache to have, by the scratch of a small operation."""
-    import tensorflow as tf
-
-    v1 = tf.compat.v1
-    with tf.Graph().as_default() as graph:
-        shapes = (_BATCH, _PLACES, 1, 1, 1), (_BATCH, _PLACES, 1, 1, _FILTERS)
-        given = [tf.random.uniform(shape, dtype="float64") for shape in shapes]  # which oneDNN does not take
-        asked = tf.raw_ops.Conv3DBackpropFilterV2(
-            input=given[0], filter_sizes=[1, 1, 1, 1, _FILTERS], out_backprop=given[1], strides=[1] * 5,
-            padding="VALID", name="asked",
-        )  # fmt: skip
-    told = v1.RunMetadata()
-    with v1.Session(graph=graph, config=v1.ConfigProto(device_count={"GPU": 0})) as session:
-        session.run(asked, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), run_metadata=told)
-    nodes = {each.node_name: each for device in told.step_stats.dev_stats for each in device.node_stats}
-    samples = int(nodes["asked"].memory_stats.temp_memory_size) // (8 * _PLACES)
-    return samples * 8 * (_PLACES + _PLACES * _FILTERS + _FILTERS) // _GRAIN * _GRAIN
+    Eigen takes as many samples of a convolution over volumes at a time as it takes this cache to hold. On AMD's
+    processors it takes it to be larger.
+    """
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text()
+        return int(text.strip().removesuffix("K")) * KIB
+    except (OSError, ValueError):
+        return 32 * MIB
 
 
 def cpu_flags() -> frozenset[str]:

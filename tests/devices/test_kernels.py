@@ -30,11 +30,6 @@ def test_the_dtypes_of_onednn_follow_the_features_of_the_cpu(monkeypatch):
         assert cpu_kernels().dtypes == ("float32", "bfloat16", "float16")
 
 
-def test_the_cache_is_a_whole_number_of_its_ways():
-    size = kernels.eigen_cache_bytes()
-    assert size >= 256 << 10 and size % (256 << 10) == 0
-
-
 def test_other_kernels_may_be_assumed(monkeypatch):
     monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
     with kernels.assumed(EIGEN):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kerasmem.devices.kernels import CardKernels, CpuKernels, eigen_cache_bytes
+from kerasmem.devices.kernels import CardKernels, CpuKernels, last_cache_bytes
 from kerasmem.estimation.graph.program import Node, Tensor
 from kerasmem.models.sizes import element_bytes
 
@@ -137,7 +137,7 @@ def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, 
     if patches is None:
         return ()
     is_alone = "BackpropInput" in node.type and (inputs[2].shape or (1,))[0] == 1
-    size = patches.bytes if is_alone else patches.within(eigen_cache_bytes())
+    size = patches.bytes if is_alone else patches.within(last_cache_bytes())
     taken = inputs[1:] if "BackpropInput" in node.type else (inputs[0], inputs[2])
     total = sum(tensor.bytes or 0 for tensor in (*taken, *node.outputs))
     return () if size // total > _MOST_OVERHEAD else (size,)
