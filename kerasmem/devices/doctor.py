@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -16,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kerasmem.compat.borrowing import NotAvailableError, all_borrowed
-from kerasmem.devices.growth import jax_grows
-from kerasmem.devices.kernels import onednn_is_left_off
+from kerasmem.compat.borrowing import all_borrowed
 from kerasmem.devices.limits import read_limits
 from kerasmem.devices.machine import LiveMachine, read_machine
 from kerasmem.errors import UsageError
@@ -62,9 +59,8 @@ class SelfReport:
         cuda, cudnn: versions that it was built for.
         gpus: its GPUs: "name", "card", "growth" (the setting that a program finds).
         jit_compile: the value of Keras's `jit_compile="auto"` here.
-        onednn_is_left_off: whether TensorFlow's own kernels run on a CPU that supports oneDNN's.
-        borrowed: number of private parts of other packages that kerasmem looked for.
-        lost: those that are missing or changed: "package", "feature" and "missing".
+        lost: private parts of other packages that kerasmem needs and that are missing or changed: "package",
+            "feature" and "missing".
         missing_libraries: names of libraries that could not be loaded, by its log.
         driver_problem: a problem of the driver, by its log.
         error: the Python exception that ended the process, by its log.
@@ -81,8 +77,6 @@ class SelfReport:
     cudnn: str | None = None
     gpus: tuple[dict[str, Any], ...] = ()
     jit_compile: bool | None = None
-    onednn_is_left_off: bool | None = None
-    borrowed: int | None = None
     lost: tuple[dict[str, str], ...] = ()
     missing_libraries: tuple[str, ...] = ()
     driver_problem: str | None = None
@@ -196,18 +190,11 @@ def judge(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) 
     for part in report.lost:
         lost = f"off or unsure: {part['feature']} ({part['missing']})"
         findings.append(Finding("note", lost, f"install a version of {part['package']} that has it"))
-    if report.borrowed and not report.lost:
-        borrowed = f"all {report.borrowed} private parts of other packages that kerasmem uses are there"
-        findings.append(Finding("fine", borrowed))
     if report.failure is not None:
         findings.insert(0, Finding("problem", f"TensorFlow {report.failure}", _cure(report)))
     if report.jit_compile is not None:
         state = "on" if report.jit_compile else "off"
         findings.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')"))
-    if report.onednn_is_left_off and not report.gpus:
-        what = "TensorFlow runs its own kernels on this CPU: in graph mode convolutions can take twice what oneDNN's do"
-        fix = "TF_ENABLE_ONEDNN_OPTS=1 before Python starts; `kerasmem advise` estimates a model with both"
-        findings.append(Finding("note", what, fix))
     return findings
 
 
@@ -215,8 +202,6 @@ def _cure(report: SelfReport) -> str:
     error = report.error or ""
     if error.startswith("ModuleNotFoundError") and "tensorflow" in error:
         return f"install it: {_INSTALL} (or 'tensorflow' for the CPU alone)"
-    if "SIGILL" in (report.failure or ""):
-        return "this wheel uses processor instructions (AVX) that this machine lacks; build TensorFlow for it"
     return "run `python -c 'import tensorflow'` for the whole message"
 
 
@@ -238,8 +223,7 @@ def _about_gpus(report: SelfReport, machine: LiveMachine, environ: Mapping[str, 
         cause, fix = report.driver_problem, "update the NVIDIA driver, and restart the machine"
     elif report.missing_libraries:
         cause = f"libraries could not be loaded: {', '.join(report.missing_libraries)}"
-        other = "; LD_LIBRARY_PATH is set and may lead to others" if environ.get("LD_LIBRARY_PATH") else ""
-        fix = f"{_INSTALL} brings them{other}"
+        fix = f"{_INSTALL} brings them"
         if "libcuda.so.1" in report.missing_libraries:
             fix = "libcuda.so.1 comes with the NVIDIA driver: install it, or start the container with --gpus all"
     elif report.failure is None:
@@ -271,13 +255,7 @@ def _about_variables(report: SelfReport, environ: Mapping[str, str]) -> Iterator
     if growth not in (None, "true", "false"):
         what = f"TF_FORCE_GPU_ALLOW_GROWTH={growth!r} is not understood and has no effect"
         yield Finding("problem", what, "write true or false, in small letters")
-    if report.backend == "jax":
-        how = f"takes {environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION', '.75')} of a card at once"
-        if jax_grows(environ):
-            how = "takes memory as it needs it, in regions that grow"
-        fix = "XLA_PYTHON_CLIENT_PREALLOCATE=false, or XLA_PYTHON_CLIENT_MEM_FRACTION=.9"
-        yield Finding("note", f"Keras runs on jax, not on TensorFlow; JAX {how}", fix)
-    elif report.backend not in (None, "tensorflow"):
+    if report.backend not in (None, "tensorflow"):
         yield Finding("note", f"Keras runs on {report.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow")
 
 
@@ -317,15 +295,12 @@ def report_to(path: str) -> None:
     for gpu in gpus:  # a doctor must not take the memory of the patient
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.list_logical_devices()
-    with contextlib.suppress(NotAvailableError):
-        facts["onednn_is_left_off"] = onednn_is_left_off()
     if facts["backend"] == "tensorflow":
         reach("run a small training step")
         _step(tf, keras, facts)
     reach("look at what kerasmem borrows")
     parts = [part for part in all_borrowed() if importlib.util.find_spec(part.package) is not None]
     lost = [(part, missing) for part in parts if (missing := part.missing()) is not None]
-    facts["borrowed"] = len(parts)
     facts["lost"] = [{"package": part.package, "feature": part.feature, "missing": missing} for part, missing in lost]
     reach("done")
 

@@ -32,7 +32,6 @@ def case(expected, facts=DONE, machine=WITH_CARD, log="", **environ):
     ("facts", "machine", "environ", "log", "expected"),
     [
         case("note: no GPU to use: no NVIDIA driver here", machine=WITHOUT),
-        case("TF_ENABLE_ONEDNN_OPTS=1 before Python", {**DONE, "onednn_is_left_off": True}, WITHOUT),
         case("problem: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES=''", CUDA_VISIBLE_DEVICES=""),
         case("note: TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES='-1'", machine=WITHOUT, CUDA_VISIBLE_DEVICES="-1"),
         case("CUDA_VISIBLE_DEVICES='7' names no card of this machine", machine=HIDDEN, CUDA_VISIBLE_DEVICES="7"),
@@ -48,11 +47,8 @@ def case(expected, facts=DONE, machine=WITH_CARD, log="", **environ):
         case("problem: TF_GPU_ALLOCATOR='bfc2' is not an allocator", SEEN, TF_GPU_ALLOCATOR="bfc2"),
         case("problem: TF_FORCE_GPU_ALLOW_GROWTH='1' is not", SEEN, TF_FORCE_GPU_ALLOW_GROWTH="1"),
         case("note: Keras runs on jax", {**SEEN, "backend": "jax"}),
-        case("takes .5 of a card", {**SEEN, "backend": "jax"}, XLA_PYTHON_CLIENT_MEM_FRACTION=".5"),
-        case("regions that grow", {**SEEN, "backend": "jax"}, XLA_PYTHON_CLIENT_PREALLOCATE="false"),
         case("fine: XLA is on by default", SEEN),
-        case("note: off or unsure: kerasmem.fit (keras.src:part is gone)", {**SEEN, "borrowed": 2, "lost": [LOST]}),
-        case("fine: all 1 private parts of other packages", {**SEEN, "borrowed": 1}),
+        case("note: off or unsure: kerasmem.fit (keras.src:part is gone)", {**SEEN, "lost": [LOST]}),
         case("install it:", {"stage": "import tensorflow"}, log="ModuleNotFoundError: No module named 'tensorflow'"),
     ],
 )
@@ -71,7 +67,7 @@ def test_the_real_tensorflow(cli):
     found = json.loads(done.out)
     assert done.code == 0 and found["works"] and not found["sees_gpu"], done.err
     assert found["tensorflow"]["failure"] is None and found["tensorflow"]["jit_compile"] is False
-    assert found["tensorflow"]["borrowed"] > 40 and not found["tensorflow"]["lost"]
+    assert not found["tensorflow"]["lost"]
     assert found["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
     assert any("CUDA_VISIBLE_DEVICES" in f["what"] or "no GPU" in f["what"] for f in found["findings"])
 
