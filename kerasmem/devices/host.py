@@ -16,7 +16,6 @@ from kerasmem.processes.children import resident_bytes
 from kerasmem.records import Record
 
 _PROC, _SELF = Path("/proc"), Path("/proc/self")
-_forks = 0  # above this process, since the module was loaded; cheaper to look at than the process's number
 _SIZE = re.compile(rb"^(VmRSS|VmHWM|VmSwap|RssAnon):\s+(\d+) kB$", re.MULTILINE)
 
 

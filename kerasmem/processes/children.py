@@ -214,7 +214,7 @@ def exit_reason(code: int) -> str:
 def resident_bytes(pid: int) -> int:
     """Return the resident bytes of a process, or 0 if it has ended."""
     try:
-        with open(f"/proc/{pid}/statm") as file:
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
     except (OSError, IndexError, ValueError):
         return 0
