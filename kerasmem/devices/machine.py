@@ -1,9 +1,9 @@
 """The GPUs and the host memory of this machine now, without TensorFlow, and the NVML device behind a CUDA ordinal.
 
 NVML lists every GPU by its place on the bus. CUDA lists those that CUDA_VISIBLE_DEVICES lets through, in that
-variable's order; if it holds numbers they count GPUs in the order that CUDA_DEVICE_ORDER asks for:
-PCI_BUS_ID, or (by default) the fastest first, which only CUDA knows where the cards differ. Sources: the
-"CUDA Environment Variables" chapter of NVIDIA's CUDA C++ Programming Guide, and the MIG User Guide.
+variable's order. Numbers in it count GPUs by CUDA_DEVICE_ORDER: PCI_BUS_ID, or (by default) the fastest first. Only
+CUDA knows the latter order if the cards differ; then the card's name decides. Sources: the "CUDA Environment Variables"
+chapter of NVIDIA's CUDA C++ Programming Guide, and the MIG User Guide.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kerasmem.devices.host import HostMemory, host_memory
 from kerasmem.devices.nvml import DriverMemory, Nvml, NvmlApi, NvmlDevice
@@ -92,13 +92,17 @@ def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
     if nvml is None:
         return LiveMachine((), reason, host_memory())
     with contextlib.closing(nvml):
-        matches = visible_devices(nvml.devices, os.environ if environ is None else environ)
-        seen = {
-            id(match.device): (number, match.doubt) for number, match in enumerate(matches) if match.device is not None
-        }
-        found = tuple(_live(nvml, device, *seen.get(id(device), (None, None))) for device in nvml.devices)
-        reason = None if found else "the NVIDIA driver is loaded and lists no GPU that can be opened"
-        return LiveMachine(found, reason, host_memory(), tuple(nvml.notes))
+        variables = os.environ if environ is None else environ
+        numbers = {id(device): number for number, device in enumerate(visible_devices(nvml.devices, variables))}
+        devices = tuple(_live(nvml, device, numbers.get(id(device))) for device in nvml.devices)
+        reason = None if devices else "the NVIDIA driver is loaded and lists no GPU that can be opened"
+        differ = len({device.name for device in devices if device.parent_uuid is None}) > 1
+        if differ and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+            nvml.notes.append(
+                "the GPUs differ and CUDA numbers the fastest first, which the driver does not tell; "
+                "CUDA_DEVICE_ORDER=PCI_BUS_ID makes the numbers certain"
+            )
+        return LiveMachine(devices, reason, host_memory(), tuple(nvml.notes))
 
 
 def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None) -> list[LiveDevice]:
@@ -125,11 +129,11 @@ def find_device(ordinal: int, name: str | None = None) -> LiveDevice | None:
     if nvml is None:
         return None
     with contextlib.closing(nvml):
-        match = match_card(nvml.devices, os.environ, ordinal, name)
-        return None if match.device is None else _live(nvml, match.device, ordinal, match.doubt)
+        device = match_card(nvml.devices, os.environ, ordinal, name)
+        return None if device is None else _live(nvml, device, ordinal)
 
 
-def _live(nvml: Nvml, device: NvmlDevice, cuda_index: int | None, doubt: str | None) -> LiveDevice:
+def _live(nvml: Nvml, device: NvmlDevice, cuda_index: int | None) -> LiveDevice:
     memory, why_not = nvml.memory(device)
     capability = device.compute_capability
     return LiveDevice(
@@ -142,113 +146,63 @@ def _live(nvml: Nvml, device: NvmlDevice, cuda_index: int | None, doubt: str | N
         driver_version=nvml.driver_version,
         parent_uuid=device.parent_uuid,
         cuda_index=cuda_index,
-        notes=tuple(note for note in (why_not, doubt) if note),
+        notes=() if why_not is None else (why_not,),
     )
 
 
-@dataclass(frozen=True)
-class Match:
-    """The NVML device behind a CUDA ordinal.
+def visible_devices(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -> list[NvmlDevice]:
+    """Return the devices that CUDA sees, in CUDA's order if the cards are alike.
 
-    Attributes:
-        device: the device, or None if none was found.
-        doubt: why the match is only the likeliest one, or why there is none; None when it is certain.
-    """
-
-    device: NvmlDevice | None
-    doubt: str | None = None
-
-
-def visible_devices(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -> list[Match]:
-    """Return the devices that CUDA sees, in CUDA's order.
+    A GPU that is divided into MIG instances is represented by its first instance, as in CUDA.
 
     Args:
         devices: everything that NVML lists, MIG instances included.
-        environ: environment variables; CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are read.
-
-    Returns:
-        One match for each CUDA ordinal.
+        environ: environment variables; CUDA_VISIBLE_DEVICES is read.
     """
-    whole = sorted((device for device in devices if device.parent_uuid is None), key=_bus)
+    first_instances = {device.parent_uuid: device for device in reversed(devices) if device.parent_uuid}
+    cards = sorted((device for device in devices if device.parent_uuid is None), key=_bus)
+    cards = [first_instances.get(card.uuid, card) for card in cards]
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if by_bus or len({device.name for device in whole}) < 2:
-        doubt = None
-    else:
-        doubt = (
-            "the GPUs here differ and CUDA numbers the fastest first, which the driver does not tell; "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID makes the numbers certain"
-        )
     if wanted is None:
-        return _enumerated([Match(device, doubt) for device in whole], devices)
-    found: list[Match] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        match = _entry_match(entry, whole, devices, doubt)
-        if match is None:  # CUDA stops at the first entry that is not a device
+        return cards
+    visible: list[NvmlDevice] = []
+    for entry in map(str.strip, wanted.split(",")):
+        if entry.isdecimal():
+            named = cards[int(entry) :][:1]
+        elif entry.startswith(("GPU-", "MIG-")):  # a beginning is enough if it fits one device only
+            named = [device for device in devices if (device.uuid or "").startswith(entry)]
+        else:
+            named = []
+        if len(named) != 1:  # CUDA stops at the first entry that is not a device
             break
-        found.append(match)
-    return _enumerated(found, devices)
+        visible += named
+    return visible
 
 
 def match_card(
     devices: Sequence[NvmlDevice], environ: Mapping[str, str], ordinal: int, card: str | None = None
-) -> Match:
-    """Return the NVML device behind a CUDA ordinal.
+) -> NvmlDevice | None:
+    """Return the NVML device behind a CUDA ordinal, or None if the driver does not list it.
 
     Args:
         devices: everything that NVML lists.
         environ: environment variables, as in `visible_devices`.
         ordinal: the ordinal of the GPU in the list that CUDA gives to this process.
-        card: the name that CUDA gives the GPU, which settles the matter where the cards differ.
+        card: the name that CUDA gives the GPU, which decides if the cards differ.
     """
     visible = visible_devices(devices, environ)
-    chosen = visible[ordinal] if ordinal < len(visible) else Match(None)
-    if card is None or (chosen.device is not None and _same_name(chosen.device, card)):
-        if chosen.device is None:
-            return Match(None, f"the driver lists {len(visible)} visible GPUs, and this is number {ordinal}")
-        if chosen.doubt and sum(_same_name(device, card or "") for device in devices) == 1:
-            return Match(chosen.device)
-        return chosen
-    named = [device for device in devices if _same_name(device, card)]
-    if len(named) == 1:
-        return Match(named[0])
-    if not named:
-        return Match(None, f"the driver lists no {card}")
-    return Match(None, f"the driver lists {len(named)} devices called {card}, and which one this is is not known")
-
-
-def _entry_match(
-    entry: str, whole: Sequence[NvmlDevice], devices: Sequence[NvmlDevice], doubt: str | None
-) -> Match | None:
-    """Return the device of one entry of CUDA_VISIBLE_DEVICES."""
-    if entry.isdecimal():
-        return Match(whole[int(entry)], doubt) if int(entry) < len(whole) else None
-    if not entry.startswith(("GPU-", "MIG-")):
-        return None
-    named = [device for device in devices if (device.uuid or "").startswith(entry)]
-    return Match(named[0]) if len(named) == 1 else None  # a beginning is enough if it fits one device only
-
-
-def _enumerated(found: list[Match], devices: Sequence[NvmlDevice]) -> list[Match]:
-    """Replace divided GPUs by instances. CUDA gives a process one instance of each."""
-    result = []
-    for match in found:
-        device = match.device
-        if device is not None and device.mig:
-            inside = [other for other in devices if other.parent_uuid == device.uuid]
-            doubt = None
-            if len(inside) != 1:
-                doubt = f"{device.name} is divided into {len(inside)} MIG instances; CUDA takes the first"
-            match = replace(match, device=inside[0] if inside else None, doubt=doubt or match.doubt)
-        result.append(match)
-    return result
+    device = visible[ordinal] if ordinal < len(visible) else None
+    if card is None or (device is not None and _has_name(device, card)):
+        return device
+    named = [device for device in devices if _has_name(device, card)]
+    return named[0] if len(named) == 1 else None
 
 
 def _bus(device: NvmlDevice) -> tuple[bool, str, int]:
     return device.pci_bus_id is None, device.pci_bus_id or "", device.index
 
 
-def _same_name(device: NvmlDevice, card: str) -> bool:
+def _has_name(device: NvmlDevice, card: str) -> bool:
     return (device.name or "").removeprefix("NVIDIA ") == card.removeprefix("NVIDIA ")
 
 

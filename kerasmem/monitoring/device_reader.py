@@ -202,10 +202,10 @@ class DeviceReader:
     def _card(self, ordinal: int, name: str | None) -> NvmlDevice | None:
         if self._nvml is None:
             return None
-        match = match_card(self._nvml.devices, os.environ, ordinal, name)
-        if match.doubt is not None:
-            self._note(f"driver: GPU:{ordinal}: {match.doubt}")
-        return match.device
+        card = match_card(self._nvml.devices, os.environ, ordinal, name)
+        if card is None:
+            self._note(f"driver: GPU:{ordinal}: the driver does not list this card, or several of its name")
+        return card
 
 
 def _known(sizes: Iterable[tuple[str | None, int | None]]) -> dict[str, int]:

@@ -86,7 +86,7 @@ class HostWatch:
         self._machine = MachineReader(self._on_cards, lambda _: None)
         self._nvml, _ = Nvml.open()
         devices = () if self._nvml is None else self._nvml.devices
-        self._cards = [match.device for match in visible_devices(devices, os.environ) if match.device is not None]
+        self._cards = visible_devices(devices, os.environ)
         self._thread = PeriodicThread("kerasmem track", self.tick, _PERIOD)
         self._thread.start()
 
