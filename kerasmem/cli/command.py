@@ -84,8 +84,8 @@ class GuardedCommand(Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, in a child if this is a program of its own."""
-        from kerasmem.processes.children import Limits
-        from kerasmem.processes.guarding import GuardedFailure, go_on_in_child
+        from kerasmem.processes.children import ChildFailure, Limits
+        from kerasmem.processes.guarding import go_on_in_child
 
         seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
         limits = Limits(seconds, _memory(size))
@@ -99,17 +99,16 @@ class GuardedCommand(Command):
         is_alone = state is not None and state.is_program and threading.active_count() == 1
         if not is_alone or not hasattr(os, "fork"):
             return super().invoke(ctx)
-        file = _input(ctx.params)
         try:
-            code = go_on_in_child(f"reading {file}", limits)
+            code = go_on_in_child(limits)
         except KeyboardInterrupt:
             _show_cursor()
             raise
-        except GuardedFailure as failure:
+        except ChildFailure as failure:
             _show_cursor()
-            told = str(failure) if file in failure.stage else f"while {failure.stage} of {file}: {failure.reason}"
             option = "--time-limit" if failure.timed_out else "--memory-limit"
-            fix = "" if failure.crashed else f", and {option} allows one that you trust more"
+            fix = f", and {option} allows one that you trust more" if failure.signal is None else ""
+            told = f"while reading {_input(ctx.params)}: {failure.reason}"
             raise KerasmemError(f"{told}; a damaged or hostile file can do that{fix}") from None
         if code is not None:
             return code

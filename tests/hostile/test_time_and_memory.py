@@ -68,7 +68,6 @@ def test_a_model_that_would_take_all_ends_within_its_limits(attack, tmp_path, na
     assert found.code in (0, 1) and not (found.code and found.out)
     if found.code:
         assert found.err.startswith("Error: while ") and "a damaged or hostile file can do that" in found.err
-        assert "bomb.json" in found.err or "calling the model" in found.err or "method" in found.err
 
 
 ENDLESS = """
@@ -147,23 +146,19 @@ main()
 """
 CONVERSION, INSPECTION = "kerasmem.datatools.conversion", "kerasmem.datatools.inspection"
 CRASHES = {
-    "reading x.h5": (INSPECTION, "inspect", "data", "inspect", "x.h5"),
-    "reading x.csv": (CONVERSION, "convert", "data", "convert", "x.csv", "-o", "y.h5"),
-    "opening m.json": ("kerasmem.models.spec", "open_model", "estimate", "m.json"),
-    "asking method formula": (
-        "kerasmem.estimation.methods", "formula_bytes", "estimate", "m.json", "--method", "formula",
-    ),
-}  # fmt: skip
+    "x.h5": (INSPECTION, "inspect", "data", "inspect", "x.h5"),
+    "x.csv": (CONVERSION, "convert", "data", "convert", "x.csv", "-o", "y.h5"),
+    "m.json": ("kerasmem.models.spec", "open_model", "estimate", "m.json"),
+}
 
 
-@pytest.mark.parametrize("stage", CRASHES)
-def test_a_crash_is_a_message_with_the_stage(attack, tmp_path, stage):
+@pytest.mark.parametrize("file", CRASHES)
+def test_a_crash_is_a_message_with_the_file(attack, tmp_path, file):
     (tmp_path / "m.json").write_text(json.dumps(sequential([8], layer("Dense", "dense", units=1))))
-    found = attack(*CRASHES[stage], script=CRASH)
+    found = attack(*CRASHES[file], script=CRASH)
     assert found.code == 1
-    named = f"{stage} of m.json" if stage.startswith("asking") else stage
     assert found.err == (
-        f"Error: while {named}: the process was ended by SIGSEGV; a damaged or hostile file can do that\n"
+        f"Error: while reading {file}: the process was ended by SIGSEGV; a damaged or hostile file can do that\n"
     )
 
 
