@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import mmap
 import multiprocessing
 import os
@@ -23,16 +22,15 @@ from kerasmem.units import format_size
 GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again and resumes
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, which ends a process by the other one
 POLL_SECONDS = 0.05
-_PARENT_POLL_SECONDS = 0.5
-# `python -m` looks for modules in the folder it starts in, before all others. PYTHONSAFEPATH keeps it from that; Python
-# 3.10 does not know the variable.
+# `python -m` looks for modules in the folder it starts in, before all others. PYTHONSAFEPATH keeps it from that, but
+# Python 3.10 does not know the variable.
 _RUN_MODULE = """
 import sys
-del sys.path[0]
+sys.path[:] = filter(None, sys.path)
 import runpy
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-_hidden: dict[str, str | None] = {}  # the children's values of variables that this process has set for itself alone
+_outside: dict[str, str] | None = None  # variables of this process before it hid the cards from itself
 
 
 class ChildFailure(KerasmemError):
@@ -61,16 +59,13 @@ class Limits:
     seconds: float | None = None
     host_bytes: int | None = None
 
-    def watch(
-        self, pid: int, wait: Callable[[float], bool], end: Callable[[], object], *, with_children: bool = False
-    ) -> ChildFailure | None:
+    def watch(self, pid: int, wait: Callable[[float], bool], end: Callable[[], object]) -> ChildFailure | None:
         """Wait until a process has ended, and end it if it exceeds a limit.
 
         Args:
             pid: of the process.
             wait: waits up to that many seconds, and returns whether the process has ended.
             end: ends the process.
-            with_children: count the memory of processes that it has started.
 
         Returns:
             The limit that was exceeded, or None.
@@ -78,18 +73,16 @@ class Limits:
         begin = time.monotonic()
         failure = None
         while not wait(POLL_SECONDS):
-            if failure is None:
-                failure = self._exceeded(pid, time.monotonic() - begin, with_children)
-                if failure is not None:
-                    end()
+            if failure is None and (failure := self._exceeded(pid, time.monotonic() - begin)) is not None:
+                end()
         return failure
 
-    def _exceeded(self, pid: int, seconds: float, with_children: bool) -> ChildFailure | None:
+    def _exceeded(self, pid: int, seconds: float) -> ChildFailure | None:
         if self.seconds is not None and seconds > self.seconds:
             return ChildFailure(f"it took longer than {self.seconds:g} s", timed_out=True)
         if self.host_bytes is None:
             return None
-        resident = sum(map(resident_bytes, [pid, *descendants(pid)] if with_children else [pid]))
+        resident = resident_bytes(pid)
         if resident <= self.host_bytes:
             return None
         took, most = format_size(resident), format_size(self.host_bytes)
@@ -108,20 +101,14 @@ def start_module(
         own_group: whether it leads a process group and session of its own, so that Ctrl-C does not reach it and
             `end_group` ends what it has started, too.
         **options: for `subprocess.Popen`. Standard input is empty by default.
-
-    Raises:
-        KerasmemError: If no process can be started.
     """
     options.setdefault("stdin", subprocess.DEVNULL)
-    try:
-        return subprocess.Popen(
-            [sys.executable, *(["-m"] if sys.version_info >= (3, 11) else ["-c", _RUN_MODULE]), module, *arguments],
-            env=child_environment() if environ is None else environ,
-            start_new_session=own_group,
-            **options,
-        )
-    except OSError as error:
-        raise KerasmemError(f"no process can be started: {error.strerror or error}") from error
+    return subprocess.Popen(
+        [sys.executable, "-c", _RUN_MODULE, module, *arguments],
+        env=child_environment() if environ is None else environ,
+        start_new_session=own_group,
+        **options,
+    )
 
 
 @contextlib.contextmanager
@@ -131,39 +118,33 @@ def off_the_cards() -> Iterator[None]:
     An estimate needs no GPU, and a job may be running on it. No step runs in this process, so compiled code need not be
     fast. Children, which run real steps, see the cards and the user's flags.
     """
+    global _outside
     from kerasmem.compat.tensorflow_runtime import UNOPTIMISED
 
-    variables = {
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
-        "XLA_FLAGS": f"{UNOPTIMISED} {os.environ.get('XLA_FLAGS', '')}".strip(),  # the user's own flags override
-    }
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    _hidden.update(before)
+    _outside = before = dict(os.environ)
+    os.environ.update(
+        CUDA_VISIBLE_DEVICES="-1",
+        JAX_PLATFORMS=before.get("JAX_PLATFORMS", "cpu"),
+        XLA_FLAGS=f"{UNOPTIMISED} {before.get('XLA_FLAGS', '')}".strip(),  # the user's own flags override
+    )
     try:
         yield
     finally:
-        for name, value in before.items():
-            del _hidden[name]
+        _outside = None
+        for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_FLAGS"):
             del os.environ[name]
-            os.environ.update({} if value is None else {name: value})
+        os.environ.update(before)
 
 
 def child_environment(**more: str) -> dict[str, str]:
     """Return the environment variables of a child that finds this process's modules."""
-    variables = {name: value for name, value in {**os.environ, **_hidden}.items() if value is not None}
-    return {**variables, **import_variables(), **more}
+    return {**(_outside or os.environ), **import_variables(), **more}
 
 
 def import_variables() -> dict[str, str]:
     """Return the environment variables that let a child find this process's modules."""
-    return {"PYTHONPATH": os.pathsep.join(import_paths()), "PYTHONSAFEPATH": "1"}
-
-
-def import_paths() -> list[str]:
-    """Return this process's folders of modules."""
-    return [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+    paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+    return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def end_group(pid: int) -> None:
@@ -188,7 +169,7 @@ def end_after_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == forked_by and (parent is None or parent.is_alive()):
-            time.sleep(_PARENT_POLL_SECONDS)
+            time.sleep(10 * POLL_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="kerasmem-parent", daemon=True).start()
@@ -201,14 +182,9 @@ def exit_name(code: int) -> str:
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
-def is_memory_kill(code: int) -> bool:
-    """Return whether a process ended as one that the kernel kills when the host's memory runs out."""
-    return code == -SIGKILL
-
-
 def exit_reason(code: int) -> str:
     """Return `exit_name` with its usual cause."""
-    return exit_name(code) + (", as the system does when memory runs out" if is_memory_kill(code) else "")
+    return exit_name(code) + (", as the system does when memory runs out" if code == -SIGKILL else "")
 
 
 def resident_bytes(pid: int) -> int:
@@ -218,16 +194,3 @@ def resident_bytes(pid: int) -> int:
             return int(file.read().split()[1]) * mmap.PAGESIZE
     except (OSError, IndexError, ValueError):
         return 0
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, at any depth."""
-    pids: list[int] = []
-    pending = [pid]
-    while pending:
-        for path in glob.glob(f"/proc/{pending.pop()}/task/*/children"):
-            with contextlib.suppress(OSError), open(path) as file:  # it may just have ended
-                children = [int(text) for text in file.read().split()]
-                pids += children
-                pending += children
-    return pids

@@ -13,7 +13,7 @@ from kerasmem import checks
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_oom, explain_stream
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.processes.children import Limits, exit_name, exit_reason, is_memory_kill
+from kerasmem.processes.children import SIGKILL, Limits, exit_name, exit_reason
 from kerasmem.processes.forking import ForkedCall, call_in_fork
 from kerasmem.units import MIB, parse_size
 
@@ -150,7 +150,7 @@ def _died(call: ForkedCall, common: dict[str, Any]) -> IsolatedRun:
         reason = f"{diagnosis.summary} ({exit_name(call.code)})"
         return IsolatedRun(OUT_OF_MEMORY, reason=reason, diagnosis=diagnosis, **common)
     reason = f"the process was ended by {exit_reason(call.code)}"
-    return IsolatedRun(DIED, reason=reason, killed=is_memory_kill(call.code), **common)
+    return IsolatedRun(DIED, reason=reason, killed=call.code == -SIGKILL, **common)
 
 
 class _Traceback(Exception):
