@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from kerasmem.compat.borrowing import Borrowed
 from kerasmem.compat.patching import patched
@@ -13,18 +12,12 @@ from kerasmem.compat.patching import patched
 _Own = Callable[..., Any]
 
 _BY_ONE_NUMBER = ("Maximum", "Minimum", "Mul", "RealDiv")
-_AVERAGES = "_model_variables_moving_average"
 _KERAS = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 _SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _IN_TURN = "an update after micro-batches that takes no more than its largest variable"
-UPDATE = Borrowed(
-    f"{_KERAS}._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)", feature=_IN_TURN
-)
-DECAY = Borrowed(f"{_KERAS}._apply_weight_decay(variables)", feature=_IN_TURN)
-AVERAGE = Borrowed(f"{_KERAS}._update_model_variables_moving_average(trainable_variables)", feature=_IN_TURN)
-INCREMENT = Borrowed(f"{_KERAS}._backend_increment_gradient_accumulators(grads, acc_grads)", feature=_IN_TURN)
-RESET = Borrowed(f"{_KERAS}._backend_reset_gradient_accumulators", feature=_IN_TURN)
-FINITE = Borrowed(f"{_SCALER}.check_finite(grads)", feature=_IN_TURN)
+UPDATE = Borrowed(f"{_KERAS}._distributed_tf_update_step", feature=_IN_TURN)
+DECAY = Borrowed(f"{_KERAS}._apply_weight_decay", feature=_IN_TURN)
+FINITE = Borrowed(f"{_SCALER}.check_finite", feature=_IN_TURN)
 
 
 @contextlib.contextmanager
@@ -32,14 +25,12 @@ def updated_in_turn() -> Iterator[None]:
     """Have optimizers update one variable after another in the graphs that this thread traces meanwhile.
 
     TensorFlow runs what does not depend on one another at once, so that all variables' intermediate results are there
-    together. The arithmetic stays the same, that of a scaled loss's and of clipped gradients too. If Keras does not
-    have what this takes, nothing changes.
+    together. The arithmetic stays the same, that of a scaled loss's and of clipped gradients too. Moving averages
+    and Keras's own accumulation of gradients go through all variables at once. If Keras does not have what this takes,
+    nothing changes.
     """
     turns = _InTurn()
-    replacements: dict[Borrowed, _Own] = {
-        UPDATE: turns.update, DECAY: turns.decay, AVERAGE: turns.average, INCREMENT: turns.increment,
-        RESET: turns.reset, FINITE: turns.check,
-    }  # fmt: skip
+    replacements: dict[Borrowed, _Own] = {UPDATE: turns.update, DECAY: turns.decay, FINITE: turns.check}
     with contextlib.ExitStack() as stack:
         if all(borrowed.exists() for borrowed in replacements):
             for borrowed, function in replacements.items():
@@ -56,7 +47,7 @@ def set_to_zero(variable: Any) -> Any:
 
 
 def _remade(gradient: Any) -> Any:
-    """Return a gradient computed again, after Keras has scaled, clipped or added to all of them."""
+    """Return a gradient computed again, after Keras has scaled or clipped all of them."""
     import tensorflow as tf
 
     if not isinstance(gradient, tf.IndexedSlices):
@@ -65,8 +56,7 @@ def _remade(gradient: Any) -> Any:
 
 
 def _made_again(gradient: Any) -> Any:
-    """Return a gradient with what it was multiplied or divided by, limited or added to, done again if it is asked
-    for.
+    """Return a gradient with what it was multiplied or divided by or limited to done again if it is asked for.
 
     Keras does that to all gradients before the first update. Of what it made nothing is left in the graph then, but
     for what a norm is taken of.
@@ -84,9 +74,6 @@ def _made_again(gradient: Any) -> Any:
     if kind in _BY_ONE_NUMBER and operation.inputs[1].shape.num_elements() == 1:
         x, y = operation.inputs
         return getattr(tf.raw_ops, kind)(x=_made_again(x), y=y)
-    if kind == "AddV2" and operation.inputs[0].shape == operation.inputs[1].shape:  # to what accumulates in Keras
-        x, y = operation.inputs
-        return tf.raw_ops.AddV2(x=_made_again(x), y=_made_again(y))
     return gradient
 
 
@@ -106,22 +93,6 @@ class _InTurn:
         for variable in variables:
             with self._turn():
                 own(optimizer, [variable])
-
-    def average(self, own: _Own, optimizer: Any, variables: Any) -> None:
-        for variable, average in zip(variables, getattr(optimizer, _AVERAGES, []), strict=False):
-            with mock.patch.dict(vars(optimizer), {_AVERAGES: [average]}), self._turn():
-                own(optimizer, [variable])
-
-    def increment(self, own: _Own, optimizer: Any, grads: Any, acc_grads: Any) -> None:
-        for gradient, accumulator in zip(grads, acc_grads, strict=True):
-            with self._turn():
-                own(optimizer, [_remade(gradient)], [accumulator])
-
-    def reset(self, own: _Own, optimizer: Any) -> None:
-        for accumulator in optimizer._accumulated_gradients:
-            if accumulator is not None:
-                with self._turn():
-                    set_to_zero(accumulator.value)
 
     def check(self, own: _Own, optimizer: Any, grads: Any) -> Any:
         import tensorflow as tf

@@ -110,22 +110,14 @@ def test_arrays_that_the_allocator_has_no_room_for_are_refused(program):
 
 UNSCALED = (
     "optimizers.LossScaleOptimizer(optimizers.Adam(0.01, global_clipnorm=0.1), initial_scale=8.0)",
-    "optimizers.AdamW(0.01, clipnorm=0.1, use_ema=True)",
+    "optimizers.AdamW(0.01, clipnorm=0.1)",
     "optimizers.SGD(0.01, clipvalue=0.1, loss_scale_factor=8.0)",
-)
-ACCUMULATING = (
-    "optimizers.LossScaleOptimizer(optimizers.SGD(0.01, gradient_accumulation_steps=2), initial_scale=8.0)",
-    "optimizers.AdamW(0.01, gradient_accumulation_steps=2)",
-    "optimizers.AdamW(0.01, gradient_accumulation_steps=2, global_clipnorm=0.1, use_ema=True)",
 )
 
 
 @pytest.mark.flaky(reruns=2, reason="other work on the machine changes which operations overlap")
 def test_gradients_are_made_one_after_another_and_as_keras_makes_them(program):
-    found = told(program, UPDATED, *UNSCALED, *ACCUMULATING)
-    for optimizer, (at_once, in_turn, is_equal) in zip(UNSCALED + ACCUMULATING, found, strict=True):
+    found = told(program, UPDATED, *UNSCALED)
+    for optimizer, (at_once, in_turn, is_equal) in zip(UNSCALED, found, strict=True):
         assert is_equal, optimizer
-        if optimizer in UNSCALED:
-            assert in_turn <= 4 < 8 < at_once, f"variables' worth, of twelve: {optimizer}"
-        elif "LossScale" in optimizer:
-            assert in_turn <= 4, "no set of gradients is unscaled for those that Keras accumulates"
+        assert in_turn <= 4 < 8 < at_once, f"variables' worth, of twelve: {optimizer}"
