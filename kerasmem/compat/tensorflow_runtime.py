@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
@@ -19,26 +18,14 @@ operations_are_deterministic = Borrowed(
 onednn_is_on = Borrowed(
     f"{_TF}.util._pywrap_util_port:IsMklEnabled", feature="asking TensorFlow which CPU kernels it uses"
 )
-_FAST = "readings of the allocator on the shortest way"
-_CURRENT = Borrowed(f"{_EAGER}.context:_context", feature=f"{_FAST}, the peak of a kerasmem.run_isolated function")
-_MEMORY_INFO = Borrowed(f"{_TF}.pywrap_tfe:TFE_GetMemoryInfo", feature=_FAST)
-_RESET_STATS = Borrowed(f"{_TF}.pywrap_tfe:TFE_ResetMemoryStats", feature=_FAST)
+_CURRENT = Borrowed(f"{_EAGER}.context:_context", feature="the peak of a kerasmem.run_isolated function")
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _STAGE = "optimized_hlo_proto_serialized"
 _XLA = "method 'xla'"
-COMPILE_FUNCTION = Borrowed(
-    f"{_EAGER}.polymorphic_function.compiler_ir:from_concrete_function(concrete_fn, specialized_flat_specs)",
-    feature=_XLA,
-)
+COMPILE_FUNCTION = Borrowed(f"{_EAGER}.polymorphic_function.compiler_ir:from_concrete_function", feature=_XLA)
 CONTEXT = Borrowed(f"{_EAGER}.context:context", feature=_XLA)
-COMPILE_NAMED = Borrowed(
-    f"{_EAGER}.context:Context.get_compiler_ir(device_name, platform_name, function_name, flat_args, captured_inputs, "
-    "stage)",
-    feature=_XLA,
-)
-FUNCTION_DEF = Borrowed(
-    f"{_EAGER}.context:Context.get_function_def(name)", feature="fast planning of grouped convolutions"
-)
+COMPILE_NAMED = Borrowed(f"{_EAGER}.context:Context.get_compiler_ir", feature=_XLA)
+FUNCTION_DEF = Borrowed(f"{_EAGER}.context:Context.get_function_def", feature="fast planning of grouped convolutions")
 # XLA plans as ever and makes code in a hurry, which takes up to half of the time otherwise. XLA reads its flags once in
 # a process, with the first compilation.
 UNOPTIMISED = "--xla_backend_optimization_level=0"
@@ -49,34 +36,6 @@ def devices_are_started() -> bool:
     if "tensorflow" not in sys.modules or not _CURRENT.exists():
         return False
     return bool(getattr(_CURRENT.get(), "_initialized", False))
-
-
-def allocator_statistics(device: str, kind: type) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """Return functions that read and reset the statistics of a device's allocator, on the shortest way.
-
-    They are what `tf.config.experimental.get_memory_info` and `reset_memory_stats` call in the end, whose way there
-    takes longer after a training step.
-
-    Args:
-        device: a logical device, such as "GPU:0", started.
-        kind: a named tuple of the bytes in use, the peak, and a third value, which is None.
-
-    Raises:
-        NotAvailableError: If this TensorFlow has none of them; the public functions do the same.
-    """
-    tell, forget = _MEMORY_INFO.get(), _RESET_STATS.get()
-    _CURRENT.get()
-    module: Any = sys.modules[_CURRENT.module]  # TensorFlow may put another context there later
-    make = tuple.__new__  # a named tuple's own way is a Python function more
-
-    def read() -> Any:
-        told = tell(module._context._context_handle, device)
-        return make(kind, (told["current"], told["peak"], None))
-
-    def reset() -> None:
-        forget(module._context._context_handle, device)
-
-    return read, reset
 
 
 def compile_function(function: Any, arguments: list[Any]) -> bytes:

@@ -8,15 +8,12 @@ reserved beyond that is not told to Python anywhere, so it is None here.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-from kerasmem.compat.tensorflow_runtime import allocator_statistics
 
 NO_RESERVED = (
     "reserved_bytes: TensorFlow does not tell Python what its allocator has reserved beyond what is in use; "
@@ -179,11 +176,6 @@ def tensorflow_allocator(device: str) -> Allocator:
         return AllocatorReading(told["current"], told["peak"])
 
     read()
-    with contextlib.suppress(Exception):  # nothing that TensorFlow promises; the public functions stay
-        # What TensorFlow's two functions call in the end; their way there takes longer after a training step.
-        short = allocator_statistics(device, AllocatorReading)
-        if short[0]().in_use_bytes >= 0:
-            return Allocator(device, *short)
     return Allocator(device, read, functools.partial(tf.config.experimental.reset_memory_stats, device))
 
 
