@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
-import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -24,12 +22,11 @@ class Borrowed:
     """One private name of another package.
 
     Args:
-        target: "module:name", with a dotted name for a method. For a function, the parameters that it must have may
-            follow in parentheses.
+        target: "module:name", with a dotted name for a method.
         feature: the feature of kerasmem that needs it, as a user knows it: "kerasmem.recompute".
 
     Examples:
-        >>> Borrowed("json:dumps(obj)", feature="an example").missing() is None
+        >>> Borrowed("json:dumps", feature="an example").exists()
         True
     """
 
@@ -53,7 +50,7 @@ class Borrowed:
     @property
     def name(self) -> str:
         """The name within the module."""
-        return self.target.partition(":")[2].partition("(")[0]
+        return self.target.partition(":")[2]
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         """Call it.
@@ -98,19 +95,6 @@ class Borrowed:
         except NotAvailableError:
             return False
         return True
-
-    def missing(self) -> str | None:
-        """Describe a missing or changed part in one line, or return None."""
-        if not self.exists():
-            return f"{self.module}:{self.name} is gone"
-        try:
-            known = inspect.signature(self.get()).parameters
-        except (TypeError, ValueError):
-            return None  # compiled code has no signature
-        lost = [each for each in re.findall(r"\w+", self.target.partition("(")[2]) if each not in known]
-        if not lost:
-            return None
-        return f"{self.module}:{self.name} has no parameter {', '.join(lost)}; it has {', '.join(known)}"
 
 
 def all_borrowed() -> tuple[Borrowed, ...]:

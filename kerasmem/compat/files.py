@@ -17,14 +17,14 @@ BEFORE_THREADS = Borrowed(
 )
 _PLACE, _URLS = "fsspec.asyn", "reading files behind URLs"
 COROUTINES = {
-    "cat_file": Borrowed(f"{_PLACE}:AsyncFileSystem._cat_file(path, start, end)", feature=_URLS),
-    "info": Borrowed(f"{_PLACE}:AsyncFileSystem._info(path)", feature=_URLS),
-    "put_file": Borrowed(f"{_PLACE}:AsyncFileSystem._put_file(lpath, rpath)", feature="writing to URLs"),
-    "rm_file": Borrowed(f"{_PLACE}:AsyncFileSystem._rm_file(path)", feature="writing to URLs"),
-    "glob": Borrowed(f"{_PLACE}:AsyncFileSystem._glob(path)", feature="patterns in URLs"),
+    "cat_file": Borrowed(f"{_PLACE}:AsyncFileSystem._cat_file", feature=_URLS),
+    "info": Borrowed(f"{_PLACE}:AsyncFileSystem._info", feature=_URLS),
+    "put_file": Borrowed(f"{_PLACE}:AsyncFileSystem._put_file", feature="writing to URLs"),
+    "rm_file": Borrowed(f"{_PLACE}:AsyncFileSystem._rm_file", feature="writing to URLs"),
+    "glob": Borrowed(f"{_PLACE}:AsyncFileSystem._glob", feature="patterns in URLs"),
 }
 _S3 = "reading s3:// URLs"
-CALL_S3 = Borrowed("s3fs:S3FileSystem._call_s3(method)", feature=_S3)
+CALL_S3 = Borrowed("s3fs:S3FileSystem._call_s3", feature=_S3)
 _LOCK = Borrowed("h5py._objects:phil", feature="writing compressed chunks")
 
 

@@ -31,7 +31,7 @@ _REGISTRY = Borrowed("tensorflow.python.framework.ops:gradient_registry._registr
 _FUNCTION = Borrowed("tensorflow.python.eager.polymorphic_function.atomic_function:AtomicFunction", feature=_FEATURE)
 _CONTEXT = Borrowed(f"{_CONTEXT_MODULE}:context", feature=_FEATURE)
 _FUNCTION_NAMES = Borrowed(f"{_CONTEXT_MODULE}:Context.list_function_names", feature=_FEATURE)
-_DEFINITION = Borrowed(f"{_CONTEXT_MODULE}:Context.get_function_def(name)", feature=_FEATURE)
+_DEFINITION = Borrowed(f"{_CONTEXT_MODULE}:Context.get_function_def", feature=_FEATURE)
 
 _NAME = re.compile(r"CustomGradient-\d+")
 _MAKERS = ("tensorflow.python.ops.custom_gradient", "tensorflow.python.saved_model.function_deserialization")

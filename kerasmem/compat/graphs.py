@@ -11,17 +11,17 @@ from kerasmem.compat.patching import patched
 from kerasmem.compat.tensorflow_runtime import CPU
 
 _TF = "tensorflow.python"
-OPTIMIZE = Borrowed(f"{_TF}.grappler.tf_optimizer:OptimizeGraph(config_proto, metagraph)", feature="method 'graph'")
+OPTIMIZE = Borrowed(f"{_TF}.grappler.tf_optimizer:OptimizeGraph", feature="method 'graph'")
 # The value of a tensor that depends on constants alone, else None. It runs all kinds of operations, and
 # `tf.get_static_value` knows some only.
-constant_value = Borrowed(f"{_TF}.framework.smart_cond:smart_constant_value(pred)", feature="method 'graph' for loops")
+constant_value = Borrowed(f"{_TF}.framework.smart_cond:smart_constant_value", feature="method 'graph' for loops")
 _ON_A_CARD = "method 'graph' for a card"
-CLUSTER = Borrowed(f"{_TF}.grappler.cluster:Cluster(devices)", feature=_ON_A_CARD)
-KERNELS = Borrowed(f"{_TF}.framework.kernels:get_registered_kernels_for_op(name)", feature=_ON_A_CARD)
+CLUSTER = Borrowed(f"{_TF}.grappler.cluster:Cluster", feature=_ON_A_CARD)
+KERNELS = Borrowed(f"{_TF}.framework.kernels:get_registered_kernels_for_op", feature=_ON_A_CARD)
 GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
-STACK = Borrowed(f"{_TF}.util.tf_stack:extract_stack(stacklevel)", feature="quick estimates")
+STACK = Borrowed(f"{_TF}.util.tf_stack:extract_stack", feature="quick estimates")
 _CLONE = Borrowed(
-    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function._clone(python_function)",
+    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function._clone",
     feature="estimates of steps that call a tf.function",
 )
 _RECOMPUTE = "kerasmem.recompute"
@@ -29,11 +29,11 @@ _RECOMPUTE = "kerasmem.recompute"
 stop_recording = Borrowed(f"{_TF}.eager.record:stop_recording", feature=_RECOMPUTE)
 # Whether a gradient tape may record here, and whether one has recorded any of some tensors.
 could_record = Borrowed(f"{_TF}.eager.record:could_possibly_record", feature=_RECOMPUTE)
-any_is_recorded = Borrowed(f"{_TF}.eager.record:should_record_backprop(tensors)", feature=_RECOMPUTE)
+any_is_recorded = Borrowed(f"{_TF}.eager.record:should_record_backprop", feature=_RECOMPUTE)
 # Adds control dependencies from an operation to others of its graph.
 add_control_inputs = Borrowed(f"{_TF}.framework.ops:Operation._add_control_inputs", feature=_RECOMPUTE)
-_IN_XLA = Borrowed(f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext(graph)", feature=_RECOMPUTE)
-_LOOP_GRAPH = Borrowed(f"{_TF}.ops.while_v2:_get_graph(while_op)", feature=_RECOMPUTE)
+_IN_XLA = Borrowed(f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext", feature=_RECOMPUTE)
+_LOOP_GRAPH = Borrowed(f"{_TF}.ops.while_v2:_get_graph", feature=_RECOMPUTE)
 _CONTROL = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch", "Stack", "StackV2"})
 
 

@@ -8,29 +8,24 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.borrowing import Borrowed
 from kerasmem.compat.patching import patched
 
-FLATTEN = Borrowed(
-    "keras:Layer._flatten_layers(include_self)",
-    feature="layers kept in dictionaries and nested lists of a layer",
-)
+FLATTEN = Borrowed("keras:Layer._flatten_layers", feature="layers kept in dictionaries and nested lists of a layer")
 OPEN_NAME_SCOPE = Borrowed("keras:Layer._open_name_scope", feature="memory by layer in estimates and profiles")
 CALL_LAYER = Borrowed("keras:Layer.__call__", feature="estimates")
 CALL_OPERATION = Borrowed("keras:Operation.__call__", feature="estimates")
 # Builds a compiled model's weights, metrics and optimizer slots by the shapes of `train_step`'s argument.
-symbolic_build = Borrowed(
-    "keras:Model._symbolic_build(data_batch)", feature="estimates that trace the model, kerasmem.fit"
-)
+symbolic_build = Borrowed("keras:Model._symbolic_build", feature="estimates that trace the model, kerasmem.fit")
 # Whether Keras compiles the model with XLA under `jit_compile="auto"`.
-supports_jit = Borrowed("keras.src.trainers.trainer:model_supports_jit(model)", feature="jit_compile='auto'")
+supports_jit = Borrowed("keras.src.trainers.trainer:model_supports_jit", feature="jit_compile='auto'")
 _RNN, _CUDNN = "keras.src.backend.tensorflow.rnn", "recurrent layers in method 'graph' for a card"
-CUDNN_OK = Borrowed(f"{_RNN}:cudnn_ok(activation, recurrent_activation, unroll, use_bias, reset_after)", feature=_CUDNN)
+CUDNN_OK = Borrowed(f"{_RNN}:cudnn_ok", feature=_CUDNN)
 SEES_GPU = Borrowed(f"{_RNN}:_is_gpu_available", feature=_CUDNN)
 _LARGE_CONSTANT = 2**20  # elements
 _FUNCTIONAL = "keras.src.models.functional"
 _RECOMPUTE = "kerasmem.recompute"
-_RUN = Borrowed(f"{_FUNCTIONAL}:Functional._run_through_graph(inputs, operation_fn, call_fn)", feature=_RECOMPUTE)
+_RUN = Borrowed(f"{_FUNCTIONAL}:Functional._run_through_graph", feature=_RECOMPUTE)
 _FILL_IN = Borrowed("keras.src.ops.symbolic_arguments:SymbolicArguments.fill_in", feature=_RECOMPUTE)
 LEGACY_LAYERS = Borrowed(
     "keras.src.legacy.layers:ThresholdedReLU", feature="model files with ThresholdedReLU, RandomHeight or RandomWidth"
@@ -49,7 +44,7 @@ def takes_cudnn(layer: Any) -> bool:
     """Return whether Keras runs a layer with cuDNN, and so without XLA, on a GPU."""
     import keras
 
-    if CUDNN_OK.missing() or not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
+    if not CUDNN_OK.exists() or not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
         return False
     if getattr(layer, "use_cudnn", False) not in ("auto", True):
         return False
@@ -66,27 +61,7 @@ def flatten_layers(layer: Any, include_self: bool = True) -> list[Any]:
         layer: a Keras layer or model.
         include_self: begin with the layer itself.
     """
-    try:
-        FLATTEN.get()
-    except NotAvailableError:
-        return _layers_in_attributes(layer)[0 if include_self else 1 :]
     return list(layer._flatten_layers(include_self=include_self))
-
-
-def _layers_in_attributes(layer: Any) -> list[Any]:
-    """Flatten layers by public attributes and the `layers` of models."""
-    import keras
-
-    found: dict[int, Any] = {id(layer): layer}
-    pending = [layer]
-    while pending:
-        outer = pending.pop(0)
-        values = outer.layers if isinstance(outer, keras.Model) else list(vars(outer).values())
-        parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,))]
-        inner = [part for part in parts if isinstance(part, keras.Layer) and id(part) not in found]
-        found.update((id(part), part) for part in inner)
-        pending += inner
-    return list(found.values())
 
 
 def name_scopes_replaced(

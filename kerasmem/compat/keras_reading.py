@@ -27,11 +27,11 @@ from typing import Any
 from kerasmem.compat.borrowing import Borrowed
 
 ADAPTER = Borrowed(
-    "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter(x, class_weight, shuffle)",
+    "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter",
     feature="the order of H5ChunkSequence whatever fit(shuffle=…) is",
 )
 ITERATION = Borrowed(f"{ADAPTER.module}:PyDatasetAdapter._get_iterator", feature=ADAPTER.feature)
-STANDARD_BATCH = Borrowed(f"{ADAPTER.module}:PyDatasetAdapter._standardize_batch(batch)", feature=ADAPTER.feature)
+STANDARD_BATCH = Borrowed(f"{ADAPTER.module}:PyDatasetAdapter._standardize_batch", feature=ADAPTER.feature)
 
 _FRAMES = 16  # looked at on the way up to `fit`
 _CALLS = ("fit", "evaluate", "predict")

@@ -13,28 +13,28 @@ _GLOBAL = "keras.src.backend.common.global_state"
 _TRACING = "estimates that trace the model, kerasmem.recompute, kerasmem.fit"
 _RECOMPUTE = "kerasmem.recompute"
 # An attribute of Keras's state in this thread, None if it is not set.
-attribute = Borrowed(f"{_GLOBAL}:get_global_attribute(name)", feature=_TRACING)
-_SET = Borrowed(f"{_GLOBAL}:set_global_attribute(name, value)", feature=_TRACING)
+attribute = Borrowed(f"{_GLOBAL}:get_global_attribute", feature=_TRACING)
+_SET = Borrowed(f"{_GLOBAL}:set_global_attribute", feature=_TRACING)
 _SAFE_MODE = Borrowed(
-    "keras.src.saving.serialization_lib:SafeModeScope(safe_mode)",
+    "keras.src.saving.serialization_lib:SafeModeScope",
     feature="Keras's safe mode where the program has switched it off (kerasmem's own checks stay)",
 )
 # Whether Keras only asks for shapes here.
 in_symbolic_scope = Borrowed("keras.src.backend.common.symbolic_scope:in_symbolic_scope", feature=_RECOMPUTE)
 # A scope that casts variables to a dtype (None: no casts).
-autocast = Borrowed("keras.src.backend:AutocastScope(dtype)", feature=_RECOMPUTE)
+autocast = Borrowed("keras.src.backend:AutocastScope", feature=_RECOMPUTE)
 _GET_AUTOCAST = Borrowed("keras.src.backend:get_autocast_scope", feature=_RECOMPUTE)
-mask_of = Borrowed("keras.src.backend:get_keras_mask(x)", feature=_RECOMPUTE)
-_SET_MASK = Borrowed("keras.src.backend:set_keras_mask(x, mask)", feature=_RECOMPUTE)
+mask_of = Borrowed("keras.src.backend:get_keras_mask", feature=_RECOMPUTE)
+_SET_MASK = Borrowed("keras.src.backend:set_keras_mask", feature=_RECOMPUTE)
 
 # Keras 3.12 has no constant for it.
 GLOBAL_SEED = "global_seed_generator"
 CALL_CONTEXT = "current_call_ctx"
 STATELESS_SCOPE = "stateless_scope"
 _STAND_INS = "estimates that trace the model (graph, xla, gpu-target, probe), kerasmem.recompute"
-INIT = Borrowed("keras:Variable.__init__(initializer, shape, dtype)", feature="estimates")
-ADD_FROM_REFERENCE = Borrowed("keras:Optimizer.add_variable_from_reference(reference_variable)", feature="estimates")
-VAR_KEY = Borrowed("keras:Optimizer._var_key(variable)", feature=_STAND_INS)
+INIT = Borrowed("keras:Variable.__init__", feature="estimates")
+ADD_FROM_REFERENCE = Borrowed("keras:Optimizer.add_variable_from_reference", feature="estimates")
+VAR_KEY = Borrowed("keras:Optimizer._var_key", feature=_STAND_INS)
 _UNINITIALIZED = Borrowed("tensorflow.python.ops.resource_variable_ops:UninitializedVariable", feature=_STAND_INS)
 INITIALIZE = Borrowed("keras:Variable._deferred_initialize", feature="real steps of a model")
 _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
@@ -117,7 +117,7 @@ def give_value(variable: Any) -> None:
 
 def index_variables(optimizer: Any) -> None:
     """Let an optimizer that was built on variables without values know them by their values."""
-    if optimizer.built and VAR_KEY.missing() is None:
+    if optimizer.built and VAR_KEY.exists():
         key = VAR_KEY.get()
         variables = enumerate(optimizer._trainable_variables)
         optimizer._trainable_variables_indices = {key(optimizer, variable): index for index, variable in variables}

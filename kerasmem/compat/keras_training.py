@@ -12,15 +12,13 @@ from kerasmem.compat.patching import patched
 
 _STREAMS = "kerasmem.fit(checkpoint=…) on tf.data and generators"
 CATCH_STOP = Borrowed("keras.src.backend.tensorflow.trainer:TFEpochIterator.catch_stop_iteration", feature=_STREAMS)
-MAYBE_BUILD = Borrowed("keras:Model._maybe_symbolic_build(iterator, data_batch)", feature=_STREAMS)
-STEP_LOGS = Borrowed("keras:Model._get_metrics_result_or_logs(logs)", feature="kerasmem.fit(isolated=True)")
+MAYBE_BUILD = Borrowed("keras:Model._maybe_symbolic_build", feature=_STREAMS)
+STEP_LOGS = Borrowed("keras:Model._get_metrics_result_or_logs", feature="kerasmem.fit(isolated=True)")
 _MICRO_BATCHES = "training in micro-batches"
 _LOSSES = "keras.src.losses.loss"
-REDUCE = Borrowed(
-    f"{_LOSSES}:reduce_weighted_values(values, sample_weight, mask, reduction, dtype)", feature=_MICRO_BATCHES
-)
+REDUCE = Borrowed(f"{_LOSSES}:reduce_weighted_values", feature=_MICRO_BATCHES)
 # The weights that Keras divides a mean by, after a mask.
-masked_weights = Borrowed(f"{_LOSSES}:apply_mask(sample_weight, mask, dtype, reduction)", feature=_MICRO_BATCHES)
+masked_weights = Borrowed(f"{_LOSSES}:apply_mask", feature=_MICRO_BATCHES)
 
 
 def is_under_strategy(model: Any) -> bool:

@@ -59,7 +59,7 @@ class SelfReport:
         cuda, cudnn: versions that it was built for.
         gpus: its GPUs: "name", "card", "growth" (the setting that a program finds).
         jit_compile: the value of Keras's `jit_compile="auto"` here.
-        lost: private parts of other packages that kerasmem needs and that are missing or changed: "package",
+        lost: private parts of other packages that kerasmem needs and that are missing: "package",
             "feature" and "missing".
         missing_libraries: names of libraries that could not be loaded, by its log.
         driver_problem: a problem of the driver, by its log.
@@ -188,7 +188,7 @@ def judge(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) 
     """Return the findings on a machine."""
     findings = [*_about_gpus(report, machine, environ), *_about_variables(report, environ)]
     for part in report.lost:
-        lost = f"off or unsure: {part['feature']} ({part['missing']})"
+        lost = f"off or unsure: {part['feature']} ({part['missing']} is gone)"
         findings.append(Finding("note", lost, f"install a version of {part['package']} that has it"))
     if report.failure is not None:
         findings.insert(0, Finding("problem", f"TensorFlow {report.failure}", _cure(report)))
@@ -300,8 +300,11 @@ def report_to(path: str) -> None:
         _step(tf, keras, facts)
     reach("look at what kerasmem borrows")
     parts = [part for part in all_borrowed() if importlib.util.find_spec(part.package) is not None]
-    lost = [(part, missing) for part in parts if (missing := part.missing()) is not None]
-    facts["lost"] = [{"package": part.package, "feature": part.feature, "missing": missing} for part, missing in lost]
+    facts["lost"] = [
+        {"package": part.package, "feature": part.feature, "missing": part.target}
+        for part in parts
+        if not part.exists()
+    ]
     reach("done")
 
 

@@ -16,7 +16,7 @@ HIDDEN = LiveMachine((LiveDevice(*[*CARD.to_dict().values()][:-2], None),), None
 WITHOUT = LiveMachine((), "no NVIDIA driver here", HOST)
 DONE = {"stage": "done", "built_with_cuda": True, "jit_compile": True, "keras": "3", "backend": "tensorflow"}
 SEEN = {**DONE, "gpus": [{"name": "/physical_device:GPU:0", "card": "Tesla T4", "growth": True}]}
-LOST = {"package": "keras", "feature": "kerasmem.fit", "missing": "keras.src:part is gone"}
+LOST = {"package": "keras", "feature": "kerasmem.fit", "missing": "keras.src:part"}
 MISSING = "dso_loader.cc:144] Could not load dynamic library '{}'; dlerror: not found\n"
 
 
