@@ -189,7 +189,6 @@ class Trial:
         fits: whether all of them ran.
         peak_bytes: the most in use in any of them; None where memory ran out.
         limit_bytes: what TensorFlow's allocator had.
-        seconds: the whole process took.
         reason: why it does not fit; None where it does.
     """
 
@@ -197,7 +196,6 @@ class Trial:
     fits: bool
     peak_bytes: int | None
     limit_bytes: int
-    seconds: float
     reason: str | None = None
 
 
@@ -215,7 +213,7 @@ def largest_that_ran(
         fails_from: a size that is too large, or None if none is known.
 
     Examples:
-        >>> ran = lambda size: Trial(size, size <= 70, None, 0, 0.0)
+        >>> ran = lambda size: Trial(size, size <= 70, None, 0)
         >>> [each.size for each in largest_that_ran(ran, first=64, fails_from=80)[1]]
         [64, 72, 68]
     """

@@ -123,7 +123,7 @@ def test_noise_neither_loops_nor_lies(draw, maximum):
 def ran_up_to(most, log):
     def try_size(size):
         log.append(size)
-        return Trial(size, size <= most, None, 0, 0.0)
+        return Trial(size, size <= most, None, 0)
 
     return try_size
 

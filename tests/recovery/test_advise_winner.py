@@ -103,7 +103,7 @@ def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):
 
     def steps(request, batch_size, limit, **options):
         tried.append((request.factory_args["changes"], batch_size, limit, request.jit_compile))
-        return Trial(batch_size, len(tried) == 2, None if len(tried) == 1 else 7, limit, 1.0, "OOM")
+        return Trial(batch_size, len(tried) == 2, None if len(tried) == 1 else 7, limit, "OOM")
 
     monkeypatch.setattr(winner, "try_batch", steps)
     plans = [plan("a"), plan("b", "too close to call", ({"kind": "batch_size", "value": 64},)), plan("c")]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import signal
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, OutOfMemoryError, UsageError
@@ -23,7 +20,6 @@ from kerasmem.processes.forking import run_child
 DEFAULT_TIMEOUT = 600.0
 LEAST_BATCH = 8
 PROBED_STEPS = 10
-MOST_BENT = 0.2  # of the line's total, by which a parabola through the three peaks may exceed it
 _SECONDS_A_RUN = 30.0
 _SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; beyond that the host would swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -130,7 +126,6 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
     Raises:
         KerasmemError: If the model failed otherwise, or the process was too slow or took too much host memory.
     """
-    begin = time.monotonic()
     runs = [(batch_size, steps - 1, request.mode), (last, 0, request.mode)]  # each beside a first step
     if request.mode == "train":
         runs += [(batch_size, 0, "evaluate"), (last, 0, "evaluate")]
@@ -141,11 +136,14 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
         peak = max(size for run in measured for size in (run.first, *run.peaks))
     except OutOfMemoryError as error:
         reason = str(error)
-    return Trial(batch_size, reason is None, peak, limit_bytes, time.monotonic() - begin, reason)
+    return Trial(batch_size, reason is None, peak, limit_bytes, reason)
 
 
 def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool = False) -> Outcome:
-    """Predict the memory of a step from steps at smaller batches, or run it itself at a small batch.
+    """Predict the memory of a step from real steps at smaller batches, or run a small batch itself.
+
+    The batches are a quarter and three quarters. Smaller ones predict worse: the optimizer's updates, which do not
+    grow with the batch, may be the peak.
 
     Args:
         request: the model, how it is trained, and the requested batch size.
@@ -154,71 +152,39 @@ def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool
 
     Raises:
         ModelError: If a step failed, or ran out of memory.
-        KerasmemError: If the process gave no answer, or memory does not grow in proportion to the batch.
+        KerasmemError: If the process gave no answer, or XLA compiles the step.
     """
-    sizes = smaller_batches(request.batch_size)
-    if is_fixed or request.batch_size <= sizes[-1]:
-        run = run_steps(request, request.batch_size, PROBED_STEPS, timeout=timeout)
+    target = request.batch_size
+    least = max(target // 4, LEAST_BATCH)
+    if is_fixed or target <= 3 * least:
+        run = run_steps(request, target, PROBED_STEPS, timeout=timeout)
         note = f"batch {run.batch_size} is small enough to be run itself: {len(run.peaks)} steps on {run.device}"
         return _outcome(run, run.median, min(run.peaks), max(run.peaks), run.inputs, note)
     # A process for each: the chunks of one size would be reused by the next, and waste memory in other ways.
     runs = []
-    for size in sizes:
+    for size in (least, 3 * least):
         runs.append(run_steps(request, size, PROBED_STEPS, timeout=timeout, seconds=_SECONDS_A_RUN))
         if runs[-1].execution == "xla":
             raise KerasmemError(
                 f"probe of {request.label}: XLA asks for one large buffer, whose chunk may be "
                 "nearly twice as large, so peaks jump from batch to batch; use method xla, or measure the batch itself"
             )
-    return _line(runs, request)
-
-
-def smaller_batches(target: int) -> tuple[int, int, int]:
-    """Return the batch sizes that are run to predict a target: a quarter of it, a half and three quarters.
-
-    Smaller ones predict worse: at a small batch the optimizer's updates, which do not grow with it, may be the peak.
-
-    Examples:
-        >>> smaller_batches(64), smaller_batches(25)
-        ((16, 32, 48), (8, 16, 24))
-    """
-    unit = max(target // 4, LEAST_BATCH)
-    return unit, 2 * unit, 3 * unit
-
-
-def _line(runs: Sequence[MeasuredSteps], request: StepSpec) -> Outcome:
-    """Return the bytes at a batch size on the line through the peaks at the smallest and the largest measured.
-
-    Raises:
-        KerasmemError: If the parabola through all three peaks lies too far off.
-    """
-    small, _, large = runs
-    target, spread = request.batch_size, SPREAD[large.execution]
-    sizes = ", ".join(str(run.batch_size) for run in runs)
-    means = [int(statistics.mean(run.peaks)) for run in runs]  # which depend less on the steps that were drawn
+    small, large = runs
+    spread = SPREAD[large.execution]
 
     def on_line(at_small: float, at_large: float) -> int:
         slope = (at_large - at_small) / (large.batch_size - small.batch_size)
         return round(at_large + slope * (target - large.batch_size))
 
-    total = on_line(means[0], means[-1])
-    parabola = np.polyfit([run.batch_size for run in runs], means, 2)
-    bent = round(float(np.polyval(parabola, target)))
-    if bent > (1 + MOST_BENT) * total:
-        raise KerasmemError(
-            f"probe of {request.label}: the peaks at batches {sizes} "
-            f"({', '.join(f'{mean:,} B' for mean in means)}; {large.execution} mode) do not "
-            f"grow in proportion to the batch; measure batch {target} itself, or use another method"
-        )
-    least = on_line(max(small.peaks), min(large.peaks))
-    most = on_line(min(small.peaks), max(large.peaks))
+    # Means depend less on the steps that were drawn than medians do.
+    total = on_line(int(statistics.mean(small.peaks)), int(statistics.mean(large.peaks)))
     return _outcome(
         large,
         total,
-        min(least, int(total * (1 - spread)), bent),
-        max(most, int(total * (1 + spread)), bent),
+        min(on_line(max(small.peaks), min(large.peaks)), int(total * (1 - spread))),
+        max(on_line(min(small.peaks), max(large.peaks)), int(total * (1 + spread))),
         on_line(small.inputs, large.inputs),
-        f"run at batches {sizes} on {large.device}; a line through their peaks gives batch {target}",
+        f"run at batches {least} and {3 * least} on {large.device}; a line through their peaks gives batch {target}",
     )
 
 
