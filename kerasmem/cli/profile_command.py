@@ -15,7 +15,8 @@ from kerasmem.errors import UsageError
 from kerasmem.files import write_named
 
 if TYPE_CHECKING:
-    from kerasmem.estimation.report import DeviceVerdict, MemoryReport
+    from kerasmem.estimation.report import DeviceVerdict
+    from kerasmem.profiling.results import StepProfile
 
 
 _LARGEST = 25  # layers that are listed, where no other number is asked for
@@ -23,13 +24,13 @@ _LARGEST = 25  # layers that are listed, where no other number is asked for
 
 @click.command("profile", cls=GuardedCommand, seconds=7200)
 @model_options(
-    option("--steps", default=5), "--compare", "--timeout",
+    option("--steps", default=5), "--timeout",
     output=(
         "--output", option("--sort", default="size", show_default=None), option("--top", show_default=str(_LARGEST)),
         "--json",
     ),
 )  # fmt: skip
-def command(model: str | None, steps: int, timeout: float, compare: bool, output: str | None, **options: Any) -> int:
+def command(model: str | None, steps: int, timeout: float, output: str | None, **options: Any) -> int:
     """Train MODEL for some steps and say what is in memory at the peak of one, by layer and category.
 
     The steps run in a process of their own, with real (random) weights and a batch of zeros, under TensorFlow's
@@ -40,7 +41,7 @@ def command(model: str | None, steps: int, timeout: float, compare: bool, output
       kerasmem profile model.keras --batch-size 64
       kerasmem profile keras.applications:MobileNetV2 --batch-size 8 --optimizer adam
       kerasmem profile mymodels.unet:build --jit-compile --top 10 -o profile.json
-      kerasmem profile model.h5 --no-compare --json
+      kerasmem profile model.h5 --json
 
     Exit codes: 0 done (and fits) · 1 the model failed, or ran out of memory or time ·
     2 wrong usage or unreadable input · 3 does not fit · 4 too close to call
@@ -49,20 +50,16 @@ def command(model: str | None, steps: int, timeout: float, compare: bool, output
     check_options("profile", model, options)
     name = model or options["factory"]
     with quiet_tensorflow(), spinner(f"profiling {name}", "profile"):
-        from kerasmem.estimation.measuring import predicted, profile
+        from kerasmem.estimation.measuring import profile
 
-        arguments = step_settings(options)
-        found = profile(model, steps=steps, timeout=timeout, **arguments)
-        estimate, why = predicted(model, found, **arguments) if compare else (None, None)
+        found = profile(model, steps=steps, timeout=timeout, **step_settings(options))
     device = None
     if options["device"] is not None:
         from kerasmem.devices.catalogue import resolve_device
         from kerasmem.estimation.report import device_verdict
 
         device = device_verdict(resolve_device(options["device"]), found.bytes)
-    data = {**found.to_dict(), "device": device and asdict(device), "estimate": _fields_beside(estimate)}
-    if why is not None:
-        data["notes"].append(f"no estimate beside it: {why}")
+    data = {**found.to_dict(), "device": device and asdict(device)}
     if output is not None:
         from kerasmem.rendering.data import to_json
 
@@ -70,7 +67,7 @@ def command(model: str | None, steps: int, timeout: float, compare: bool, output
     if options["as_json"]:
         show_json(data)
     else:
-        _show_text(found, estimate, why, device, options)
+        _show_text(found, device, options)
     return 0 if device is None else EXIT_CODES[device.verdict]
 
 
@@ -85,25 +82,11 @@ def _check_output(output: str | None) -> None:
         raise UsageError(f"-o {output}: may not be written")
 
 
-def _fields_beside(estimate: MemoryReport | None) -> dict[str, Any] | None:
-    """Return the fields of the estimate of the same step that the profile has too."""
-    if estimate is None:
-        return None
-    data = estimate.to_dict()
-    layers = [{"name": row["name"], "bytes_at_peak": row["bytes_at_peak"]} for row in data["layers"]]
-    return {"settings": data["settings"], "bytes": data["bytes"], "layers": layers}
-
-
-def _show_text(
-    found: Any, estimate: MemoryReport | None, why: str | None, device: DeviceVerdict | None, options: Any
-) -> None:
-    from kerasmem.rendering.escape import printable
+def _show_text(found: StepProfile, device: DeviceVerdict | None, options: dict[str, Any]) -> None:
     from kerasmem.rendering.peak_text import verdict_line
     from kerasmem.rendering.profile_table import profile_table
 
     look = {"sort": options["sort"], "top": _LARGEST if options["top"] is None else options["top"]}
-    show_text(lambda terminal: profile_table(found, terminal, estimate=estimate, **look))
-    if why is not None:
-        click.echo(f"Note: no estimate beside it: {printable(why)}.")
+    show_text(lambda terminal: profile_table(found, terminal, **look))
     if device is not None:
         click.echo(verdict_line(device, found.bytes).plain)

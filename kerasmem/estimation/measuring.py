@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from kerasmem import checks
-from kerasmem.checks import MethodName
-from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.facade import estimate, estimate_spec
+from kerasmem.errors import UsageError
+from kerasmem.estimation.facade import estimate_spec
 from kerasmem.estimation.methods import backend_refusal
 from kerasmem.estimation.probe.profile_worker import profiled_step
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, call_with_steps, measured_notes, run_steps
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool, device_verdict
-from kerasmem.models.backend import import_keras, require_tensorflow
+from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.profiling.results import StepProfile
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @shows_settings("method", "replicas")
@@ -118,19 +116,3 @@ def profile(
         runs = [(spec.batch_size, steps, spec.mode)]
         result: StepProfile = call_with_steps(profiled_step, spec, runs, planned, timeout=timeout)
     return result
-
-
-def predicted(model: Any, profile: StepProfile, **arguments: Any) -> tuple[MemoryReport | None, str | None]:
-    """Return the estimate of the step that was profiled, by the method that models how it ran, or why there is none.
-
-    Args:
-        model: as for `profile`.
-        profile: what was measured.
-        **arguments: those of `kerasmem.estimate` that `profile` was given.
-    """
-    method: MethodName = "xla" if profile.settings.execution == "xla" else "graph"
-    import_keras().utils.clear_session(free_memory=False)  # else layers without a name of their own are counted on
-    try:
-        return estimate(model, method=method, **arguments), None
-    except KerasmemError as error:
-        return None, str(error)

@@ -56,11 +56,8 @@ def test_a_step_in_graph_mode(cli, tmp_path):
     assert data["instant"]["layer"] in weights
     assert data["live"][0]["layer"] in weights
     assert data["device"]["verdict"] == "fits"
-    assert data["estimate"]["settings"]["method"] == "graph"
-    assert [row["name"] for row in data["estimate"]["layers"]] == [row["name"] for row in data["layers"]]
-    assert 0.5 < data["estimate"]["bytes"]["total"] / need["total"] < 2
     assert StepProfile.from_dict(data).bytes.total == need["total"]
-    for text in ("one real step", "Estimate", "Measured", "Waste in chunks", "eyes (Conv2D)", "fits", "In no layer"):
+    for text in ("one real step", "Measured", "Waste in chunks", "eyes (Conv2D)", "fits", "In no layer"):
         assert text in result.out, text
     # It is read where an estimate is.
     assert MemoryReport.from_dict(data).bytes.total == need["total"]
@@ -71,11 +68,10 @@ def test_a_step_in_graph_mode(cli, tmp_path):
 def test_a_step_that_xla_compiles(cli):
     """XLA's steps repeat to the byte; the profiler adds some small objects of TensorFlow's own."""
     options = (f"{MODELS}:perceptron", "--jit-compile", "--steps", 1, "--json")
-    result, measured = cli("profile", *options, "--no-compare"), cli("measure", *options)
+    result, measured = cli("profile", *options), cli("measure", *options)
     assert (result.code, measured.code) == (0, 0), result.err + measured.err
     data = json.loads(result.out)
     assert data["settings"]["execution"] == "xla"
-    assert data["estimate"] is None
     assert adds_up(data)
     assert data["named_share"] > 0.99
     total = json.loads(measured.out)["bytes"]["total"]
