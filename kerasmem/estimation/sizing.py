@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from kerasmem import checks
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.machine import list_devices
 from kerasmem.errors import UsageError
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
-from kerasmem.estimation.report import DOES_NOT_FIT, FITS, Bytes, DeviceVerdict, MemoryReport
-from kerasmem.estimation.search import MOST_EVALUATIONS, Evaluations, SearchResult, Trial, largest_that_ran, search
+from kerasmem.estimation.report import DOES_NOT_FIT, FITS, DeviceVerdict, MemoryReport
+from kerasmem.estimation.search import Evaluations, SearchResult, Trial, largest_that_ran, search
 from kerasmem.estimation.session import EstimateSession
 from kerasmem.models.backend import require_tensorflow
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.processes.children import child_environment
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _STEPS = 3  # of training, at each confirmed size
 
@@ -73,39 +72,26 @@ def max_batch_size(
     if confirm:
         require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
     with EstimateSession(spec) as session:
-        estimates = _Estimates(session, spec.method)
-        asked = search(estimates.need, target.available_bytes, maximum=maximum)
-    largest, fits, notes = asked.largest, asked.verdict, list(_notes(asked, maximum))
-    trials: tuple[Trial, ...] = ()
-    if confirm:
-        largest, trials = _confirmed(spec, target, asked, maximum, timeout)
-        fits = DOES_NOT_FIT if largest is None else FITS
-        notes += _trial_notes(asked.largest, largest, trials)
-    with EstimateSession(spec) as estimates.session:
-        report = estimates.report(asked.rows[0].size if largest is None else largest)
+        reports = {1: session.estimate(batch_size=1)}
+        method = reports[1].settings.method
+
+        def report_of(size: int) -> MemoryReport:
+            if size not in reports:
+                reports[size] = session.estimate(batch_size=size, method=method)
+            if (batch := reports[size].settings.batch_size) != -(-size // spec.replicas):
+                raise UsageError(f"the model's input fixes the batch at {batch}: give it an open batch")
+            return reports[size]
+
+        asked = search(lambda size: report_of(size).bytes, target.available_bytes, maximum=maximum)
+        largest, fits, notes = asked.largest, asked.verdict, list(_notes(asked, maximum))
+        trials: tuple[Trial, ...] = ()
+        if confirm:
+            largest, trials = _confirmed(spec, target, asked, maximum, timeout)
+            fits = DOES_NOT_FIT if largest is None else FITS
+            notes += _trial_notes(asked.largest, largest, trials)
+        report = report_of(largest or 1)
     device_verdict = DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note)
     return SearchResult(largest, asked.fails_from, device_verdict, asked.rows, report, tuple(notes), trials)
-
-
-class _Estimates:
-    """Estimates each batch size once, all by the method of the first estimate."""
-
-    def __init__(self, session: EstimateSession, method: str) -> None:
-        self.session, self._method = session, method
-        self._reports: dict[int, MemoryReport] = {}
-
-    def report(self, size: int) -> MemoryReport:
-        """Return the report of one batch size."""
-        if size not in self._reports:
-            report = self.session.estimate(batch_size=size, method=self._method)
-            self._reports[size], self._method = report, report.settings.method
-            if (fixed := report.settings.batch_size) != size:
-                raise UsageError(f"the model's input fixes the batch at {fixed}: give it an open batch")
-        return self._reports[size]
-
-    def need(self, size: int) -> Bytes:
-        """Return the bytes that one batch size needs."""
-        return self.report(size).bytes
 
 
 def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
@@ -126,7 +112,9 @@ def _confirmed(
     with spec.portable(batch_size=1) as request:
 
         def try_size(size: int) -> Trial:
-            return try_batch(request, size, target.available_bytes, steps=_STEPS, last=size // 2, timeout=timeout)
+            share = -(-size // spec.replicas)
+            trial = try_batch(request, share, target.available_bytes, steps=_STEPS, last=share // 2, timeout=timeout)
+            return replace(trial, size=size)
 
         return largest_that_ran(try_size, asked.largest or 1, fails_from)
 
@@ -150,13 +138,5 @@ def _notes(asked: Evaluations, maximum: int | None) -> Iterator[str]:
         yield f"everything up to the maximum fits (batch size {largest:,})"
     elif not above:
         yield f"the search ended at batch size {largest:,}, which still fits"
-    elif len(asked.rows) >= MOST_EVALUATIONS:
-        yield f"the search stopped after {len(asked.rows)} estimates: something larger may fit"
     elif above[0].size > largest + 1:
         yield f"to within 1 %: {above[0].size:,}, the next size that was asked, does not surely fit"
-    small = next((row.size for row in asked.rows if row.size < largest and row.verdict != FITS), None)
-    if small is not None:
-        yield (
-            f"memory does not grow steadily with the batch: {small:,} does not surely fit, the larger "
-            f"{largest:,} does; only the sizes listed were asked"
-        )

@@ -43,6 +43,8 @@ def test_the_batch():
     assert result.report.settings.batch_size == result.largest
     assert result.device.verdict == "fits"
     assert SearchResult.from_dict(result.to_dict()) == result
+    shared = kerasmem.max_batch_size(deep, device="2MB", method="formula", replicas=2)
+    assert shared.largest == pytest.approx(2 * result.largest, rel=0.02)
 
 
 def test_auto_keeps_to_the_method_that_answers(monkeypatch):
@@ -50,7 +52,7 @@ def test_auto_keeps_to_the_method_that_answers(monkeypatch):
     real = EstimateSession.estimate
 
     def noted(session, **settings):
-        asked.append(settings["method"])
+        asked.append(settings.get("method", "auto"))
         return real(session, **{**settings, "method": "formula"})
 
     monkeypatch.setattr(EstimateSession, "estimate", noted)
@@ -119,11 +121,12 @@ def test_wrong_arguments(options, message):
         kerasmem.max_batch_size(deep, **{"device": "2MB", "method": "formula", **options})
 
 
-def test_a_fixed_batch_is_refused():
+@pytest.mark.parametrize("batch_size", [1, 32])
+def test_a_fixed_batch_is_refused(batch_size):
     def fixed():
-        return keras.Sequential([keras.Input((4,), batch_size=32), layers.Dense(2)])
+        return keras.Sequential([keras.Input((4,), batch_size=batch_size), layers.Dense(2)])
 
-    with pytest.raises(UsageError, match="fixes the batch at 32"):
+    with pytest.raises(UsageError, match=f"fixes the batch at {batch_size}"):
         kerasmem.max_batch_size(fixed, device="2MB", method="formula")
 
 
