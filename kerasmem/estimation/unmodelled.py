@@ -44,6 +44,7 @@ EXCHANGE_BUFFERS = Unmodelled(
     "buffers of the exchange of gradients",
     "NCCL's channels and staging buffers lie outside the allocator; rows of embeddings' gradients are gathered",
 )
+CPU_SCRATCH = Unmodelled("scratch of kernels", "what matrix products and convolutions take from the C library")
 XLA_AUTOTUNING = Unmodelled(
     "autotuning",
     "while XLA compiles the first step on the card: it needs copies of one kernel's operands and result beside the "
@@ -87,12 +88,6 @@ def beside_a_card(operations: Set[str], workspace: int, host_bytes: int) -> list
     missing = [entry for part, entry in entries.items() if any(part in name for name in operations)]
     host = Unmodelled("host memory", "at most: the batch, and numbers that kernels keep beside the card", host_bytes)
     return [*missing, host, CUDA_CONTEXT]
-
-
-def cpu_scratch(most: int) -> Unmodelled:
-    """Return the entry for the scratch of CPU kernels beside XLA's plan."""
-    why = "what matrix products and convolutions take from the C library; in the interval, not in the total"
-    return Unmodelled("scratch of kernels", why, most or None)
 
 
 def prefetched_batches(batch_bytes: int) -> Unmodelled:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import pkgutil
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from google.protobuf import descriptor_pb2, message_factory, text_format
@@ -20,7 +19,6 @@ from kerasmem.estimation.compiled.plan import XlaPlan
 _ALLOCATED, _FREED = 0, 1  # kinds of events in a trace of the heap
 _CONVOLUTION, _PRODUCT = "__cudnn$conv", "__cublas$"
 _RECOMPUTED = ".remat"
-_LIBRARY = re.compile(rb'"kind":"__(?:ynn|xnn|onednn)')  # kernels of a library on a CPU
 _BYTES_OF_TYPE = {
     **dict.fromkeys((1, 2, 6, 19, 20, 23, 24, 25, 28, 29, 33), 1),  # PRED, S8, U8, F8…
     **dict.fromkeys((3, 7, 10, 16), 2),  # S16, U16, F16, BF16
@@ -32,6 +30,7 @@ _BYTES_OF_TYPE = {
 
 
 Instruction = Any  # of XLA's optimised module: a message, whose class is made from `data/hlo.txtpb`
+Computation = dict[int, Instruction]  # by id
 
 
 @functools.cache
@@ -51,25 +50,34 @@ def read_plan(serialised: bytes) -> XlaPlan:
     proto = _message_class().FromString(serialised)
     if not proto.HasField("buffer_assignment"):
         raise DecodeError("it has no buffer assignment")
-    assignment, module = proto.buffer_assignment, _Module(proto.hlo_module)
+    assignment = proto.buffer_assignment
+    computations = {
+        computation.id: {instruction.id: instruction for instruction in computation.instructions}
+        for computation in proto.hlo_module.computations
+    }
+    instructions = [(inside, instruction) for inside in computations.values() for instruction in inside.values()]
     buffers = [buffer for buffer in assignment.buffer_allocations if not (buffer.is_thread_local or buffer.is_constant)]
     own = [buffer for buffer in buffers if not buffer.is_entry_computation_parameter]
-    live, at = _fullest(assignment, module)
+    live, at = _fullest(assignment, _operations(computations))
     return XlaPlan(
-        argument=sum(buffer.size for buffer in buffers) - sum(buffer.size for buffer in own),
+        argument=sum(buffer.size for buffer in buffers if buffer.is_entry_computation_parameter),
         results=tuple(buffer.size for buffer in own if buffer.maybe_live_out),
         temporary=sum(buffer.size for buffer in own if not buffer.maybe_live_out),
         live=live,
         at=at,
-        convolutions=tuple(module.convolutions()),
-        products=tuple(module.products()),
-        is_recomputed=any(_RECOMPUTED in instruction.name for _, instruction in module),
-        cpu_scratch=module.cpu_scratch(),
+        convolutions=tuple(_convolutions(instructions)),
+        products=tuple(_products(instructions)),
+        is_recomputed=any(_RECOMPUTED in instruction.name for _, instruction in instructions),
     )
 
 
-def _fullest(assignment: Any, module: _Module) -> tuple[tuple[tuple[int, str], ...], str | None]:
-    """Replay XLA's longest trace of a heap, and return the heap's contents at its peak."""
+def _fullest(assignment: Any, names: Mapping[int, str]) -> tuple[tuple[tuple[int, str], ...], str | None]:
+    """Replay XLA's longest trace of a heap, and return the heap's contents at its peak.
+
+    Args:
+        assignment: XLA's.
+        names: operations by the ids of their instructions.
+    """
     buffers = {buffer.id: buffer for buffer in assignment.logical_buffers}
     events = max((trace.events for trace in assignment.heap_simulator_traces), key=len, default=[])
     live: dict[int, int] = {}
@@ -85,110 +93,59 @@ def _fullest(assignment: Any, module: _Module) -> tuple[tuple[tuple[int, str], .
         if total > most:
             most, fullest, at = total, dict(live), event.buffer_id
 
-    names = module.operations()
-
     def maker(buffer: int) -> str:
-        location = buffers[buffer].defined_at
-        name = location.instruction_name  # newer versions of XLA have the id alone
-        return names.get(name) or names.get(location.instruction_id) or name
+        return names.get(buffers[buffer].defined_at.instruction_id, "")
 
     return tuple((size, maker(buffer)) for buffer, size in fullest.items()), None if at is None else maker(at)
 
 
-class _Module:
-    """The instructions of an `HloModuleProto`, by computation."""
+def _operations(computations: Mapping[int, Computation]) -> dict[int, str]:
+    """Return each instruction's operation, by id.
 
-    def __init__(self, hlo: Any) -> None:
-        self.computations = {
-            computation.id: {instruction.id: instruction for instruction in computation.instructions}
-            for computation in hlo.computations
-        }
-
-    def __iter__(self) -> Iterator[tuple[dict[int, Instruction], Instruction]]:
-        """Yield each instruction with its computation."""
-        for computation in self.computations.values():
-            for instruction in computation.values():
-                yield computation, instruction
-
-    def operations(self) -> dict[int | str, str]:
-        """Return each instruction's operation, by id and by name.
-
-        A fusion has that of the last instruction inside with one; an instruction that XLA added that of an operand.
-        """
-        names: dict[int | str, str] = {}
-        for computation in self.computations.values():
-            of_number: dict[int, str] = {}
-            for number, instruction in computation.items():  # operands come first
-                parts = [
-                    part for called in instruction.called_computation_ids for part in self.computations[called].values()
-                ]
-                inside = [part.metadata.op_name for part in parts]
-                operands = [of_number.get(operand, "") for operand in instruction.operand_ids]
-                candidates = (instruction.metadata.op_name, *reversed(inside), *operands)
-                of_number[number] = names[number] = names[instruction.name] = next(filter(None, candidates), "")
-        return names
-
-    def convolutions(self) -> Iterator[tuple[int, str]]:
-        """Yield each convolution of cuDNN's without workspace: bytes of its inputs and outputs, and its operation."""
-        for computation, instruction in self:
-            if instruction.custom_call_target.startswith(_CONVOLUTION):
-                *results, workspace = _sizes(instruction.shape)
-                operands = [_bytes(computation[number]) for number in instruction.operand_ids]
-                if workspace == 0:
-                    yield sum((*results, *operands)), instruction.metadata.op_name or instruction.name
-
-    def cpu_scratch(self) -> int:
-        """Return the most bytes that one call of a library's kernel on a CPU may copy beside the plan.
-
-        A convolution may be a matrix product of a copy that has, for each position of the output, the part of the input
-        it is made of ("im2col"). YNNPACK makes that copy, or a smaller one, in JAX 0.10; in 0.12 it copies the result
-        alone. A matrix product may copy its operand and its result into blocks. Weights are copied block by block.
-        """
-        most = 0
-        for _, caller in self:
-            if _LIBRARY.search(caller.backend_config) is None:
-                continue
-            for number in caller.called_computation_ids:
-                inside = self.computations[number]
-                for instruction in inside.values():
-                    operands = [inside[operand] for operand in instruction.operand_ids]
-                    if instruction.opcode == "dot":
-                        most = max(most, _bytes(operands[0]) + _bytes(instruction))
-                    elif instruction.opcode == "convolution":
-                        most = max(most, _patches_bytes(instruction, operands[1]) + _bytes(instruction))
-        return most
-
-    def products(self) -> Iterator[int]:
-        """Yield for each matrix product the bytes of its tensors that have no buffer in a kernel of Triton's.
-
-        Such a kernel computes operands while it reads them and goes on with the result before it writes. cuBLAS reads
-        operands from buffers and writes the product itself to another.
-        """
-        for computation, instruction in self:
-            if instruction.custom_call_target.startswith(_PRODUCT):
-                yield 0
-            elif instruction.opcode == "dot":
-                operands = [_source(computation, computation[number]) for number in instruction.operand_ids]
-                inside = [operand for operand in operands if operand.opcode != "parameter"]
-                root = _source(computation, list(computation.values())[-1])
-                yield sum(map(_bytes, (*inside, *[instruction] * (root.id != instruction.id))))
+    A fusion has that of the last instruction inside with one; an instruction that XLA added that of an operand.
+    """
+    names: dict[int, str] = {}
+    for computation in computations.values():
+        for number, instruction in computation.items():  # operands come first
+            parts = [part for called in instruction.called_computation_ids for part in computations[called].values()]
+            inside = [part.metadata.op_name for part in parts]
+            operands = [names.get(operand, "") for operand in instruction.operand_ids]
+            candidates = (instruction.metadata.op_name, *reversed(inside), *operands)
+            names[number] = next(filter(None, candidates), "")
+    return names
 
 
-def _source(computation: dict[int, Instruction], instruction: Instruction) -> Instruction:
+def _convolutions(instructions: Iterable[tuple[Computation, Instruction]]) -> Iterator[tuple[int, str]]:
+    """Yield each convolution of cuDNN's without workspace: bytes of its inputs and outputs, and its operation."""
+    for computation, instruction in instructions:
+        if instruction.custom_call_target.startswith(_CONVOLUTION):
+            *results, workspace = _sizes(instruction.shape)
+            operands = [_bytes(computation[number]) for number in instruction.operand_ids]
+            if workspace == 0:
+                yield sum((*results, *operands)), instruction.metadata.op_name or instruction.name
+
+
+def _products(instructions: Iterable[tuple[Computation, Instruction]]) -> Iterator[int]:
+    """Yield for each matrix product the bytes of its tensors that have no buffer in a kernel of Triton's.
+
+    Such a kernel computes operands while it reads them and goes on with the result before it writes. cuBLAS reads
+    operands from buffers and writes the product itself to another.
+    """
+    for computation, instruction in instructions:
+        if instruction.custom_call_target.startswith(_PRODUCT):
+            yield 0
+        elif instruction.opcode == "dot":
+            operands = [_source(computation, computation[number]) for number in instruction.operand_ids]
+            inside = [operand for operand in operands if operand.opcode != "parameter"]
+            root = _source(computation, list(computation.values())[-1])
+            yield sum(map(_bytes, (*inside, *[instruction] * (root.id != instruction.id))))
+
+
+def _source(computation: Computation, instruction: Instruction) -> Instruction:
     """Return the instruction behind bitcasts, which only rename its buffer."""
     while instruction.opcode == "bitcast":
         instruction = computation[instruction.operand_ids[0]]
     return instruction
-
-
-def _patches_bytes(convolution: Instruction, kernel: Instruction) -> int:
-    """Return the bytes of a convolution's input written out by position, or 0 if it reads one channel at a time."""
-    numbers, groups = convolution.convolution_dimension_numbers, convolution.feature_group_count
-    sizes, of_kernel = convolution.shape.dimensions, kernel.shape.dimensions
-    if groups > 1 and of_kernel[numbers.kernel_input_feature_dimension] == 1:
-        return 0
-    positions = math.prod(sizes) // sizes[numbers.output_feature_dimension]
-    return positions * _bytes(kernel) // of_kernel[numbers.kernel_output_feature_dimension] * max(groups, 1)
 
 
 def _bytes(instruction: Instruction) -> int:

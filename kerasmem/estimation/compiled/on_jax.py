@@ -20,7 +20,7 @@ from kerasmem.estimation.compiled.assignment import read_plan
 from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Unmodelled
 from kerasmem.estimation.shapes import ShapedStep
-from kerasmem.estimation.unmodelled import XLA_AUTOTUNING, cpu_scratch, prefetched_batches
+from kerasmem.estimation.unmodelled import CPU_SCRATCH, XLA_AUTOTUNING, prefetched_batches
 from kerasmem.models.backend import import_keras
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.step import PreparedStep
@@ -52,8 +52,8 @@ def jax_outcome(step: ShapedStep) -> Outcome:
     is_cpu, spread = device.platform == "cpu", SPREAD["xla"]
     planned = planned_bytes(compiled, plan, grows=not is_cpu and jax_grows(os.environ))
     limit = smallest_limit(compiled.requests(plan))
-    most, where = plan.cpu_scratch, "this machine's CPU"
-    unmodelled: tuple[Unmodelled, ...] = (cpu_scratch(most),)
+    most, where = 0, "this machine's CPU"
+    unmodelled: tuple[Unmodelled, ...] = (CPU_SCRATCH,)
     if not is_cpu:  # the next compilation may find other kernels the fastest
         most, where = product_bytes((plan,), HOPPER), f"{device.device_kind} ({device.platform})"
         unmodelled = prefetched_batches(sum(compiled.arguments.get("inputs", ()))), XLA_AUTOTUNING

@@ -71,7 +71,6 @@ class XlaPlan:
             outputs, and its operation.
         products: for each matrix product the bytes of buffers that it has in cuBLAS and not in a kernel of Triton's.
         is_recomputed: whether XLA computes values a second time to save memory.
-        cpu_scratch: the most bytes that one call of a library's kernel on a CPU may copy beside the plan.
     """
 
     argument: int
@@ -82,7 +81,6 @@ class XlaPlan:
     convolutions: tuple[tuple[int, str], ...] = ()
     products: tuple[int, ...] = ()
     is_recomputed: bool = False
-    cpu_scratch: int = 0
 
     @property
     def requested(self) -> int:
