@@ -16,11 +16,10 @@ from kerasmem.estimation.graph.build import build_program, variables_of
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.report import LayerMemory, Outcome
 from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS
-from kerasmem.estimation.xla import check_room, compile_plan, xla_outcome
+from kerasmem.estimation.xla import compile_plan, xla_outcome
 from kerasmem.models.backend import import_keras
 from kerasmem.models.op_names import Attribution, Instant
-from kerasmem.models.own_step import optimizer_variables
-from kerasmem.models.sizes import element_bytes, variable_bytes
+from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import PreparedStep, trace_step
 from kerasmem.processes.guarding import note_stage
 
@@ -39,8 +38,6 @@ def traced_outcome(
     Raises:
         KerasmemError: the step cannot be traced, compiled or simulated.
     """
-    if prepared.jit_compile:
-        check_room(sum(map(variable_bytes, [*prepared.model.variables, *optimizer_variables(prepared.model)])))
     keep_alive: list[Any] | None = [] if prepared.jit_compile else None  # XLA's compiler reads the variables
     is_on_card = isinstance(kernels, CardKernels) and not prepared.jit_compile
     with gpu_assumed() if is_on_card else contextlib.nullcontext():

@@ -11,7 +11,6 @@ from functools import partial
 
 from kerasmem.compat import tensorflow_runtime
 from kerasmem.compat.borrowing import NotAvailableError
-from kerasmem.devices.training_device import free_cpu_allocator_bytes
 from kerasmem.errors import KerasmemError, first_line
 from kerasmem.estimation.allocator import Heap, smallest_limit
 from kerasmem.estimation.compiled.assignment import read_plan
@@ -21,31 +20,10 @@ from kerasmem.estimation.graph.program import Variable
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.models.op_names import Attribution
 from kerasmem.models.step import TracedStep
-from kerasmem.units import format_size
 
 
 class XlaRefused(KerasmemError):
     """XLA cannot compile the step, which may still train in graph mode."""
-
-
-def check_room(held_bytes: int) -> None:
-    """Refuse a plan if the limit of TensorFlow's CPU allocator may be too small for the variables.
-
-    XLA's compiler wants variables that exist, so their addresses are reserved. A chunk may take nearly twice what is
-    asked for, and where nothing is left TensorFlow ends the process.
-
-    Args:
-        held_bytes: of the model's variables and the optimizer's.
-
-    Raises:
-        XlaRefused: it may be too small.
-    """
-    room = free_cpu_allocator_bytes()
-    if room is not None and 2 * held_bytes > room:
-        raise XlaRefused(
-            f"XLA's plan reserves the addresses of {format_size(held_bytes)} of variables, twice that at most, and "
-            f"TensorFlow's allocator for the CPU has {format_size(room)} left of its limit (TF_CPU_BFC_MEM_LIMIT_IN_MB)"
-        )
 
 
 def compile_plan(traced: TracedStep) -> XlaPlan:
