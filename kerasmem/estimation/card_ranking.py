@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from kerasmem.devices.cards import all_cards
 from kerasmem.devices.catalogue import find_card
@@ -14,9 +16,6 @@ from kerasmem.estimation.report import FITS, VERDICTS, MemoryReport, verdict
 from kerasmem.estimation.session import EstimateSession
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.records import Record
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _FIRST = "t4"  # asks `auto` for the plan of a card
 # What of a card's compute capability a method goes by; the others by nothing.

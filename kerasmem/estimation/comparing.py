@@ -9,7 +9,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.facade import estimate_spec
@@ -18,9 +20,6 @@ from kerasmem.files import json_object
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.records import Record, renamed
 from kerasmem.units import format_size, parse_size
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 WITHIN, EXCEEDED = "within the limit", "exceeds the limit"
 _WORDS = dict(zip(VERDICTS, (WITHIN, TOO_CLOSE, EXCEEDED), strict=True))

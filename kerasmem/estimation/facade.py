@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from kerasmem.devices.limits import default_memory_limit
 from kerasmem.errors import ModelError, UsageError
@@ -17,9 +19,6 @@ from kerasmem.estimation.session import EstimateSession
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.processes.children import ChildFailure, Limits
 from kerasmem.processes.forking import run_child
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 LONGEST = 1800.0  # seconds of an isolated estimate, as many as `kerasmem estimate` has
 
@@ -97,10 +96,6 @@ def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -
         KerasmemError: as `ask`; whatever else goes wrong, a crash or a limit included, is a `ModelError`.
     """
     try:
-        return MemoryReport.from_dict(run_child(_reported, ask, limits=limits))
+        return MemoryReport.from_dict(run_child(lambda: ask().to_dict(), limits=limits))
     except ChildFailure as failure:
         raise ModelError(f"{where}: {failure.reason}") from failure
-
-
-def _reported(ask: Callable[[], MemoryReport]) -> dict[str, Any]:
-    return ask().to_dict()

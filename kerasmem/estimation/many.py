@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from kerasmem import checks
 from kerasmem.devices.limits import default_memory_limit
@@ -21,9 +23,6 @@ from kerasmem.processes.children import Limits, off_the_cards
 from kerasmem.processes.executors import run_tasks
 from kerasmem.records import Record
 from kerasmem.units import format_size
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 FAILED = "failed"
 # What of `kerasmem.estimate` a grid may set; other names are arguments of the function that builds the model.
