@@ -14,7 +14,7 @@ from kerasmem.devices.training_device import training_kernels
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.graph.build import build_program, variables_of
 from kerasmem.estimation.graph.steps import graph_outcome
-from kerasmem.estimation.report import LayerMemory, Outcome
+from kerasmem.estimation.report import LayerMemory, Outcome, Pool
 from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS
 from kerasmem.estimation.xla import compile_plan, xla_outcome
 from kerasmem.models.backend import import_keras
@@ -83,15 +83,12 @@ def with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int
     outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
     if not more:
         return outcome
-    pool = outcome.pool
-    if pool is not None:
-        grown = {name: size + more for name, size in vars(pool).items() if size is not None}
-        pool = replace(pool, **grown)
+    pool = {name: None if size is None else size + more for name, size in vars(outcome.pool).items()}
     return replace(
         outcome,
         total=outcome.total + more,
         high=None if outcome.high is None else outcome.high + more,
-        pool=pool,
+        pool=Pool(**pool),
         gradients=(outcome.gradients or 0) + more,
         instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
     )
