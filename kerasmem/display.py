@@ -29,18 +29,16 @@ def summary(
     *,
     line_length: int | None = None,
     print_fn: Callable[[str], object] | None = None,
-    expand_nested: bool = False,
     show_trainable: bool = False,
     **options: Any,
 ) -> None:
-    """Print the table of `model.summary()` with what each layer takes in memory.
+    """Print the table of `model.summary(expand_nested=True)` with what each layer takes in memory.
 
     Args:
         model: a Keras model, or anything else that `kerasmem.estimate` takes.
         batch_size: samples in a batch.
         line_length: columns of a line.
         print_fn: called once with the whole text in place of printing it.
-        expand_nested: show the layers of nested models.
         show_trainable: show whether a layer is trained.
         **options: of `kerasmem.estimate`, such as `input_shape` or `dtype_policy`; the method is "formula", which
             answers at once, unless another is named.
@@ -55,12 +53,8 @@ def summary(
     """
     report = estimate(model, batch_size=batch_size, **{"method": "formula", **options})  # at once, as Keras's own is
     console = Console(emoji=False, markup=False, highlight=False)
-    table = summary_table(
-        report,
-        line_length or (min(DEFAULT_WIDTH, console.width) if print_fn is None else DEFAULT_WIDTH),
-        expand_nested=expand_nested,
-        show_trainable=show_trainable,
-    )
+    width = line_length or (min(DEFAULT_WIDTH, console.width) if print_fn is None else DEFAULT_WIDTH)
+    table = summary_table(report, width, show_trainable=show_trainable)
     if print_fn is None:
         console.print(table)
     else:

@@ -28,12 +28,9 @@ VIEWS = {*_OF_LAYERS["the same buffer under another shape"], *_OF_LAYERS["the id
 
 
 class Inferred(NamedTuple):
-    """What a call on symbolic tensors shows: the rows, the models that are shown by their contents, and for each
-    weight (by its id) the row that counts it.
-    """
+    """What a call on symbolic tensors shows: the rows, and for each weight (by its id) the row that counts it."""
 
     layers: tuple[LayerMemory, ...]
-    nested: tuple[LayerMemory, ...]
     owners: dict[int, str]
 
 
@@ -95,8 +92,7 @@ def infer_layers(
     rows = [_input_row(each) for each in inputs]
     rows += [_layer_row(record, batch_size, counted) for record in recorder.layers.values()]
     rows += _unused_rows(model, counted)
-    nested = [_layer_row(record, batch_size, counted) for record in recorder.nested.values()]  # no weight is left
-    return Inferred(tuple(rows), tuple(nested), counted)
+    return Inferred(tuple(rows), counted)
 
 
 class _Recorder:
@@ -108,7 +104,6 @@ class _Recorder:
         self._outer: list[Any] = []  # the models and layers whose calls are going on
         self._is_in_leaf = False
         self.layers: dict[int, _Record] = {}
-        self.nested: dict[int, _Record] = {}
         # Tensors by id, with the name of what made them; kept alive so that ids stay unique.
         self._sources: dict[int, tuple[Any, str]] = {}
 
@@ -129,8 +124,6 @@ class _Recorder:
             self._is_in_leaf = False
         own = _tensors(outputs)
         if not is_leaf:
-            if layer is not self._model:
-                self.nested.setdefault(id(layer), _Record(layer, path)).add(own)
             # What it computes itself shows as an output that none of its layers made, or as weights of its own.
             own = [tensor for tensor in own if id(tensor) not in self._sources]
         if is_leaf or (own and not _is_graph(layer)) or _own_weights(layer):

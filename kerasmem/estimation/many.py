@@ -190,7 +190,7 @@ def _candidate(task: tuple[StepSpec, Mapping[str, Any]], *, seconds: float | Non
         report = forked_report(spec.label, limits, work) if hasattr(os, "pidfd_open") else work()
     except KerasmemError as error:
         return Candidate(spec.label, point, reason=str(error))
-    return Candidate(spec.label, point, replace(report, layers=(), nested=()))
+    return Candidate(spec.label, point, replace(report, layers=()))
 
 
 def _report(spec: StepSpec) -> MemoryReport:

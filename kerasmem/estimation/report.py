@@ -178,7 +178,7 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
     """How much memory a training step needs, by one method.
 
     `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back. `print(report)` says
-    the answer in one line. `nested` has the models, and layers made of layers, whose layers have rows of their own.
+    the answer in one line.
     `fallback` is the reason if the formula answers in place of a method that matches the step.
     """
 
@@ -187,7 +187,6 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
     bytes: Bytes
     formula: Formula
     layers: tuple[LayerMemory, ...]
-    nested: tuple[LayerMemory, ...] = ()
     device: DeviceVerdict | None = None
     unmodelled: tuple[Unmodelled, ...] = ()
     notes: tuple[str, ...] = ()

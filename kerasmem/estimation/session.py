@@ -127,7 +127,6 @@ def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
         bytes=outcome.need,
         formula=step.formula,
         layers=layers,
-        nested=step.inferred.nested,
         device=None if target is None else device_verdict(target, outcome),
         unmodelled=outcome.unmodelled,
         notes=(*step.opened.notes, *step.notes, *outcome.notes),

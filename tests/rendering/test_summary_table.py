@@ -45,24 +45,16 @@ def test_prints_to_stdout_without_print_fn(mnist_cnn, capsys):
     assert "Total params: 1,111,946" in capsys.readouterr().out
 
 
-def test_nested_models_are_one_row_or_expanded():
-    model = siamese()
-    closed, opened = text_of(model), text_of(model, expand_nested=True)
-    assert "tower (Functional)" in closed
-    assert "conv" not in closed
-    assert re.search(r"└ inner\s", opened)
-    assert re.search(r" {3}└ conv \(Conv2D\)", opened)
-    row = next(line for line in closed.splitlines() if "tower (Functional)" in line)
-    assert " 20 " in row  # parameters once
-    assert " 144 " in row  # 2 uses × 6 × 6 × 2 elements, Flatten being a view
-
-
-def test_connections_and_trainable():
+def test_layers_of_nested_models_are_named_with_it():
     text = text_of(siamese(), show_trainable=True)
-    assert "Connected to" in text
-    assert re.search(r"join .*│ tower +│", text)
-    assert re.search(r"tower .*│ a, b +│ Y", text)
-    assert "Trainable" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("│ tower/inner/conv")]
+    assert " 20 " in row  # parameters once
+    assert " 144 " in row  # 2 uses × 6 × 6 × 2 elements
+    assert re.search(r"│ a, b +│ Y +│", row)
+
+
+def test_connections():
+    assert re.search(r"join .*│ tower/flat +│", text_of(siamese()))
     assert "Connected to" not in text_of(keras.Sequential([keras.Input((2,)), layers.Dense(1)]))
 
 
