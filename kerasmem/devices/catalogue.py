@@ -18,13 +18,13 @@ The rule by which a card's total was chosen is in `kerasmem.devices.cards`, besi
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
 
+from kerasmem.checks import nearest
 from kerasmem.devices.cards import Card, all_cards, allocator_bytes, families, largest_context
 from kerasmem.errors import UsageError
 from kerasmem.units import MIB, format_size, is_size, parse_size
@@ -100,9 +100,8 @@ def find_card(name: str) -> Card:
             f"{each.key} ({format_size(each.memory_bytes)})" for each in all_cards() if each.key in families()[wanted]
         )
         raise UsageError(f"device {name!r} is more than one card: name one of {several}, {_WAY_OUT}")
-    near = _nearest(wanted)
-    hint = f" (nearest: {', '.join(near)})" if near else ""
-    raise UsageError(f"device {name!r} is not in the catalogue{hint}: name a card, {_WAY_OUT}")
+    names = [known for card in all_cards() for known in (card.key, *card.aliases)]
+    raise UsageError(f"device {name!r} is not in the catalogue: name a card, {_WAY_OUT}{nearest(name, names)}")
 
 
 def resolve_device(text: str) -> DeviceTarget:
@@ -158,14 +157,6 @@ def _target(card: Card) -> DeviceTarget:
 def _normal(name: str) -> str:
     """Normalize a name for comparison: no case, separators and brand words."""
     return _BRANDS.sub("", re.sub(r"[^a-z0-9]+", "", name.lower()))
-
-
-def _nearest(wanted: str) -> list[str]:
-    """Return up to three keys with names like `wanted`, the nearest first."""
-    cards = _by_name()
-    names = difflib.get_close_matches(wanted, [*cards, *families()], n=8, cutoff=0.6)
-    keys = [key for name in names for key in ([cards[name].key] if name in cards else families()[name])]
-    return list(dict.fromkeys(keys))[:3]
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def test_exit_codes_of_the_verdict(cli, model_file, device, code, verdict):
             ["estimate", "absent.h5", "--batch-size", "10000000000"],
             "--batch-size: 10,000,000,000 is too large; it must be",
         ),
-        (["estimate", "absent.h5", "--device", "t44"], "nearest: t4"),
+        (["estimate", "absent.h5", "--device", "t44"], "did you mean 't4'?"),
         (["estimate", "absent.h5", "--method", "guess"], "'guess' is not one of"),
         (["estimate", "absent.h5", "--json", "--csv"], "choose one"),
         (["estimate", "keras.applications:VGG16", "--input-shape", "x=a,b"], "write sizes"),
