@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kerasmem.compat.borrowing import all_borrowed
-from kerasmem.devices.limits import read_limits
+from kerasmem.devices.limits import limit_note
 from kerasmem.devices.machine import LiveMachine, read_machine
 from kerasmem.errors import UsageError
 from kerasmem.processes.children import end_group, exit_name, start_module
@@ -128,7 +128,8 @@ def examine(timeout: float = 120.0) -> Examination:
     machine, report = read_machine(), _ask_tensorflow(timeout)
     names = sorted(name for name in os.environ if name.startswith(_PREFIXES) and not name.startswith("TF_CLI_"))
     findings = judge(report, machine, os.environ)
-    findings += [Finding("note", text) for text in read_limits().notes]
+    if (note := limit_note()) is not None:
+        findings.append(Finding("note", note))
     findings.sort(key=lambda finding: _KINDS.index(finding.kind))
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     return Examination(python, machine, {name: os.environ[name] for name in names}, tuple(findings), report)

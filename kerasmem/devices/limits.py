@@ -42,36 +42,6 @@ class MemoryLimit:
     source: str
 
 
-@dataclass(frozen=True)
-class HostLimits:
-    """Limits on this job's share of the machine's memory.
-
-    Attributes:
-        machine_bytes: RAM of the machine.
-        limits: every limit, the tightest first.
-    """
-
-    machine_bytes: int
-    limits: tuple[MemoryLimit, ...]
-
-    @property
-    def tightest(self) -> MemoryLimit | None:
-        """The lowest limit, if it is below the machine's memory."""
-        return self.limits[0] if self.limits and self.limits[0].limit_bytes < self.machine_bytes else None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences on anything out of the ordinary."""
-        limit = self.tightest
-        if limit is None:
-            return ()
-        used = "" if limit.used_bytes is None else f" ({format_size(limit.used_bytes)} in use)"
-        return (
-            f"host: the job's limit is {format_size(limit.limit_bytes)}{used}, set by {limit.source}, "
-            f"not the machine's {format_size(self.machine_bytes)}",
-        )
-
-
 def parse_limit(text: str) -> int | None:
     """Parse a cgroup's limit file, with None for no limit.
 
@@ -117,12 +87,12 @@ def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
     return None
 
 
-def read_limits() -> HostLimits:
-    """Read the limits on this job's host memory.
+def tightest_limit() -> MemoryLimit | None:
+    """Return the lowest limit on this job's host memory, or None if the job may have all of the machine's.
 
     Examples:
-        >>> limits = read_limits()
-        >>> limits.tightest is None or limits.tightest.limit_bytes < limits.machine_bytes
+        >>> limit = tightest_limit()
+        >>> limit is None or limit.limit_bytes < host_memory().total_bytes
         True
     """
     limits = []
@@ -132,8 +102,20 @@ def read_limits() -> HostLimits:
             limits.append(MemoryLimit(limit, used, f"cgroup v{version} {folder}"))
     if (slurm := slurm_limit(os.environ)) is not None:
         limits.append(slurm)
-    limits.sort(key=lambda limit: limit.limit_bytes)
-    return HostLimits(host_memory().total_bytes, tuple(limits))
+    tightest = min(limits, key=lambda limit: limit.limit_bytes, default=None)
+    return tightest if tightest and tightest.limit_bytes < host_memory().total_bytes else None
+
+
+def limit_note() -> str | None:
+    """Return a sentence on the limit of this job's host memory, or None if there is none."""
+    limit = tightest_limit()
+    if limit is None:
+        return None
+    used = "" if limit.used_bytes is None else f" ({format_size(limit.used_bytes)} in use)"
+    return (
+        f"host: the job's limit is {format_size(limit.limit_bytes)}{used}, set by {limit.source}, "
+        f"not the machine's {format_size(host_memory().total_bytes)}"
+    )
 
 
 def _text(path: str) -> str:
@@ -144,5 +126,5 @@ def _text(path: str) -> str:
 
 def default_memory_limit() -> int:
     """Return 80 % of the memory that this job may have, the default limit for reading untrusted files."""
-    limits = read_limits()
-    return int(0.8 * (limits.machine_bytes if limits.tightest is None else limits.tightest.limit_bytes))
+    limit = tightest_limit()
+    return int(0.8 * (host_memory().total_bytes if limit is None else limit.limit_bytes))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kerasmem.devices.limits import read_limits
+from kerasmem.devices.limits import limit_note
 from kerasmem.devices.machine import match_card, others_on_card
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.tracked_devices import Allocator, tracked_devices
@@ -191,7 +191,7 @@ class DeviceReader:
 
     def _note_circumstances(self) -> None:
         """Note a limit below what the machine has, scarce memory, and who else is on the cards."""
-        for text in read_limits().notes:
+        if (text := limit_note()) is not None:
             self._note(text)
         for device in self._devices:
             if device.card is None or self._nvml is None:
