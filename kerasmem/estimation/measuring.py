@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +31,13 @@ def measure(
     identical steps differ.
 
     Args:
-        model: as for `kerasmem.estimate`; a function or class must be importable from another process.
+        model: as for `kerasmem.estimate`.
         steps: steps that are measured, after a first one that sets things up.
         timeout: seconds for the whole process.
         **settings: as for `kerasmem.estimate` but for `method` and `replicas`.
 
     Raises:
-        UsageError: an argument is wrong, or the model exists in this process only.
+        UsageError: an argument is wrong, or the model cannot be sent to another process.
         ModelError: a step failed, or ran out of memory.
         KerasmemError: the process gave no answer in time, or was ended by the system.
 
@@ -48,8 +46,8 @@ def measure(
         >>> kerasmem.measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
         'measure'
     """
-    with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
-        run = run_steps(spec, spec.batch_size, steps, timeout=timeout)
+    planned, spec = planned_step(StepSpec(model, **settings), steps)
+    run = run_steps(spec, spec.batch_size, steps, timeout=timeout)
     need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, run.optimizer, inputs=run.inputs)
     ran = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one that had its peak at {run.first:,} B"
     return replace(
@@ -65,8 +63,7 @@ def measure(
     )
 
 
-@contextlib.contextmanager
-def planned_step(spec: StepSpec, steps: int) -> Iterator[tuple[MemoryReport, StepSpec]]:
+def planned_step(spec: StepSpec, steps: int) -> tuple[MemoryReport, StepSpec]:
     """Return the formula's report of a step that is to be run, and the spec for the process that runs it.
 
     Args:
@@ -74,7 +71,7 @@ def planned_step(spec: StepSpec, steps: int) -> Iterator[tuple[MemoryReport, Ste
         steps: number of steps to run.
 
     Raises:
-        UsageError: an argument is wrong, or the model exists in this process only.
+        UsageError: an argument is wrong, or the model cannot be sent to another process.
     """
     checks.whole("steps", steps)
     if spec.method != "auto" or spec.replicas != 1:
@@ -82,8 +79,7 @@ def planned_step(spec: StepSpec, steps: int) -> Iterator[tuple[MemoryReport, Ste
     if (reason := backend_refusal("measure", spec.jit_compile)) is not None:
         raise UsageError(reason)
     planned = estimate_spec(replace(spec, method="formula"))
-    with spec.portable(batch_size=planned.settings.batch_size) as portable:
-        yield planned, portable
+    return planned, spec.portable(batch_size=planned.settings.batch_size)
 
 
 @shows_settings("method", "replicas")
@@ -97,13 +93,13 @@ def profile(
     mode operations run in parallel, so that identical steps differ: the step with the median peak is the one shown.
 
     Args:
-        model: as for `kerasmem.estimate`; a function or class must be importable from another process.
+        model: as for `kerasmem.estimate`.
         steps: steps that are recorded, after those that warm up.
         timeout: seconds for the whole process.
         **settings: as for `measure`; `mode` may be "evaluate", too.
 
     Raises:
-        UsageError: an argument is wrong, or the model exists in this process only.
+        UsageError: an argument is wrong, or the model cannot be sent to another process.
         ModelError: a step failed, or ran out of memory.
         KerasmemError: the process gave no answer in time, or was ended by the system.
 
@@ -112,7 +108,7 @@ def profile(
         True
     """
     require_tensorflow("profile", "estimate and measure work on JAX")
-    with planned_step(StepSpec(model, **settings), steps) as (planned, spec):
-        runs = [(spec.batch_size, steps, spec.mode)]
-        result: StepProfile = call_with_steps(profiled_step, spec, runs, planned, timeout=timeout)
+    planned, spec = planned_step(StepSpec(model, **settings), steps)
+    runs = [(spec.batch_size, steps, spec.mode)]
+    result: StepProfile = call_with_steps(profiled_step, spec, runs, planned, timeout=timeout)
     return result

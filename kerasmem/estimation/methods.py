@@ -173,9 +173,9 @@ def _gpu_target(step: ShapedStep) -> Outcome:
 
     assert step.target is not None
     card = find_card(step.target.name)
-    with step.spec.portable(batch_size=step.batch_size, jit_compile=True) as spec:
-        note_stage(f"compiling for {card.name}")
-        return gpu_target_outcome(gpu_target_plan(spec, card), card, step.rows, step.weights())
+    spec = step.spec.portable(batch_size=step.batch_size, jit_compile=True)
+    note_stage(f"compiling for {card.name}")
+    return gpu_target_outcome(gpu_target_plan(spec, card), card, step.rows, step.weights())
 
 
 def _not_probed(step: ShapedStep) -> str | None:
@@ -192,8 +192,7 @@ def _not_probed(step: ShapedStep) -> str | None:
 def _probe(step: ShapedStep) -> Outcome:
     from kerasmem.estimation.probe.running import probe
 
-    with step.spec.portable(batch_size=step.batch_size) as spec:
-        return probe(spec, is_fixed=step.is_fixed)
+    return probe(step.spec.portable(batch_size=step.batch_size), is_fixed=step.is_fixed)
 
 
 METHODS: dict[str, Method] = {

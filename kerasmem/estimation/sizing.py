@@ -54,7 +54,8 @@ def max_batch_size(
         A `SearchResult`; all sizes in bytes. `largest` is None if not even one sample fits, or ran.
 
     Raises:
-        UsageError: If an argument is wrong, or the model exists in this process only and `confirm` is set.
+        UsageError: If an argument is wrong, or `confirm` is set and the model cannot be sent to another
+            process.
         KerasmemError: As `kerasmem.estimate`; or if a step failed for another reason than memory.
 
     Examples:
@@ -109,14 +110,14 @@ def _confirmed(
 ) -> tuple[int | None, tuple[Trial, ...]]:
     """Run real steps around the estimated size; with several replicas, those of one."""
     fails_from = maximum + 1 if asked.fails_from is None and maximum is not None else asked.fails_from
-    with spec.portable(batch_size=1) as request:
+    request = spec.portable(batch_size=1)
 
-        def try_size(size: int) -> Trial:
-            share = -(-size // spec.replicas)
-            trial = try_batch(request, share, target.available_bytes, steps=_STEPS, last=share // 2, timeout=timeout)
-            return replace(trial, size=size)
+    def try_size(size: int) -> Trial:
+        share = -(-size // spec.replicas)
+        trial = try_batch(request, share, target.available_bytes, steps=_STEPS, last=share // 2, timeout=timeout)
+        return replace(trial, size=size)
 
-        return largest_that_ran(try_size, asked.largest or 1, fails_from)
+    return largest_that_ran(try_size, asked.largest or 1, fails_from)
 
 
 def _trial_notes(estimated: int | None, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:

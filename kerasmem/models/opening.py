@@ -20,11 +20,12 @@ from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, read_document
 from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2, tensorflow_call_classes
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
-from kerasmem.models.own_step import as_loop, loop_notes
+from kerasmem.models.own_step import as_loop, loop_notes, takes_settings
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.weightless import weightless
 
 OBJECT_SOURCE = "Python object"
+_BESIDE_THE_MODEL = ("compile_config", "keras_version", "backend")
 
 
 @dataclass(frozen=True)
@@ -75,35 +76,32 @@ def open_model(
         ModelError: If the code that builds the model failed.
         UsageError: `source` is none of these.
     """
-    if isinstance(source, (str, os.PathLike)):
-        check_model_name(os.fspath(source))
-    keras = import_keras()
-    if isinstance(source, keras.Model):
-        check_built(source)
-        training = training_of_model(source)
-        if shapes_only:
-            training = training_of_copy(source, training)
-        if shapes_only or dtype_policy is not None or not source.built:
-            with weightless():
-                yield OpenedModel(_rebuild(source, dtype_policy), OBJECT_SOURCE, training)
-        else:
-            yield OpenedModel(source, OBJECT_SOURCE, training)
+    name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
+    if name is not None:
+        check_model_name(name)
+    is_live = isinstance(source, import_keras().Model)
+    if is_live and source.built and not shapes_only and dtype_policy is None:
+        yield OpenedModel(source, OBJECT_SOURCE, training_of_model(source))
         return
     with weightless():
-        if inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
-            yield _open_factory(source, getattr(source, "__qualname__", repr(source)), factory_args, dtype_policy)
+        if is_live:
+            copy, training = pack_model(source).built(dtype_policy), training_of_model(source)
+            yield OpenedModel(copy, OBJECT_SOURCE, training_of_copy(source, training))
+        elif isinstance(source, PackedModel):
+            copy = source.compiled(dtype_policy)
+            yield OpenedModel(copy, OBJECT_SOURCE, training_of_model(copy))
         elif factory is not None:
             opened = _open_factory(_find_factory(factory, "--factory"), factory, factory_args, dtype_policy)
-            if source is not None:
-                note = f"the architecture comes from {factory}, not from {os.fspath(source)}"
-                opened = replace(opened, source=f"{os.fspath(source)} ({factory})", notes=(*opened.notes, note))
+            if name is not None:
+                note = f"the architecture comes from {factory}, not from {name}"
+                opened = replace(opened, source=f"{name} ({factory})", notes=(*opened.notes, note))
             yield opened
-        elif isinstance(source, (str, os.PathLike)):
-            text = os.fspath(source)
-            if is_factory_name(text):
-                yield _open_factory(_find_factory(text, "model"), text, factory_args, dtype_policy)
-            else:
-                yield _open_document(read_document(text), custom_objects, trust, dtype_policy)
+        elif name is not None and is_factory_name(name):
+            yield _open_factory(_find_factory(name, "model"), name, factory_args, dtype_policy)
+        elif name is not None:
+            yield _open_document(read_document(name), custom_objects, trust, dtype_policy)
+        elif inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
+            yield _open_factory(source, getattr(source, "__qualname__", repr(source)), factory_args, dtype_policy)
         else:
             raise no_model(source)
 
@@ -144,9 +142,7 @@ def _build(
     """Translate a configuration, check it and hand it to Keras."""
     vocabulary.register_own_classes(document.config)
     objects = vocabulary.with_registered(custom_objects)
-    config = deepcopy(document.config)
-    for key in ("compile_config", "keras_version", "backend"):
-        config.pop(key, None)
+    config: Any = {key: value for key, value in document.config.items() if key not in _BESIDE_THE_MODEL}
     if is_keras2(document.keras_version, config):
         config = Keras2Translator(objects).value(config)
     config = _with_modules(config, objects)
@@ -163,6 +159,7 @@ def _deserialize(config: dict[str, Any], objects: Mapping[str, Any], trust: bool
     """Let Keras build what a configuration describes, without its advice on how to write models."""
     with warnings.catch_warnings(), safe_mode(not trust):  # also if it is switched off globally
         warnings.simplefilter("ignore")
+        config = deepcopy(config)  # Keras takes parts out of it
         return import_keras().saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
 
 
@@ -251,23 +248,6 @@ def check_built(model: Any) -> None:
         )
 
 
-def _rebuild(model: Any, dtype_policy: str | None) -> Any:
-    """Return the same architecture without weights, with another policy if one is given."""
-    try:
-        config = vocabulary.configuration(model)
-        config.pop("compile_config", None)
-        if dtype_policy is not None:
-            config = _with_dtype_policy(config, dtype_policy)
-        copy = _deserialize(config, vocabulary.own_objects(model), trust=True)  # the user's own live object
-    except Exception as error:
-        raise NotRebuiltError(
-            f"model {model.name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
-            "give a function that builds it in place of the model"
-        ) from error
-    freeze_as(copy, trained_parts(model))
-    return copy
-
-
 def _with_dtype_policy(config: dict[str, Any], name: str) -> Any:
     """Replace float32, Keras's default dtype policy, in a Keras 3 configuration; inputs keep their dtype.
 
@@ -297,10 +277,6 @@ def _replace_policy(value: Any, policy: str) -> Any:
     if dtype == "float32" and "name" in replaced:
         replaced["dtype"] = policy
     return replaced
-
-
-class NotRebuiltError(UsageError):
-    """A live model cannot be built again from its configuration."""
 
 
 @dataclass(frozen=True)
@@ -345,3 +321,79 @@ def freeze_as(copy: Any, trained: Trained) -> None:
         for (_, part), (_, flag) in zip(parts, flags, strict=False):  # outer layers first: they set those inside
             if part.trainable != flag:
                 part.trainable = flag
+
+
+class NotRebuiltError(UsageError):
+    """A live model cannot be built again from its configuration."""
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A Keras model without its weights, to be built again here or, sent by cloudpickle, in another process.
+
+    Attributes:
+        name: of the model.
+        config: its configuration, without that of `compile`.
+        compile_config: the settings of `compile`, or None.
+        objects: its classes and functions that are not Keras's, by the names Keras looks for them under.
+        trained: its parts that are trained.
+    """
+
+    name: str
+    config: dict[str, Any]
+    compile_config: dict[str, Any] | None
+    objects: Mapping[str, Any]
+    trained: Trained
+
+    def built(self, dtype_policy: str | None = None) -> Any:
+        """Build the model, with another policy if one is given.
+
+        Raises:
+            NotRebuiltError: If the configuration does not build all of it.
+        """
+        vocabulary.register_own_classes(self.config)
+        try:
+            config = self.config if dtype_policy is None else _with_dtype_policy(self.config, dtype_policy)
+            copy = _deserialize(config, self.objects, trust=True)  # the user's own live object
+        except Exception as error:
+            raise _not_rebuilt(self.name, error) from error
+        freeze_as(copy, self.trained)
+        return copy
+
+    def compiled(self, dtype_policy: str | None = None) -> Any:
+        """Build the model and compile it as it was; the optimizer is not built.
+
+        Raises:
+            NotRebuiltError: If the configuration does not build all of it.
+        """
+        copy = self.built(dtype_policy)
+        if self.compile_config is not None and takes_settings(copy):
+            try:
+                copy.compile(**_deserialize(self.compile_config, self.objects, trust=True))
+            except Exception as error:
+                raise _not_rebuilt(self.name, error) from error
+        return copy
+
+
+def pack_model(model: Any) -> PackedModel:
+    """Describe a live model without its weights.
+
+    Raises:
+        UsageError: If the model is not built, or has no configuration.
+    """
+    check_built(model)
+    try:
+        config = vocabulary.configuration(model)
+    except Exception as error:
+        raise _not_rebuilt(model.name, error) from error
+    compiled = config.pop("compile_config", None)
+    text = repr((config, compiled))
+    objects = {name: value for name, value in vocabulary.own_objects(model).items() if repr(name) in text}
+    return PackedModel(model.name, config, compiled, objects, trained_parts(model))
+
+
+def _not_rebuilt(name: str, error: Exception) -> NotRebuiltError:
+    return NotRebuiltError(
+        f"model {name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
+        "give a function that builds it in place of the model"
+    )

@@ -33,11 +33,11 @@ def is_loaded(spec: StepSpec) -> bool:
     return hasattr(spec.model, "layers")
 
 
-def build(origin: StepSpec | Mapping[str, Any], changes: Sequence[Mapping[str, Any]], rows: int = 32) -> Any:
+def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32) -> Any:
     """Build the model with some changes, compiled as it will be trained; called inside `open_model`.
 
     Args:
-        origin: the model as the user gave it; in another process as `StepSpec.to_dict` wrote it.
+        origin: the model as the user gave it.
         changes: as `Change.to_data` gave them.
         rows: samples that a step takes at once, for which recomputation is planned.
 
@@ -45,20 +45,19 @@ def build(origin: StepSpec | Mapping[str, Any], changes: Sequence[Mapping[str, A
         KerasmemError: If the model cannot be opened or changed.
     """
     values = {each["kind"]: each["value"] for each in changes}
-    own = origin if isinstance(origin, StepSpec) else StepSpec.from_dict(origin)
-    changed = replace(own, dtype_policy=values.get("dtype_policy", own.dtype_policy))
+    changed = replace(origin, dtype_policy=values.get("dtype_policy", origin.dtype_policy))
     with changed.opened(shapes_only=True) as opened:
         model = opened.model
-        training = _training(opened, own, values)
+        training = _training(opened, origin, values)
         if "freeze" in values:
             for layer in model.layers[: head_start(model)]:
                 layer.trainable = False
         if "lora" in values:
             model = with_lora(model, values["lora"])
         if "recompute" in values:
-            model, _ = recomputed(model, batch_size=rows, input_shape=own.input_shape)
+            model, _ = recomputed(model, batch_size=rows, input_shape=origin.input_shape)
         if not (model is opened.model and model.compiled and training.keeps_optimizer and training.keeps_loss):
-            _compile(model, training, own)
+            _compile(model, training, origin)
         if "micro_batches" in values:
             model = with_micro_batches(model)
     return model

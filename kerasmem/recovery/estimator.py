@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -220,25 +219,22 @@ class StepEstimator:
         options = {**self.step_options(changes), "method": method}
         if {each.kind for each in changes} <= _SETTINGS:
             return estimate_spec(replace(self.origin, **options))
-        if method not in ("gpu-target", "probe"):
-            return estimate_spec(_changed(self.origin, changes, options))
-        with self.origin.portable() as origin:  # these estimate in a process of their own
-            return estimate_spec(_changed(origin.to_dict(), changes, options))
+        # Some methods estimate in a process of their own.
+        origin = self.origin.portable() if method in ("gpu-target", "probe") else self.origin
+        return estimate_spec(_changed(origin, changes, options))
 
-    @contextlib.contextmanager
-    def request(self, changes: Iterable[Change]) -> Iterator[StepSpec]:
-        """Describe the changed step to another process, to run it as it was estimated.
+    def request(self, changes: Iterable[Change]) -> StepSpec:
+        """Return the changed step for another process, to run it as it was estimated.
 
         Raises:
-            UsageError: If the model exists in this process only.
+            UsageError: If the model cannot be built again from its configuration.
         """
         made = ordered(changes)
         options = self.step_options(made)
         method = self.method_for(made)
         if method in ("graph", "xla", "gpu-target"):
             options["jit_compile"] = method != "graph"
-        with self.origin.portable() as origin, _changed(origin.to_dict(), made, options).portable() as spec:
-            yield spec
+        return _changed(self.origin.portable(), made, options)
 
     def step_options(self, changes: Iterable[Change] = ()) -> dict[str, Any]:
         """Return the arguments of `kerasmem.estimate` that describe the step and the device, without the method."""
@@ -267,7 +263,7 @@ def _key(changes: Iterable[Change]) -> frozenset[tuple[str, str]]:
     return frozenset(each.key for each in changes if each.kind != STREAM)
 
 
-def _changed(origin: Any, changes: Iterable[Change], options: Mapping[str, Any]) -> StepSpec:
+def _changed(origin: StepSpec, changes: Iterable[Change], options: Mapping[str, Any]) -> StepSpec:
     """Return the spec of the changed model, which `build` builds."""
     of_model = [each.to_data() for each in changes if each.kind not in _SETTINGS]
     arguments = {"origin": origin, "changes": of_model, "rows": options["batch_size"]}

@@ -132,6 +132,6 @@ def _ran(estimator: StepEstimator, plan: Remedy) -> Remedy:
     """Run real steps of a plan and take over their verdict."""
     changes = [make_change(each["kind"], each["value"]) for each in plan.changes]
     limit = estimator.limit_for(changes)
-    with estimator.request(changes) as request:
-        trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
+    request = estimator.request(changes)
+    trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
     return replace(plan, trial=trial, verdict=FITS if trial.fits else DOES_NOT_FIT)

@@ -20,8 +20,7 @@ from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import explain_stream
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.hdf5.format.layout import one_line
-from kerasmem.models.opening import freeze_as, trained_parts
-from kerasmem.models.vocabulary import configuration, own_objects, register_own_classes
+from kerasmem.models.opening import pack_model
 from kerasmem.processes.channel import ChannelChild, ChildEnded, serve_requests
 from kerasmem.processes.children import exit_reason
 from kerasmem.training.model_state import ModelState, describe, read_state, variables
@@ -168,20 +167,15 @@ def pack(model: Any) -> dict[str, Any]:
         UsageError: the model cannot be described; the message has the way out.
     """
     try:
-        config = configuration(model)
-    except Exception as error:
-        raise cannot_be_made(f"{type(error).__name__}: {error}") from error
-    try:
-        objects = cloudpickle.dumps(own_objects(model))  # those of a script or notebook as they are, others by name
+        copy = cloudpickle.dumps(pack_model(model))  # classes of a script or notebook as they are, others by name
+    except UsageError as error:
+        raise cannot_be_made(str(error)) from error
     except Exception as error:
         raise UsageError(
             f"model: it cannot be sent to another process ({error}); define its classes and functions in a module"
         ) from error
     return {
-        "config": config,
-        "compile_config": config.pop("compile_config", None),
-        "trained": trained_parts(model),
-        "objects": objects,
+        "copy": copy,
         "floatx": keras.config.floatx(),
         "dtype_policy": keras.dtype_policies.serialize(model.dtype_policy),  # it decides whether losses are scaled
         "image_data_format": keras.config.image_data_format(),
@@ -206,13 +200,11 @@ def unpack(packed: dict[str, Any]) -> Any:
     keras.config.set_floatx(packed["floatx"])
     keras.config.set_dtype_policy(keras.dtype_policies.deserialize(packed["dtype_policy"]))
     keras.config.set_image_data_format(packed["image_data_format"])
-    objects = pickle.loads(packed["objects"])  # from our own parent
-    register_own_classes(packed["config"])
-    model = keras.saving.deserialize_keras_object(packed["config"], custom_objects=objects, safe_mode=False)
-    freeze_as(model, packed["trained"])
-    if packed["compile_config"] is not None:  # afterwards: the optimizer makes its slots for what is trained
-        with keras.saving.custom_object_scope(objects), safe_mode(False):
-            model.compile_from_config(packed["compile_config"])
+    copy = pickle.loads(packed["copy"])  # from our own parent
+    model = copy.built()
+    if copy.compile_config is not None:  # afterwards: the optimizer makes its slots for what is trained
+        with keras.saving.custom_object_scope(copy.objects), safe_mode(False):
+            model.compile_from_config(copy.compile_config)
     model.run_eagerly = packed["run_eagerly"]
     model.jit_compile = packed["jit_compile"]
     return model
