@@ -7,29 +7,23 @@ Keras 3 opens some of these files as they are. What it stumbles over, and what i
 - a GRU of before Keras 2.2, which had one bias, is told so;
 - layer names with a slash get an underscore;
 - calls stored as `[layer, node, tensor, kwargs]` become `{"args": …, "kwargs": …}`, with tensors in keyword
-  arguments and the node numbering of nested models set right;
-- `tf.*` functions used on Keras tensors (TFOpLambda) become stand-ins, enough to infer shapes. A name in a file must
-  not choose what runs: only functions that compute tensors from tensors are looked up.
+  arguments and the node numbering of nested models set right.
+
+Layers that Keras 3 does not have, as TFOpLambda for a `tf.*` function between layers, keep their names and are refused.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import reduce
 from typing import Any
 
 from kerasmem.compat.keras_layers import functional_class
 from kerasmem.errors import ModelFileError
-from kerasmem.models.backend import import_keras, require_tensorflow
-from kerasmem.models.vocabulary import TENSORFLOW_CALLS, check_function, dictionaries, is_custom, keras_class
+from kerasmem.models.vocabulary import dictionaries, is_custom, keras_class
 
 _MODELS = ("Functional", "Model", "Sequential")
 
-# Renamed without a change of meaning for shapes and sizes, given some arguments.
-_RENAMED: dict[str, tuple[str, dict[str, Any]]] = {
-    "SyncBatchNormalization": ("BatchNormalization", {}), "CuDNNGRU": ("GRU", {"reset_after": True}),
-}  # fmt: skip
 # Arguments that Keras 3 lost and that change shapes, weights or meaning if they are set.
 _MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment", "num_constants")
 # Keras up to 2.1 had no other kind and did not write it down; Keras 3 has two biases unless it is told.
@@ -77,11 +71,6 @@ class Keras2Translator:
 
     def _object(self, value: dict[str, Any]) -> dict[str, Any]:
         class_name = value["class_name"]
-        if not is_custom(self._custom_objects, class_name, value.get("registered_name")):
-            bare = class_name.rpartition(">")[2]  # Keras 2 registered some of its own as "Custom>…"
-            class_name, more = _RENAMED.get(bare, (bare, {}))
-            if class_name != value["class_name"]:
-                value = {"config": {**value["config"], **more}}
         config = {key: self.value(item) for key, item in value["config"].items()}
         if class_name == "Lambda" and isinstance(config.get("function"), list):
             captured = dict(zip(("code", "defaults", "closure"), config["function"], strict=False))
@@ -89,10 +78,7 @@ class Keras2Translator:
         shape = config.pop("batch_input_shape", None)
         if class_name == "InputLayer" and shape is not None:
             config["batch_shape"] = shape
-        if class_name in TENSORFLOW_CALLS:
-            config = {"name": config.get("name"), "function": config.get("function")}
-        else:
-            self._settle_arguments(class_name, config)
+        self._settle_arguments(class_name, config)
         if isinstance(config.get("axis"), list) and len(config["axis"]) == 1:
             config["axis"] = config["axis"][0]
         if isinstance(config.get("name"), str):
@@ -164,7 +150,7 @@ class _Graph:
         translated: dict[str, Any] = self._translator.value(rest)
         translated["name"] = translated["config"]["name"] = _slashless(layer["name"])
         translated["inbound_nodes"] = [
-            node if isinstance(node, dict) else self._call(node, layer["class_name"])
+            node if isinstance(node, dict) else self._call(node, layer["class_name"] in RECURRENT)
             for node in layer.get("inbound_nodes") or []
         ]
         return translated
@@ -178,26 +164,21 @@ class _Graph:
             return {key: self._ends(item) for key, item in value.items() if key != "class_name"}
         return [self._ends(item) for item in value] if isinstance(value, list) else value
 
-    def _call(self, node: Any, class_name: str) -> dict[str, Any]:
+    def _call(self, node: Any, takes_states: bool) -> dict[str, Any]:
         """Return one stored call of a layer: `[[layer, node, tensor, kwargs], …]`, perhaps nested or bare."""
         if not node:
             return {"args": [], "kwargs": {}}
         stored: dict[str, Any] = {}
         inputs = self._argument(node, stored)
-        if isinstance(inputs, list) and len(inputs) == 1 and class_name not in TENSORFLOW_CALLS:
+        if isinstance(inputs, list) and len(inputs) == 1:
             inputs = inputs[0]
         kwargs = {key: self._argument(value, {}) for key, value in stored.items()}
-        if kwargs.get("name", "") is None:
-            del kwargs["name"]
-        if class_name in RECURRENT and isinstance(inputs, list):
+        if takes_states and isinstance(inputs, list):
             inputs, *kwargs["initial_state"] = inputs
         return {"args": [inputs], "kwargs": kwargs}
 
     def _argument(self, value: Any, stored: dict[str, Any]) -> Any:
         """Translate an argument of a call, and put the keyword arguments that are stored with it into `stored`."""
-        if isinstance(value, list) and len(value) == 4 and value[0] == "_CONSTANT_VALUE":
-            stored.update(value[3] or {})
-            return self._translator.value(value[2])
         if self._is_tensor(value):
             stored.update((value[3] if len(value) == 4 else None) or {})
             return self._tensor(value)
@@ -232,40 +213,3 @@ def _alone(tensors: Any) -> Any:
 
 def _slashless(name: str) -> str:
     return name.replace("/", "_")
-
-
-def tensorflow_call_classes() -> dict[str, Any]:
-    """Return the classes that stand in for TFOpLambda and SlicingOpLambda, by the name a file gives them."""
-    keras = import_keras()
-
-    class TensorFlowCall(keras.Operation):  # type: ignore[name-defined]
-        """Calls one `tf.*` function."""
-
-        def __init__(self, function: str, name: str | None = None) -> None:
-            super().__init__(name=name)
-            self._callable = _look_up(function)
-
-        def call(self, *args: Any, **kwargs: Any) -> Any:
-            if "slice_spec" in kwargs:
-                kwargs["slice_spec"] = _slices(kwargs["slice_spec"])
-            return self._callable(*args, **kwargs)
-
-    return dict.fromkeys(TENSORFLOW_CALLS, TensorFlowCall)
-
-
-def _look_up(function: str) -> Any:
-    check_function(function)
-    require_tensorflow(f"tf.{function}, which the file calls between layers")
-    import tensorflow as tf
-
-    return reduce(getattr, function.split("."), tf)
-
-
-def _slices(specification: Any) -> Any:
-    if isinstance(specification, list):
-        return tuple(_slices(item) for item in specification)
-    if isinstance(specification, dict) and specification.get("class_name") == "__ellipsis__":
-        return ...
-    if isinstance(specification, dict):
-        return slice(specification.get("start"), specification.get("stop"), specification.get("step"))
-    return specification

@@ -18,7 +18,7 @@ from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageErro
 from kerasmem.models import vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, read_document
-from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2, tensorflow_call_classes
+from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2
 from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.own_step import as_loop, loop_notes, takes_settings
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
@@ -152,7 +152,7 @@ def _build(
     vocabulary.check_graph(config)
     if dtype_policy is not None:
         config = _with_dtype_policy(config, dtype_policy)
-    return _deserialize(config, {**tensorflow_call_classes(), **objects}, trust)
+    return _deserialize(config, objects, trust)
 
 
 def _deserialize(config: dict[str, Any], objects: Mapping[str, Any], trust: bool) -> Any:

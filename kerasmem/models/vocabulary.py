@@ -38,22 +38,6 @@ OWN_NAME = f"kerasmem>{_OWN_CLASS}"
 # Whether a recomputed model's configuration tells its cuts. In a file it is the plain model's.
 CUTS_TOLD: ContextVar[bool] = ContextVar("cuts_told", default=False)
 
-TENSORFLOW_CALLS = ("TFOpLambda", "SlicingOpLambda")
-# Whole modules of pure tensor functions, and single names from `tf`.
-_PURE_MODULE = re.compile(r"(?:__operators__|math|nn|linalg|signal|image|bitwise)\.(?!decode|is_jpeg)[a-z]\w*\Z")
-_PURE_NAMES = frozenset(
-    """
-    abs add add_n argmax argmin argsort boolean_mask broadcast_to cast clip_by_norm clip_by_value concat cos
-    cosh cumsum debugging.check_numerics divide einsum ensure_shape equal exp expand_dims eye fill floor
-    floor_div floordiv floormod gather gather_nd greater greater_equal identity less less_equal linspace
-    logical_and logical_not logical_or matmul maximum meshgrid minimum mod multiply negative norm not_equal
-    one_hot ones ones_like pad pow random.normal random.shuffle random.truncated_normal random.uniform range
-    rank realdiv reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod reduce_sum
-    repeat reshape reverse roll round sequence_mask shape sigmoid sign sin sinh size slice softmax sort split
-    sqrt square squeeze stack stop_gradient strided_slice strings.as_string subtract tan tanh
-    tensor_scatter_nd_update tensordot tile transpose truediv unique unstack where zeros zeros_like
-    """.split()
-)
 # Data, not classes: Keras's own marks for tensors, tuples, slices and the like.
 _DATA = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"})
 # Layers of Keras that load a program of another kind.
@@ -213,8 +197,6 @@ def _unknown_names(node: dict[str, Any], custom_objects: Mapping[str, Any]) -> I
     if class_name == "function":
         if not is_custom(custom_objects, config, registered) and not is_keras_function(str(config)):
             yield f"function {config}"
-    elif class_name in TENSORFLOW_CALLS:
-        check_function(config.get("function"))
     elif class_name != "__lambda__":
         given = config.get("function") if class_name == "Lambda" else None
         if isinstance(given, str) and not is_custom(custom_objects, given):
@@ -234,16 +216,6 @@ def check_graph(config: dict[str, Any]) -> None:
         for call in filter(None, calls if isinstance(calls, list) else ()):
             if "__keras_tensor__" not in [each.get("class_name") for each in dictionaries(call)]:
                 raise ModelFileError(f"layer {node.get('name')!r} is called on no tensor of the model")
-
-
-def check_function(function: object) -> None:
-    """Raise UnknownLayerError unless `function` names a function of `tf` that may be called for a file."""
-    name = function.removeprefix("compat.v1.") if isinstance(function, str) else ""
-    if not (_PURE_MODULE.match(name) or name in _PURE_NAMES):
-        raise UnknownLayerError(
-            f"the model calls tf.{function}, which kerasmem does not run from a file; "
-            "name code that builds the model instead: --factory package.module:function"
-        )
 
 
 def register_own_classes(config: Any) -> None:

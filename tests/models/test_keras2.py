@@ -51,12 +51,12 @@ def test_mnist_cnn(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "ResNet50", "MobileNetV3Small", "ConvNeXtTiny",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("MobileNetV2", "EfficientNetB0", "DenseNet121")),
+        "MobileNetV2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ResNet50", "DenseNet121")),
     ],
 )  # fmt: skip
 def test_applications_agree_layer_by_layer_with_the_original(tmp_path, name):
-    """Arguments that Keras 3 lost, names with slashes, layers it does not export, `tf.*` between layers."""
+    """Arguments that Keras 3 lost."""
     model = getattr(tf_keras.applications, name)(weights=None, input_shape=(64, 64, 3))
     report = check(model, tmp_path / "m.h5")
     ours = {row.name: row.output_shape for row in report.layers}
@@ -67,29 +67,10 @@ def test_applications_agree_layer_by_layer_with_the_original(tmp_path, name):
         assert ours[layer.name.replace("/", "_")] == shape
 
 
-def test_tensorflow_functions_between_layers(tmp_path):
-    a, b = layers.Input((10,), name="a"), layers.Input((10,), name="b")
-    x = tf.nn.relu(tf.concat([a + b * 2.0, a], -1))[:, :6]
-    x = tf.reshape(x, (-1, 3, 2)) - tf.constant([1.0, 2.0])
-    image = layers.Input((8, 8, 3), name="image")
-    y = layers.Concatenate()([image[..., :1], image[..., ::-1], image[..., 1:]])
-    y = tf.compat.v1.nn.conv2d(y, tf.ones((3, 3, 6, 5)), strides=[1, 1, 1, 1], padding="VALID")
-    model = tf_keras.Model([a, b, image], [layers.Dense(3)(layers.Flatten()(x)), y])
-    report = check(model, tmp_path / "m.h5")
-    assert {(None, 3, 2), (None, 8, 8, 6), (None, 6, 6, 5)} < {row.output_shape for row in report.layers}
-
-
-@pytest.mark.parametrize(
-    "function", ["io.read_file", "raw_ops.ReadFile", "py_function", "compat.v1.io.write_file", None]
-)
-def test_a_function_that_reaches_further_is_refused(tmp_path, function):
+def test_a_tensorflow_function_between_layers_is_refused(tmp_path):
     a = layers.Input((4,))
-    config = json.loads(tf_keras.Model(a, tf.nn.relu(a)).to_json())
-    (call,) = [layer for layer in config["config"]["layers"] if layer["class_name"] == "TFOpLambda"]
-    call["config"]["function"] = function
-    (tmp_path / "m.json").write_text(json.dumps(config))
-    with pytest.raises(ModelFileError, match=rf"tf\.{function}.*--factory"):
-        estimate(tmp_path / "m.json")
+    with pytest.raises(ModelFileError, match=r"TFOpLambda.*--factory"):
+        estimate(saved(tf_keras.Model(a, tf.nn.relu(a)), tmp_path / "m.h5"))
 
 
 def test_recurrent_attention_masks_and_open_lengths(tmp_path):
@@ -121,7 +102,7 @@ def test_sequence_to_sequence_with_states(tmp_path):
 
 def test_classes_that_keras_3_keeps_out_of_sight(tmp_path):
     a = layers.Input((16, 16, 3))
-    x = layers.ThresholdedReLU()(layers.experimental.SyncBatchNormalization()(a))
+    x = layers.ThresholdedReLU()(layers.BatchNormalization(name="a/slash")(a))
     for name in ("m.h5", "m.keras"):
         check(tf_keras.Model(a, x), tmp_path / name)
 
@@ -188,7 +169,7 @@ def test_a_gru_that_does_not_say_so_has_one_bias(tmp_path):
         return estimate(tmp_path / "m.json").model.parameters
 
     assert described("GRU") == 3 * 4 * (3 + 4 + 1)
-    assert described("GRU", reset_after=True) == described("CuDNNGRU") == 3 * 4 * (3 + 4 + 2)
+    assert described("GRU", reset_after=True) == 3 * 4 * (3 + 4 + 2)
 
 
 def test_a_function_that_the_user_gave_for_a_lambda(tmp_path):
