@@ -186,10 +186,10 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
 
     Raises:
         ModelFileError: there is no such file.
-        UsageError: no model is named, two outputs are asked for, or there is no such function, card or optimizer.
+        UsageError: no model is named, two outputs are asked for, or there is no such Python file or card.
     """
     from kerasmem.devices.catalogue import resolve_device
-    from kerasmem.models.names import check_factory_name, check_model_name, check_optimizer_name
+    from kerasmem.models.document import check_factory_name, check_model_name
 
     if model is not None and needs_device and options["device"] is None:
         raise UsageError("name the device that it must fit: --device t4, or a size such as --device 16GB")
@@ -201,8 +201,6 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
         batch_size("--batch-size", options["batch_size"], options.get("method"))
     if options["device"] is not None:
         resolve_device(options["device"])
-    if options["optimizer"] is not None:
-        check_optimizer_name(options["optimizer"])
     if model is not None:
         check_model_name(model)
     if options["factory"] is not None:

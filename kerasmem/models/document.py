@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kerasmem.errors import ModelFileError, first_line
-from kerasmem.models.names import check_model_name
+from kerasmem.errors import ModelFileError, UsageError, first_line
 from kerasmem.units import MIB, format_size
 
 # A configuration is text: 20,000 layers take some 20 MiB. More is a mistake or an attack.
@@ -41,6 +40,45 @@ class ModelDocument:
     config: dict[str, Any]
     training: dict[str, Any] | None = None
     keras_version: str | None = None
+
+
+def check_model_name(text: str) -> None:
+    """Refuse a name that cannot be a model, before the slow import of Keras.
+
+    Raises:
+        ModelFileError: If there is no such file.
+        UsageError: If there is no such Python file.
+    """
+    if is_factory_name(text):
+        check_factory_name(text, "model")
+    elif "://" in text:
+        raise ModelFileError(f"{text}: addresses are not opened; download the file and give its path")
+    elif not text:
+        raise ModelFileError("the path of the model file is empty")
+    elif "\0" not in text and not os.path.lexists(text):
+        hint = "; Keras's own models are named keras.applications:ResNet50" if text.isidentifier() else ""
+        raise ModelFileError(f"{text}: no such file{hint}")
+
+
+def check_factory_name(text: str, option: str) -> None:
+    """Refuse a name that cannot be a function, without running code.
+
+    Raises:
+        UsageError: If it does not read as one, or there is no such Python file.
+    """
+    module, _, function = text.rpartition(":")
+    if not module or not function.isidentifier():
+        raise UsageError(f"{option} {text!r}: write package.module:function or file.py:function")
+    if module.endswith(".py") and not Path(module).exists():
+        raise UsageError(f"{option} {module}: no such file")
+
+
+def is_factory_name(text: str) -> bool:
+    """Return whether `text` reads as "package.module:function" or "file.py:function" and is no existing file."""
+    module, colon, function = text.rpartition(":")
+    if not colon or not function.isidentifier() or Path(text).exists():
+        return False
+    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
 
 
 def read_document(path: str | os.PathLike[str]) -> ModelDocument:

@@ -12,14 +12,20 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kerasmem.checks import nearest
 from kerasmem.compat.keras_layers import flatten_layers, weights_added_to_train
 from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models import vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.document import ModelDocument, read_document
+from kerasmem.models.document import (
+    ModelDocument,
+    check_factory_name,
+    check_model_name,
+    is_factory_name,
+    read_document,
+)
 from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2
-from kerasmem.models.names import check_factory_name, check_model_name, is_factory_name
 from kerasmem.models.own_step import as_loop, loop_notes, takes_settings
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.weightless import weightless
@@ -190,9 +196,11 @@ def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
 def _find_factory(text: str, option: str) -> Callable[..., Any]:
     check_factory_name(text, option)
     module_name, _, function = text.rpartition(":")
-    build: Callable[..., Any] | None = getattr(vocabulary.import_user_module(module_name, option), function, None)
+    module = vocabulary.import_user_module(module_name, option)
+    build: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(build):
-        raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}")
+        hint = nearest(function, sorted(vars(module), reverse=True))  # ResNet50 rather than the module resnet50
+        raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}{hint}")
     return build
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
@@ -238,21 +238,5 @@ def _inside(value: Any) -> list[Any]:
         return []
     if not isinstance(value, FunctionType):
         return [*getattr(value, "__dict__", {}).values()]
-    cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-    known = value.__globals__
-    return [*cells, *(value.__defaults__ or ()), *(known[name] for name in _names(value.__code__) if name in known)]
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that was not assigned yet
-        return False
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function's code looks up outside itself, those of functions inside it included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+    variables = inspect.getclosurevars(value)
+    return [*variables.nonlocals.values(), *variables.globals.values(), *(value.__defaults__ or ())]

@@ -14,7 +14,6 @@ from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument
 from kerasmem.models.inputs import GivenTargets
-from kerasmem.models.names import check_optimizer_name
 from kerasmem.models.own_step import has_own_step, takes_settings
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.weightless import weightless
@@ -103,7 +102,7 @@ def with_replaced(
     if loss is not None:
         check_loss(loss)
     if optimizer is not None:
-        check_optimizer_name(optimizer)
+        _optimizer_class(optimizer.lower())
     if optimizer is not None and optimizer.lower() != own.optimizer:
         own = replace(own, optimizer=optimizer.lower(), optimizer_config=None, keeps_optimizer=False)
     return own if loss is None else replace(own, loss=loss, loss_config=loss, loss_weights=None, keeps_loss=False)
@@ -160,12 +159,10 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
     """Return an optimizer of Keras's from its name and those settings in a configuration that this Keras knows.
 
     Raises:
+        UsageError: If Keras has no such optimizer.
         ValueError: If a setting is one that is not read from files.
     """
-    classes = {key.lower(): value for key, value in vars(import_keras().optimizers).items()}
-    cls: Any = classes.get(name)
-    if not _is_kind(cls, import_keras().Optimizer):
-        raise ValueError(f"{name} is not one of Keras's optimizers; name one (optimizer=…) or give a function")
+    cls = _optimizer_class(name)
     if "inner_optimizer" in config:  # LossScaleOptimizer
         inner = config["inner_optimizer"]
         return cls(make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
@@ -176,6 +173,20 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
     if isinstance(config.get("learning_rate"), dict):  # a schedule, perhaps a custom one: it has no variable
         kept["learning_rate"] = lambda: 0.001
     return cls.from_config(kept)
+
+
+def _optimizer_class(name: str) -> Any:
+    """Return Keras's optimizer class with that name in lower case.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    optimizers = import_keras().optimizers
+    classes = {key.lower(): value for key, value in vars(optimizers).items() if _is_kind(value, optimizers.Optimizer)}
+    known = sorted(classes.keys() - {"optimizer"})
+    if name not in known:
+        raise UsageError(f"optimizer {name!r} is not one of Keras's: {', '.join(known)}{nearest(name, known)}")
+    return classes[name]
 
 
 ASSUMED_OPTIMIZER = "adam"

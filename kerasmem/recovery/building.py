@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from kerasmem.models.backend import import_keras
+from kerasmem.models.document import is_factory_name
 from kerasmem.models.inputs import model_inputs
-from kerasmem.models.names import is_factory_name
 from kerasmem.models.opening import OpenedModel
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import output_spec
