@@ -70,12 +70,7 @@ class GivenShape:
     is_scalar: bool = False
 
     def __str__(self) -> str:
-        if self.number is not None:
-            return f"{_NUMBER}:{json.dumps(self.number)}"
-        if self.is_scalar:
-            return f"{_SCALAR}:{self.dtype}"
-        sizes = ",".join(map(str, self.sizes))
-        return sizes if self.dtype is None else f"{sizes}:{self.dtype}"
+        return ",".join(map(str, self.sizes))
 
 
 def normalise_input_shapes(given: Any, option: str = _INPUT_SHAPE) -> dict[str, GivenShape]:
@@ -226,7 +221,7 @@ def _number(model: Any, name: str, shape: GivenShape) -> Any:
     taken = () if step_arguments(model) is None else inspect.signature(model.loop_step).parameters
     if name not in taken:
         raise UsageError(
-            f"--input-shape {name}={shape}: only an argument of a step function may be a number "
+            f"--input-shape {name}: only an argument of a step function may be a number "
             f"({', '.join(taken) or 'the model has none'})"
         )
     return import_keras().KerasTensor((), shape.dtype) if shape.number is None else shape.number

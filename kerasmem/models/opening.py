@@ -18,13 +18,7 @@ from kerasmem.compat.keras_state import safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models import vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
-from kerasmem.models.document import (
-    ModelDocument,
-    check_factory_name,
-    check_model_name,
-    is_factory_name,
-    read_document,
-)
+from kerasmem.models.document import ModelDocument, check_factory_name, check_model_name, is_factory_name, read_document
 from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2
 from kerasmem.models.own_step import as_loop, loop_notes, takes_settings
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
@@ -109,16 +103,10 @@ def open_model(
         elif inspect.isroutine(source) or isinstance(source, (type, functools.partial)):
             yield _open_factory(source, getattr(source, "__qualname__", repr(source)), factory_args, dtype_policy)
         else:
-            raise no_model(source)
-
-
-def no_model(source: Any) -> UsageError:
-    """Return the error for an object that is not a model."""
-    kind = f"{type(source).__module__}.{type(source).__qualname__}"
-    hint = " (save it as .h5 and give the path)" if kind.startswith("tf_keras.") else ""
-    return UsageError(
-        f"a {kind} is no model{hint}; give a path, 'package.module:function', a function or a Keras model"
-    )
+            kind = f"{type(source).__module__}.{type(source).__qualname__}"
+            raise UsageError(
+                f"a {kind} is no model; give a path, 'package.module:function', a function or a Keras 3 model"
+            )
 
 
 def _open_document(
@@ -196,10 +184,10 @@ def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
 def _find_factory(text: str, option: str) -> Callable[..., Any]:
     check_factory_name(text, option)
     module_name, _, function = text.rpartition(":")
-    module = vocabulary.import_user_module(module_name, option)
-    build: Callable[..., Any] | None = getattr(module, function, None)
+    names = vocabulary.import_user_module(module_name, option)
+    build: Callable[..., Any] | None = names.get(function)
     if not callable(build):
-        hint = nearest(function, sorted(vars(module), reverse=True))  # ResNet50 rather than the module resnet50
+        hint = nearest(function, sorted(names, reverse=True))  # ResNet50 rather than the module resnet50
         raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}{hint}")
     return build
 
@@ -209,10 +197,13 @@ def _open_factory(
 ) -> OpenedModel:
     keras = import_keras()
     before = keras.config.dtype_policy()
+    arguments = dict(arguments or {})
+    if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in inspect.signature(build).parameters:
+        arguments.setdefault("weights", None)  # else Keras downloads them
     try:
         if dtype_policy is not None:
             keras.config.set_dtype_policy(dtype_policy)
-        model = build(**_arguments(build, source, arguments))
+        model = build(**arguments)
     except KerasmemError:
         raise
     except Exception as error:
@@ -227,20 +218,6 @@ def _open_factory(
             kind = type(returned).__name__
             raise ModelError(f"{source} returned a {kind}, neither a Keras model nor a step function")
     return OpenedModel(model, source, training_of_model(model), loop_notes(model))
-
-
-def _arguments(build: Callable[..., Any], source: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Check the arguments for a function that builds a model; Keras's own functions get no weights to load."""
-    arguments = dict(arguments or {})
-    signature = inspect.signature(build)
-    if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in signature.parameters:
-        arguments.setdefault("weights", None)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        known = ", ".join(signature.parameters) or "none"
-        raise UsageError(f"{source}: {error}; its arguments are {known}: --factory-arg NAME=VALUE gives one") from error
-    return arguments
 
 
 def check_built(model: Any) -> None:

@@ -8,18 +8,17 @@ named by the user.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-import importlib.util
 import inspect
 import json
-import os
-import re
+import runpy
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from kerasmem.compat.keras_layers import LEGACY_LAYERS, flatten_layers, functional_class
@@ -283,7 +282,7 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
     """
     objects: dict[str, Any] = {}
     for name in names:
-        for key, value in vars(import_user_module(name, "--custom-objects")).items():
+        for key, value in import_user_module(name, "--custom-objects").items():
             if not key.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
                 objects[key] = value
     return with_registered(objects)
@@ -300,17 +299,16 @@ def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise UsageError(f"--factory-arg {text!r}: write name=value, for example depth=5")
-        try:
+        arguments[name] = value
+        with contextlib.suppress(ValueError):
             arguments[name] = json.loads(value)
-        except ValueError:
-            arguments[name] = value
     return arguments
 
 
-def import_user_module(name: str, option: str) -> ModuleType:
-    """Import a module by dotted name (the current folder included) or by the path of a `.py` file.
+def import_user_module(name: str, option: str) -> dict[str, Any]:
+    """Return the names in a module, by its dotted name (the current folder included) or the path of a `.py` file.
 
-    A file's module is registered by its whole path, so that a user's `random.py` does not replace Python's.
+    A file becomes no module, so that a user's `random.py` does not replace Python's.
 
     Raises:
         UsageError: If there is no such module, or importing it failed.
@@ -318,19 +316,6 @@ def import_user_module(name: str, option: str) -> ModuleType:
     if Path.cwd().as_posix() not in sys.path:
         sys.path.insert(0, Path.cwd().as_posix())
     try:
-        return _import_file(name) if name.endswith(".py") else importlib.import_module(name)
+        return runpy.run_path(name) if name.endswith(".py") else vars(importlib.import_module(name))
     except Exception as error:
         raise UsageError(f"{option} {name}: cannot be imported ({type(error).__name__}: {error})") from error
-
-
-def _import_file(path: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(re.sub(r"\W", "_", os.path.abspath(path)), path)
-    assert specification is not None and specification.loader is not None  # it ends with .py
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[module.__name__] = module
-    try:
-        specification.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module.__name__]
-        raise
-    return module
