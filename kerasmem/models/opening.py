@@ -319,7 +319,7 @@ class PackedModel:
     Attributes:
         name: of the model.
         config: its configuration, without that of `compile`.
-        compile_config: the settings of `compile`, or None.
+        compile_config: the settings of `compile`; empty or None if the model is not compiled.
         objects: its classes and functions that are not Keras's, by the names Keras looks for them under.
         trained: its parts that are trained.
     """
@@ -352,7 +352,7 @@ class PackedModel:
             NotRebuiltError: If the configuration does not build all of it.
         """
         copy = self.built(dtype_policy)
-        if self.compile_config is not None and takes_settings(copy):
+        if self.compile_config and takes_settings(copy):
             try:
                 copy.compile(**_deserialize(self.compile_config, self.objects, trust=True))
             except Exception as error:

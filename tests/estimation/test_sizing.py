@@ -171,13 +171,3 @@ def test_nothing_of_this_process_is_touched(model):
     kerasmem.max_batch_size(model, device="64MB", maximum=2, method="formula", confirm=True)
     assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))
     assert threading.active_count() == threads and model.optimizer.iterations.numpy() == optimizer
-
-
-def test_a_model_of_this_process_alone_is_refused():
-    class Own(layers.Layer):
-        def call(self, x):
-            return x
-
-    model = keras.Sequential([keras.Input((4,)), Own(), layers.Dense(1)])
-    with pytest.raises(UsageError, match="Own"):
-        kerasmem.max_batch_size(model, device="64MB", method="formula", confirm=True)

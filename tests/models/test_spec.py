@@ -76,6 +76,7 @@ def test_classes_and_functions_of_a_script_cross():
     for model in (here, lambda: keras.Sequential([keras.Input((3,)), Local()])):
         with sent(StepSpec(model).portable()).opened() as opened:
             assert type(opened.model.layers[0]).__name__ == "Local"
+            assert not opened.model.compiled
 
 
 def test_a_model_without_a_configuration_is_refused():
