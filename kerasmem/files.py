@@ -230,9 +230,8 @@ def replacing(path: str, *, durable: bool = False, before: str | None = None) ->
     temporary = os.path.join(folder, f"{start}{os.urandom(8).hex()}{_PART}")
     if durable:
         _remove_abandoned(folder or ".", start)
-    number = open_plain(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        with os.fdopen(number, "w+b") as file:
+        with open(temporary, "x+b", opener=open_plain) as file:
             yield file
             if durable:
                 file.flush()

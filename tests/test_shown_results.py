@@ -47,7 +47,7 @@ def data_results():
         DataStats("a.h5", 100, 1.0, (ColumnStats("/x", (8,), "float32", (0.5,), (0.1,), 0.0, 1.0),), ""),
         "100 rows of /x",
     )
-    done = Conversion(("a.npy",), ("b.h5",), {"": 9}, 9, (), 72, 99, 0, "none", False, 0, 0, True, 0.1)
+    done = Conversion(("a.npy",), ("b.h5",), 9, (), 99, 0, 0.1)
     yield done, "9 rows, 99 B, written to b.h5"
 
 

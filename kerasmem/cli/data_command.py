@@ -37,30 +37,25 @@ def _working(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @click.command("inspect", cls=GuardedCommand)
-@all_of(*FILE, "--nan", "--verify", TRUST, "--json")
-def inspect(file: str, as_json: bool, **options: Any) -> int:
+@all_of(*FILE, TRUST, "--json")
+def inspect(file: str, as_json: bool, **options: Any) -> None:
     """List the datasets of an HDF5 FILE, their size in memory, and how well they stream.
-
-    The exit code is 1 if --verify finds data that is no longer what was written.
 
     Examples:
       kerasmem data inspect train.h5
       kerasmem data inspect cells.h5ad --x X --y obs/kind/codes --batch-size 256
-      kerasmem data inspect train.h5 --nan --verify --json
+      kerasmem data inspect train.h5 --json
     """
     from kerasmem import data
     from kerasmem.rendering.data_tables import inspection_table
 
-    with progress_bar() as progress:
-        found = data.inspect(file, progress=progress, **options)
-    show_result(found, as_json, inspection_table)
-    return int(any(dataset.checksum == "wrong" for dataset in found.datasets))
+    show_result(data.inspect(file, **options), as_json, inspection_table)
 
 
 @click.command("convert", cls=GuardedCommand, seconds=None)
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(
-    *WRITING, "--split", "--keep-float64", "--image-size",
+    *WRITING, "--float32", "--image-size",
     "--color", "--follow-links", "--header", "--delimiter", "--decimal", "--encoding", "--text",
     "--rows-axis", "--unpack",
 )  # fmt: skip
@@ -76,12 +71,12 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
     Examples:
       kerasmem data convert x.npy y.npy -o train.h5
       kerasmem data convert digits.csv -o digits.h5 --columns y=label --columns 'x=*' --shuffle
-      kerasmem data convert photos/ -o photos.h5 --image-size 224x224 --shuffle --split 0.8,0.1,0.1
-      kerasmem data convert 'part-*.parquet' -o scans.h5 --split train=0.9,dev=0.1 --compression zstd
+      kerasmem data convert photos/ -o photos.h5 --image-size 224x224 --split 0.8,0.1,0.1
+      kerasmem data convert 'part-*.parquet' -o scans.h5 --compression zstd
       kerasmem data convert cells.h5ad -o cells.h5 --columns x=X --columns y=obs/kind/codes
       kerasmem data convert 'raw/*.parquet' -o s3://bucket/train.index --dask tcp://host:8786
 
-    Outputs appear when they are whole. A run to NAME.index that was killed keeps its finished parts.
+    Outputs appear when they are whole.
     Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'
     """
     from kerasmem import data
@@ -95,7 +90,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
 
 @click.command("repack", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
-@all_of(*WRITING, "--float32")
+@all_of(*WRITING, option("--float32", default=False))
 def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
 
@@ -104,7 +99,7 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
     Examples:
       kerasmem data repack slow.h5 -o fast.h5
       kerasmem data repack sorted.h5 -o mixed.h5 --shuffle
-      kerasmem data repack large.h5 -o small.h5 --compression zstd:9 --verify
+      kerasmem data repack large.h5 -o small.h5 --compression zstd:9
       kerasmem data repack large.h5 -o parts/small.index --workers 4 --part-size 256MiB
     """
     from kerasmem import data

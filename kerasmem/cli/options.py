@@ -152,8 +152,8 @@ TRUST = "--trust-file"
 FILE: tuple[Decorator | str, ...] = (click.argument("file", type=click.Path()), "--x", "--y", "--batch-size")
 # How a file is written.
 WRITING: tuple[Decorator | str, ...] = (
-    option("--output", required=True), "--columns", "--drop", "--batch-size", "--shuffle", "--seed", "--compression",
-    "--verify", "--force", "--workers", "--dask", "--part-size", TRUST,
+    option("--output", required=True), "--columns", "--drop", "--shuffle", "--seed", "--split", "--compression",
+    "--force", "--workers", "--dask", "--part-size", TRUST,
     option("--memory-budget", default="512MiB"), "--json",
 )  # fmt: skip
 

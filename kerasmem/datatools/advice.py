@@ -26,8 +26,7 @@ def known(entry: Entry) -> Known:
     return entry.name, "<f4" if packed else entry.dtype, (entry.shape or (0,))[1:]
 
 
-def is_named_target(name: str) -> bool:
-    """Return whether a dataset is called as targets are."""
+def _is_target(name: str) -> bool:
     return _last_part(name) in _TARGETS
 
 
@@ -45,7 +44,7 @@ def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
         >>> choose_roles([("id", "<i8", ()), ("images", "|u1", (28, 28)), ("label", "<i4", ())])
         ('images', 'label')
     """
-    rest = [entry for entry in datasets if not is_named_target(entry[0])] or list(datasets)
+    rest = [entry for entry in datasets if not _is_target(entry[0])] or list(datasets)
     by_name = [entry for entry in rest if _last_part(entry[0]) in _FEATURES]
     x = max(by_name or rest, key=lambda entry: prod(entry[2]) * np.dtype(entry[1]).itemsize)
     others = [entry for entry in datasets if entry[0] != x[0]]
@@ -54,7 +53,7 @@ def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
     def fitness(entry: Known) -> tuple[bool, bool, bool, bool]:
         name, dtype, shape = entry
         whole = np.dtype(dtype).kind in "iub" and prod(shape) == 1
-        return is_named_target(name), whole, prod(shape) == 1, name.rpartition("/")[0] == folder
+        return _is_target(name), whole, prod(shape) == 1, name.rpartition("/")[0] == folder
 
     candidates = [entry for entry in others if fitness(entry)[0] or fitness(entry)[1] or len(others) == 1]
     if not candidates:

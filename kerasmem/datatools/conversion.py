@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any
 
 import h5py
 import numpy as np
 
-from kerasmem import checks
 from kerasmem.datatools.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
 from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.datatools.listing import list_contents
-from kerasmem.datatools.parts import PART_SIZE, is_index, read_index, write_parts
-from kerasmem.datatools.planning import DEFAULT_MEMORY, WritePlan, make_plan
+from kerasmem.datatools.parts import read_index, write_parts
 from kerasmem.datatools.reports import Conversion, Progress, WrittenDataset, ignore_progress
 from kerasmem.datatools.settings import (
     ReadOptions,
-    WriteSettings,
+    WriteOptions,
+    check_outputs,
     output_paths,
     read_compression,
-    read_output,
     read_split,
-    refuse_outputs,
 )
 from kerasmem.datatools.sources.opening import find_paths, open_sources
-from kerasmem.datatools.sources.rows import RowSource
-from kerasmem.datatools.writing import Outcome, RunOptions, write_files
+from kerasmem.datatools.writing import make_plan, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown, type_name
-from kerasmem.hdf5.rows.settings import read_path
+from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, read_path
 from kerasmem.units import parse_size
 
 
@@ -43,17 +38,15 @@ def convert(
     *,
     columns: Mapping[str, str | Sequence[str]] | None = None,
     drop: Sequence[str] = (),
-    batch_size: int = 32,
     shuffle: bool = False,
     seed: int = 0,
-    split: Any = None,
+    split: str | None = None,
     compression: str = "none",
-    keep_float64: bool = False,
-    memory_budget: int | str = DEFAULT_MEMORY,
-    verify: bool = False,
+    float32: bool = True,
+    memory_budget: int | str = "512MiB",
     force: bool = False,
     executor: Executor | None = None,
-    part_size: int | str = PART_SIZE,
+    part_size: int | str = "1GiB",
     remote: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **reading: Any,
@@ -70,29 +63,28 @@ def convert(
             folder of images for each class. "NAME=PATH" names an .npy.
         output: the file; with `split`, "data.h5" becomes "data-train.h5" and so on. If it ends with
             ".index", it becomes the index of part-00000.h5 and so on beside it, which have the rows in order.
-        columns: what is written, {"x": "pixel*", "y": "label"}: by dataset the columns it is made of; "*" stands for
-            all that nothing else names. None for all columns, a dataset each.
+        columns: columns of each dataset written, {"x": "pixel*", "y": "label"}; "*" stands for all that nothing else
+            names. Defaults to a dataset for each column.
         drop: columns to leave out, names or patterns.
-        batch_size: rows trained on together, by which the size of chunks is chosen.
         shuffle: write the rows in random order, all orders being equally likely.
-        seed: of `shuffle` and `split`.
-        split: shares of the rows such as "0.8,0.1,0.1" (train, val, test) or "train=0.9,dev=0.1", drawn at random.
+        seed: seed of that order.
+        split: shares of the rows, "0.8,0.2" (train, val) or "0.8,0.1,0.1" (train, val, test), drawn at random: the
+            rows are shuffled.
         compression: "none", "gzip", "zstd", or with a level, "gzip:6".
-        keep_float64: write float64 as it is; else it becomes float32, and a value that this makes infinite is an error.
-        memory_budget: bytes or text ("512MiB") of the host's memory to work in.
-        verify: read the files back and compare checksums before they are moved into place.
-        force: overwrite outputs, and discard what an interrupted conversion with other settings left.
+        float32: write float64 as float32; a value that this makes infinite is an error. Defaults to True.
+        memory_budget: host memory to work in, bytes or text ("512MiB").
+        force: overwrite outputs.
         executor: writes the parts of an index, such as `ProcessPoolExecutor(4)`, Dask's `client.get_executor()` or an
             `MPIPoolExecutor`. Defaults to this process.
-        part_size: bytes of rows that such a file is to have, or text.
+        part_size: size of the rows in a part, bytes or text.
         remote: for outputs behind a URL, as for `H5ChunkSequence`.
         progress: called with the step, the rows done and all rows.
         **reading: how sources of one kind are read: `ReadOptions`.
 
     Raises:
-        DataError: a source cannot be read, or its values cannot be written without loss.
-        UsageError: a setting is wrong, or the output exists.
-        MissingExtraError: the format needs a package that is not installed.
+        DataError: If a source cannot be read, or its values cannot be written without loss.
+        UsageError: If a setting is wrong, or the output exists.
+        MissingExtraError: If the format needs a package that is not installed.
 
     Examples:
         >>> import numpy as np
@@ -102,98 +94,71 @@ def convert(
         ([('x', 'float32'), ('y', 'int64')], 32000)
     """
     started = time.monotonic()
-    settings = WriteSettings(
-        batch_size, shuffle, seed, read_compression(compression), parse_size(memory_budget, field="memory_budget"),
-        keep_float64, read_split(split),
-    )  # fmt: skip
-    options = ReadOptions(ColumnChoice(columns, drop), settings.memory // 8, **reading)
-    given = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    found = find_paths([os.fsdecode(path) for path in given])
-    paths = [path for _, path in found]
-    run = RunOptions(
-        verify, force, progress or ignore_progress, executor, parse_size(part_size, field="part_size"),
-        attributes_from=paths[0] if len(paths) == 1 and h5py.is_hdf5(paths[0]) else None,
-        trust_file=options.trust_file, remote=remote,
-    )  # fmt: skip
-    in_parts = is_index(output, executor)
-    target = read_index(output, settings) if in_parts else read_output(output)
+    shares, memory = read_split(split), parse_size(memory_budget, field="memory_budget")
+    writing = WriteOptions(
+        bool(shares) or shuffle, seed, read_compression(compression), memory, float32, shares, remote
+    )
+    options = ReadOptions(ColumnChoice(columns, drop), memory // 8, **reading)
+    paths = [sources] if isinstance(sources, (str, os.PathLike)) else sources
+    named_paths = find_paths([os.fsdecode(path) for path in paths])
+    progress = progress or ignore_progress
+    in_parts = executor is not None or os.fsdecode(output).endswith(INDEX_SUFFIX)
+    target = read_index(output, writing) if in_parts else read_path(output)
+    outputs = output_paths(target, shares)
     if not in_parts:
-        refuse_outputs(output_paths(target, settings), paths, force=force)
-    run.progress("opening the sources", 0, 0)
+        check_outputs(outputs, [path for _, path in named_paths], force=force)
+    progress("opening the sources", 0, 0)
     try:
-        source = open_sources(found, options)
+        source = open_sources(named_paths, options)
         for field in source.fields:
             options.columns.reads(field.name)
         options.columns.check()
-        plan = make_plan(source, settings, options)
+        plan = make_plan(source, options, writing)
         if in_parts:
-            outcome = write_parts(source, plan, settings, options, target, run)
+            part_bytes = parse_size(part_size, field="part_size")
+            outcome = write_parts(source, plan, options, writing, target, part_bytes, executor, progress, force=force)
         else:
-            outcome = write_files(source, plan, settings, options.threads, target, run)
+            outcome = write_files(source, options, writing, outputs, progress)
     except OSError as error:
         if error.filename is None:
             raise
         raise DataError(f"{shown(error.filename)}: cannot be read or written: {error.strerror}") from error
-    result = _result(source, plan, settings, output_paths(target, settings), outcome)
-    return replace(result, verified=verify, seconds=time.monotonic() - started)
-
-
-def _result(
-    source: RowSource, plan: WritePlan, settings: WriteSettings, outputs: tuple[str, ...], outcome: Outcome
-) -> Conversion:
-    notes = [
-        f"{name!r}: {count:,} whole numbers beyond 16,777,216 were rounded to float32; keep_float64 (--keep-float64) "
-        "keeps their last digits"
-        for name, count in outcome.inexact.items()
-    ]
-    notes += [f"{count:,} {loss}" for loss, count in sorted(outcome.losses.items())]
-    compression = settings.compression
-    columns = zip(plan.read, plan.cast, strict=True)
-    saved = [
-        read.row_bytes - cast.row_bytes for read, cast in columns if np.dtype(read.unpacked or read.dtype).kind == "f"
-    ]
     own = [(field.name, field.dtype, field.shape) for field in plan.datasets]
     features = choose_features(own, *choose_roles(own))
+    notes = [*source.notes, *(f"{count:,} {loss}" for loss, count in sorted(outcome.losses.items()))]
     if len(features) > MOST_INPUTS:
         notes.append(
             f"{len(features):,} columns would be an input each; --columns 'x=*' with --columns y=NAME puts them side "
             "by side in one dataset"
         )
+    read_types = {field.name: field.unpacked or field.dtype for field in plan.read}
+    saved = [
+        read.row_bytes - cast.row_bytes
+        for read, cast in zip(plan.read, plan.cast, strict=True)
+        if np.dtype(read_types[read.name]).kind == "f"
+    ]
+    datasets = [
+        WrittenDataset(
+            name=field.name,
+            shape=field.shape,
+            dtype=type_name(field.dtype),
+            source_dtype="+".join(dict.fromkeys(type_name(read_types[column]) for column in field.columns)),
+            bytes=plan.rows * field.row_bytes,
+            class_names=field.class_names,
+        )
+        for field in plan.datasets
+    ]
     return Conversion(
         sources=source.paths,
         outputs=outputs,
-        parts=dict(zip(settings.shares, plan.part_rows, strict=True)),
         rows=plan.rows,
-        datasets=tuple(_written(plan, outputs, outcome)),
-        bytes_read=plan.rows * sum(field.row_bytes for field in plan.read),
+        datasets=tuple(datasets),
         bytes_written=outcome.size,
         float64_saved=plan.rows * sum(saved),
-        compression=f"{compression.kind}:{compression.level}" if compression.packs else "none",
-        shuffled=settings.shuffle,
-        seed=settings.seed,
-        resumed_rows=outcome.resumed_rows,
-        notes=(*source.notes, *notes),
-        line=stream_line(outputs[0], own, settings.batch_size),
+        seconds=time.monotonic() - started,
+        notes=tuple(notes),
+        line=stream_line(outputs[0], own, 32),
     )
-
-
-def _written(plan: WritePlan, outputs: Sequence[str], outcome: Outcome) -> Iterator[WrittenDataset]:
-    read = {field.name: type_name(field.unpacked or field.dtype) for field in plan.read}
-    for target, crc32, stored_bytes in zip(plan.targets, outcome.sums, outcome.stored, strict=True):
-        field = target.field
-        yield WrittenDataset(
-            path=outputs[target.file],
-            name=field.name,
-            rows=target.rows,
-            shape=field.shape,
-            dtype=type_name(field.dtype),
-            source_dtype="+".join(dict.fromkeys(read[column] for column in field.columns)),
-            chunk_rows=min(target.chunk_rows, outcome.most_rows),
-            bytes=target.rows * field.row_bytes,
-            stored_bytes=stored_bytes,
-            crc32=crc32,
-            class_names=field.class_names,
-        )
 
 
 def repack(
@@ -207,7 +172,7 @@ def repack(
     Args:
         path: the HDF5 file.
         output: the file to be written.
-        float32: write float64 as float32.
+        float32: write float64 as float32. Defaults to False.
         **options: other arguments of `kerasmem.data.convert`, such as `compression` and `shuffle`.
 
     Raises:
@@ -218,12 +183,13 @@ def repack(
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/columns.h5", "w") as f:
         ...     _ = f.create_dataset("x", data=np.zeros((30_000, 60), "f4"), chunks=(30_000, 1), compression="gzip")
-        >>> done = repack("/tmp/columns.h5", "/tmp/rows.h5", force=True)
-        >>> done.datasets[0].chunk_rows
-        4352
+        >>> _ = repack("/tmp/columns.h5", "/tmp/rows.h5", force=True)
+        >>> with h5py.File("/tmp/rows.h5") as f:
+        ...     f["x"].chunks
+        (4369, 60)
     """
     source = read_path(path)
     if not h5py.is_hdf5(source):
         list_contents(source)  # explains what is wrong
         raise UsageError(f"path: {source!r} is no HDF5 file; kerasmem data convert reads other formats")
-    return convert(source, output, keep_float64=not checks.flag("float32", float32), unpack=False, **options)
+    return convert(source, output, float32=float32, unpack=False, **options)

@@ -41,23 +41,6 @@ class Field:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
-class Target:
-    """One dataset of an output.
-
-    Args:
-        file: number of the output file.
-        field: its name, type and row shape.
-        rows: its rows.
-        chunk_rows: rows of a chunk.
-    """
-
-    file: int
-    field: Field
-    rows: int
-    chunk_rows: int
-
-
 Rows = dict[str, np.ndarray]
 """Some rows: an array of equal length a field, by name."""
 
@@ -203,12 +186,12 @@ def join_columns(rows: Rows, datasets: Sequence[Field]) -> Rows:
 _EXACT = 2**24  # whole numbers beyond are not all float32 values
 
 
-def written_type(field: Field, *, keep_float64: bool = False) -> str:
-    """Return the type a column is written as: little-endian, float64 as float32.
+def written_type(field: Field, *, float32: bool = True) -> str:
+    """Return the little-endian type in which a column is written.
 
     Args:
         field: the column as read.
-        keep_float64: keep it.
+        float32: write float64 as float32.
 
     Raises:
         DataError: the column holds no plain numbers.
@@ -221,8 +204,8 @@ def written_type(field: Field, *, keep_float64: bool = False) -> str:
     if dtype.kind not in "fiub":
         kind = "dates or times" if dtype.kind in "mM" else "text" if dtype.kind in "SU" else f"the type {dtype}"
         raise DataError(f"{shown(field.name)} holds {kind}, no plain numbers; convert it, or leave it out with drop")
-    if dtype.kind == "f" and dtype.itemsize > 4 and not (keep_float64 and dtype.itemsize == 8):
-        return "<f8" if keep_float64 else "<f4"
+    if dtype.kind == "f" and dtype.itemsize > 4:
+        return "<f4" if float32 else "<f8"
     return dtype.newbyteorder("<").str
 
 
@@ -274,7 +257,7 @@ class Caster:
         if lost.any():
             at = tuple(int(k) for k in np.argwhere(lost)[0])
             value = f"row {first + at[0]:,} of {shown(name)} holds {values[at]:.6g}, which float32 has no room for"
-            raise DataError(f"{self._source}: {value}; scale the data, or keep the type: keep_float64 (--keep-float64)")
+            raise DataError(f"{self._source}: {value}; scale the data, or keep the type: float32=False (--no-float32)")
 
     def _count_inexact(self, name: str, values: np.ndarray, result: np.ndarray) -> None:
         with np.errstate(invalid="ignore"):

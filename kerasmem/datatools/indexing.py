@@ -87,7 +87,7 @@ def index(
     files = read_paths(given[0] if len(given) == 1 else given, access.remote)
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     try:
-        with _written_to(target, access.remote) as path:
+        with local_path(target, access.remote) as path:
             look = functools.partial(_look_into_group, names=wanted, access=access)
             groups = (files[start : start + GROUP] for start in range(0, len(files), GROUP))
             found: Iterator[_Found] = itertools.chain.from_iterable(run_tasks(executor, look, groups))
@@ -103,13 +103,13 @@ def index(
 
 
 @contextlib.contextmanager
-def _written_to(target: str, remote: RemoteAccess) -> Iterator[str]:
-    """Yield a path to write to, and upload the file if the target is a URL."""
+def local_path(target: str, remote: RemoteAccess) -> Iterator[str]:
+    """Yield the path of a file to write, and upload the file if the target is a URL."""
     if not is_url(target):
         yield target
         return
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
-        path = os.path.join(folder, f"index{INDEX_SUFFIX}")
+        path = os.path.join(folder, "file")
         yield path
         put_file(path, target, remote)
 

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
 from kerasmem import checks
-from kerasmem.datatools.advice import choose_features, choose_roles, is_named_target, known, stream_line
-from kerasmem.datatools.listing import Contents, Entry, checksums, list_contents
+from kerasmem.datatools.advice import choose_features, choose_roles, known, stream_line
+from kerasmem.datatools.listing import Contents, Entry, list_contents
 from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.repetition import find_repetition
-from kerasmem.datatools.reports import DatasetReport, Inspection, Progress, ignore_progress
-from kerasmem.errors import DataError, UsageError
+from kerasmem.datatools.reports import DatasetReport, Inspection
+from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown, type_name
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_parts, read_path
-from kerasmem.streaming.data_source import read_windows
 from kerasmem.streaming.plan import StreamSettings, dataset_names, describe_plan, make_plan
-
-MOST_CLASSES = 1000
-"""Most different values of labels."""
-
-MOST_COUNTED = 1 << 22
-"""Most rows of a file that are read to count classes. Of more rows, runs spread over a dataset are read."""
-
-_RUNS = 16  # of rows in a dataset, where not all are counted
 
 
 def inspect(
@@ -38,25 +25,16 @@ def inspect(
     x: str | None = None,
     y: str | None = None,
     batch_size: int = 32,
-    nan: bool = False,
-    verify: bool = False,
     trust_file: bool = False,
-    progress: Progress | None = None,
 ) -> Inspection:
-    """Describe the content of an HDF5 file and how well it streams.
-
-    The file's structure and the targets' classes are read, of very many rows a sample; the rest only with `nan` or
-    `verify`.
+    """Describe the content of an HDF5 file and how well it streams. No data is read.
 
     Args:
         path: the file.
         x: the dataset of the features; None for the one that looks most like them.
         y: that of the targets; None for the same.
         batch_size: rows a batch.
-        nan: count NaN and infinity, for which all floating-point datasets are read.
-        verify: compare the checksums that `kerasmem.data.convert` stored.
         trust_file: as for `H5ChunkSequence`.
-        progress: called with the step, the rows done and all rows.
 
     Raises:
         DataError: the file cannot be read.
@@ -70,7 +48,6 @@ def inspect(
         >>> found.line
         "H5ChunkSequence('/tmp/inspected.h5', x='x', y='y', batch_size=32)"
     """
-    tell = progress or ignore_progress
     access = Access(checks.flag("trust_file", trust_file))
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)
@@ -83,18 +60,9 @@ def inspect(
     last_axis = contents.rows_on_last_axis(contents.entries)
     if last_axis:
         notes.append(last_axis)
-    labels = [name for name, entry in contents.usable.items() if entry.may_be_labels]
     first, second = choose_pair(contents, x, y)
-    counted = {name for name in labels if name == second or is_named_target(name)}
-    share = MOST_COUNTED // max(1, len(counted))
-    reports = [
-        _report(
-            contents, entry, batch_size, nan=nan, verify=verify, access=access, tell=tell,
-            counted=share if entry.name in counted else 0,
-        )
-        for entry in contents.entries
-    ]  # fmt: skip
-    found = Inspection(contents.path, contents.size, tuple(reports), batch_size, notes=tuple(notes))
+    reports = tuple(_report(entry, batch_size) for entry in contents.entries)
+    found = Inspection(contents.path, contents.size, reports, batch_size, notes=tuple(notes))
     if first is None or (last_axis and x is None):
         return found
     datasets = [known(entry) for entry in contents.with_rows_of(first)]
@@ -189,49 +157,7 @@ def _checked_name(contents: Contents, option: str, name: str | None) -> str | No
     raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
 
 
-def count_classes(
-    counts: Counter[int], values: np.ndarray, packing: Packing | None = None, most: int = MOST_CLASSES
-) -> bool:
-    """Add values to the counts, and return whether they are few enough to be labels.
-
-    Values that stand for no value are left out.
-    """
-    values = values.reshape(len(values))
-    if packing is not None:
-        values = packing.stored(values)
-        values = values[~packing.is_missing(values)]
-    found, rows = np.unique(values, return_counts=True)
-    counts.update(dict(zip(map(int, found.tolist()), rows.tolist(), strict=True)))
-    return len(counts) <= most
-
-
-def sample_rows(rows: int, chunk: int, most: int) -> np.ndarray | None:
-    """Return evenly spread runs of at most `most` rows, or None for all rows.
-
-    Examples:
-        >>> sample_rows(100, 10, 32).tolist()[:6]
-        [0, 1, 2, 10, 11, 12]
-    """
-    if rows <= most:
-        return None
-    chunks = -(-rows // chunk)
-    runs = max(1, min(_RUNS, chunks, most))
-    starts = np.linspace(0, chunks - 1, runs).astype(np.int64) * chunk
-    length = max(1, min(most // runs, int(np.diff(np.r_[starts, rows]).min())))
-    return (starts[:, None] + np.arange(length)).reshape(-1)
-
-
-def _report(
-    contents: Contents,
-    entry: Entry,
-    batch_size: int,
-    *,
-    nan: bool,
-    verify: bool,
-    access: Access,
-    tell: Progress,
-    counted: int,
-) -> DatasetReport:
+def _report(entry: Entry, batch_size: int) -> DatasetReport:
     layout = entry.layout
     values = None if entry.shape is None else prod(entry.shape)
     if layout is None:
@@ -239,27 +165,6 @@ def _report(
             entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, None,
             4 * values if entry.kind and values is not None else None, None, entry.problem,
         )  # fmt: skip
-    dtype, values = np.dtype(layout.dtype), prod(layout.shape)
-
-    def windows(what: str, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        total = layout.rows if rows is None else len(rows)
-        for first, window in read_windows([contents.path], [entry.name], access=access, rows=rows):
-            yield window[entry.name]
-            tell(f"{what} in {entry.name}", first + len(window[entry.name]), total)
-
-    counts = nans = infinite = some = None
-    if counted:
-        some = sample_rows(layout.rows, layout.chunk_rows, counted)
-        counts = _label_counts(entry, windows("counting classes", some))
-    if nan and dtype.kind == "f":
-        nans = infinite = 0
-        for window in windows("counting NaN"):
-            nans += int(np.count_nonzero(np.isnan(window)))
-            infinite += int(np.count_nonzero(np.isinf(window)))
-    state = ""
-    if verify and entry.checksum is not None:
-        tell(f"summing up {entry.name}", 0, layout.rows)
-        state = "right" if checksums(contents.path, [entry.name])[entry.name] == entry.checksum else "wrong"
     return DatasetReport(
         name=entry.name,
         shape=layout.shape,
@@ -268,24 +173,8 @@ def _report(
         chunks=layout.chunks,
         filters=layout.filters,
         stored_bytes=layout.stored_bytes,
-        value_bytes=values * dtype.itemsize,
-        float32_bytes=4 * values,
+        value_bytes=layout.rows * layout.row_bytes,
+        float32_bytes=4 * prod(layout.shape),
         batch_bytes=4 * prod(layout.row_shape) * min(batch_size, layout.rows),
         class_names=entry.class_names,
-        class_counts=counts,
-        counted_rows=None if some is None or counts is None else len(some),
-        nan_count=nans,
-        infinite_count=infinite,
-        checksum=state,
     )
-
-
-def _label_counts(entry: Entry, windows: Iterator[np.ndarray]) -> dict[str, int] | None:
-    counts: Counter[int] = Counter()
-    try:
-        if not all(count_classes(counts, window, entry.packing) for window in windows):
-            return None
-    except (DataError, UsageError):  # damaged; chunks beyond any window
-        return None
-    names = entry.class_names or ()
-    return {names[value] if 0 <= value < len(names) else str(value): counts[value] for value in sorted(counts)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,11 +21,9 @@ from kerasmem.hdf5.format.links import DAMAGED, shape_of, walk_objects
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, missing_part, open_file
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.texts import MOST_TEXT, read_attribute, read_names, text_of
-from kerasmem.streaming.data_source import read_windows
 
 MOST_LISTED = 5000  # objects that are listed: a hostile file may hold millions
 MOST_CONVERTED = 100_000  # objects of a file that is converted
-CHECKSUM = "kerasmem_crc32"
 CLASS_NAMES = "class_names"
 _MOST_NAMES = 100_000  # classes
 _SPARSE = {"csr_matrix", "csc_matrix"}
@@ -46,7 +43,6 @@ class Entry:
             "ragged" for groups that cannot be stacked, or "" for others.
         class_names: names of the classes that its numbers stand for, if the file has them.
         stored_bytes: bytes taken in the file.
-        checksum: CRC-32 of its rows that was written along with it.
         packing: how its values stand for others; None if they stand for themselves.
         parts: datasets that h5py reads it from slice by slice; () if it is read otherwise, or not at all.
         is_matlab: whether MATLAB wrote it, whose first axis is HDF5's last.
@@ -60,7 +56,6 @@ class Entry:
     kind: str = ""
     class_names: tuple[str, ...] | None = None
     stored_bytes: int = 0
-    checksum: int | None = None
     packing: Packing | None = None
     parts: tuple[str, ...] = ()
     is_matlab: bool = False
@@ -69,12 +64,6 @@ class Entry:
     def rows(self) -> int:
         """Length of axis 0."""
         return self.shape[0] if self.shape else 0
-
-    @property
-    def may_be_labels(self) -> bool:
-        """Whether it holds one whole number a row, as class labels are."""
-        packed = self.packing is not None and self.packing.scales
-        return self.layout is not None and self.layout.may_be_labels and not packed
 
 
 _COLUMN = "is a column of a table; kerasmem data convert writes it as a dataset"
@@ -167,20 +156,6 @@ def opened(path: str, what: str) -> Iterator[h5py.File]:
         close_file(file)
 
 
-def checksums(path: str, names: Sequence[str]) -> dict[str, int]:
-    """Return the CRC-32 of datasets' values in order, little-endian, whatever their chunks, in one pass through a file.
-
-    It tells whether a dataset still holds what was written. The datasets have equally many rows.
-    """
-    values = dict.fromkeys(names, 0)
-    for _, window in read_windows([path], names):
-        for name, array in window.items():
-            if array.dtype.byteorder == ">":
-                array = array.astype(array.dtype.newbyteorder("<"))
-            values[name] = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, values[name])
-    return values
-
-
 class _Listing:
     """Lists a file that is open."""
 
@@ -224,7 +199,6 @@ class _Listing:
             )
         if layout is None:
             return Entry(name, shape, one_line(dtype, 200), None, problem, stored_bytes=stored)
-        names, checksum = self._class_names(item, name), self._attribute(item, CHECKSUM)
         numbers = np.dtype(layout.dtype)
         is_codes = name.endswith("/codes") and f"{name.removesuffix('codes')}categories" in self._names
         if is_codes and numbers.kind == "i":
@@ -232,9 +206,8 @@ class _Listing:
         else:
             packing = read_packing(functools.partial(self._attribute, item), numbers)
         return Entry(
-            name, layout.shape, layout.dtype, layout, "", "codes" if is_codes else "", names, stored,
-            int(checksum) if isinstance(checksum, np.integer) else None, packing,
-            is_matlab=self._attribute(item, "MATLAB_class") is not None,
+            name, layout.shape, layout.dtype, layout, "", "codes" if is_codes else "", self._class_names(item, name),
+            stored, packing, is_matlab=self._attribute(item, "MATLAB_class") is not None,
         )  # fmt: skip
 
     def _table_columns(self, item: h5py.Dataset, name: str) -> Iterator[Entry]:

@@ -33,11 +33,6 @@ class DatasetReport:
         batch_bytes: bytes of a batch as float32.
         problem: why it cannot be trained from, or "".
         class_names: names of its classes.
-        class_counts: rows of each value, or None if it was not counted.
-        counted_rows: rows counted if only a sample was, or None for all.
-        nan_count: NaN among its values, or None if not counted.
-        infinite_count: infinities among them.
-        checksum: "right", "wrong", or "" if there is none or it was not compared.
     """
 
     name: str
@@ -52,11 +47,6 @@ class DatasetReport:
     batch_bytes: int | None
     problem: str = ""
     class_names: tuple[str, ...] | None = None
-    class_counts: dict[str, int] | None = None
-    counted_rows: int | None = None
-    nan_count: int | None = None
-    infinite_count: int | None = None
-    checksum: str = ""
 
 
 @dataclass(frozen=True)
@@ -187,33 +177,22 @@ class DataIndexed(Record, what="account of an index", version=1):
 
 @dataclass(frozen=True)
 class WrittenDataset:
-    """One dataset of an output.
+    """One dataset, in one file or in all parts.
 
     Args:
-        path: the file.
-        name: full name in it.
-        rows: rows.
+        name: full name in the file.
         shape: shape of a row.
         dtype: type as written.
         source_dtype: type as read. Several are joined by "+".
-        chunk_rows: rows of a chunk.
-        bytes: bytes of its values.
-        stored_bytes: bytes it takes in the file.
-        crc32: CRC-32 of its values in order, little-endian, as `zlib.crc32(dataset[...].tobytes())` has it; None for
-            parts, each of which has its own.
+        bytes: size of its values, uncompressed.
         class_names: names of its classes.
     """
 
-    path: str
     name: str
-    rows: int
     shape: tuple[int, ...]
     dtype: str
     source_dtype: str
-    chunk_rows: int
     bytes: int
-    stored_bytes: int
-    crc32: int | None
     class_names: tuple[str, ...] | None = None
 
 
@@ -224,17 +203,10 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
     Args:
         sources: the files and folders.
         outputs: the files.
-        parts: rows of each part by name, or of "" if nothing was split.
         rows: rows read.
         datasets: datasets written.
-        bytes_read: bytes of the values as read.
         bytes_written: bytes of the files.
         float64_saved: bytes saved by writing float64 as float32.
-        compression: "none", "gzip:4", "zstd:3".
-        shuffled: whether the rows were shuffled.
-        seed: of shuffle and split.
-        resumed_rows: rows that an interrupted run had done before.
-        verified: whether the files were read back and their checksums compared.
         seconds: duration.
         notes: further remarks.
         line: a line of Python that streams the result.
@@ -242,17 +214,10 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
 
     sources: tuple[str, ...]
     outputs: tuple[str, ...]
-    parts: dict[str, int]
     rows: int
     datasets: tuple[WrittenDataset, ...]
-    bytes_read: int
     bytes_written: int
     float64_saved: int
-    compression: str
-    shuffled: bool
-    seed: int
-    resumed_rows: int
-    verified: bool = False
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     line: str = ""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.inspection import MOST_CLASSES, choose_pair, count_classes
+from kerasmem.datatools.inspection import choose_pair
 from kerasmem.datatools.listing import Contents, Entry, list_contents
 from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.reports import ColumnStats, DataStats, Progress, ignore_progress
@@ -28,6 +28,7 @@ from kerasmem.hdf5.rows.settings import Access, read_files, read_path
 from kerasmem.processes.executors import run_tasks
 from kerasmem.streaming.data_source import read_windows
 
+_MOST_CLASSES = 1000  # different values of labels
 _SECTION_VALUES = 1 << 18  # summed up together as float64: they stay in the processor's cache
 _SECTIONS = 256  # joined to a block, which is a worker's task
 _MOST_SHOWN = 16  # numbers written out in code
@@ -189,7 +190,7 @@ class _Moments:
         return _Moments(
             self.missing + other.missing, self.nans + other.nans, self.infinite + other.infinite,
             min(self.low, other.low), max(self.high, other.high),
-            labels if labels is None or len(labels) <= MOST_CLASSES else None,
+            labels if labels is None or len(labels) <= _MOST_CLASSES else None,
             self.count + other.count,
             self.mean + shift * (other.count / total),
             self.squares + other.squares + np.square(shift) * (self.count * other.count / total),
@@ -217,13 +218,15 @@ class _Moments:
 
 def _moments(values: np.ndarray, layout: DatasetLayout, packing: Packing | None) -> _Moments:
     is_packed = packing is not None and packing.scales
-    labels: Counter[int] | None = Counter() if layout.may_be_labels and not is_packed else None
-    if labels is not None and not count_classes(labels, values, packing):
-        labels = None
     values = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
     if packing is not None:
         values = packing.stored(values)
     missing = np.zeros(values.shape, bool) if packing is None else packing.is_missing(values)
+    labels = None
+    if layout.may_be_labels and not is_packed:
+        classes, rows = np.unique(values[~missing], return_counts=True)
+        if len(classes) <= _MOST_CLASSES:
+            labels = Counter({int(value): int(count) for value, count in zip(classes, rows, strict=True)})
     flat = values.astype(np.float64)
     finite = np.isfinite(flat) & ~missing
     where: Any = True if finite.all() else finite

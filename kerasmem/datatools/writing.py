@@ -1,227 +1,310 @@
-"""Write rows to new HDF5 files: in random order and in parts if asked, whole or not at all."""
+"""Write rows to new HDF5 files, in random order if asked; outputs appear when they are whole."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import itertools
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+import tempfile
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
-from kerasmem import files
-from kerasmem.datatools.chunk_writer import ChunkWriter, copy_attributes
-from kerasmem.datatools.fields import Caster, Rows, join_columns
-from kerasmem.datatools.listing import checksums
-from kerasmem.datatools.planning import WritePlan, check_space
-from kerasmem.datatools.reports import Progress
-from kerasmem.datatools.settings import WriteSettings, output_paths
-from kerasmem.datatools.shuffling import BucketFile, RandomSplit
+from kerasmem.datatools.fields import Caster, Field, Rows, check_names, join_columns, written_type
+from kerasmem.datatools.listing import CLASS_NAMES, opened
+from kerasmem.datatools.packing import UNPACKED
+from kerasmem.datatools.reports import Progress, ignore_progress
+from kerasmem.datatools.settings import ReadOptions, WriteOptions
 from kerasmem.datatools.sources.rows import RowSource, even_pieces, rows_in
-from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.errors import DataError, KerasmemError, UsageError
+from kerasmem.files import replacing
 from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.links import DAMAGED, encoded
+from kerasmem.hdf5.rows.texts import TEXTS_AT_ONCE, read_attribute
+from kerasmem.units import KIB, MIB, format_size
 
-PARTIAL = ".kerasmem-partial"
+_CHUNK_BYTES = MIB
+_LEAST_CHUNK = 4 * KIB
+_PIECE_BYTES = 4 * MIB  # read, converted and written at a time
+_PIECE_ROWS = 1 << 16
+_LEAST_ROWS, _LEAST_SHUFFLED = 16, 64  # rows that fit into the memory
+_MOST_ATTRIBUTE = 60_000  # bytes; HDF5 keeps no larger ones beside a dataset
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Facts of the files that a conversion wrote.
+class WritePlan:
+    """Columns, datasets and sizes of a conversion.
 
     Args:
-        sums: the checksum of each dataset; None if it lies in parts.
-        stored: bytes that each takes.
-        size: bytes of the files.
-        inexact: whole numbers that were rounded, by column.
-        losses: images or values that lost something, by the note about it.
-        resumed_rows: rows of parts that an interrupted run wrote.
-        most_rows: of a dataset in one file.
+        read: the columns as read, as far as they are written.
+        cast: the same columns in the types written.
+        datasets: the datasets written.
+        rows: number of rows.
+        piece_rows: rows that are read and written at a time.
+        chunk_bytes: size of a chunk.
+        run_bytes: size of the rows that are shuffled in memory.
     """
 
-    sums: Sequence[int | None]
-    stored: Sequence[int]
+    read: tuple[Field, ...]
+    cast: tuple[Field, ...]
+    datasets: tuple[Field, ...]
+    rows: int
+    piece_rows: int
+    chunk_bytes: int
+    run_bytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as written."""
+        return sum(field.row_bytes for field in self.datasets)
+
+
+class Outcome(NamedTuple):
+    """Size of the files written, and the values that lost something, counted by the note about it."""
+
     size: int
-    inexact: dict[str, int]
-    losses: dict[str, int]
-    resumed_rows: int
-    most_rows: int
+    losses: Counter[str]
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Options that do not change the result of a conversion.
+def make_plan(source: RowSource, reading: ReadOptions, writing: WriteOptions) -> WritePlan:
+    """Plan a conversion.
 
-    Args:
-        verify: read the files back and compare.
-        force: overwrite outputs, and discard the parts of an interrupted conversion with other settings.
-        progress: called with the step, the rows done and all rows.
-        executor: writes the parts of an index; None for this process.
-        part_bytes: bytes of rows of such a part.
-        attributes_from: the HDF5 file whose attributes are copied.
-        trust_file: whether that file is trusted.
-        remote: how outputs behind a URL are reached, as for `H5ChunkSequence`.
+    Raises:
+        DataError: If the columns cannot be written.
+        UsageError: If the memory is too small.
     """
+    read = tuple(field for field in source.fields if reading.columns.reads(field.name))
+    cast = tuple(replace(field, dtype=written_type(field, float32=writing.float32)) for field in read)
+    datasets = reading.columns.datasets(cast)
+    check_names(datasets, "output")
+    row_bytes = max(sum(field.row_bytes for field in fields) for fields in (read, datasets))
+    least = (_LEAST_SHUFFLED if writing.shuffle else _LEAST_ROWS) * row_bytes
+    if writing.memory < least:
+        raise UsageError(
+            f"memory_budget: {format_size(writing.memory)} is too small for rows of {format_size(row_bytes)}; "
+            f"give at least '{-(-least // MIB)}MiB'"
+        )
+    files = max(1, len(writing.shares))
+    piece_bytes = min(_PIECE_BYTES, writing.memory // 24)
+    chunk_bytes = max(_LEAST_CHUNK, min(_CHUNK_BYTES, writing.memory // 4 // (len(datasets) * files)))
+    piece_rows = max(1, min(_PIECE_ROWS, piece_bytes // max(row_bytes, 1)))
+    return WritePlan(read, cast, datasets, source.rows, piece_rows, chunk_bytes, writing.memory // 8)
 
-    verify: bool
-    force: bool
-    progress: Progress
-    executor: Executor | None
-    part_bytes: int
-    attributes_from: str | None = None
-    trust_file: bool = False
-    remote: Mapping[str, Any] | None = None
+
+def share_out(count: int, shares: Sequence[float]) -> list[int]:
+    """Divide a number of rows by shares that add up to 1.
+
+    Examples:
+        >>> share_out(10, [0.75, 0.25])
+        [8, 2]
+    """
+    ends = [round(count * total) for total in itertools.accumulate(shares)]
+    return [end - start for start, end in itertools.pairwise([0, *ends])]
 
 
 def write_files(
-    source: RowSource, plan: WritePlan, settings: WriteSettings, threads: int, target: str, run: RunOptions
+    source: RowSource,
+    reading: ReadOptions,
+    writing: WriteOptions,
+    outputs: Sequence[str],
+    progress: Progress = ignore_progress,
 ) -> Outcome:
-    """Write a source's rows to files, whole or not at all.
+    """Write a source's rows to files, all or none of them.
 
     Args:
-        source: what is read.
-        plan: what is written.
-        settings: order, split and compression.
-        threads: that compress.
-        target: the file, from whose name those of several are made.
-        run: options.
-    """
-    outputs, packs = output_paths(target, settings), settings.compression.packs
-    caster = Caster(source.label, plan.read, plan.cast)
-    before = source.losses.copy()
-    with _work_folder(target) as folder:
-        check_space(plan, folder, shuffle=settings.shuffle, packs=packs)
-        paths = [os.path.join(folder, f"{number}.h5") for number in range(len(outputs))]
-        pieces = _pieces(source, plan, settings, caster)
-        if settings.shuffle:
-            pieces = _shuffled(pieces, plan, settings, folder, run.progress)
-        try:
-            sums = _write(pieces, paths, plan, settings, threads, run.progress)
-        except OSError as error:
-            if error.filename is not None or error.errno is None:
-                raise
-            raise KerasmemError(f"{shown(target)}: cannot be written: {os.strerror(error.errno)}") from error
-        if run.attributes_from is not None:
-            names = [(field.columns[0], field) for field in plan.datasets if len(field.columns) == 1]
-            for path in paths:
-                notes = copy_attributes(run.attributes_from, path, names, trust_file=run.trust_file)
-            source.notes += notes
-        if run.verify:
-            _verify(paths, plan, sums, run.progress)
-        stored = [_stored_bytes(paths[each.file], each.field.name) for each in plan.targets]
-        for path, output in zip(paths, outputs, strict=True):
-            os.replace(path, output)
-    return Outcome(
-        sums, stored, sum(map(os.path.getsize, outputs)), caster.inexact, source.losses - before, 0,
-        max(each.rows for each in plan.targets),
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _work_folder(output: str) -> Iterator[str]:
-    """Yield an empty, locked folder beside an output, and remove it at the end.
+        source: the source.
+        reading: how it is read.
+        writing: how the files are written.
+        outputs: paths of the files: one, or one for each share.
+        progress: called with the step, the rows done and all rows.
 
     Raises:
-        UsageError: If another process writes this output, or the folder holds what no conversion left.
+        DataError: If the rows cannot be read, or there is no space for them.
+        KerasmemError: If a file cannot be written.
     """
-    folder = output + PARTIAL
-    files.own_folder("output", folder)
-    lock_path = os.path.join(folder, "lock")
-    for entry in os.scandir(folder):
-        if not entry.is_file(follow_symlinks=False):
-            raise UsageError(f"{shown(entry.path)}: is not a file of a conversion; remove the folder {folder!r}")
-    with os.fdopen(files.open_plain(lock_path, os.O_WRONLY | os.O_CREAT), "wb") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
-            try:
-                files.lock(lock, wait=False)
-            except BlockingIOError:
-                raise UsageError(f"{shown(output)}: another process is writing this output; wait for it") from None
-        for name in os.listdir(folder):  # left by a process that was killed
-            if name != "lock":
-                os.unlink(os.path.join(folder, name))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    plan = make_plan(source, reading, writing)
+    sizes = share_out(plan.rows, list(writing.shares.values()) or [1])
+    if not all(sizes):
+        raise UsageError(f"split: {plan.rows:,} rows are too few for a file each; give larger shares")
+    folder = os.path.dirname(outputs[0])
+    _check_space(plan, writing, folder)
+    caster = Caster(source.label, plan.read, plan.cast)
+    before = source.losses.copy()
+    pieces = _pieces(source, plan, caster)
+    if writing.shuffle:
+        pieces = _shuffled(pieces, plan, writing.seed, folder, progress)
+    try:
+        with contextlib.ExitStack() as stack:
+            paths = [stack.enter_context(replacing(output, durable=True)).name for output in outputs]
+            raw_files = [stack.enter_context(_OutputFile(path, "r+")) for path in paths]
+            work = _write(pieces, raw_files, sizes, plan, source, reading, writing)
+            for done in stack.enter_context(contextlib.closing(work)):
+                for file in raw_files:
+                    file.check()
+                progress("writing", done, plan.rows)
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise KerasmemError(f"{shown(outputs[0])}: cannot be written: {os.strerror(error.errno)}") from error
+    losses = source.losses - before
+    for name, count in caster.inexact.items():
+        losses[f"whole numbers of {shown(name)} beyond 16,777,216 were rounded to float32; {_KEEP}"] += count
+    return Outcome(sum(map(os.path.getsize, outputs)), losses)
 
 
-_Piece = tuple[int, Rows, np.ndarray]
-"""Number, rows as written, and the part of each row."""
+def _check_space(plan: WritePlan, writing: WriteOptions, folder: str) -> None:
+    copies = int(writing.shuffle) + int(not writing.compression)
+    needed, free = copies * plan.rows * plan.row_bytes, shutil.disk_usage(folder).free
+    if needed > free:
+        space = f"{format_size(free)} free, and {format_size(needed)} are needed"
+        raise DataError(f"{shown(folder)}: has {space}; choose another disk, compression, or fewer columns")
 
 
-def _pieces(source: RowSource, plan: WritePlan, settings: WriteSettings, caster: Caster) -> Iterator[_Piece]:
-    """Yield the rows of a source in order."""
-    size = plan.sizes.piece_rows
-    split = RandomSplit(plan.part_rows, settings.seed)
-    for number, piece in enumerate(even_pieces(source.pieces(0, size), size)):
+_KEEP = "float32=False (--no-float32) keeps their last digits"
+
+
+def _pieces(source: RowSource, plan: WritePlan, caster: Caster) -> Iterator[Rows]:
+    """Yield the rows of a source as they are written."""
+    done = 0
+    for piece in even_pieces(source.pieces(0, plan.piece_rows), plan.piece_rows):
         read = {field.name: piece[field.name] for field in plan.read}
-        rows = join_columns(caster.cast(read, number * size), plan.datasets)
-        yield number, rows, split.deal(number, rows_in(rows))
+        yield join_columns(caster.cast(read, done), plan.datasets)
+        done += rows_in(piece)
 
 
-def _shuffled(
-    pieces: Iterator[_Piece], plan: WritePlan, settings: WriteSettings, folder: str, progress: Progress
-) -> Iterator[_Piece]:
-    """Yield the same rows in random order, those of a piece from one part."""
-    run_rows = max(plan.sizes.run_bytes // plan.row_bytes, plan.sizes.piece_rows)
-    with open(os.path.join(folder, "buckets"), "x+b") as file:
-        buckets = BucketFile(file, plan.datasets, plan.buckets, run_rows, settings.seed)
-        done = 0
-        for number, rows, parts in pieces:
-            buckets.add(number, rows, parts)
-            done += len(parts)
-            progress("reading", done, plan.rows)
-        for number, (part, rows) in enumerate(buckets.shuffled(plan.sizes.piece_rows)):
-            yield number, rows, np.full(rows_in(rows), part, np.uint8)
+def _shuffled(pieces: Iterator[Rows], plan: WritePlan, seed: int, folder: str, progress: Progress) -> Iterator[Rows]:
+    """Yield the same rows in random order.
+
+    A temporary file takes the rows in runs, sorted by randomly drawn buckets. Each bucket is then shuffled in memory.
+    That is sorting by random numbers whose first digits are the bucket, so every order is equally likely, whatever the
+    memory (Rao, 1961; Sandelius, 1962).
+    """
+    random = np.random.default_rng(seed)
+    record = np.dtype([(field.name, field.dtype, field.shape) for field in plan.datasets])
+    run_rows = max(1, plan.run_bytes // record.itemsize)
+    buckets = -(-plan.rows // run_rows)
+    counts = []  # rows of each bucket, by run
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for number, run in enumerate(even_pieces(pieces, run_rows), start=1):
+            records = np.empty(rows_in(run), record)
+            for name, values in run.items():
+                records[name] = values
+            drawn = random.integers(0, buckets, len(records))
+            file.write(records[np.argsort(drawn, kind="stable")].view(np.uint8).data)
+            counts.append(np.bincount(drawn, minlength=buckets))
+            progress("reading", min(number * run_rows, plan.rows), plan.rows)
+        del run, records
+        lengths = np.array(counts) * record.itemsize
+        starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        for bucket in range(buckets):
+            parts = []
+            for start, length in zip(starts[:, bucket].tolist(), lengths[:, bucket].tolist(), strict=True):
+                file.seek(start)
+                parts.append(np.frombuffer(file.read(length), record))
+            records = np.concatenate(parts)
+            order = random.permutation(len(records))
+            for first in range(0, len(records), plan.piece_rows):
+                some = records[order[first : first + plan.piece_rows]]
+                yield {name: some[name] for name in record.names or ()}
+
+
+class _OutputFile(io.FileIO):
+    """A file that keeps its first error. HDF5 cannot close a file that it cannot write, and crashes at exit."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all bytes, or none after a failure."""
+        left = memoryview(data)
+        try:
+            while left and self.failure is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.failure = error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, unless a write failed."""
+        return 0 if self.failure else super().truncate(size)
+
+    def check(self) -> None:
+        """Raise the error of a failed write."""
+        if self.failure:
+            raise self.failure
 
 
 def _write(
-    pieces: Iterator[_Piece],
-    paths: Sequence[str],
+    pieces: Iterator[Rows],
+    raw_files: Sequence[_OutputFile],
+    sizes: Sequence[int],
     plan: WritePlan,
-    settings: WriteSettings,
-    threads: int,
-    progress: Progress,
-) -> list[int]:
-    """Write new files and return the checksum of each dataset."""
+    source: RowSource,
+    reading: ReadOptions,
+    writing: WriteOptions,
+) -> Generator[int, None, None]:
+    """Write rows to files, one after the other; yield the number of rows written so far."""
+    cache = {"rdcc_nbytes": plan.chunk_bytes, "rdcc_w0": 1}  # a chunk of each dataset
+    starts = list(itertools.accumulate(sizes, initial=0))
     done = 0
-    with closing(ChunkWriter(paths, plan.targets, settings.compression, threads)) as writer:
-        for _, rows, parts in pieces:
-            for part in np.unique(parts).tolist():
-                mine = parts == part
-                for place, field in enumerate(plan.datasets):
-                    values = rows[field.name]
-                    writer.append(part * len(plan.datasets) + place, values if mine.all() else values[mine])
-            done += len(parts)
-            progress("writing", done, plan.rows)
-        writer.finish()
-        return writer.sums
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(h5py.File(file, "w", **cache)) for file in raw_files]
+        datasets = [
+            {field.name: _create_dataset(file, field, rows, plan.chunk_bytes, writing) for field in plan.datasets}
+            for file, rows in zip(files, sizes, strict=True)
+        ]
+        for piece in pieces:
+            count = rows_in(piece)
+            for (start, stop), targets in zip(itertools.pairwise(starts), datasets, strict=True):
+                low, high = max(start, done), min(stop, done + count)
+                if low < high:
+                    for name, values in piece.items():
+                        targets[name][low - start : high - start] = values[low - done : high - done]
+            done += count
+            yield done
+        for file in files:
+            _copy_attributes(source, file, plan.datasets, trust_file=reading.trust_file)
+    yield done
 
 
-def _verify(paths: Sequence[str], plan: WritePlan, sums: Sequence[int], progress: Progress) -> None:
-    """Read the files back and compare.
-
-    Raises:
-        KerasmemError: If the values read are not those written.
-    """
-    done = 0
-    for number, path in enumerate(paths):
-        targets = zip(plan.targets, sums, strict=True)
-        expected = {target.field.name: value for target, value in targets if target.file == number}
-        for name, value in checksums(path, list(expected)).items():
-            if value != expected[name]:
-                sums_differ = f"reads back as {value:08x} and was written as {expected[name]:08x}"
-                raise KerasmemError(
-                    f"{shown(name)}: {sums_differ}; the disk or its memory is at fault; nothing was kept"
-                )
-        done += plan.part_rows[number]
-        progress("verifying", done, plan.rows)
+def _create_dataset(file: h5py.File, field: Field, rows: int, chunk_bytes: int, writing: WriteOptions) -> h5py.Dataset:
+    chunk_rows = max(1, min(rows, chunk_bytes // max(field.row_bytes, 1)))
+    dtype = np.dtype(field.dtype)
+    dataset = file.create_dataset(
+        field.name, (rows, *field.shape), dtype, chunks=(chunk_rows, *field.shape), fill_time="never",
+        shuffle=bool(writing.compression) and dtype.itemsize > 1, **writing.compression,
+    )  # fmt: skip
+    if field.class_names is not None:
+        names = [text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0") for text in field.class_names]
+        if len(names) <= TEXTS_AT_ONCE:
+            dataset.attrs[CLASS_NAMES] = names
+        else:
+            file[f"{field.name}_{CLASS_NAMES}"] = names
+    return dataset
 
 
-def _stored_bytes(path: str, name: str) -> int:
-    with h5py.File(path, "r") as file:
-        return int(file[name].id.get_storage_size())
+def _copy_attributes(source: RowSource, file: h5py.File, datasets: Sequence[Field], *, trust_file: bool) -> None:
+    """Copy attributes that are numbers or texts from a single HDF5 file, and note those that are too large."""
+    path = source.paths[0]
+    if len(set(source.paths)) > 1 or not h5py.is_hdf5(path):
+        return
+    columns = [(field.columns[0], field) for field in datasets if len(field.columns) == 1]
+    with opened(path, f"{shown(path)}: its list of attributes") as original:
+        for name, field in [("/", Field("/", "<f4")), *columns]:
+            with contextlib.suppress(*DAMAGED):
+                item, target = original[encoded(name)], file[field.name].attrs
+                for key in item.attrs:
+                    value = read_attribute(item, key, trust_file=trust_file, most=_MOST_ATTRIBUTE)
+                    if key in target or (field.unpacked and key in UNPACKED):
+                        continue
+                    if isinstance(value, str) or getattr(value, "dtype", np.dtype("V")).kind in "iufbSUO":
+                        target[key] = value
+                    elif value is None and h5py.check_string_dtype(item.attrs.get_id(key).dtype) is not None:
+                        source.notes.append(
+                            f"left out: attribute {shown(key)} of {shown(name)}, which has many or long texts"
+                        )

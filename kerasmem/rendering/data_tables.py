@@ -20,7 +20,7 @@ _MOST_DATASETS = 60
 def inspection_table(found: Inspection, terminal: int | None = None) -> RenderableType:
     """Return the datasets, classes, stream and line to paste of a file."""
     title = Text(f"{printable(found.path, 200)}: {format_size(found.size)}", style="bold")
-    parts: list[RenderableType] = [title, "", _datasets(found, terminal), *_class_shares(found)]
+    parts: list[RenderableType] = [title, "", _datasets(found, terminal)]
     unfit = [dataset for dataset in found.datasets if dataset.problem][:_MOST_DATASETS]
     if unfit:
         parts += ["", Text("Not to be trained from:")]
@@ -37,15 +37,14 @@ def conversion_table(done: Conversion, terminal: int | None = None) -> Renderabl
     names = ", ".join(printable(os.path.basename(path), 80) for path in done.outputs)
     first = Text(f"{names}: {done.rows:,} rows, {format_size(done.bytes_written)}", style="bold")
     first.append(f" in {done.seconds:.1f} s", style="dim")
-    rows = []
-    for dataset in done.datasets:
-        folder = f"{os.path.basename(dataset.path)}: " if len(done.outputs) > 1 else ""
-        shape = _extents(dataset.shape) or "one number"
-        checksum = "–" if dataset.crc32 is None else f"{dataset.crc32:08x}"
-        types = (dataset.dtype, printable(dataset.source_dtype, 30))
-        sizes = (f"{dataset.chunk_rows:,} rows", dataset.bytes, dataset.stored_bytes)
-        rows.append((short_name(folder + dataset.name), f"{dataset.rows:,}", shape, *types, *sizes, checksum))
-    columns = ("Dataset", "Rows", "Row", "Type", "from", "Chunks of", "Size", "Stored", "CRC-32")
+    rows = [
+        (
+            short_name(dataset.name), _extents(dataset.shape) or "one number", dataset.dtype,
+            printable(dataset.source_dtype, 30), dataset.bytes,
+        )
+        for dataset in done.datasets
+    ]  # fmt: skip
+    columns = ("Dataset", "Row", "Type", "from", "Size")
     notes = (*map(Text, _remarks(done)), *note_lines(done.notes, 400))
     return Group(first, "", _data_table(terminal, columns, rows), *notes, *_line_to_paste(done.line))
 
@@ -57,7 +56,7 @@ def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType
     for column in found.columns:
         moments = [_listed([f"{value:.4g}" for value in values], 4) for values in (column.mean, column.variance)]
         limits = ["–" if value is None else f"{value:.6g}" for value in (column.minimum, column.maximum)]
-        counts = [_count(column.nan_count), _count(column.infinite_count), _count(column.missing_count)]
+        counts = [f"{count:,}" for count in (column.nan_count, column.infinite_count, column.missing_count)]
         rows.append((short_name(column.name), *moments, *limits, *counts))
     missing = "Missing" if any(column.missing_count for column in found.columns) else None
     columns = ("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite", missing)
@@ -97,12 +96,8 @@ def _line_to_paste(line: str) -> Iterator[RenderableType]:
 
 
 def _datasets(found: Inspection, terminal: int | None) -> Table:
-    has_counts = any(dataset.nan_count is not None for dataset in found.datasets)
-    has_checksums = any(dataset.checksum for dataset in found.datasets)
     sizes = ("Stored", "As float32", f"Batch of {found.batch_size:,}")
-    counts = ("NaN", "Infinite") if has_counts else (None, None)
-    checksum = "Checksum" if has_checksums else None
-    columns = ("Dataset", "Shape", "Type", "Chunks", "Filters", *sizes, *counts, checksum)
+    columns = ("Dataset", "Shape", "Type", "Chunks", "Filters", *sizes)
     rows = []
     for dataset in found.datasets:
         role = {found.x: " (x)", found.y: " (y)"}.get(dataset.name, "")
@@ -111,33 +106,15 @@ def _datasets(found: Inspection, terminal: int | None) -> Table:
         filters = printable("+".join(dataset.filters), 40) or "–"
         facts = (short_name(dataset.name) + role, shape, printable(dataset.dtype, 30), chunks, filters)
         bytes_taken = (dataset.stored_bytes, dataset.float32_bytes, dataset.batch_bytes)
-        values = (_count(dataset.nan_count), _count(dataset.infinite_count), dataset.checksum or "–")
-        rows.append((*facts, *bytes_taken, *values))
+        rows.append((*facts, *bytes_taken))
     return _data_table(terminal, columns, rows)
-
-
-def _class_shares(found: Inspection) -> Iterator[Text]:
-    shown = [dataset for dataset in found.datasets if dataset.class_counts and len(dataset.class_counts) > 1]
-    shown.sort(key=lambda dataset: dataset.name != found.y)
-    for dataset in shown[:8]:
-        counts = dataset.class_counts or {}
-        total, ratio = sum(counts.values()), max(counts.values()) / min(counts.values())
-        shares = [f"{printable(name, 30)} {100 * count / total:.1f} %" for name, count in counts.items()]
-        balance = "balanced" if ratio < 1.05 else f"the most common {ratio:,.1f} times the rarest"
-        some = f" (in {total:,} rows of it)" if dataset.counted_rows is not None else ""
-        yield Text(f"Classes in {printable(dataset.name, 60)}{some}: {_listed(shares, 20)}; {balance}")
 
 
 def _remarks(done: Conversion) -> Iterator[str]:
     if done.float64_saved:
         yield f"float64 written as float32 saves {format_size(done.float64_saved)}."
-    order = f"in random order (seed {done.seed})" if done.shuffled else "in the order of the sources"
-    verified = "; read back and found right." if done.verified else "."
-    yield f"Rows are {order}; compression {done.compression}{verified}"
-    if done.resumed_rows:
-        yield f"An interrupted run wrote {done.resumed_rows:,} of the rows."
     for dataset in done.datasets:
-        if dataset.class_names is not None and dataset.path == done.outputs[0]:
+        if dataset.class_names is not None:
             names = [f"{number} {printable(name, 30)}" for number, name in enumerate(dataset.class_names)]
             yield f"Classes in {printable(dataset.name, 60)}: {_listed(names, 10)}"
 
@@ -148,7 +125,3 @@ def _listed(texts: Sequence[str], most: int) -> str:
 
 def _extents(shape: Sequence[int]) -> str:
     return "×".join(f"{extent:,}" for extent in shape)
-
-
-def _count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"

@@ -35,35 +35,30 @@ def pasted(out):
 
 
 def test_inspect(cli, file):
-    done = cli("data", "inspect", file, "--nan")
+    done = cli("data", "inspect", file)
     assert (done.code, done.err) == (0, "")
     x, y = pasted(done.out)
     assert x.shape == (32, 8) and y.shape == (32,)
     assert "\x1b" not in done.out and "words \\x1b[31m[bold]: holds text" in done.out
-    assert "Classes in y: 0 20.0 %, 1 20.0 %" in done.out and "balanced" in done.out and "gzip" in done.out
+    assert "gzip" in done.out
     data = json.loads(cli("data", "inspect", file, "--json", "--batch-size", 64).out)
     assert data["format_version"] == 1 and data["batch_size"] == 64
     assert {dataset["name"] for dataset in data["datasets"]} == {"x", "y", "words \x1b[31m[bold]"}
 
 
-def test_convert_inspect_verify(cli, tmp_path):
+def test_convert(cli, tmp_path):
     np.save(tmp_path / "x.npy", RNG.random((400, 6)))
     np.save(tmp_path / "y.npy", np.arange(400) % 3)
     output = tmp_path / "out.h5"
     arguments = ["data", "convert", tmp_path / "x.npy", tmp_path / "y.npy", "-o", output]
-    done = cli(*arguments, "--shuffle", "--compression", "gzip", "--verify")
+    done = cli(*arguments, "--shuffle", "--compression", "gzip")
     assert (done.code, done.err) == (0, "")
-    assert "float64 written as float32 saves 9.38 KiB." in done.out and "read back and found right" in done.out
+    assert "float64 written as float32 saves 9.38 KiB." in done.out
     assert pasted(done.out)[0].dtype == np.float32
     refused = cli(*arguments)
     assert refused.code == 2 and "exists already" in refused.err and refused.err.count("\n") == 1
     data = json.loads(cli(*arguments, "--force", "--json").out)
     assert data["float64_saved"] == 400 * 6 * 4 and data["datasets"][0]["dtype"] == "float32"
-    assert cli("data", "inspect", output, "--verify").code == 0
-    with h5py.File(output, "r+") as file:
-        file["y"][0] = 9
-    done = cli("data", "inspect", output, "--verify")
-    assert done.code == 1 and "wrong" in done.out
     done = cli(*arguments, "--force", "--split", "0.75,0.25", "--columns", "x=x", "--columns", "y=y")
     assert done.code == 0 and "out-train.h5" in done.out and (tmp_path / "out-val.h5").exists()
 

@@ -24,7 +24,7 @@ def test_existing_files_follow_one_another(tmp_path):
             )
             file.create_dataset("train/y", data=Y[part], chunks=(33,)).attrs["class_names"] = list("abcde")
             file["words"], file["single"] = ["a", "b"], 4.0
-    done = convert(str(tmp_path / "run*.h5"), tmp_path / "out.h5", compression="zstd", verify=True, shuffle=False)
+    done = convert(str(tmp_path / "run*.h5"), tmp_path / "out.h5", compression="zstd", shuffle=False)
     x, y = streamed(tmp_path / "out.h5", "train/x", "train/y")
     assert np.array_equal(x, X.astype("f4")) and np.array_equal(y, Y)
     with h5py.File(tmp_path / "out.h5") as file:
@@ -57,7 +57,6 @@ def test_anndata_sparse_and_dense(tmp_path):
         tmp_path / "out.h5",
         columns={"x": "X", "y": "obs/kind/codes"},
         memory_budget="1MiB",
-        batch_size=16,
     )
     x, y = streamed(tmp_path / "out.h5")
     assert np.array_equal(x, matrix.toarray()) and np.array_equal(np.array(["b", "nk", "t"])[y], kinds)

@@ -52,7 +52,7 @@ def test_a_folder_a_class(tmp_path, folder):
     (root / "cat" / "Thumbs.db").write_bytes(b"x")
     (root / "cat" / ".hidden.png").write_bytes(b"x")
     output = tmp_path / "out.h5"
-    done = convert(root, output, verify=True)
+    done = convert(root, output)
     x, y = streamed(output)
     assert x.dtype == np.uint8 and np.array_equal(x, pixels) and y.tolist() == [0] * 25 + [1] * 25
     with h5py.File(output) as file:

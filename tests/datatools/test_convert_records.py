@@ -45,7 +45,7 @@ def test_features_become_datasets(tmp_path, packed):
         (example(x=X[k], image__label=int(Y[k]), raw=IMAGES[k].tobytes()) for k in range(ROWS)),
         packed,
     )
-    done = convert(path, tmp_path / "out.h5", memory_budget="1MiB", verify=True)
+    done = convert(path, tmp_path / "out.h5", memory_budget="1MiB")
     found = content(tmp_path / "out.h5")
     assert np.array_equal(found["x"], X) and np.array_equal(found["image/label"], Y)
     assert np.array_equal(found["raw"], IMAGES.reshape(ROWS, -1))

@@ -37,7 +37,7 @@ def check_frame(found, frame=FRAME):
 
 def test_csv_as_pandas_writes_it(tmp_path):
     FRAME.to_csv(tmp_path / "d.csv", index=False)
-    done = convert(tmp_path / "d.csv", tmp_path / "out.h5", verify=True)
+    done = convert(tmp_path / "d.csv", tmp_path / "out.h5")
     check_frame(content(tmp_path / "out.h5"))
     kind = next(dataset for dataset in done.datasets if dataset.name == "kind")
     assert kind.class_names == tuple(KINDS)

@@ -78,7 +78,7 @@ def test_convert_unpacks_to_nan_and_keeps_the_units(packed, tmp_path):
     assert any(f"{np.isnan(physical).sum()} values of 't' are missing" in note for note in done.notes)
     assert done.datasets[0].source_dtype == "int16" and done.float64_saved == 0
     with h5py.File(tmp_path / "out.h5") as file:
-        assert set(file["t"].attrs) - {"kerasmem_crc32"} == {"units"}
+        assert set(file["t"].attrs) == {"units"}
     convert(path, tmp_path / "kept.h5", unpack=False)
     kerasmem.data.repack(path, tmp_path / "repacked.h5")
     for name in ("kept.h5", "repacked.h5"):
@@ -123,7 +123,6 @@ def test_whole_numbers_without_a_scale_keep_their_fill_value(tmp_path):
     found = stats(path)["t"]
     assert found.class_counts == {0: 20, 1: 20, 2: 10} and found.missing_count == 10
     assert found.class_weight == pytest.approx({0: 50 / 60, 1: 50 / 60, 2: 50 / 30})
-    assert report(inspect(path, y="t"), "t").class_counts == {"0": 20, "1": 20, "2": 10}
 
 
 # ---- a group per sample
@@ -232,8 +231,7 @@ def test_codes_of_categories_are_no_features_and_minus_one_is_no_class(tmp_path)
     path = write_cells(tmp_path / "cells.h5ad")
     found = inspect(path)
     assert found.x == "obs/n_genes" and "codes'" not in found.line.partition("y=")[0]
-    counts = {f"cell_type {number}": 10 for number in range(4)}
-    assert report(found, "obs/cell_type/codes").class_counts == counts
+    assert report(found, "obs/cell_type/codes").class_names == tuple(f"cell_type {number}" for number in range(4))
     sums = stats(path, ["obs/cell_type/codes"])["obs/cell_type/codes"]
     assert sums.class_weight == dict.fromkeys(range(4), 1.0) and sums.missing_count == 10
     done = convert(path, tmp_path / "out.h5", columns={"x": "X", "y": "obs/cell_type/codes"})
@@ -262,7 +260,7 @@ def test_a_sparse_matrix_is_read_in_pieces_and_checked(tmp_path, options):
         matrix.attrs["encoding-type"], matrix.attrs["shape"] = "csr_matrix", np.array(dense.shape)
         for name, values in parts.items():
             matrix.create_dataset(name, data=values, **options)
-    convert(path, tmp_path / "out.h5", columns={"x": "X"}, memory_budget="64KiB", batch_size=16)
+    convert(path, tmp_path / "out.h5", columns={"x": "X"}, memory_budget="64KiB")
     assert np.array_equal(content(tmp_path / "out.h5")["x"], dense)
     convert(path, tmp_path / "parts.index", columns={"x": "X"}, part_size=50 * 160)
     with H5ChunkSequence(tmp_path / "parts.index", "x", None, shuffle=False, batch_size=300) as sequence:

@@ -42,43 +42,11 @@ def arrays(tmp_path):
     return tmp_path / "d.npz"
 
 
-JOB_FILES = ("lock", "0.h5", "buckets")
-
-
-@pytest.mark.parametrize("name", JOB_FILES)
-@pytest.mark.parametrize("plant", [os.symlink, lambda victim, path: os.mkfifo(path)], ids=["link", "pipe"])
-def test_a_job_meets_what_is_no_file_of_it(tmp_path, arrays, victim, name, plant):
-    folder = tmp_path / "out.h5.kerasmem-partial"
-    os.mkdir(folder, 0o700)
-    plant(victim, os.path.join(folder, name))
-    with pytest.raises(UsageError, match="is not a file of a conversion"):
-        kerasmem.data.convert(arrays, tmp_path / "out.h5", shuffle=True, force=True)
-
-
-def test_a_jobs_folder_is_its_own(tmp_path, arrays, victim):
+def test_a_planted_link_is_replaced_and_not_followed(tmp_path, arrays, victim):
     output = tmp_path / "out.h5"
-    os.symlink(tmp_path, f"{output}.kerasmem-partial")
-    with pytest.raises(UsageError, match="not a folder, but a link"):
-        kerasmem.data.convert(arrays, output, force=True)
-    os.unlink(f"{output}.kerasmem-partial")
-    os.mkdir(f"{output}.kerasmem-partial")
-    os.chmod(f"{output}.kerasmem-partial", 0o777)
-    with pytest.raises(UsageError, match="chmod go-w"):
-        kerasmem.data.convert(arrays, output)
-    os.chmod(f"{output}.kerasmem-partial", 0o755)
-    kerasmem.data.convert(arrays, output)
-    os.unlink(output)
     os.symlink(victim, output)
     kerasmem.data.convert(arrays, output, force=True)
     assert not output.is_symlink()
-
-
-@needs_root
-def test_a_folder_of_another_user_is_not_used(tmp_path, arrays):
-    os.mkdir(tmp_path / "out.h5.kerasmem-partial", 0o700)
-    given_away(tmp_path / "out.h5.kerasmem-partial")
-    with pytest.raises(UsageError, match="belongs to another user"):
-        kerasmem.data.convert(arrays, tmp_path / "out.h5")
 
 
 class TestCacheOfRemoteFiles:

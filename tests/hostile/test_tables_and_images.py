@@ -124,7 +124,7 @@ print(json.dumps([told, os.listdir()]))
 def converted(attack, paths, memory):
     done = attack(*paths, script=CONVERT, seconds=100, memory=memory)
     told, left = json.loads(done.out)
-    assert not [name for name in left if name.endswith(".kerasmem-partial")]
+    assert not [name for name in left if name.endswith(".part")]
     assert not [name for name in told if f"{name}.out.h5" in left]
     return told
 

@@ -63,7 +63,7 @@ def write(path, where, texts, libver="earliest", **options):
     return path
 
 
-PLACES = [("y", "class_names"), ("/", "encoding-type"), ("x", "note"), ("y", "kerasmem_crc32"), "dataset", "categories"]
+PLACES = [("y", "class_names"), ("/", "encoding-type"), ("x", "note"), "dataset", "categories"]
 
 
 def test_a_text_that_is_named_many_times_is_not_read(attack, tmp_path):
