@@ -11,12 +11,11 @@ import keras
 import pytest
 import tensorflow as tf
 
-from kerasmem.compat import keras_layers, keras_optimizers, keras_state, keras_training
+from kerasmem.compat import keras_layers, keras_state, keras_training
 from kerasmem.compat.graphs import STACK, stacks_left_out
 from kerasmem.compat.keras_layers import gpu_assumed, name_scopes_replaced, without_name_scopes
-from kerasmem.compat.keras_optimizers import updated_in_turn
 from kerasmem.compat.keras_state import handle_only, has_value, optimizers_know_stand_ins
-from kerasmem.compat.keras_training import reduction_replaced
+from kerasmem.compat.keras_training import reduction_replaced, updated_in_turn
 from kerasmem.compat.patching import patched
 from kerasmem.models.weightless import random_state_kept, weightless, with_stand_ins
 
@@ -36,8 +35,8 @@ PATCHES = {
     "calls of operations": (calls_noted, keras_layers.CALL_OPERATION),
     "cuDNN": (gpu_assumed, keras_layers.SEES_GPU),
     "losses": (lambda: reduction_replaced(lambda reduce, *args, **how: reduce(*args, **how)), REDUCED),
-    "updates": (updated_in_turn, keras_optimizers.UPDATE),
-    "finite": (updated_in_turn, keras_optimizers.FINITE),
+    "updates": (updated_in_turn, keras_training.UPDATE),
+    "finite": (updated_in_turn, keras_training.FINITE),
     "stacks": (stacks_left_out, STACK),
 }
 

@@ -49,7 +49,7 @@ print(json.dumps([sum("ran out of memory" in str(each.message) for each in said)
 UPDATED = """
 import contextlib, json, multiprocessing, sys
 import keras, numpy as np, tensorflow as tf
-from kerasmem.compat.keras_optimizers import updated_in_turn
+from kerasmem.compat.keras_training import updated_in_turn
 
 optimizers, memory = keras.optimizers, tf.config.experimental
 

@@ -27,8 +27,14 @@ from keras import ops
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_layers import symbolic_build
-from kerasmem.compat.keras_optimizers import set_to_zero, updated_in_turn
-from kerasmem.compat.keras_training import loss_and_tracker, masked_weights, reduction_replaced, step_on_data
+from kerasmem.compat.keras_training import (
+    loss_and_tracker,
+    masked_weights,
+    reduction_replaced,
+    set_to_zero,
+    step_on_data,
+    updated_in_turn,
+)
 from kerasmem.devices.training_device import in_use_reader, reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception

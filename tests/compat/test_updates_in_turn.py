@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasmem.compat import keras_optimizers
+from kerasmem.compat import keras_training
 from kerasmem.compat.borrowing import Borrowed
-from kerasmem.compat.keras_optimizers import updated_in_turn
+from kerasmem.compat.keras_training import updated_in_turn
 
 SHAPES = [(4, 3), (3,), (3, 2)]
 
@@ -66,7 +66,7 @@ def test_one_variable_waits_for_the_one_before(make):
 
 
 def test_without_what_it_takes_nothing_changes(monkeypatch):
-    monkeypatch.setattr(keras_optimizers, "DECAY", Borrowed("json:gone", feature="an example"))
-    own = keras_optimizers.UPDATE.get()
+    monkeypatch.setattr(keras_training, "DECAY", Borrowed("json:gone", feature="an example"))
+    own = keras_training.UPDATE.get()
     with updated_in_turn():
-        assert keras_optimizers.UPDATE.get() is own
+        assert keras_training.UPDATE.get() is own
