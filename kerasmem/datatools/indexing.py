@@ -1,35 +1,29 @@
-"""`kerasmem.data.index`: write one file with the rows and chunk places of many HDF5 files."""
+"""`kerasmem.data.index`: write one file with the layouts of many HDF5 files."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
 import h5py
-import numpy as np
 
 from kerasmem import checks
 from kerasmem.datatools.reports import DataIndexed, Progress
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.format.chunks import CHUNK
-from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, plain_name, shown
+from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, shown
 from kerasmem.hdf5.format.links import walk_objects
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
-from kerasmem.hdf5.io.fetcher import RangeFetcher
-from kerasmem.hdf5.io.remote_file import ask_for_info, put_file
-from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
-from kerasmem.hdf5.rows.opened import OpenFile
-from kerasmem.hdf5.rows.scan import GROUP, close_file, look_at, open_file, scan_file
+from kerasmem.hdf5.io.remote_file import put_file
+from kerasmem.hdf5.rows.index import write_index
+from kerasmem.hdf5.rows.scan import GROUP, close_file, look_at, open_file, scan_group
 from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, Access, read_paths, read_place
-from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, Source
 from kerasmem.processes.executors import run_tasks
 
 _LOOKED_AT = 2000  # objects of the first file
@@ -47,8 +41,8 @@ def index(
 ) -> DataIndexed:
     """Write an index of HDF5 files that are read as one: `H5ChunkSequence("train.index")` then opens none of them.
 
-    The index has of each file its rows, its size and version (an ETag, or its time of change), and where the chunks of
-    each dataset lie. A worker opens only files whose rows it delivers, and no file to find out what is in it. A file
+    The index has of each file its rows, the storage of its datasets, and its size and version (an ETag, or its time of
+    change). A worker opens only files whose rows it delivers, and no file to find out what is in it. A file
     that was changed after the index was made is an error that names it.
 
     Args:
@@ -88,18 +82,21 @@ def index(
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     try:
         with local_path(target, access.remote) as path:
-            look = functools.partial(_look_into_group, names=wanted, access=access)
+            look = functools.partial(_scan_group, names=wanted, access=access)
             groups = (files[start : start + GROUP] for start in range(0, len(files), GROUP))
-            found: Iterator[_Found] = itertools.chain.from_iterable(run_tasks(executor, look, groups))
-            rows, stored, hidden = _write(path, found, wanted, len(files), progress)
+            layouts: list[FileLayout] = []
+            for group in run_tasks(executor, look, groups):
+                layouts += group
+                DataLayout((layouts[0], *group))  # refuses files that differ
+                if progress is not None:
+                    progress("indexing", len(layouts), len(files))
+            write_index(path, layouts)
             size = os.path.getsize(path)
     except OSError as error:
         raise DataError(f"{shown(target)}: the index cannot be written: {error.strerror or error}") from error
-    notes = [
-        f"{shown(name)} is stored so that HDF5 itself has to look where it lies; its files are opened for it"
-        for name in sorted(hidden)
-    ]
-    return DataIndexed(target, len(files), rows, tuple(wanted), stored, size, tuple(notes))
+    rows = sum(file.datasets[0].rows for file in layouts)
+    stored = sum(dataset.stored_bytes for file in layouts for dataset in file.datasets)
+    return DataIndexed(target, len(files), rows, tuple(wanted), stored, size)
 
 
 @contextlib.contextmanager
@@ -112,33 +109,6 @@ def local_path(target: str, remote: RemoteAccess) -> Iterator[str]:
         path = os.path.join(folder, "file")
         yield path
         put_file(path, target, remote)
-
-
-_Found = tuple[FileLayout, int, list[Table]]
-"""A file, its time of change, and the places of its datasets."""
-
-
-def _write(
-    path: str, found: Iterable[_Found], names: list[str], files: int, progress: Progress | None
-) -> tuple[int, int, set[str]]:
-    """Write an index and return the rows, the stored bytes and the datasets that only HDF5 finds."""
-    writer: IndexWriter | None = None
-    first: FileLayout | None = None
-    hidden: set[str] = set()
-    rows = stored = 0
-    for done, (layout, time, tables) in enumerate(found):
-        first = first or layout
-        DataLayout((first, layout))  # refuses one that differs
-        writer = writer or IndexWriter(path, layout.datasets)
-        writer.add(layout, time, tables)
-        hidden |= {name for name, table in zip(names, tables, strict=True) if not table.kind.direct}
-        rows += layout.datasets[0].rows
-        stored += sum(each.stored_bytes for each in layout.datasets)
-        if progress is not None:
-            progress("indexing", done + 1, files)
-    assert writer is not None
-    writer.write()
-    return rows, stored, hidden
 
 
 def _choose(path: str, access: Access) -> list[str]:
@@ -161,40 +131,7 @@ def _choose(path: str, access: Access) -> list[str]:
     return [layout.name for layout in found if layout.rows == largest.rows]
 
 
-def _look_into_group(files: Sequence[str], names: list[str], access: Access) -> list[_Found]:
-    """Look into some files."""
-    known = ask_for_info([path for path in files if is_url(path)], access.remote)
-    with contextlib.ExitStack() as opened:
-
-        @functools.cache
-        def fetcher() -> RangeFetcher:
-            return opened.enter_context(contextlib.closing(RangeFetcher(access.remote)))
-
-        layouts = (scan_file(path, names, access, known.get(path)) for path in files)
-        return [(layout, *_look_into(layout, access, fetcher)) for layout in layouts]
-
-
-def _look_into(layout: FileLayout, access: Access, fetcher: Callable[[], RangeFetcher]) -> tuple[int, list[Table]]:
-    """Return a file's time of change and the places of its datasets."""
-    file = OpenFile(layout, access, None, fetcher if is_url(layout.path) else None)
-    file.open()
-    try:
-        tables = [_table(dataset, file.source(dataset.name)) for dataset in layout.datasets]
-        file.check()
-        return file.time, tables
-    finally:
-        file.rest()
-
-
-_NONE = np.zeros(0, CHUNK)
-
-
-def _table(layout: DatasetLayout, source: Source) -> Table:
-    kind = StoredAs(layout.storage, layout.chunks, layout.filters)
-    if isinstance(source, ContiguousSource):
-        return Table(kind, source.offset, _NONE)
-    if not isinstance(source, ChunkedSource) or not source.index.is_complete:
-        return Table(replace(kind, direct=False), -1, _NONE)
-    pipeline = tuple((int(code), tuple(map(int, numbers))) for code, numbers in source.pipeline.filters)
-    kind = replace(kind, pipeline=pipeline)
-    return Table(kind, -1, source.index.places)
+def _scan_group(files: Sequence[str], names: list[str], access: Access) -> list[FileLayout]:
+    """Return the layouts of some files, with the time of change of local ones."""
+    times = [0 if is_url(path) or not os.path.exists(path) else os.stat(path).st_mtime_ns for path in files]
+    return [replace(file, time=time) for file, time in zip(scan_group(files, names, access), times, strict=True)]

@@ -155,7 +155,6 @@ class DataIndexed(Record, what="account of an index", version=1):
         datasets: their names.
         stored_bytes: bytes that the datasets take in the files.
         index_bytes: bytes of the index.
-        notes: limits of the index for this data.
     """
 
     path: str
@@ -164,7 +163,6 @@ class DataIndexed(Record, what="account of an index", version=1):
     datasets: tuple[str, ...]
     stored_bytes: int
     index_bytes: int
-    notes: tuple[str, ...] = ()
 
     @property
     def answer(self) -> str:

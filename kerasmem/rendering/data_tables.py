@@ -72,7 +72,7 @@ def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType
 def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableType:
     """Return the content of an index."""
     names = Text(f"Datasets: {', '.join(map(short_name, done.datasets[:_MOST_DATASETS]))}")
-    return Group(Text(printable(done.answer), style="bold"), names, *note_lines(done.notes))
+    return Group(Text(printable(done.answer), style="bold"), names)
 
 
 def _data_table(

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from common import environment, write_results
 
-from kerasmem.hdf5.format.chunks import CHUNK
 from kerasmem.hdf5.format.grid import ranges
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout
-from kerasmem.hdf5.rows.index import IndexWriter, StoredAs, Table
+from kerasmem.hdf5.rows.index import write_index
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_files, read_parts
 from kerasmem.streaming.plan import StreamPlan, StreamSettings, make_plan
@@ -55,18 +54,15 @@ SMALL = Scale(500, 20_000, 64, chunk=512, budget=4 << 20)
 QUICK = Scale(1000, 20_000, 20, chunk=512, budget=8 << 20), Scale(50, 20_000, 8, chunk=512, budget=4 << 20)
 
 
-def write_index(path: Path, scale: Scale) -> None:
+def write_layouts(path: Path, scale: Scale) -> None:
     """Write the index of files that do not exist, each of gzip chunks."""
     chunks = -(-scale.rows // scale.chunk)
-    kind = StoredAs("chunked", (scale.chunk, FEATURES), ("gzip",), ((1, (4,)),))
-    places = np.zeros(chunks, CHUNK)
-    places["offset"], places["size"] = np.arange(chunks) * 1_000_000, 900_000
-    dataset = DatasetLayout("x", (scale.rows, FEATURES), "<f4", "chunked", kind.chunks, ("gzip",), chunks * 900_000)
-    writer = IndexWriter(str(path), (dataset,))
-    for number in range(scale.files):
-        url = f"https://127.0.0.1/bucket/part-{number:05}.h5"
-        writer.add(FileLayout(url, chunks * 1_000_000, (dataset,), f'"{number:032x}"'), 0, [Table(kind, -1, places)])
-    writer.write()
+    shape, chunk = (scale.rows, FEATURES), (scale.chunk, FEATURES)
+    dataset = DatasetLayout("x", shape, "<f4", "chunked", chunk, ("gzip",), chunks * 900_000)
+    urls = (f"https://127.0.0.1/bucket/part-{number:05}.h5" for number in range(scale.files))
+    tags = (f'"{number:032x}"' for number in range(scale.files))
+    files = [FileLayout(url, chunks * 1_000_000, (dataset,), tag) for url, tag in zip(urls, tags, strict=True)]
+    write_index(str(path), files)
 
 
 def open_index(path: Path) -> DataLayout:
@@ -150,7 +146,7 @@ def main() -> None:
     results: dict[str, Any] = {"environment": environment("numpy"), "scale": large._asdict(), "plans": []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.index"
-        write_index(path, large)
+        write_layouts(path, large)
         before, start = _peak(), time.perf_counter()
         layout = open_index(path)
         results["open_index_seconds"] = round(time.perf_counter() - start, 2)
@@ -158,7 +154,7 @@ def main() -> None:
         results["plans"].append(look_at(layout, large))
         results["peak_bytes_of_index_and_plans"] = _peak() - before
         path = Path(folder) / "small.index"
-        write_index(path, small)
+        write_layouts(path, small)
         results["checked_row_for_row"] = check(open_index(path), small)
     print(json.dumps(results, indent=1))
     if not options.quick:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -98,12 +97,14 @@ class FileLayout:
         size: bytes of the file when it was looked at.
         datasets: one entry a dataset, in the order asked for.
         tag: of a remote file, what its store says of its version (an ETag, or a time of change); None otherwise.
+        time: of a local file in an index, its time of change in ns; else 0.
     """
 
     path: str
     size: int
     datasets: tuple[DatasetLayout, ...]
     tag: str | None = None
+    time: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,12 @@ class DataLayout:
 
     Args:
         files: the files; their datasets agree in names, row shapes and types.
-        index: the `DataIndex` that the layout was read from; None if the files were looked into.
 
     Raises:
         DataError: If the datasets of two files differ.
     """
 
     files: tuple[FileLayout, ...]
-    index: Any = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         first = self.files[0]

@@ -121,10 +121,9 @@ class OpenFiles:
     def _make(self, number: int) -> OpenFile:
         layout = self._layout
         file, start = layout.files[number], layout.starts[number]
-        indexed = None if layout.index is None else layout.index.file(number)
         fetcher = self._start_fetcher if is_url(file.path) else None
         first = start if len(layout.files) > 1 else None
-        made = OpenFile(file, self._access, first, fetcher, indexed, self.traffic)
+        made = OpenFile(file, self._access, first, fetcher, self.traffic)
         with self._lock:
             return self._files.setdefault(number, made)
 

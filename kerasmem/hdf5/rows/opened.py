@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -20,8 +19,7 @@ from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.hdf5.io.ranges import Claim, RemoteHandle
 from kerasmem.hdf5.io.remote_file import RemoteHdf5
 from kerasmem.hdf5.rows.delivery import RowRun
-from kerasmem.hdf5.rows.index import IndexedFile, Table
-from kerasmem.hdf5.rows.opening import indexed_source, open_source
+from kerasmem.hdf5.rows.opening import open_source
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, open_file, refuse_no_file, rows_of
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.sources import Source, UnreadableRowsError
@@ -36,7 +34,6 @@ class OpenFile:
         access: what may be read.
         first: the number of its first row where it is one of several files, else None.
         fetcher: returns what fetches it where it is behind a URL; None for a file of this machine.
-        indexed: what an index says of it; None to look into the file.
         traffic: what comes from stores is counted here.
     """
 
@@ -46,7 +43,6 @@ class OpenFile:
         access: Access,
         first: int | None,
         fetcher: Callable[[], RangeFetcher] | None = None,
-        indexed: IndexedFile | None = None,
         traffic: Traffic | None = None,
     ) -> None:
         self._layout = layout
@@ -54,7 +50,6 @@ class OpenFile:
         self._access = access
         self._first = first
         self._fetcher = fetcher
-        self._indexed = indexed
         self._lock = threading.RLock()
         self._file: h5py.File | None = None
         self._handle: Handle | None = None
@@ -68,11 +63,6 @@ class OpenFile:
     def bytes_read(self) -> int:
         """Bytes taken from the local file so far. For datasets read by HDF5, the bytes of the rows."""
         return 0 if self._handle is None else self._handle.bytes_read
-
-    @property
-    def time(self) -> int:
-        """Time of change of the open local file in ns; 0 for a remote one."""
-        return self._handle.seen.st_mtime_ns if isinstance(self._handle, FileHandle) else 0
 
     def claims(self, needs: Sequence[tuple[str, RowRun]]) -> list[Claim]:
         """Prefetch runs of datasets of the open remote file in their order. Return a claim for each."""
@@ -143,16 +133,13 @@ class OpenFile:
 
     def _open_first(self) -> None:
         try:
-            tables = self._indexed.tables if self._indexed is not None else {}
             handle = self._handle = self._open_handle()
-            if self._indexed is not None:
-                _refuse_change(handle, self._indexed)
-            file = None
-            if any(layout.name not in tables for layout in self._layout.datasets):
-                file = self._hdf5()
-                self.check()  # HDF5 may have opened another file under the same name
+            if self._layout.time:
+                _refuse_change(handle, self._layout.time)
+            file = self._hdf5()
+            self.check()  # HDF5 may have opened another file under the same name
             for layout in self._layout.datasets:
-                self._sources[layout.name] = self._open_source(file, layout, handle, tables.get(layout.name))
+                self._sources[layout.name] = self._open_source(file, layout, handle)
         except BaseException as error:
             opened = self._file
             self.rest()
@@ -165,8 +152,6 @@ class OpenFile:
 
     def _open_handle(self) -> Handle:
         if self._fetcher is None:
-            if self._indexed is not None and not os.path.isfile(self._layout.path):  # a pipe would be waited for
-                raise DataError(f"{shown(self._layout.path)}: there is no such file, which an index names")
             refuse_no_file(self._layout.path)
             return FileHandle(self._layout.path, self._layout.size)
         return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self._traffic)
@@ -201,14 +186,9 @@ class OpenFile:
             self._datasets[layout.name] = dataset
             return dataset
 
-    def _open_source(
-        self, file: h5py.File | None, layout: DatasetLayout, handle: Handle, table: Table | None
-    ) -> Source:
+    def _open_source(self, file: h5py.File, layout: DatasetLayout, handle: Handle) -> Source:
         find = functools.partial(self._dataset, layout)
         try:
-            if table is not None:
-                return indexed_source(table, layout, handle)
-            assert file is not None
             return open_source(file, find, layout, handle, trust_file=self._access.trust_file)
         except DataError:
             raise
@@ -230,17 +210,17 @@ class OpenFile:
 _DAMAGE = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"
 
 
-def _refuse_change(handle: Handle, indexed: IndexedFile) -> None:
+def _refuse_change(handle: Handle, time: int) -> None:
     """Refuse a local file that was changed after the index was made. Remote answers prove their version."""
     if not isinstance(handle, FileHandle):
         return
     if handle.length != handle.size:
         what = f"it had {handle.size:,} bytes and has {handle.length:,}"
-    elif indexed.time and handle.seen.st_mtime_ns != indexed.time:
+    elif handle.seen.st_mtime_ns != time:
         what = "it has another time of change"
     else:
         return
     raise DataError(
-        f"{shown(handle.path)}: the file was changed after the index {shown(indexed.index_path)} was made ({what}); "
-        "make the index again with `kerasmem data index`"
+        f"{shown(handle.path)}: the file was changed after the index was made ({what}); make "
+        "the index again with `kerasmem data index`"
     )

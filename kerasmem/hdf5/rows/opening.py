@@ -18,12 +18,11 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.chunks import ChunkIndex, read_index, walk_chunks
+from kerasmem.hdf5.format.chunks import read_index, walk_chunks
 from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline, Scratch, register_filters
 from kerasmem.hdf5.format.layout import DatasetLayout, shown
 from kerasmem.hdf5.io.handle import Handle
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES
-from kerasmem.hdf5.rows.index import Table
 from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, DirectSource, Hdf5Source, Source
 
 # Bits that fill their bytes; what h5py makes of others is a number of other bits.
@@ -95,30 +94,6 @@ def _has_plain_edges(dataset: h5py.Dataset, source: ChunkedSource) -> bool:
     here = (slice(source.shape[0] - 1 - skipped, source.shape[0]), *chunk.inner)
     decoded = source.decode(chunk, Scratch(), source.handle)[inside]
     return bool(dataset[here].tobytes() != decoded.tobytes())
-
-
-def indexed_source(table: Table, layout: DatasetLayout, handle: Handle) -> Source:
-    """Return a source for a dataset from its places in an index, without opening the file in HDF5.
-
-    Args:
-        table: the places.
-        layout: shape and type.
-        handle: the file.
-
-    Raises:
-        DecodeError: If the index says what cannot be.
-    """
-    shape, dtype, kind = layout.shape, np.dtype(layout.dtype), table.kind
-    if kind.chunks is None:
-        if table.begin < 0 or table.begin + prod(shape) * dtype.itemsize > handle.length:
-            raise DecodeError("the index says that it lies outside the file")
-        return ContiguousSource(shape, dtype, handle, table.begin)
-    if len(kind.chunks) > len(shape):
-        raise DecodeError(f"the index says that its chunks are {kind.chunks}")
-    chunk = kind.chunks + shape[len(kind.chunks) :]
-    pipeline = Pipeline(kind.pipeline, prod(chunk) * dtype.itemsize)
-    index = ChunkIndex(kind.chunks, shape[: len(kind.chunks)], handle.length, table.chunks)
-    return ChunkedSource(shape, dtype, handle, index, chunk, pipeline)
 
 
 def check_chunks(dataset: h5py.Dataset, rows: range | None = None, axis: int = 0) -> None:

@@ -105,10 +105,11 @@ def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLa
     if isinstance(paths, DataIndex):
         return paths.layout(names)
     groups = (paths[start : start + GROUP] for start in range(0, len(paths), GROUP))
-    return DataLayout(tuple(layout for group in groups for layout in _scan_group(group, names, access)))
+    return DataLayout(tuple(layout for group in groups for layout in scan_group(group, names, access)))
 
 
-def _scan_group(paths: Sequence[str], names: list[str], access: Access) -> list[FileLayout]:
+def scan_group(paths: Sequence[str], names: list[str], access: Access) -> list[FileLayout]:
+    """Return the layout of each file. The stores of remote ones are asked together."""
     remote = [path for path in paths if is_url(path)]
     known = ask_for_info(remote, access.remote) if len(remote) > 1 else {}
     return [scan_file(path, names, access, known.get(path)) for path in paths]
