@@ -4,131 +4,125 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
-from kerasmem.datatools.listing import Entry
 from kerasmem.datatools.packing import Packing
 
 _TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_train", "codes")
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")
+_LARGEST = {"uint8": 255, "uint16": 65535}  # value of pictures
 
 MOST_INPUTS = 16
 """Most columns that a model is expected to take one by one."""
 
-Known = tuple[str, str, tuple[int, ...]]
-"""Name, type and row shape of a dataset."""
+
+class Column(NamedTuple):
+    """A dataset by its name, type, row shape, and whether it holds codes of categories."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    is_codes: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Path of the group."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def last_name(self) -> str:
+        """Name in the group, in lower case."""
+        return self.name.rpartition("/")[2].lower()
+
+    @property
+    def is_named_target(self) -> bool:
+        """Whether the name is one that targets usually have."""
+        return self.last_name in _TARGETS
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def known(entry: Entry) -> Known:
-    """Return name, type and row shape of a dataset. Packed values count as floating point."""
-    packed = entry.packing is not None and entry.packing.scales
-    return entry.name, "<f4" if packed else entry.dtype, (entry.shape or (0,))[1:]
-
-
-def _is_target(name: str) -> bool:
-    return _last_part(name) in _TARGETS
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition("/")[2].lower()
-
-
-def choose_roles(datasets: Sequence[Known]) -> tuple[str, str | None]:
-    """Return the names of the likely features and targets.
+def choose_roles(columns: Sequence[Column], x: str | None = None, y: str | None = None) -> tuple[list[str], str | None]:
+    """Return the names of the likely features and targets. Codes are features only if named.
 
     Args:
-        datasets: those that could be either, of equally many rows; at least one.
+        columns: datasets of equally many rows.
+        x: name of the features, if known. Several columns of numbers are guessed to be a feature each.
+        y: name of the targets, if known.
 
     Examples:
-        >>> choose_roles([("id", "<i8", ()), ("images", "|u1", (28, 28)), ("label", "<i4", ())])
-        ('images', 'label')
+        >>> choose_roles([Column("id", "<i8", ()), Column("images", "|u1", (28, 28)), Column("label", "<i4", ())])
+        (['images'], 'label')
+        >>> choose_roles([Column("age", "<f4", ()), Column("height", "<f4", ()), Column("label", "<i4", ())])
+        (['age', 'height'], 'label')
     """
-    rest = [entry for entry in datasets if not _is_target(entry[0])] or list(datasets)
-    by_name = [entry for entry in rest if _last_part(entry[0]) in _FEATURES]
-    x = max(by_name or rest, key=lambda entry: prod(entry[2]) * np.dtype(entry[1]).itemsize)
-    others = [entry for entry in datasets if entry[0] != x[0]]
-    folder = x[0].rpartition("/")[0]
-
-    def fitness(entry: Known) -> tuple[bool, bool, bool, bool]:
-        name, dtype, shape = entry
-        whole = np.dtype(dtype).kind in "iub" and prod(shape) == 1
-        return _is_target(name), whole, prod(shape) == 1, name.rpartition("/")[0] == folder
-
-    candidates = [entry for entry in others if fitness(entry)[0] or fitness(entry)[1] or len(others) == 1]
-    if not candidates:
-        return x[0], None
-    return x[0], max(candidates, key=fitness)[0]
+    able = [column for column in columns if not column.is_codes] or list(columns)
+    if x is None:
+        rest = [column for column in able if column.name != y] or able
+        rest = [column for column in rest if not column.is_named_target] or rest
+        likely = [column for column in rest if column.last_name in _FEATURES] or rest
+        first = max(likely, key=lambda column: column.row_bytes)
+    else:
+        first = next(column for column in columns if column.name == x)
+    y = y or _choose_target(columns, first)
+    if x is not None or first.name == y or first.last_name in _FEATURES or prod(first.shape) != 1:
+        return [first.name], y
+    return [column.name for column in able if column.name != y and prod(column.shape) == 1], y
 
 
-def choose_features(datasets: Sequence[Known], x: str, y: str | None) -> list[str]:
-    """Return all features that go with the likely ones: columns of a table are one number a row each.
+def _choose_target(columns: Sequence[Column], x: Column) -> str | None:
+    others = [column for column in columns if column.name != x.name]
+    near = [column for column in others if column.folder == x.folder] or others
 
-    Args:
-        datasets: those of equally many rows.
-        x, y: what `choose_roles` gave.
+    def fitness(column: Column) -> tuple[bool, bool, bool]:
+        is_number = prod(column.shape) == 1
+        return column.is_named_target, is_number and np.dtype(column.dtype).kind in "iub", is_number
 
-    Examples:
-        >>> choose_features([("age", "<f4", ()), ("height", "<f4", ()), ("label", "<i4", ())], "height", "label")
-        ['age', 'height']
-    """
-    shapes = {name: shape for name, _, shape in datasets}
-    if x == y or _last_part(x) in _FEATURES or prod(shapes[x]) != 1:
-        return [x]
-    return [name for name, shape in shapes.items() if name != y and prod(shape) == 1]
-
-
-def largest_value(dtype: str, shape: tuple[int, ...]) -> int | None:
-    """Return the largest value of pictures, or None if the dataset holds none.
-
-    Args:
-        dtype: NumPy's text for the type.
-        shape: of a row.
-    """
-    return {"uint8": 255, "uint16": 65535}.get(np.dtype(dtype).name) if len(shape) >= 2 else None
+    likely = near if len(near) == 1 else [column for column in near if any(fitness(column)[:2])]
+    return max(likely, key=fitness).name if likely else None
 
 
 def stream_line(
     path: str,
-    datasets: Sequence[Known],
-    batch_size: int,
+    columns: Sequence[Column],
+    x: Sequence[str],
+    y: str | None,
     *,
-    x: str | Sequence[str] | None = None,
-    y: str | None = None,
+    batch_size: int = 32,
     packings: Mapping[str, Packing] | None = None,
+    trust_file: bool = False,
 ) -> str:
     """Return a line of Python that streams a file.
 
     Args:
         path: the file.
-        datasets: those in it that go together.
+        columns: the datasets of equally many rows.
+        x: names of the features; only the first of more than 16 is taken.
+        y: name of the targets; None for none.
         batch_size: rows a batch.
-        x: the features, several as several inputs; None for a guess, of the targets too.
-        y: the targets; None for none.
-        packings: the packed datasets.
+        packings: packings of datasets whose values are not the stored ones.
+        trust_file: whether the file must be trusted.
     """
-    packings = packings or {}
-    if x is None:
-        first, y = choose_roles(datasets)
-        x = choose_features(datasets, first, y)
-    features = [x] if isinstance(x, str) else list(x)
-    if len(features) > MOST_INPUTS:
-        features = features[:1]
-    known = {name: (dtype, shape) for name, dtype, shape in datasets}
+    features = list(x) if len(x) <= MOST_INPUTS else [x[0]]
     inputs = features[0] if len(features) == 1 else features
     settings = [f"{path!r}", f"x={inputs!r}", f"y={y!r}", f"batch_size={batch_size}"]
     if y is None:
         settings.append("shuffle=False")
-    most = largest_value(*known.get(features[0], ("<f4", ())))
-    scales = {name: _scale_text(packings[name]) for name in (*features, y) if name is not None and name in packings}
-    if list(scales) == [features[0]] and len(features) == 1:
-        settings.append(f"scale={scales[features[0]]}")
+    packed = {name: packing for name, packing in (packings or {}).items() if name in (*features, y)}
+    scales = {name: (packing.factor, packing.offset) for name, packing in packed.items()}
+    first = next(column for column in columns if column.name == features[0])
+    largest = _LARGEST.get(np.dtype(first.dtype).name) if len(first.shape) >= 2 else None
+    if len(features) == 1 and list(scales) == features:
+        settings.append(f"scale={scales[features[0]]!r}")
     elif scales:
-        settings.append("scale={" + ", ".join(f"{name!r}: {scale}" for name, scale in scales.items()) + "}")
-    elif most is not None:
-        settings.append(f"scale=1 / {most}")
+        settings.append(f"scale={scales!r}")
+    elif largest is not None:
+        settings.append(f"scale=1 / {largest}")
+    if trust_file:
+        settings.append("trust_file=True")
     return f"H5ChunkSequence({', '.join(settings)})"
-
-
-def _scale_text(packing: Packing) -> str:
-    return f"({packing.factor!r}, {packing.offset!r})" if packing.offset else f"{packing.factor!r}"

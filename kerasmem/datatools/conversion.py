@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.datatools.advice import MOST_INPUTS, choose_features, choose_roles, stream_line
+from kerasmem.datatools.advice import MOST_INPUTS, Column, choose_roles, stream_line
 from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.datatools.listing import list_contents
 from kerasmem.datatools.parts import read_index, write_parts
@@ -123,8 +123,8 @@ def convert(
         if error.filename is None:
             raise
         raise DataError(f"{shown(error.filename)}: cannot be read or written: {error.strerror}") from error
-    own = [(field.name, field.dtype, field.shape) for field in plan.datasets]
-    features = choose_features(own, *choose_roles(own))
+    written = [Column(field.name, field.dtype, field.shape) for field in plan.datasets]
+    features, target_name = choose_roles(written)
     notes = [*source.notes, *(f"{count:,} {loss}" for loss, count in sorted(outcome.losses.items()))]
     if len(features) > MOST_INPUTS:
         notes.append(
@@ -157,7 +157,7 @@ def convert(
         float64_saved=plan.rows * sum(saved),
         seconds=time.monotonic() - started,
         notes=tuple(notes),
-        line=stream_line(outputs[0], own, 32),
+        line=stream_line(outputs[0], written, features, target_name),
     )
 
 

@@ -11,22 +11,18 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
-import h5py
-
 from kerasmem import checks
+from kerasmem.datatools.listing import list_contents
 from kerasmem.datatools.reports import DataIndexed, Progress
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, shown
-from kerasmem.hdf5.format.links import walk_objects
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
 from kerasmem.hdf5.io.remote_file import put_file
 from kerasmem.hdf5.rows.index import write_index
-from kerasmem.hdf5.rows.scan import GROUP, close_file, look_at, open_file, scan_group
+from kerasmem.hdf5.rows.scan import GROUP, scan_group
 from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, Access, read_paths, read_place
 from kerasmem.processes.executors import run_tasks
-
-_LOOKED_AT = 2000  # objects of the first file
 
 
 def index(
@@ -113,22 +109,12 @@ def local_path(target: str, remote: RemoteAccess) -> Iterator[str]:
 
 def _choose(path: str, access: Access) -> list[str]:
     """Return the datasets of a file that can be trained from and have as many rows as the largest one."""
-    file = open_file(path, access.remote)
-    try:
-        objects, _ = walk_objects(file, _LOOKED_AT)
-        found, problem = [], None
-        for name, item in objects.items():
-            if isinstance(item, h5py.Dataset):
-                try:
-                    found.append(look_at(file, path, name, access))
-                except DataError as error:
-                    problem = error
-    finally:
-        close_file(file)
-    if not found:
-        raise problem or DataError(f"{shown(path)}: holds no datasets")
-    largest = max(found, key=lambda layout: layout.rows * layout.row_bytes)
-    return [layout.name for layout in found if layout.rows == largest.rows]
+    contents = list_contents(path, access)
+    layouts = [entry.layout for entry in contents.entries if entry.layout is not None]
+    if not layouts:
+        contents.refuse_unusable()
+    largest = max(layouts, key=lambda layout: layout.rows * layout.row_bytes)
+    return [entry.name for entry in contents.with_rows_of(largest.name)]
 
 
 def _scan_group(files: Sequence[str], names: list[str], access: Access) -> list[FileLayout]:

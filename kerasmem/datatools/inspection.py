@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from kerasmem import checks
-from kerasmem.datatools.advice import choose_features, choose_roles, known, stream_line
+from kerasmem.datatools.advice import choose_roles, stream_line
 from kerasmem.datatools.listing import Contents, Entry, list_contents
 from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.repetition import find_repetition
@@ -60,29 +60,27 @@ def inspect(
     last_axis = contents.rows_on_last_axis(contents.entries)
     if last_axis:
         notes.append(last_axis)
-    first, second = choose_pair(contents, x, y)
+    features, target = choose_columns(contents, x, y)
     reports = tuple(_report(entry, batch_size) for entry in contents.entries)
-    found = Inspection(contents.path, contents.size, reports, batch_size, notes=tuple(notes))
-    if first is None or (last_axis and x is None):
-        return found
-    datasets = [known(entry) for entry in contents.with_rows_of(first)]
-    codes = {entry.name for entry in contents.entries if entry.kind == "codes"}
-    candidates = [entry for entry in datasets if entry[0] == first or entry[0] not in codes]
-    features = [first] if x is not None else choose_features(candidates, first, second)
+    inspection = Inspection(contents.path, os.path.getsize(contents.path), reports, batch_size, notes=tuple(notes))
+    if not features or (last_axis and x is None):
+        return inspection
     packings = {name: entry.packing for name, entry in contents.usable.items() if entry.packing is not None}
-    scaled = {name: packing for name, packing in packings.items() if packing.scales}
-    line = stream_line(contents.path, datasets, batch_size, x=features, y=second, packings=scaled)
-    notes += [_packing_note(name, packings[name]) for name in (*features, second) if name in packings]
-    if trust_file:
-        line = line[:-1] + ", trust_file=True)"
-    found = replace(found, x=first, y=second, line=line, notes=tuple(notes))
+    notes += [_packing_note(name, packings[name]) for name in (*features, target) if name in packings]
+    columns = [entry.column for entry in contents.with_rows_of(features[0])]
+    line = stream_line(
+        contents.path, columns, features, target, batch_size=batch_size, trust_file=trust_file,
+        packings={name: packing for name, packing in packings.items() if packing.scales},
+    )  # fmt: skip
     try:
-        parts = read_parts(first, second, None)
+        parts = read_parts(features[0], target, None)
         layout = scan_files([contents.path], dataset_names(parts), access)
-        plan = make_plan(layout, parts, StreamSettings(batch_size=batch_size, shuffle=second is not None))
+        plan = make_plan(layout, parts, StreamSettings(batch_size=batch_size, shuffle=target is not None))
+        stream = describe_plan(plan)
     except UsageError as error:  # chunks beyond any window
-        return replace(found, notes=(*notes, str(error)))
-    return replace(found, stream=describe_plan(plan))
+        stream = ""
+        notes.append(str(error))
+    return replace(inspection, x=features[0], y=target, line=line, stream=stream, notes=tuple(notes))
 
 
 def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
@@ -119,31 +117,26 @@ def _packing_note(name: str, packing: Packing) -> str:
     return f"{shown(name)}: {'; '.join(facts)}"
 
 
-def choose_pair(contents: Contents, x: str | None, y: str | None) -> tuple[str | None, str | None]:
-    """Return the features and targets of a file, those named or those that look most like them.
+def choose_columns(contents: Contents, x: str | None, y: str | None) -> tuple[list[str], str | None]:
+    """Return the features and targets of a file: those named, or those that look most like them.
 
-    Codes of categories may be targets; they are features only if named.
+    Returns:
+        Names of the features, [] if there are none, and of the targets.
 
     Raises:
-        UsageError: a name is none of a dataset that can be trained from.
+        UsageError: If a name is not that of a dataset that can be trained from.
     """
     usable = contents.usable
     x, y = (_checked_name(contents, option, name) for option, name in (("x", x), ("y", y)))
-    if x is None:
-        able = {name: entry for name, entry in usable.items() if entry.kind != "codes"}
-        if not able:
-            return None, None
-        heaviest = y or max(able, key=lambda name: (prod(able[name].shape or ()), name))
-        candidates = [entry for entry in contents.with_rows_of(heaviest) if entry.name in able]
-        x = choose_roles([known(each) for each in candidates if each.name != y or len(candidates) == 1])[0]
-    if y is None:
-        folder = x.rpartition("/")[0]
-        rest = [each for each in contents.with_rows_of(x) if each.name != x]
-        near = [each for each in rest if each.name.rpartition("/")[0] == folder] or rest
-        y = choose_roles([("x", "<f8", (1 << 20,)), *map(known, near)])[1] if near else None
-    elif usable[y].rows != usable[x].rows:
+    if x is not None and y is not None and usable[y].rows != usable[x].rows:
         raise UsageError(f"y: {shown(y)} and {shown(x)} differ in their number of rows")
-    return x, y
+    named = x or y
+    if named is None:
+        able = [entry for entry in usable.values() if entry.kind != "codes"]
+        if not able:
+            return [], None
+        named = max(able, key=lambda entry: (prod(entry.shape or ()), entry.name)).name
+    return choose_roles([entry.column for entry in contents.with_rows_of(named)], x, y)
 
 
 def _checked_name(contents: Contents, option: str, name: str | None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 import h5py
 import numpy as np
 
+from kerasmem.datatools.advice import Column
 from kerasmem.datatools.packing import Packing, read_packing
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
@@ -65,6 +65,12 @@ class Entry:
         """Length of axis 0."""
         return self.shape[0] if self.shape else 0
 
+    @property
+    def column(self) -> Column:
+        """Facts for a guess of its role. Packed values count as floating point."""
+        dtype = "<f4" if self.packing is not None and self.packing.scales else self.dtype
+        return Column(self.name, dtype, (self.shape or (0,))[1:], self.kind == "codes")
+
 
 _COLUMN = "is a column of a table; kerasmem data convert writes it as a dataset"
 
@@ -75,13 +81,11 @@ class Contents:
 
     Args:
         path: absolute path.
-        size: bytes of the file.
         entries: the datasets.
         complete: whether all were looked at.
     """
 
     path: str
-    size: int
     entries: tuple[Entry, ...]
     complete: bool = True
 
@@ -133,19 +137,18 @@ def list_contents(path: str, access: Access | None = None, most: int = MOST_LIST
         DataError: the file cannot be read.
     """
     access = access or Access()
-    with opened(path, f"{shown(path)}: its list of datasets") as file:
-        entries, complete = _Listing(file, path, access).list(most)
-    return Contents(path, os.path.getsize(path), entries, complete)
+    with opened(path, f"{shown(path)}: its list of datasets", access) as file:
+        return Contents(path, *_Listing(file, path, access).list(most))
 
 
 @contextlib.contextmanager
-def opened(path: str, what: str) -> Iterator[h5py.File]:
+def opened(path: str, what: str, access: Access | None = None) -> Iterator[h5py.File]:
     """Yield a file, and raise errors of h5py as a `DataError`.
 
     Raises:
         DataError: so it is.
     """
-    file = open_file(path)
+    file = open_file(path, access and access.remote)
     try:
         yield file
     except DataError:
@@ -269,11 +272,7 @@ class _Listing:
             dtype = parts[0].dtype.str
         except DAMAGED as error:
             return Entry(name, None, "", None, f"a sparse matrix that cannot be read: {one_line(str(error))}", kind)
-        how = {
-            "csc_matrix": "by columns, so that no row can be had by itself; write it by rows (csr)",
-            "csr_matrix": "by rows; `kerasmem data convert` writes it dense",
-        }
-        problem = f"a sparse matrix of {values:,} values, stored {how[kind]}"
-        return Entry(
-            name, shape, dtype, None, problem, kind, stored_bytes=stored, parts=names if kind == "csr_matrix" else ()
-        )
+        is_by_rows = kind == "csr_matrix"
+        remedy = "`kerasmem data convert` writes it dense" if is_by_rows else "write it by rows (csr)"
+        problem = f"a sparse matrix of {values:,} values, stored by {'rows' if is_by_rows else 'columns'}; {remedy}"
+        return Entry(name, shape, dtype, None, problem, kind, stored_bytes=stored, parts=names if is_by_rows else ())

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.inspection import choose_pair
+from kerasmem.datatools.inspection import choose_columns
 from kerasmem.datatools.listing import Contents, Entry, list_contents
 from kerasmem.datatools.packing import Packing
-from kerasmem.datatools.reports import ColumnStats, DataStats, Progress, ignore_progress
-from kerasmem.datatools.sources.rows import even_pieces, rows_in
+from kerasmem.datatools.reports import ColumnStats, DataStats, Progress
+from kerasmem.datatools.sources.rows import even_pieces
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import DatasetLayout, plain_name, shown
 from kerasmem.hdf5.format.urls import is_url
@@ -30,8 +30,7 @@ from kerasmem.streaming.data_source import read_windows
 
 _MOST_CLASSES = 1000  # different values of labels
 _SECTION_VALUES = 1 << 18  # summed up together as float64: they stay in the processor's cache
-_SECTIONS = 256  # joined to a block, which is a worker's task
-_MOST_SHOWN = 16  # numbers written out in code
+_SECTIONS = 256  # of a task. Tasks are the same for any executor, so figures are the same to the last digit
 
 
 def stats(
@@ -76,38 +75,31 @@ def stats(
     scale = checks.number("scale", scale, least=-math.inf)
     access = Access(checks.flag("trust_file", trust_file))
     files = read_files(path)
-    contents = list_contents(_first_file(files), access)
-    first, second = choose_pair(contents, datasets[0] if datasets else None, None)
-    if first is None:
+    if is_url(files[0]):
+        raise UsageError("path: statistics are of files on this machine")
+    contents = list_contents(files[0], access)
+    features, target = choose_columns(contents, datasets[0] if datasets else None, None)
+    if not features:
         contents.refuse_unusable()
-    layouts = scan_files(files, [each.name for each in _choose_entries(contents, first, datasets)], access).datasets
-    packings = [contents.usable[layout.name].packing for layout in layouts]
+    entries = _choose_entries(contents, features[0], datasets)
+    packings = [entry.packing for entry in entries]
+    layouts = scan_files(files, [entry.name for entry in entries], access).datasets
     rows = layouts[0].rows
     section = max(1, _SECTION_VALUES // max(prod(layout.row_shape) for layout in layouts))
-    step = rows if executor is None else section * _SECTIONS
+    step = section * _SECTIONS
     tasks = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
-    tell = progress or ignore_progress
-    sum_up = functools.partial(
-        _sum_up, files=files, layouts=layouts, packings=packings, access=access, section=section,
-        progress=tell if executor is None else ignore_progress,
-    )  # fmt: skip
+    sum_up = functools.partial(_sum_up, files=files, layouts=layouts, packings=packings, access=access, section=section)
     columns: list[_Moments] = []
-    for task, found in zip(tasks, run_tasks(executor, sum_up, tasks), strict=True):
-        columns = _joined(columns, found)
-        tell("adding up", task.stop, rows)
+    for task, moments in zip(tasks, run_tasks(executor, sum_up, tasks), strict=True):
+        columns = _joined(columns, moments)
+        if progress is not None:
+            progress("adding up", task.stop, rows)
     results = tuple(
         column.result(layout, _scale_of(packing, scale))
         for column, layout, packing in zip(columns, layouts, packings, strict=True)
     )
-    given = read_path(path) if isinstance(path, (str, os.PathLike)) else contents.path
-    return DataStats(given, rows, scale, results, _code(given, results, first, second, datasets, scale))
-
-
-def _first_file(files: Sequence[str]) -> str:
-    first = files[0]
-    if is_url(first):
-        raise UsageError("path: statistics are of files on this machine")
-    return first
+    shown_path = read_path(path) if isinstance(path, (str, os.PathLike)) else contents.path
+    return DataStats(shown_path, rows, scale, results, _code(shown_path, results, features[0], target, datasets, scale))
 
 
 def _sum_up(
@@ -118,26 +110,15 @@ def _sum_up(
     packings: Sequence[Packing | None],
     access: Access,
     section: int,
-    progress: Progress,
 ) -> list[_Moments]:
-    """Return the moments of some rows of each dataset.
-
-    Sections are joined to blocks of `_SECTIONS`, and blocks to the whole, in order. So the figures are the same to the
-    last digit, whether a task is one block or all.
-    """
+    """Return the moments of some rows of each dataset."""
     names = [layout.name for layout in layouts]
     windows = read_windows(files, names, start=rows.start, stop=rows.stop, access=access)
-    whole: list[_Moments] = []
-    block: list[_Moments] = []
-    done = rows.start
-    for number, piece in enumerate(even_pieces((window for _, window in windows), section), start=1):
+    moments: list[_Moments] = []
+    for piece in even_pieces((window for _, window in windows), section):
         columns = zip(layouts, packings, strict=True)
-        block = _joined(block, [_moments(piece[layout.name], layout, packing) for layout, packing in columns])
-        if number % _SECTIONS == 0:
-            whole, block = _joined(whole, block), []
-        done += rows_in(piece)
-        progress("adding up", done, rows.stop)
-    return _joined(whole, block)
+        moments = _joined(moments, [_moments(piece[layout.name], layout, packing) for layout, packing in columns])
+    return moments
 
 
 def _joined(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
@@ -159,7 +140,7 @@ def _choose_entries(contents: Contents, first: str, datasets: Sequence[str] | No
     if not datasets:
         return found
     for name in datasets:
-        choose_pair(contents, name, None)
+        choose_columns(contents, name, None)
     wanted = [plain_name(name) for name in datasets]
     found = [entry for entry in found if entry.name in wanted]
     if len(found) < len(wanted):
@@ -243,26 +224,17 @@ def _moments(values: np.ndarray, layout: DatasetLayout, packing: Packing | None)
 def _code(
     path: str, columns: Sequence[ColumnStats], x: str, y: str | None, datasets: Sequence[str] | None, scale: float
 ) -> str:
-    """Return lines of Python: numbers if they are few, else a call."""
-    more = "" if datasets is None else f", {list(datasets)!r}"
-    more += "" if scale == 1 else f", scale={scale!r}"
-    call = f"found = kerasmem.data.stats({path!r}{more})"
-    lines: list[str] = []
+    """Return lines of Python that use the statistics; "" if they are of no use."""
+    lines = []
     for column in columns:
+        figures = f"stats[{column.name!r}]"
         if column.name == x and column.class_weight is None:
-            axis, texts = (-1, "[{}]") if column.shape else (None, "{}")
-            mean, variance = (
-                texts.format(", ".join(f"{value:.9g}" for value in values)) for values in (column.mean, column.variance)
-            )
-            if len(column.mean) > _MOST_SHOWN:
-                lines.append(call)
-                mean, variance = f"found[{x!r}].mean", f"found[{x!r}].variance"
-            lines.append(f"normalization = keras.layers.Normalization(axis={axis}, mean={mean}, variance={variance})")
-    for column in columns:
-        if column.name == y and column.class_weight is not None and len(column.class_weight) > 1:
-            weights = "{" + ", ".join(f"{k}: {weight:.6g}" for k, weight in column.class_weight.items()) + "}"
-            if len(column.class_weight) > _MOST_SHOWN:
-                lines += [] if call in lines else [call]
-                weights = f"found[{y!r}].class_weight"
-            lines.append(f"class_weight = {weights}")
-    return "\n".join(lines)
+            axis, entry = (-1, "") if column.shape else (None, "[0]")
+            moments = f"mean={figures}.mean{entry}, variance={figures}.variance{entry}"
+            lines.append(f"normalization = keras.layers.Normalization(axis={axis}, {moments})")
+        if column.name == y and len(column.class_weight or ()) > 1:
+            lines.append(f"class_weight = {figures}.class_weight")
+    arguments = repr(path)
+    arguments += "" if datasets is None else f", {list(datasets)!r}"
+    arguments += "" if scale == 1 else f", scale={scale!r}"
+    return "\n".join([f"stats = kerasmem.data.stats({arguments})", *lines] if lines else [])

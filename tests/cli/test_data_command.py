@@ -71,8 +71,8 @@ def test_repack_stats(cli, file, tmp_path):
     done = cli("data", "stats", file)
     assert (
         done.code == 0
-        and "keras.layers.Normalization(axis=-1, mean=[" in done.out
-        and "class_weight = {0: 1" in done.out
+        and "keras.layers.Normalization(axis=-1, mean=stats['x'].mean" in done.out
+        and "class_weight = stats['y'].class_weight" in done.out
     )
     data = json.loads(cli("data", "stats", file, "--json", "--dataset", "x", "--scale", "1/255").out)
     assert [column["name"] for column in data["columns"]] == ["x"] and data["scale"] == pytest.approx(1 / 255)
