@@ -124,38 +124,6 @@ class Attribution:
         return name.removeprefix(f"{BACKWARD}/").partition("/")[0]
 
 
-def outside_scopes(operations: Iterable[tuple[str, tuple[str, ...]]], attribution: Attribution) -> dict[str, str]:
-    """Name the operations outside any layer's scope by the layer that they belong to.
-
-    Gradients that Keras or TensorFlow define by hand (swish, loops) are made outside any scope. What is made so after
-    the tape began is the gradient of what it takes from; what is made so before it is the step's own, and stands for
-    itself.
-
-    Args:
-        operations: name and the names of the operations that it takes from, in the order in which they were made.
-        attribution: for names with scopes.
-
-    Examples:
-        >>> attribution = Attribution({"net/act": ("net", "act")}, ["act"], ("adam",))
-        >>> made = [("net/act/swish", ()), ("gradient_tape/mse/mul", ()), ("Sigmoid", ("net/act/swish",))]
-        >>> outside_scopes(made, attribution)
-        {'Sigmoid': 'gradient_tape/net/act/swish'}
-    """
-    renamed: dict[str, str] = {}
-    scoped: dict[str, str] = {}  # operation → the nearest one with a scope that it takes from
-    phase = "forward"
-    for name, inputs in operations:
-        if attribution.path(name) or attribution.origin(name).phase != "forward":
-            phase = attribution.origin(name).phase
-            scoped[name] = name
-            continue
-        beside = next((scoped[each] for each in inputs if each in scoped), None)
-        if beside is not None:
-            scoped[name] = beside
-        renamed[name] = f"{BACKWARD}/{beside or name}" if phase == "backward" else name
-    return renamed
-
-
 Path = tuple[str, ...]
 
 
@@ -166,20 +134,10 @@ class NotedScopes:
     Attributes:
         scopes: name scope → names of the layers whose calls opened it, the outermost first.
         layers: those names → the layer, in the order of the calls.
-        graphs: the graphs into which the outermost of them were traced, by id.
     """
 
     scopes: dict[str, Path] = field(default_factory=dict)
     layers: dict[Path, Any] = field(default_factory=dict)
-    graphs: dict[int, Any] = field(default_factory=dict)
-
-    def operations(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return the operations of those graphs as they were made, each with the names of those it takes from."""
-        return [
-            (operation.name, tuple(tensor.op.name for tensor in operation.inputs))
-            for graph in self.graphs.values()
-            for operation in graph.get_operations()
-        ]
 
     def owners(self) -> dict[int, Path]:
         """Return for each variable that a layer made itself, by its id, the names of that layer."""
@@ -211,9 +169,6 @@ def scopes_noted() -> Iterator[NotedScopes]:
     @contextmanager
     def noted(layer: Any, open_scope: Callable[[Any], Any]) -> Iterator[Any]:
         with open_scope(layer) as scope:
-            if not path and not tf.executing_eagerly():
-                graph = tf.compat.v1.get_default_graph()
-                calls.graphs[id(graph)] = graph
             path.append(layer.name)
             calls.scopes.setdefault(tf.get_current_name_scope(), tuple(path))
             calls.layers.setdefault(tuple(path), layer)

@@ -56,14 +56,12 @@ class Namer:
     Attributes:
         attribution: of operations, by their names.
         contents: of chunks in which XLA keeps a whole step: bytes asked for → (bytes, operation) of what is in it.
-        outside: operations without a scope → the name to go by, from `outside_scopes`.
         is_xla: XLA compiles the step.
         at: the operation that runs when most of XLA's buffer is in use.
     """
 
     attribution: Attribution
     contents: Mapping[int, tuple[tuple[int, str], ...]] = field(default_factory=dict)
-    outside: Mapping[str, str] = field(default_factory=dict)
     at: str | None = None
     is_xla: bool = False
 
@@ -97,10 +95,7 @@ class Namer:
             plain = self.at
         if not plain:
             return None
-        name = self.outside.get(plain, plain)
-        if name == plain and plain in self.outside:
-            return Instant(f"while the step runs {plain}, outside its layers", operation, None, "forward")
-        return replace(self.attribution.instant(name), operation=operation)
+        return replace(self.attribution.instant(plain), operation=operation)
 
     def _held(self, tensor: KnownTensor, size: int) -> Named:
         category, share = _OF_KIND[tensor.kind]
@@ -121,17 +116,13 @@ class Namer:
             kept = self._by_operation(size, name, is_scratch=True)
             is_known = kept.category != UNNAMED
             return replace(kept, share=CONSTANTS) if is_known and kept.layer is None else kept
-        return self._by_operation(size, name, chunk.region == "temp")
+        is_scratch = chunk.region == "temp"
+        named = self._by_operation(size, name, is_scratch)
+        # Gradients that Keras or TensorFlow define by hand (swish, loops) are made outside any scope.
+        outside = replace(named, category="workspace" if is_scratch else "activations", share=OUTSIDE)
+        return outside if named.category == UNNAMED else named
 
-    def _by_operation(self, size: int, operation: str, is_scratch: bool) -> Named:
-        plain = _inner(operation)
-        name = self.outside.get(plain, operation)
-        named = self._by_name(size, name, is_scratch)
-        if named.category == UNNAMED and plain in self.outside:
-            named = Named(size, "workspace" if is_scratch else "activations", None, OUTSIDE, operation)
-        return replace(named, what=operation)
-
-    def _by_name(self, size: int, name: str, is_scratch: bool) -> Named:
+    def _by_operation(self, size: int, name: str, is_scratch: bool) -> Named:
         origin = self.attribution.origin(name)
         category = "workspace" if is_scratch else CATEGORIES[origin.phase]
         if origin.layer is not None:

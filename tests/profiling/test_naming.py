@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, of_device
-from kerasmem.models.op_names import Attribution, outside_scopes
+from kerasmem.models.op_names import Attribution
 from kerasmem.models.sizes import ModelFacts
 from kerasmem.profiling.assembling import build_profile
 from kerasmem.profiling.naming import Namer
@@ -18,7 +18,6 @@ ATTRIBUTION = Attribution({"net_1": ("net",), "net_1/dense_1": ("net", "dense")}
 NAMER = Namer(
     ATTRIBUTION,
     contents={9000: ((6000, "net_1/dense_1/MatMul"), (2000, "XLA_Args"))},
-    outside={"Sigmoid": "gradient_tape/net_1/dense_1/swish", "Sub": "Sub"},
 )
 
 
@@ -37,10 +36,9 @@ def new(operation, region="output", size=100):
         (new("gradient_tape/compile_loss/mse/Mul"), "gradients", None, "loss"),
         (new("AddN_4"), "gradients", None, "sums of gradients"),
         (new("net_1/add/AddV2"), "activations", None, "net outside its layers"),
-        (new("Sigmoid"), "gradients", "dense", ""),
         (new("StatefulPartitionedCall/Sub"), "activations", None, "the step outside its layers"),
+        (new("Sigmoid", "temp"), "workspace", None, "the step outside its layers"),
         (new(""), "workspace", None, "scratch of kernels"),
-        (new("Mystery"), "unnamed", None, "not known"),
         (Chunk(100, 256, "", "", ""), "unnamed", None, "not known"),
         (Chunk(100, 256, "Fill", "", ""), "unnamed", None, "not known"),
         (Chunk(100, 256, "VarHandleOp", "temp", ""), "workspace", None, "TensorFlow itself"),
@@ -72,26 +70,9 @@ def test_what_xla_keeps_in_its_buffer(operation):
     assert Namer(ATTRIBUTION, is_xla=True, at="net_1/dense_1/MatMul").instant(operation).layer == "dense"
 
 
-def test_gradients_outside_any_scope_belong_to_what_they_take_from():
-    made = [
-        ("x", ()),
-        ("net_1/dense_1/swish", ("x",)),
-        ("Sub", ("net_1/dense_1/swish",)),
-        ("gradient_tape/mse/mul", ("Sub",)),
-        ("Sigmoid", ("net_1/dense_1/swish",)),
-        ("mul", ("Sigmoid", "gradient_tape/mse/mul")),
-        ("adam/Sqrt", ("mul",)),
-        ("AssignAdd", ()),
-    ]
-    assert outside_scopes(made, ATTRIBUTION) == {
-        "x": "x",
-        "Sub": "Sub",
-        "Sigmoid": "gradient_tape/net_1/dense_1/swish",
-        "mul": "gradient_tape/net_1/dense_1/swish",
-        "AssignAdd": "AssignAdd",
-    }
-    assert NAMER.instant("StatefulPartitionedCall/Sigmoid").text == "while computing the gradient of dense"
-    assert NAMER.instant("Sub").text == "while the step runs Sub, outside its layers"
+def test_the_instant_of_an_operation():
+    assert NAMER.instant("gradient_tape/net_1/dense_1/MatMul").text == "while computing the gradient of dense"
+    assert NAMER.instant("StatefulPartitionedCall/Sub").text == "while computing Sub"
     assert NAMER.instant("") is None
 
 
@@ -121,9 +102,8 @@ def test_everything_adds_up_to_the_total(profile):
     assert sum(getattr(need, name) for name in PeakBytes.CATEGORIES) == need.total
     assert sum(row.bytes_at_peak for row in profile.layers) + sum(each.bytes for each in profile.shares) == need.total
     assert profile.layers[0].parts == {"weights": 2000, "activations": 5000}
-    assert (need.weights, need.activations, need.workspace) == (2000, 5000, 300)
-    # 50 bytes of an unknown operation, and from before the step all but the weight's chunk
-    assert need.unnamed == 50 + (4096 - 2048)
+    assert (need.weights, need.activations, need.workspace) == (2000, 5050, 300)
+    assert need.unnamed == 4096 - 2048  # from before the step all but the weight's chunk
     assert profile.named_share == 1 - need.unnamed / need.total
     assert profile.unmodelled[0]["bytes"] == 4096 - 2048
     assert profile.requested is None

@@ -18,7 +18,7 @@ from kerasmem.estimation.probe.running import measured_notes
 from kerasmem.estimation.probe.worker import MeasuredSteps, TensorFlowSession
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.xla import XlaRefused, compile_plan
-from kerasmem.models.op_names import Attribution, NotedScopes, outside_scopes, scopes_noted
+from kerasmem.models.op_names import Attribution, NotedScopes, scopes_noted
 from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import trace_step
@@ -132,5 +132,4 @@ class _ProfiledSession(TensorFlowSession):
         contents, at = ({}, None) if plan is None else ({plan.temporary: plan.live}, plan.at)
         names = [optimizer.name for optimizer in optimizers_of(self.model)] if self.request.mode == "train" else []
         attribution = Attribution(scopes, rows, tuple(names))
-        outside = outside_scopes(self.noted.operations(), attribution)
-        return Namer(attribution, contents, outside, at=at, is_xla=self.jit_compile), [note] if note else []
+        return Namer(attribution, contents, at=at, is_xla=self.jit_compile), [note] if note else []
