@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from kerasmem.compat.graphs import stacks_left_out
-from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.errors import UsageError
 
 TENSORFLOW, JAX = "tensorflow", "jax"
 _REMEDY = "set KERAS_BACKEND=tensorflow (an architecture file opens the same on every backend)"
@@ -20,8 +20,7 @@ def import_keras() -> ModuleType:
     """Import Keras, running on TensorFlow or on JAX.
 
     Raises:
-        UsageError: If KERAS_BACKEND or Keras's configuration file sets another backend, or JAX is not installed.
-        KerasmemError: If Keras cannot be imported.
+        UsageError: If KERAS_BACKEND or Keras's configuration file sets another backend, or Keras cannot be imported.
     """
     wanted = os.environ.get("KERAS_BACKEND")
     origin = "by its configuration file" if wanted is None else "by KERAS_BACKEND"
@@ -29,14 +28,9 @@ def import_keras() -> ModuleType:
     try:
         import keras
     except ImportError as error:
-        if error.name in (JAX, "jaxlib"):
-            raise UsageError(
-                f"Keras is set to the 'jax' backend {origin}, and JAX is not installed: "
-                f"pip install 'kerasmem[jax]', or {_REMEDY}"
-            ) from error
-        raise KerasmemError(
-            f"Keras cannot be imported ({error}). Install it: pip install tensorflow keras; or, if it is set to "
-            f"another backend {origin}: {_REMEDY}"
+        raise UsageError(
+            f"Keras cannot be imported ({error}): pip install tensorflow keras or, for JAX, 'kerasmem[jax]'; "
+            f"its backend is chosen {origin}: {_REMEDY}"
         ) from error
     _check_backend(keras.backend.backend(), origin)
     module: ModuleType = keras
@@ -54,7 +48,7 @@ def runs_on_jax() -> bool:
     """Return whether Keras runs on JAX.
 
     Raises:
-        KerasmemError: as `import_keras`.
+        UsageError: as `import_keras`.
     """
     return bool(import_keras().backend.backend() == JAX)
 

@@ -181,19 +181,16 @@ class _Graph:
         """Translate an argument of a call, and put the keyword arguments that are stored with it into `stored`."""
         if self._is_tensor(value):
             stored.update((value[3] if len(value) == 4 else None) or {})
-            return self._tensor(value)
+            # Keras 2 counts the making of a nested model as its first call, Keras 3 does not.
+            index = value[1] - (1 if self._classes[value[0]] in _MODELS else 0)
+            # The shape and dtype are placeholders: Keras replaces the tensor by the one the history names.
+            tensor = {"shape": [], "dtype": "float32", "keras_history": [_slashless(value[0]), index, value[2]]}
+            return {"class_name": "__keras_tensor__", "config": tensor}
         if isinstance(value, list):
             return [self._argument(item, stored) for item in value]
         if isinstance(value, dict) and "class_name" not in value:
             return {key: self._argument(item, stored) for key, item in value.items()}
         return self._translator.value(value)
-
-    def _tensor(self, value: list[Any]) -> dict[str, Any]:
-        # Keras 2 counts the making of a nested model as its first call, Keras 3 does not.
-        index = value[1] - (1 if self._classes[value[0]] in _MODELS else 0)
-        history = [_slashless(value[0]), index, value[2]]
-        # The shape and dtype are placeholders: Keras replaces the tensor by the one the history names.
-        return {"class_name": "__keras_tensor__", "config": {"shape": [], "dtype": "float32", "keras_history": history}}
 
     def _is_tensor(self, value: Any) -> bool:
         return (

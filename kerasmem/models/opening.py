@@ -20,7 +20,7 @@ from kerasmem.models import vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, check_factory_name, check_model_name, is_factory_name, read_document
 from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2
-from kerasmem.models.own_step import as_loop, loop_notes, takes_settings
+from kerasmem.models.own_step import as_loop, takes_settings
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.weightless import weightless
 
@@ -217,7 +217,7 @@ def _open_factory(
         if model is None:
             kind = type(returned).__name__
             raise ModelError(f"{source} returned a {kind}, neither a Keras model nor a step function")
-    return OpenedModel(model, source, training_of_model(model), loop_notes(model))
+    return OpenedModel(model, source, training_of_model(model))
 
 
 def check_built(model: Any) -> None:
@@ -264,50 +264,6 @@ def _replace_policy(value: Any, policy: str) -> Any:
     return replaced
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Whether a model's layers and weights are trained, each with its name, in Keras's order.
-
-    Attributes:
-        layers: for each layer at any depth; empty if all are.
-        weights: for each weight; empty if it follows from the layers.
-    """
-
-    layers: tuple[tuple[str, bool], ...] = ()
-    weights: tuple[tuple[str, bool], ...] = ()
-
-
-def trained_parts(model: Any) -> Trained:
-    """Return the `trainable` flags of a model's layers and weights."""
-    layers = flatten_layers(model)
-    flags = tuple((layer.name, bool(layer.trainable)) for layer in layers)
-    follow = all(weight.trainable == layer.trainable for layer in layers for weight in weights_added_to_train(layer))
-    return Trained(
-        () if all(is_trained for _, is_trained in flags) else flags,
-        () if follow else tuple((weight.path, bool(weight.trainable)) for weight in model.weights),
-    )
-
-
-def freeze_as(copy: Any, trained: Trained) -> None:
-    """Freeze in a copy of a model what is frozen in the model.
-
-    Raises:
-        NotRebuiltError: If the copy has other layers or weights.
-    """
-    layers = [(layer.name, layer) for layer in flatten_layers(copy)]
-    weights = [(weight.path, weight) for weight in copy.weights]
-    for parts, flags in ((layers, trained.layers), (weights, trained.weights)):
-        if flags and len(parts) != len(flags):
-            missing = [name for name, _ in flags if name not in dict(parts)][:3]
-            raise NotRebuiltError(
-                f"model {copy.name!r} is frozen in part, and its configuration does not build all of it "
-                f"({', '.join(missing)}); only a function that builds the model (in Python, or module:function) does"
-            )
-        for (_, part), (_, flag) in zip(parts, flags, strict=False):  # outer layers first: they set those inside
-            if part.trainable != flag:
-                part.trainable = flag
-
-
 class NotRebuiltError(UsageError):
     """A live model cannot be built again from its configuration."""
 
@@ -321,14 +277,16 @@ class PackedModel:
         config: its configuration, without that of `compile`.
         compile_config: the settings of `compile`; empty or None if the model is not compiled.
         objects: its classes and functions that are not Keras's, by the names Keras looks for them under.
-        trained: its parts that are trained.
+        trained_layers: whether a layer is trained, with its name, for each at any depth; empty if all are.
+        trained_weights: likewise for each weight; empty if it follows from the layers.
     """
 
     name: str
     config: dict[str, Any]
     compile_config: dict[str, Any] | None
     objects: Mapping[str, Any]
-    trained: Trained
+    trained_layers: tuple[tuple[str, bool], ...] = ()
+    trained_weights: tuple[tuple[str, bool], ...] = ()
 
     def built(self, dtype_policy: str | None = None) -> Any:
         """Build the model, with another policy if one is given.
@@ -342,8 +300,24 @@ class PackedModel:
             copy = _deserialize(config, self.objects, trust=True)  # the user's own live object
         except Exception as error:
             raise _not_rebuilt(self.name, error) from error
-        freeze_as(copy, self.trained)
+        self._freeze(copy)
         return copy
+
+    def _freeze(self, copy: Any) -> None:
+        """Freeze in a copy what is frozen in the model."""
+        layers = [(layer.name, layer) for layer in flatten_layers(copy)]
+        weights = [(weight.path, weight) for weight in copy.weights]
+        for parts, flags in ((layers, self.trained_layers), (weights, self.trained_weights)):
+            if flags and len(parts) != len(flags):
+                missing = [name for name, _ in flags if name not in dict(parts)][:3]
+                raise NotRebuiltError(
+                    f"model {copy.name!r} is frozen in part, and its configuration does not build all of it "
+                    f"({', '.join(missing)}); only a function that builds the model (in Python, or module:function) "
+                    "does"
+                )
+            for (_, part), (_, flag) in zip(parts, flags, strict=False):  # outer layers first: they set those inside
+                if part.trainable != flag:
+                    part.trainable = flag
 
     def compiled(self, dtype_policy: str | None = None) -> Any:
         """Build the model and compile it as it was; the optimizer is not built.
@@ -374,7 +348,17 @@ def pack_model(model: Any) -> PackedModel:
     compiled = config.pop("compile_config", None)
     text = repr((config, compiled))
     objects = {name: value for name, value in vocabulary.own_objects(model).items() if repr(name) in text}
-    return PackedModel(model.name, config, compiled, objects, trained_parts(model))
+    layers = flatten_layers(model)
+    flags = tuple((layer.name, bool(layer.trainable)) for layer in layers)
+    follow = all(weight.trainable == layer.trainable for layer in layers for weight in weights_added_to_train(layer))
+    return PackedModel(
+        model.name,
+        config,
+        compiled,
+        objects,
+        trained_layers=() if all(is_trained for _, is_trained in flags) else flags,
+        trained_weights=() if follow else tuple((weight.path, bool(weight.trainable)) for weight in model.weights),
+    )
 
 
 def _not_rebuilt(name: str, error: Exception) -> NotRebuiltError:

@@ -107,7 +107,6 @@ def as_loop(made: Any) -> Any:
     used = _used([*more, owner, plain])
     model = _loop_class()(called if owner is None else MethodType(called, owner), used)
     model.loop_jit_compile = bool(getattr(getattr(step, "function_spec", None), "jit_compile", None))
-    model.loop_is_graph = is_graph
     return model
 
 
@@ -122,13 +121,6 @@ def loop_is_compiled(model: Any) -> bool | None:
     return None if step_arguments(model) is None else bool(model.loop_jit_compile)
 
 
-def loop_notes(model: Any) -> tuple[str, ...]:
-    """Return notes on the estimate of a wrapped step function."""
-    if step_arguments(model) is None or model.loop_is_graph:
-        return ()
-    return (f"the step function {model.name!r} is no tf.function: the estimate is of the step as one",)
-
-
 @functools.cache
 def _loop_class() -> Any:
     keras = import_keras()
@@ -139,7 +131,10 @@ def _loop_class() -> Any:
         def __init__(self, step: Callable[..., Any], used: list[Any]) -> None:
             name = getattr(step, "__name__", "")
             super().__init__(name=name if name.isidentifier() else "step")
-            self.loop_step, self.loop_arguments = step, tuple(_required(step))
+            required = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            arguments = inspect.signature(step).parameters.values()
+            self.loop_step = step
+            self.loop_arguments = tuple(x.name for x in arguments if x.default is x.empty and x.kind in required)
             self.loop_layers = [each for each in used if isinstance(each, keras.Layer)]
             self.loop_metrics = [each for each in used if isinstance(each, keras.Metric)]
             self.loop_optimizers = [each for each in used if isinstance(each, keras.Optimizer)]
@@ -183,12 +178,6 @@ def _without_named(parts: Iterable[Any], known: set[str], named: dict[str, Any])
         else:
             others.append(part)
     return others
-
-
-def _required(step: Callable[..., Any]) -> Iterator[str]:
-    for name, each in inspect.signature(step).parameters.items():
-        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD):
-            yield name
 
 
 def _with_control_flow(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -128,7 +128,7 @@ def check_loss(name: str) -> None:
         UsageError: If Keras has no such loss, and none is registered with it.
     """
     losses = import_keras().losses
-    if _of_keras(losses, losses.Loss, name) is None:
+    if _restored(losses, losses.Loss, name) is None:
         known = [each for each in vars(losses) if each == each.lower() and not each.startswith("_")]
         hint = nearest(name, known) or "; register your own with keras.saving.register_keras_serializable"
         raise UsageError(f"loss {name!r} is not one of Keras's{hint}")
@@ -210,6 +210,7 @@ def compile_model(
         ModelError: If Keras refuses these settings.
     """
     notes: list[str] = []
+    keras = import_keras()
     try:
         own = bool(getattr(model, "compiled", False))
         if own and training.keeps_optimizer:
@@ -223,9 +224,9 @@ def compile_model(
         if own and training.keeps_loss:
             loss, weights, metrics = model.loss, user_loss_weights(model), user_metrics(model)
         elif training.loss_config is not None:
-            loss, weights = _loss(training.loss_config), training.loss_weights
-            metrics = _metrics(training.metrics_config, len(import_keras().tree.flatten(outputs())))
-        if loss is None and not own and not has_own_step(model):
+            loss, weights = _restored(keras.losses, keras.Loss, training.loss_config), training.loss_weights
+            metrics = _metrics(training.metrics_config, len(keras.tree.flatten(outputs())))
+        if None in keras.tree.flatten(loss) and not own and not has_own_step(model):
             loss = _assumed_loss(model, outputs())
             notes.append(f"no loss is given: {loss} is assumed, by the outputs")
         if own and training.keeps_optimizer and training.keeps_loss:
@@ -261,18 +262,6 @@ def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
     return ["sparse" in f"{_name_of(each)} {type(each).__name__}".lower() for each in losses]
 
 
-def _loss(config: Any) -> Any:
-    """Return Keras's loss for a name or configuration, or for several of them, or None if one is not Keras's."""
-    losses = import_keras().losses
-    if isinstance(config, dict) and "class_name" not in config:
-        several: Any = {key: _loss(value) for key, value in config.items()}
-        return None if None in several.values() else several
-    if isinstance(config, (list, tuple)):
-        several = [_loss(each) for each in config]
-        return None if None in several else several
-    return _of_keras(losses, losses.Loss, config)
-
-
 def _metrics(config: Any, outputs: int) -> Any:
     """Return the metrics in a configuration: one list, or one metric or list for each output, by place or by name.
 
@@ -281,19 +270,25 @@ def _metrics(config: Any, outputs: int) -> Any:
     if isinstance(config, dict) and not isinstance(config.get("class_name"), str):
         return {key: _metrics(value, 1) for key, value in config.items()}
     if not isinstance(config, (list, tuple)):
-        return _of_keras(import_keras().metrics, import_keras().metrics.Metric, config)
+        return _restored(import_keras().metrics, import_keras().Metric, config)
     metrics = [_metrics(each, 1) for each in config]
     return metrics if len(metrics) == outputs > 1 else [each for each in metrics if each is not None]
 
 
-def _of_keras(module: Any, kind: type, config: Any) -> Any:
-    """Return the loss or metric for a name, a configuration or a live object, or None if it is not Keras's.
+def _restored(module: Any, kind: type, config: Any) -> Any:
+    """Return the losses or metrics for a name, a configuration, a live object or a structure of them.
+
+    Those that are not Keras's are None.
 
     Args:
         module: `keras.losses` or `keras.metrics`.
         kind: `Loss` or `Metric`.
         config: as a file or a model has it.
     """
+    if isinstance(config, (list, tuple)):
+        return [_restored(module, kind, each) for each in config]
+    if isinstance(config, dict) and not isinstance(config.get("class_name"), str):
+        return {key: _restored(module, kind, value) for key, value in config.items()}
     inner: Any = config.get("config") if isinstance(config, dict) else None
     if isinstance(config, dict) and not isinstance(inner, dict):
         config = inner  # the name of a function

@@ -156,7 +156,9 @@ def _danger(class_name: Any, config: Any) -> str | None:
     """Return the reason why building an object would run code or read a file, or None."""
     settings = config if isinstance(config, dict) else {}
     name = settings.get("name")
-    if class_name == "__lambda__" or (class_name == "Lambda" and _holds_code(settings.get("function"))):
+    function = settings.get("function")
+    is_name = isinstance(function, str) or (isinstance(function, dict) and function.get("class_name") == "function")
+    if class_name == "__lambda__" or (class_name == "Lambda" and not is_name):
         layer = f"layer {name!r} is a Lambda with" if name else "it holds a lambda with"
         return f"{layer} serialised Python code, which opening would run"
     if class_name in _FOREIGN_PROGRAMS:
@@ -165,11 +167,6 @@ def _danger(class_name: Any, config: Any) -> str | None:
         if isinstance(settings.get(setting), str):
             return f"layer {name!r} ({class_name}) reads the file {settings[setting]!r} ({setting})"
     return None
-
-
-def _holds_code(function: Any) -> bool:
-    is_name = isinstance(function, dict) and function.get("class_name") == "function"
-    return not isinstance(function, str) and not is_name
 
 
 def check_names(config: dict[str, Any], custom_objects: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ def test_jax_that_is_not_installed_is_named_with_the_way_out(monkeypatch, chosen
 
     monkeypatch.delitem(sys.modules, "keras")
     monkeypatch.setattr(builtins, "__import__", without_jax)
-    with pytest.raises(UsageError, match=rf"{chosen}.*JAX is not installed: pip install 'kerasmem\[jax\]'"):
+    with pytest.raises(UsageError, match=rf"No module named 'jax'.*'kerasmem\[jax\]'.*{chosen}"):
         import_keras()
 
 
