@@ -19,7 +19,7 @@ _MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
 # The words that arguments of several rooms and options take; `typing.get_args` gives them.
 MethodName = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
 Mode = Literal["train", "evaluate", "inference"]
-Color = Literal["rgb", "rgba", "gray"]
+Color = Literal["rgb", "gray"]
 Decimal = Literal[".", ","]
 RowsAxis = Literal["first", "last"]
 

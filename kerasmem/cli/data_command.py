@@ -56,7 +56,7 @@ def inspect(file: str, as_json: bool, **options: Any) -> None:
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @all_of(
     *WRITING, "--float32", "--image-size",
-    "--color", "--follow-links", "--header", "--delimiter", "--decimal", "--encoding", "--text",
+    "--color", "--header", "--delimiter", "--decimal", "--encoding", "--text",
     "--rows-axis", "--unpack",
 )  # fmt: skip
 def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:

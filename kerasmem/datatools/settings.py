@@ -51,8 +51,7 @@ class ReadOptions:
         columns: which columns are read.
         budget: bytes for reading HDF5.
         image_size: "224x160", width first, to resize images. Defaults to the size that all have.
-        color: "rgb", "rgba" or "gray".
-        follow_links: follow links in folders of images.
+        color: "rgb" or "gray".
         trust_file: as for `H5ChunkSequence`, of HDF5 files.
         rows_axis: axis of the rows in HDF5 files, "first" or "last". MATLAB stores its first axis last.
         unpack: write the values that netCDF's packed ones stand for (scale_factor, add_offset), and NaN for missing
@@ -72,7 +71,6 @@ class ReadOptions:
     budget: int
     image_size: Any = None
     color: Color = "rgb"
-    follow_links: bool = False
     trust_file: bool = False
     rows_axis: RowsAxis = "first"
     unpack: bool = True

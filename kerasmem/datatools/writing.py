@@ -172,7 +172,7 @@ _KEEP = "float32=False (--no-float32) keeps their last digits"
 def _pieces(source: RowSource, plan: WritePlan, caster: Caster) -> Iterator[Rows]:
     """Yield the rows of a source as they are written."""
     done = 0
-    for piece in even_pieces(source.pieces(0, plan.piece_rows), plan.piece_rows):
+    for piece in even_pieces(source.pieces(plan.piece_rows), plan.piece_rows):
         read = {field.name: piece[field.name] for field in plan.read}
         yield join_columns(caster.cast(read, done), plan.datasets)
         done += rows_in(piece)

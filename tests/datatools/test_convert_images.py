@@ -57,7 +57,7 @@ def test_a_folder_a_class(tmp_path, folder):
     assert x.dtype == np.uint8 and np.array_equal(x, pixels) and y.tolist() == [0] * 25 + [1] * 25
     with h5py.File(output) as file:
         assert list(file["y"].attrs["class_names"]) == ["cat", "dog"]
-    assert done.line.endswith("scale=1 / 255)") and "2 files were passed over" in done.notes[0]
+    assert done.line.endswith("scale=1 / 255)") and "3 files were skipped" in done.notes[0]
     assert left_in(tmp_path, output, root) == []
 
 
@@ -69,7 +69,7 @@ def test_images_are_resized_and_upright(tmp_path):
     turned = Image.Exif()
     turned[0x0112] = 6  # turn by 90 degrees
     save(root, "b/3.png", Image.fromarray(wide), exif=turned)
-    with pytest.raises(DataError, match=r"a/2.png'?: has 10 × 30 pixels, and 'a/1.png' has 40 × 20;.*--image-size"):
+    with pytest.raises(DataError, match=r"a/2.png'?: has 10 × 30 pixels, and the first 40 × 20;.*--image-size"):
         convert(root, tmp_path / "out.h5")
     convert(root, tmp_path / "out.h5", image_size="16x8")
     found = content(tmp_path / "out.h5")["x"]
@@ -98,14 +98,14 @@ def encoded(kind, **options):
 
 
 HOSTILE = {
-    "text.jpg": (lambda: b"<html>not found</html>", "is no image in a format that is read"),
-    "script.png": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage", "is no image in a format"),
-    "cut.jpg": (lambda: encoded("JPEG")[:300], "cut off or damaged|is no image"),
-    "cut.png": (lambda: encoded("PNG")[:-200], "cut off or damaged"),
-    "empty.png": (lambda: b"", "is no image"),
-    "bomb.png": (bomb, "far more pixels than a picture has, and 67,108,864 are allowed"),
-    "noise.png": (lambda: encoded("PNG")[:40] + RNG.bytes(400), "cut off or damaged|is no image"),
-    "float.tiff": (lambda: _float(), "floating-point values, no colours"),
+    "text.jpg": (lambda: b"<html>not found</html>", "cannot be read as an image"),
+    "script.png": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage", "cannot be read as an image"),
+    "cut.jpg": (lambda: encoded("JPEG")[:300], "cannot be read as an image"),
+    "cut.png": (lambda: encoded("PNG")[:-200], "cannot be read as an image"),
+    "empty.png": (lambda: b"", "cannot be read as an image"),
+    "bomb.png": (bomb, "decompression bomb"),
+    "noise.png": (lambda: encoded("PNG")[:40] + RNG.bytes(400), "cannot be read as an image"),
+    "float.tiff": (lambda: _float(), "more than 8 bits a value"),
 }
 
 
@@ -148,70 +148,30 @@ def test_names_that_play_tricks(tmp_path):
     assert "\n" not in str(error.value) and "\x1b" not in str(error.value)
 
 
-def test_links_are_refused_unless_wanted(tmp_path, folder):
-    root, pixels = folder
-    os.symlink(root / "cat" / "000.png", root / "dog" / "zz.png")
-    with pytest.raises(DataError, match=r"dog/zz.png'?: is a link; pass follow_links=True \(--follow-links\)"):
-        convert(root, tmp_path / "out.h5")
-    convert(root, tmp_path / "out.h5", follow_links=True)
-    assert np.array_equal(content(tmp_path / "out.h5")["x"][-1], pixels[0])
+def test_links_to_folders_and_what_is_no_file_are_refused(tmp_path, folder):
+    root, _ = folder
     os.symlink(root, root / "dog" / "loop")
     with pytest.raises(DataError, match=r"dog/loop'?: is a link to a folder"):
-        convert(root, tmp_path / "o2.h5")
-    with pytest.raises(DataError, match="a link leads back to a folder above it"):
-        convert(root, tmp_path / "o2.h5", follow_links=True)
+        convert(root, tmp_path / "out.h5")
     os.unlink(root / "dog" / "loop")
-    os.unlink(root / "dog" / "zz.png")
-    os.symlink("self.png", root / "dog" / "self.png")
-    with pytest.raises(DataError, match=r"self.png'?: (is a link|cannot be read)"):
-        convert(root, tmp_path / "o2.h5", follow_links=True)
-    os.unlink(root / "dog" / "self.png")
     os.mkfifo(root / "dog" / "pipe.png")
     with pytest.raises(DataError, match=r"pipe.png'?: is called like an image and is no file"):
-        convert(root, tmp_path / "o2.h5")
+        convert(root, tmp_path / "out.h5")
 
 
-def test_grey_images_of_16_bits_stay_so(tmp_path):
-    root = tmp_path / "scans"
-    deep = RNG.integers(0, 65536, (12, 20)).astype("u2")
-    save(root, "a/1.png", Image.fromarray(deep))
-    save(root, "a/2.tif", Image.fromarray(deep))
-    save(root, "b/3.png", Image.fromarray((deep >> 8).astype("u1")))
-    for color, channels in (("gray", 1), ("rgb", 3), ("rgba", 4)):
-        done = convert(root, tmp_path / "out.h5", color=color, force=True)
-        found = content(tmp_path / "out.h5")["x"]
-        assert found.dtype == np.uint16 and found.shape == (3, 12, 20, channels) and done.notes == ()
-        assert (found[:2, :, :, : min(channels, 3)] == deep[:, :, None]).all()
-        assert np.array_equal(found[2, :, :, 0], (deep >> 8) * 257) and (found[:, :, :, 3:] == 65535).all()
-        assert done.line.endswith("scale=1 / 65535)")
-    convert(root, tmp_path / "small.h5", color="gray", image_size="10x6")
-    found = content(tmp_path / "small.h5")["x"]
-    wanted = Image.fromarray(deep.astype("f4")).resize((10, 6), Image.Resampling.BILINEAR)
-    assert found.dtype == np.uint16 and np.array_equal(found[0, :, :, 0], np.rint(np.asarray(wanted)))
-
-
-def test_what_images_lose_is_told(tmp_path):
+def test_other_kinds_of_images_become_eight_bits_a_channel(tmp_path):
     root = tmp_path / "photos"
-    clear = np.dstack([picture(), np.arange(240, dtype="u1").reshape(12, 20)])
-    opaque = np.dstack([picture(), np.full((12, 20), 255, "u1")])
-    save(root, "a/1.png", Image.fromarray(opaque))
-    save(root, "a/2.png", Image.fromarray(clear))
-    save(root, "a/3.png", Image.fromarray(RNG.integers(0, 65536, (12, 20)).astype("u2")))
+    opaque = picture()
+    save(root, "a/1.png", Image.fromarray(np.dstack([opaque, np.arange(240, dtype="u1").reshape(12, 20)])))
     frames = [Image.fromarray(picture()) for _ in range(3)]
-    save(root, "b/4.gif", frames[0], save_all=True, append_images=frames[1:])
-    save(root, "b/5.gif", frames[0])
-    save(root, "b/6.jpg", frames[0], format="MPO", save_all=True, append_images=frames[1:])
-    save(root, "stray.jpg", frames[0])
-    save(root, "b/.6.png", frames[0])
-    save(root, ".c/7.png", frames[0])
-    (root / "a" / "readme.txt").write_text("")
-    done = convert(root, tmp_path / "out.h5", shuffle=True)
-    for told in (
-        "4 files were passed over, such as '.c'",
-        "1 images have transparency, which is dropped; color='rgba' (--color rgba) keeps it",
-        "1 images have 16 bits a value, of which the upper 8 are kept",
-        "2 images have several frames or pages, of which the first is taken",
-    ):
-        assert [note for note in done.notes if note.startswith(told)], (told, done.notes)
-    assert len(done.notes) == 4 and done.rows == 6
-    assert not [n for n in convert(root, tmp_path / "o2.h5", color="rgba").notes if "transparency" in n]
+    save(root, "b/2.gif", frames[0], save_all=True, append_images=frames[1:])
+    grey = picture(channels=1)
+    save(root, "b/3.png", Image.fromarray(grey))
+    convert(root, tmp_path / "out.h5")
+    found = content(tmp_path / "out.h5")["x"]
+    assert np.array_equal(found[0], opaque) and np.array_equal(found[2], np.dstack([grey] * 3))
+    convert(root, tmp_path / "gray.h5", color="gray", image_size="10x6")
+    assert content(tmp_path / "gray.h5")["x"].shape == (3, 6, 10, 1)
+    save(root, "a/0.png", Image.fromarray(RNG.integers(0, 65536, (12, 20)).astype("u2")))
+    with pytest.raises(DataError, match=r"0.png'?: .*more than 8 bits a value; save the values as .npy"):
+        convert(root, tmp_path / "deep.h5")

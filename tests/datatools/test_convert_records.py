@@ -87,13 +87,13 @@ def test_hostile_records(tmp_path):
     lying = bytearray(whole)
     lying[0:8] = (2**60).to_bytes(8, "little")
     for data, told in (
-        (whole[:-5], "damaged after 119 records: it ends within a record"),
-        (whole[: len(whole) // 2 + 3], "it ends within"),
-        (bytes(damaged), "cannot be read: .*corrupted record|damaged after|no tf.train.Example"),
-        (bytes(lying), "too long to be true"),
+        (whole[:-5], "cannot be read: it ends within record 119"),
+        (whole[: len(whole) // 2 + 3], "cannot be read: it ends within record 60"),
+        (bytes(damaged), "cannot be read: (corrupted record|it ends within)"),
+        (bytes(lying), "cannot be read: it ends within record 0"),
         (b"", "holds no records"),
-        (b"hello", "ends within the length of a record"),
-        (gzip.compress(whole)[:-30], "damaged after"),
+        (b"hello", "cannot be read: it ends within record 0"),
+        (gzip.compress(whole)[:-30], "cannot be read"),
     ):
         path.write_bytes(data)
         with pytest.raises(DataError, match=told):
@@ -101,9 +101,9 @@ def test_hostile_records(tmp_path):
         assert left_in(tmp_path, path) == []
     for records, told in (
         ([b"not an example"], "no tf.train.Example|has no features"),
-        ([example(x=X[0]), example(x=X[1][:3])], r"records 0 to 2 cannot be read: .*x"),
-        ([example(x=X[0]), example(z=1)], r"records 0 to 2 cannot be read: .*x"),
-        ([example(x=X[0]), example(x=3)], r"records 0 to 2 cannot be read: .*x"),
+        ([example(x=X[0]), example(x=X[1][:3])], r"cannot be read: .*x"),
+        ([example(x=X[0]), example(z=1)], r"cannot be read: .*x"),
+        ([example(x=X[0]), example(x=3)], r"cannot be read: .*x"),
     ):
         write(path, records)
         with pytest.raises(DataError, match=told):

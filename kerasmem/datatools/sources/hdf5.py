@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
@@ -12,18 +10,10 @@ import h5py
 import numpy as np
 
 from kerasmem.datatools.fields import ColumnChoice, Field, Rows, check_name
-from kerasmem.datatools.listing import (
-    CLASS_NAMES,
-    MOST_CONVERTED,
-    Contents,
-    Entry,
-    list_contents,
-    opened,
-)
-from kerasmem.datatools.packing import Packing
+from kerasmem.datatools.listing import CLASS_NAMES, MOST_CONVERTED, Contents, Entry, list_contents, opened
 from kerasmem.datatools.repetition import find_repetition
 from kerasmem.datatools.settings import ReadOptions
-from kerasmem.datatools.sources.rows import RowSource, SideBySideSource, rows_in
+from kerasmem.datatools.sources.rows import RowSource, even_pieces
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError, register_filters
 from kerasmem.hdf5.format.layout import shown
@@ -37,50 +27,85 @@ _MOST_SPARSE = 1 << 22  # stored values of a sparse matrix added at a time
 _NAMES_SHOWN = 3
 
 
-class _EntrySource(RowSource):
-    """Entries of one file, all with as many rows."""
+class Hdf5Source(RowSource):
+    """The datasets of a file that have as many rows as its largest one.
 
-    def __init__(self, path: str, entries: Sequence[Entry], access: Access, budget: int) -> None:
+    Args:
+        path: the file.
+        options: columns to read, and how.
+
+    Raises:
+        DataError: If none of them could be trained from.
+    """
+
+    def __init__(self, path: str, options: ReadOptions) -> None:
         super().__init__(shown(path), path)
-        self._entries, self._access, self._budget = tuple(entries), access, budget
-        self.fields = tuple(
+        self._access, self._budget = Access(options.trust_file), options.budget
+        contents = list_contents(path, self._access, MOST_CONVERTED)
+        if not contents.complete:
+            most = f"{MOST_CONVERTED:,} groups and datasets"
+            raise DataError(f"{self.label}: holds more than {most}; write fewer and larger")
+        entries, self.notes = _choose_entries(contents, options)
+        self.rows = entries[0].rows
+        self._dense = [entry.name for entry in entries if entry.layout is not None]
+        self._sliced = [entry for entry in entries if entry.layout is None]
+        self.notes += [
+            f"{shown(entry.name)} is sparse in the source and dense here: {prod(entry.shape or ()):,} values"
+            for entry in self._sliced
+            if entry.kind == "csr_matrix"
+        ]
+        self._packings = {entry.name: entry.packing for entry in entries if entry.packing is not None}
+        fields = [
             Field(check_name(entry.name, self.label), entry.dtype, (entry.shape or ())[1:], entry.class_names)
             for entry in entries
-        )
-        self.rows = entries[0].rows
+        ]
+        self.fields = tuple(self._unpacked(field) if options.unpack else field for field in fields)
 
-    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
-        """Yield rows of the entries."""
-        with contextlib.closing(self._windows(start, rows)) as windows:  # type: ignore[type-var]
-            for window in windows:
-                for first in range(0, rows_in(window), rows):
-                    yield {name: values[first : first + rows] for name, values in window.items()}
+    def _unpacked(self, field: Field) -> Field:
+        """Return a field in the type of its physical values."""
+        packing, stored = self._packings.get(field.name), np.dtype(field.dtype)
+        if packing is None or not (packing.scales or packing.unsigned or stored.kind == "f"):
+            return field  # whole numbers without a scale, such as labels, stay whole
+        is_small = stored.itemsize <= (4 if stored.kind == "f" else 2)
+        return replace(field, dtype="<f4" if is_small else "<f8", unpacked=field.dtype)
 
-    @abstractmethod
-    def _windows(self, start: int, rows: int) -> Iterator[Rows]:
-        """Yield rows, more than `rows` at a time if that is faster."""
+    def pieces(self, rows: int) -> Iterator[Rows]:
+        """Yield rows, unpacked, NaN for missing values."""
+        windows = [self._dense_windows()] if self._dense else []
+        windows += [self._sliced_windows(rows)] if self._sliced else []
+        for parts in zip(*(even_pieces(stream, rows) for stream in windows), strict=True):
+            piece = {name: values for part in parts for name, values in part.items()}
+            for field in self.fields:
+                if field.name in self._packings:
+                    piece[field.name] = self._unpack(field, piece[field.name])
+            yield piece
 
+    def _unpack(self, field: Field, values: np.ndarray) -> np.ndarray:
+        """Return physical values if they are wanted, and count missing ones."""
+        packing = self._packings[field.name]
+        missing = int(np.count_nonzero(packing.is_missing(packing.stored(values))))
+        become = "are missing and become NaN" if field.unpacked else "stand for no value and stay as they are"
+        if missing:
+            self.losses[f"values of {shown(field.name)} {become}"] += missing
+        return packing.unpack(values, field.dtype) if field.unpacked else values
 
-class _DenseSource(_EntrySource):
-    """Datasets read as `H5ChunkSequence` reads them."""
-
-    def _windows(self, start: int, rows: int) -> Iterator[Rows]:
-        names = [field.name for field in self.fields]
-        for _, window in read_windows(self.paths, names, start=start, access=self._access, budget=self._budget):
+    def _dense_windows(self) -> Iterator[Rows]:
+        """Yield rows of the datasets that `H5ChunkSequence` can read, as it reads them."""
+        stop = self.first + self.rows
+        for _, window in read_windows(
+            self.paths, self._dense, start=self.first, stop=stop, access=self._access, budget=self._budget
+        ):
             yield window
 
-
-class _SlicedSource(_EntrySource):
-    """Entries that h5py reads slice by slice: table columns, stacked groups, last axes, sparse matrices."""
-
-    def _windows(self, start: int, rows: int) -> Iterator[Rows]:
-        step = max(rows, self._budget // sum(field.row_bytes for field in self.fields))
+    def _sliced_windows(self, rows: int) -> Iterator[Rows]:
+        """Yield rows of the other entries, which h5py reads slice by slice."""
+        row_bytes = sum(prod((entry.shape or ())[1:]) * np.dtype(entry.dtype).itemsize for entry in self._sliced)
+        step = max(rows, self._budget // row_bytes)
         register_filters()
         with opened(self.paths[0], self.label) as file:
-            for first in range(start, self.rows, step):
-                last = min(first + step, self.rows)
-                read = [self._read(file, entry, first, last) for entry in self._entries]
-                yield {field.name: values for field, values in zip(self.fields, read, strict=True)}
+            for first in range(self.first, self.first + self.rows, step):
+                last = min(first + step, self.first + self.rows)
+                yield {entry.name: self._read(file, entry, first, last) for entry in self._sliced}
 
     def _read(self, file: h5py.File, entry: Entry, first: int, last: int) -> np.ndarray:
         name = entry.parts[0]
@@ -95,7 +120,7 @@ class _SlicedSource(_EntrySource):
         return values.T if entry.is_matlab else np.moveaxis(values, -1, 0)
 
     def _read_sparse(self, file: h5py.File, entry: Entry, first: int, last: int) -> np.ndarray:
-        """Return rows of a sparse matrix, zeros and all. Values at one place add up, as in SciPy."""
+        """Return rows of a sparse matrix, zeros and all. Values of one row and column add up, as in SciPy."""
         matrix = f"{self.label}: {shown(entry.name)}"
         data, indices, indptr = entry.parts
         bounds = self._checked(file, indptr, range(first, last + 1))[first : last + 1].astype(np.int64)
@@ -123,72 +148,6 @@ class _SlicedSource(_EntrySource):
         return dataset
 
 
-class _UnpackedSource(RowSource):
-    """Unpack the values of a source, and count missing ones."""
-
-    def __init__(self, source: RowSource, packings: Mapping[str, Packing], *, unpack: bool) -> None:
-        super().__init__(source.label, *source.paths)
-        self._source, self._packings = source, packings
-        self.rows, self.notes = source.rows, source.notes
-        self.fields = tuple(
-            self._unpacked(field) if unpack and field.name in packings else field for field in source.fields
-        )
-
-    def _unpacked(self, field: Field) -> Field:
-        packing, stored = self._packings[field.name], np.dtype(field.dtype)
-        if not (packing.scales or packing.unsigned or stored.kind == "f"):
-            return field  # whole numbers without a scale, such as labels, stay whole
-        is_small = stored.itemsize <= (4 if stored.kind == "f" else 2)
-        return replace(field, dtype="<f4" if is_small else "<f8", unpacked=field.dtype)
-
-    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
-        """Yield rows, NaN for missing values."""
-        for piece in self._source.pieces(start, rows):
-            for field in self.fields:
-                packing = self._packings.get(field.name)
-                if packing is None:
-                    continue
-                values = piece[field.name]
-                missing = int(np.count_nonzero(packing.is_missing(packing.stored(values))))
-                if field.unpacked:
-                    piece[field.name] = packing.unpack(values, field.dtype)
-                become = "are missing and become NaN" if field.unpacked else "stand for no value and stay as they are"
-                if missing:
-                    self._losses[f"values of {shown(field.name)} {become}"] += missing
-            yield piece
-
-
-def open_hdf5(path: str, options: ReadOptions) -> RowSource:
-    """Return the datasets of a file that have as many rows as its largest one.
-
-    Raises:
-        DataError: If none of them could be trained from.
-    """
-    access = Access(options.trust_file)
-    contents = list_contents(path, access, MOST_CONVERTED)
-    if not contents.complete:
-        raise DataError(
-            f"{shown(path)}: holds more than {MOST_CONVERTED:,} groups and datasets; write fewer and larger"
-        )
-    chosen, notes = _choose_entries(contents, options)
-    dense = [entry for entry in chosen if entry.layout is not None]
-    sliced = [entry for entry in chosen if entry.parts]
-    sources: list[RowSource] = [_DenseSource(path, dense, access, options.budget)] if dense else []
-    sources += [_SlicedSource(path, sliced, access, options.budget)] if sliced else []
-    result = sources[0] if len(sources) == 1 else SideBySideSource(sources)
-    notes += [
-        f"{shown(entry.name)} is sparse in the source and dense here: {prod(entry.shape or ()):,} values"
-        for entry in sliced
-        if entry.kind == "csr_matrix"
-    ]
-    packings = {entry.name: entry.packing for entry in chosen if entry.packing is not None}
-    if packings:
-        result = _UnpackedSource(result, packings, unpack=options.unpack)
-    result.label = shown(path)
-    result.notes += notes
-    return result
-
-
 def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entry], list[str]]:
     """Return the entries with equally many rows, and notes about those left out.
 
@@ -202,11 +161,11 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
     read = [entry for entry in entries if wanted.reads(entry.name)]
     for entry in read:
         if entry.kind == "ragged":
-            raise DataError(f"{shown(contents.path)}: {shown(entry.name)} {entry.problem}. {_PAD}")
-    able = [entry for entry in read if entry.layout is not None or entry.parts]
-    able = [entry for entry in able if entry.shape and 0 not in entry.shape]
+            pad = "Pad them to one shape, or leave it out with drop (--drop)."
+            raise DataError(f"{shown(contents.path)}: {shown(entry.name)} {entry.problem}. {pad}")
+    able = [entry for entry in read if (entry.layout is not None or entry.parts) and prod(entry.shape or (0,))]
     if not able:
-        if any(entry.layout is not None or entry.parts for entry in entries):
+        if len(read) < len(entries):
             wanted.check()
         contents.refuse_unusable()
     largest = max(able, key=lambda entry: (prod(entry.shape or ()), entry.name))
@@ -220,10 +179,10 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
         if entry not in chosen and entry.name not in used:
             rows = f"it has {format_count(entry.rows, 'row')}, and the others have {largest.rows:,}"
             reasons.setdefault(rows if entry in able else entry.problem, []).append(shown(entry.name))
-    return chosen, notes + [f"left out: {_listed(names)} ({why})" for why, names in reasons.items()]
-
-
-_PAD = "Pad them to one shape, or leave it out with drop (--drop)."
+    for reason, names in reasons.items():
+        more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
+        notes.append(f"left out: {', '.join(names[:_NAMES_SHOWN])}{more} ({reason})")
+    return chosen, notes
 
 
 def _stacked(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entry], list[str]]:
@@ -246,8 +205,3 @@ def _rows_last(entry: Entry) -> Entry:
         return entry
     shape = entry.shape[::-1] if entry.is_matlab else (entry.shape[-1], *entry.shape[:-1])
     return replace(entry, shape=shape, layout=None, parts=(entry.name,))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -11,17 +11,15 @@ import h5py
 
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.arrays import ArraySource
-from kerasmem.datatools.sources.csv import CsvSource
-from kerasmem.datatools.sources.hdf5 import open_hdf5
+from kerasmem.datatools.sources.hdf5 import Hdf5Source
 from kerasmem.datatools.sources.images import ImageFolder
 from kerasmem.datatools.sources.records import RecordSource
 from kerasmem.datatools.sources.rows import RowSource, combine
-from kerasmem.datatools.sources.tables import ParquetSource, TableSource, agree_on_types
+from kerasmem.datatools.sources.tables import SUFFIXES, open_tables
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.rows.settings import natural_order
 
-_TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", ".parquet", ".pq")
 _HDF5 = (".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")
 _RECORDS = re.compile(r"\.tfrecords?(\.gz)?$|\.tfrec$|\.tfrecord-\d+-of-\d+$", re.IGNORECASE)
 _NAMED = re.compile(r"([A-Za-z_][\w./-]*)=(.+)", re.DOTALL)
@@ -50,31 +48,13 @@ def open_sources(paths: Sequence[tuple[str | None, str]], options: ReadOptions) 
             opened.append(ImageFolder(path, options))
             continue
         _check_file(path)
-        if path.lower().endswith(_TABLES):
+        if path.lower().endswith(SUFFIXES):
             tables.append(path)
         else:
             opened.append(_open(path, name, options))
     if tables:
-        opened += _open_tables(tables, options)
+        opened += open_tables(tables, options)
     return combine(opened)
-
-
-def _open_tables(paths: Sequence[str], options: ReadOptions) -> list[TableSource]:
-    """Return a source for each file, after those with the same columns agreed on their types.
-
-    Raises:
-        DataError: If a file cannot be read, or its columns cannot be made numbers.
-    """
-    opened: list[TableSource] = []
-    for path in paths:
-        kind = ParquetSource if path.lower().endswith((".parquet", ".pq")) else CsvSource
-        opened.append(kind(path, options))
-    groups: dict[frozenset[str], list[TableSource]] = {}
-    for each in opened:
-        groups.setdefault(frozenset(each.columns), []).append(each)
-    for group in groups.values():
-        agree_on_types(group, options.text)
-    return [source for group in groups.values() for source in group]
 
 
 def find_paths(sources: Sequence[str]) -> list[tuple[str | None, str]]:
@@ -114,8 +94,8 @@ def _open(path: str, name: str | None, options: ReadOptions) -> RowSource:
     if _RECORDS.search(path):
         return RecordSource(path, options)
     if h5py.is_hdf5(path) or lower.endswith(_HDF5):
-        return open_hdf5(path, options)
-    kinds = ".npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder with a folder of images a class"
+        return Hdf5Source(path, options)
+    kinds = ".npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with a folder of images a class"
     raise UsageError(f"{shown(path)}: of no kind that is known by its name: {kinds}")
 
 

@@ -1,182 +1,159 @@
-"""TFRecord files of tf.train.Example as sources, parsed and verified by TensorFlow."""
+"""TFRecord files of tf.train.Example as sources, read and parsed by TensorFlow."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kerasmem.datatools.fields import Field, Rows, check_name
 from kerasmem.datatools.settings import ReadOptions
-from kerasmem.datatools.sources.images import LOSSES, DecodedImage, decode_image, in_order
+from kerasmem.datatools.sources.images import decode_image
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import one_line, shown
-from kerasmem.units import GIB
 
-_MOST_RECORD = GIB
+_IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")  # how files begin
+
+_MOST_BYTES = 1 << 40  # of a record; file systems seek no further than some TiB
 
 
 class _Feature(NamedTuple):
-    """What the records have under a name: "int64", "float" or "bytes", how many of them, and whether it is an image."""
+    """A feature of all records: its name, "int64", "float" or "bytes", its number of values, and its column."""
 
     name: str
     kind: str
     length: int
     is_image: bool
+    field: Field
 
 
 class RecordSource(RowSource):
     """A TFRecord file whose records all have the features of the first.
 
-    A feature of bytes becomes an image where the first record's is one, and else, where all have one length, a row of
-    uint8.
+    A feature of bytes becomes an image if the first record's is one; else a row of uint8, if all have one length.
 
     Args:
         path: the file, gzip or not.
-        options: how images become arrays, and which features matter.
+        options: columns to read, size and colors of images.
 
     Raises:
-        DataError: the file is damaged, or its records are no Examples of one kind.
+        DataError: If the file is damaged, or its records are no Examples of one kind.
     """
 
     starts = (0,)
 
     def __init__(self, path: str, options: ReadOptions) -> None:
+        import tensorflow as tf
+
         super().__init__(shown(path), path)
         self._options = options
-        with open(path, "rb") as file:
-            self._packed = file.read(2) == b"\x1f\x8b"
-        self.rows, first = self._count()
-        self._features: dict[str, _Feature] = {}
-        self.fields = self._look(first)
+        with self._refuse_damage():
+            self.rows = self._count_records()
+            first = next(iter(self._records())).numpy()
+        try:
+            features = tf.train.Example.FromString(first).features.feature
+        except Exception as error:  # protobuf's errors differ from version to version
+            raise DataError(f"{self.label}: its first record is no tf.train.Example: {one_line(str(error))}") from error
+        if not features:
+            raise DataError(f"{self.label}: its first record has no features; is it a file of tf.train.Example?")
+        read = [name for name in sorted(features) if options.columns.reads(name)]
+        if not read:
+            options.columns.check()
+        self._features = [self._feature(name, features[name]) for name in read]
+        self.fields = tuple(feature.field for feature in self._features)
 
-    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
+    def pieces(self, rows: int) -> Iterator[Rows]:
         """Yield rows."""
         import tensorflow as tf
 
         kinds = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}
-        spec = {}
-        for name, kind, length, _ in (self._features[field.name] for field in self.fields):
-            spec[name] = tf.io.FixedLenFeature([1 if kind == "bytes" else length], kinds[kind])
-        done = start
-        try:
-            with tf.device("/CPU:0"):
-                data = tf.data.TFRecordDataset(list(self.paths), compression_type="GZIP" if self._packed else "")
-                for batch in data.skip(start).batch(rows):
-                    for number, record in enumerate(batch.numpy().tolist(), start=done):
-                        self._example(record, number)  # TensorFlow's fast parser trusts the lengths in it
-                    parsed = tf.io.parse_example(batch, spec)
-                    values = {field: parsed[self._features[field.name].name].numpy() for field in self.fields}
-                    yield {field.name: self._values(field, found, done) for field, found in values.items()}
-                    done += len(batch)
-        except (tf.errors.OpError, UnicodeDecodeError) as error:
-            # how TensorFlow puts it names the feature, or the place in the file; it may quote bytes that are no text
-            said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else error.message
-            reason = one_line(said, 300)
-            last = min(done + rows, self.rows)
-            raise DataError(f"{self.label}: records {done:,} to {last:,} cannot be read: {reason}") from error
+        spec = {
+            feature.name: tf.io.FixedLenFeature([1 if feature.kind == "bytes" else feature.length], kinds[feature.kind])
+            for feature in self._features
+        }
+        done = 0
+        with ThreadPoolExecutor(self._options.threads, "kerasmem-decode") as pool, self._refuse_damage():
+            for batch in self._records().batch(rows):
+                parsed = tf.io.parse_example(batch, spec)
+                piece = {}
+                for feature in self._features:
+                    piece[feature.field.name] = self._rows(feature, parsed[feature.name].numpy(), done, pool)
+                yield piece
+                done += len(batch)
 
-    def _values(self, field: Field, values: np.ndarray, first: int) -> np.ndarray:
-        feature = self._features[field.name]
+    def _rows(self, feature: _Feature, values: np.ndarray, first: int, pool: ThreadPoolExecutor) -> np.ndarray:
+        """Return the rows of a feature."""
+        shape = feature.field.shape
         if feature.kind != "bytes":
-            return values.reshape(len(values), *field.shape)
-        texts = values.reshape(-1).tolist()
+            return values.reshape(len(values), *shape)
+        texts = values[:, 0].tolist()
+        labels = [f"{self.label}: {shown(feature.name)} of record {first + number:,}" for number in range(len(texts))]
+        if feature.is_image:
+            return np.stack(list(pool.map(lambda *image: decode_image(*image, self._options, shape), texts, labels)))
+        for text, label in zip(texts, labels, strict=True):
+            if len(text) != feature.length:
+                raise DataError(
+                    f"{label} has {len(text):,} bytes, and that of the first {feature.length:,}; leave it out with drop"
+                )
+        return np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), *shape)
 
-        def decode(number: int) -> DecodedImage:
-            where = f"{self.label}: {shown(field.name)} of record {first + number:,}"
-            if feature.is_image:
-                return decode_image(texts[number], where, self._options, like=np.empty(field.shape, field.dtype))
-            if len(texts[number]) != feature.length:
-                sizes = f"has {len(texts[number]):,} bytes, and that of the first {feature.length:,}"
-                raise DataError(f"{where} {sizes}; leave it out with drop, or store it as numbers")
-            return DecodedImage(np.frombuffer(texts[number], np.uint8))
+    def _feature(self, feature: str, content: Any) -> _Feature:
+        """Return a feature of the first record."""
+        kind = content.WhichOneof("kind")
+        values = getattr(content, kind).value if kind else ()
+        kind = (kind or "").removesuffix("_list")
+        length = len(values)
+        if not length or (kind == "bytes" and (length > 1 or not values[0])):
+            raise DataError(f"{self.label}: the feature {shown(feature)} is empty or a list of texts; drop it")
+        name = check_name(feature, self.label)
+        if kind != "bytes":
+            field = Field(name, "<i8" if kind == "int64" else "<f4", () if length == 1 else (length,))
+            return _Feature(feature, kind, length, False, field)
+        if values[0].startswith(_IMAGES):
+            image = decode_image(values[0], f"{self.label}: {shown(feature)} of record 0", self._options)
+            return _Feature(feature, kind, 1, True, Field(name, "|u1", image.shape))
+        self.notes.append(f"{shown(name)} holds bytes that are no image; they are written as numbers from 0 to 255")
+        length = len(values[0])
+        return _Feature(feature, kind, length, False, Field(name, "|u1", (length,)))
 
-        numbers = range(len(texts))
-        decoded = in_order(decode, numbers, self._options.threads) if feature.is_image else map(decode, numbers)
-        out = np.empty((len(texts), *field.shape), field.dtype)
-        for number, found in enumerate(decoded):
-            out[number] = found.array
-            self._losses.update(LOSSES[loss] for loss in found.losses)
-        return out
+    def _count_records(self) -> int:
+        """Return the number of records by their lengths. TensorFlow accepts a file that ends within a length."""
+        count = 0
+        with gzip.open(self.paths[0]) if self._is_packed() else open(self.paths[0], "rb") as file:
+            while head := file.read(12):  # the length and its checksum
+                length = min(int.from_bytes(head[:8], "little"), _MOST_BYTES)
+                file.seek(length + 3, os.SEEK_CUR)
+                if len(head) < 12 or not file.read(1):  # the last byte of the record's checksum
+                    raise EOFError(f"it ends within record {count:,}")
+                count += 1
+        if not count:
+            raise EOFError("it holds no records")
+        return count
 
-    def _example(self, record: bytes, number: int) -> Any:
+    def _records(self) -> Any:
+        import tensorflow as tf
+
+        return tf.data.TFRecordDataset(list(self.paths), compression_type="GZIP" if self._is_packed() else "")
+
+    def _is_packed(self) -> bool:
+        with open(self.paths[0], "rb") as file:
+            return file.read(2) == b"\x1f\x8b"
+
+    @contextlib.contextmanager
+    def _refuse_damage(self) -> Iterator[None]:
         import tensorflow as tf
 
         try:
-            return tf.train.Example.FromString(record)
-        except Exception as error:  # protobuf's errors differ from version to version
-            reason = one_line(str(error), 200)
-            raise DataError(f"{self.label}: record {number:,} is no tf.train.Example ({reason})") from error
-
-    def _look(self, first: bytes) -> tuple[Field, ...]:
-        """Return the fields that the features of the first record become."""
-        features = self._example(first, 0).features.feature
-        fields = []
-        for name in sorted(features):
-            if not self._options.columns.reads(name):
-                continue
-            kind = features[name].WhichOneof("kind")
-            if kind is None or not getattr(features[name], kind).value:
-                raise DataError(f"{self.label}: the feature {shown(name)} is empty in the first record; drop it")
-            fields.append(self._field(name, kind.removesuffix("_list"), getattr(features[name], kind).value))
-        if not fields:
-            if features:
-                self._options.columns.check()
-            raise DataError(f"{self.label}: its first record has no features; is it a file of tf.train.Example?")
-        return tuple(fields)
-
-    def _field(self, feature: str, kind: str, content: Any) -> Field:
-        name = check_name(feature, self.label)
-        length, is_image = len(content), False
-        if kind == "bytes":
-            if len(content) != 1 or not content[0]:
-                raise DataError(
-                    f"{self.label}: the feature {shown(feature)} has {len(content)} texts a record; drop it"
-                )
-            length, is_image = len(content[0]), _is_encoded_image(content[0])
-        self._features[name] = _Feature(feature, kind, length, is_image)
-        if is_image:
-            image = decode_image(content[0], f"{self.label}: {shown(name)} of record 0", self._options).array
-            return Field(name, image.dtype.str, image.shape)
-        if kind == "bytes":
-            self.notes.append(f"{shown(name)} holds bytes that are no image; they are written as numbers from 0 to 255")
-            return Field(name, "|u1", (length,))
-        return Field(name, "<i8" if kind == "int64" else "<f4", () if length == 1 else (length,))
-
-    def _count(self) -> tuple[int, bytes]:
-        """Count records by their lengths, and return the first record."""
-        path = self.paths[0]
-        records, first = 0, b""
-        try:
-            with gzip.open(path, "rb") if self._packed else open(path, "rb") as file:
-                while head := file.read(12):  # the length, and its checksum
-                    if len(head) < 12:
-                        raise EOFError("it ends within the length of a record")
-                    length = int.from_bytes(head[:8], "little")
-                    if length > _MOST_RECORD:
-                        raise EOFError(f"a record of {length:,} bytes is too long to be true")
-                    end = file.tell() + length + 4  # the record, and its checksum
-                    if not records:
-                        first = file.read(length)
-                    file.seek(end - 1)
-                    if not file.read(1):
-                        raise EOFError("it ends within a record")
-                    records += 1
-        except (OSError, EOFError, zlib.error) as error:
-            reason = one_line(str(error))
-            raise DataError(
-                f"{self.label}: the TFRecord file is damaged after {records:,} records: {reason}"
-            ) from error
-        if not records:
-            raise DataError(f"{self.label}: the file holds no records")
-        return records, first
-
-
-def _is_encoded_image(data: bytes) -> bool:
-    """Return whether bytes begin as an image file does."""
-    starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-    return data.startswith(starts) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+            with tf.device("/CPU:0"):
+                yield
+        except (tf.errors.OpError, UnicodeDecodeError, OSError, OverflowError, EOFError, zlib.error) as error:
+            message = getattr(error, "message", str(error)).rpartition("}} ")[2]  # after the operation's name
+            reason = one_line(message.partition(" [Op:")[0], 300)
+            raise DataError(f"{self.label}: cannot be read: {reason}; copy or write it again") from error

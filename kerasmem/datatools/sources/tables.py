@@ -1,291 +1,230 @@
-"""Tables as sources: column types are settled over all files, texts become classes."""
+"""Tables as sources: CSV, Parquet and Arrow files, read by pyarrow with the types of all files together."""
 
 from __future__ import annotations
 
 import contextlib
-import zlib
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from kerasmem.datatools.fields import Field, Rows, check_name
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
-from kerasmem.errors import DataError, MissingExtraError, UsageError
+from kerasmem.errors import DataError, KerasmemError, MissingExtraError, UsageError
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.units import MIB
 
-MOST_COLUMNS = 1 << 16  # of a table: the libraries that read one take some 10 kB for each column
-_MOST_TEXTS = 1 << 16  # different ones in a column
-_TEXT_BYTES = 1 << 16  # of one of them
-BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
-_BATCH_ROWS = 1 << 16
-_BATCH_VALUES = 1 << 19  # of a table with many columns, read at a time
+_PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather")
+SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", *_PARQUET, *_ARROW)
+_MOST_TEXTS = 1 << 16  # different ones in a column, and characters of one
+_BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
+_BATCH_VALUES = 1 << 19  # of a table, read at a time
 _BUFFER_BYTES = 1 << 16  # read from a Parquet file at a time, a column each
-MIXED = "Fix it, leave the column out with drop, or read it as text with text (--text)."
-_DAMAGED = "it is damaged: copy or write it again"
-NOT_UTF8 = "it is not UTF-8. Name its encoding, such as encoding='latin-1' (--encoding latin-1)"
-
-
-@dataclass
-class Column:
-    """Content of a column, as far as it was read."""
-
-    kind: str  # int, float, bool, text, prose (too many texts), null
-    dtype: str = ""
-    width: int | None = None  # of lists; -1 if not known yet
-    gaps: int = 0
-    texts: set[str] = field(default_factory=set)
+_EXACT = 2**53  # whole numbers beyond are not all float64 values
+_CSV_FIX = (
+    "Fix it, leave the column out with drop, or choose how CSV is read: delimiter, decimal, encoding or text "
+    "(--delimiter ';', --decimal ',', --encoding latin-1, --text COLUMN)"
+)
 
 
 class TableSource(RowSource):
-    """A file of columns, read through pyarrow, with types from `agree_on_types`.
+    """A table file.
 
     Args:
         path: the file.
-        options: reading options.
+        schema: Arrow types of the columns to read.
+        fields: the columns.
+        rows: number of rows.
+        options: how CSV is read.
+    """
 
-    Attributes:
-        types: the Arrow types of the columns that are read, by name.
-        columns: their content.
+    starts = (0,)
+
+    def __init__(self, path: str, schema: Any, fields: tuple[Field, ...], rows: int, options: ReadOptions) -> None:
+        super().__init__(shown(path), path)
+        self._schema, self.fields, self.rows, self._options = schema, fields, rows, options
+
+    def pieces(self, rows: int) -> Iterator[Rows]:
+        """Yield rows."""
+        done = 0
+        for batch in _batches(self.paths[0], self._schema, self._options):
+            for first in range(0, batch.num_rows, rows):
+                columns = zip(self.fields, batch.slice(first, rows).columns, strict=True)
+                yield {column.name: _to_numpy(values, column) for column, values in columns}
+            done += batch.num_rows
+        if done != self.rows:
+            raise DataError(f"{self.label}: has {done:,} rows, and claims {self.rows:,}; copy or write it again")
+
+
+def _to_numpy(values: Any, column: Field) -> np.ndarray:
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if column.class_names is not None:
+        values = compute.index_in(values, value_set=pa.array(column.class_names, values.type))
+    if column.shape:
+        values = values.flatten()
+    return np.asarray(values.to_numpy(zero_copy_only=False)).astype(column.dtype, copy=False).reshape(-1, *column.shape)
+
+
+class _Column:
+    """A column of all files: the Arrow type to read it in, and its content as far as it was read.
+
+    A whole number of CSV is read as float64 until all are known to be whole.
+    """
+
+    def __init__(self, name: str, kind: Any, *, is_csv: bool) -> None:
+        import pyarrow as pa
+
+        self.name, self.is_whole = name, is_csv and kind == pa.int64()
+        self.kind = pa.float64() if self.is_whole or pa.types.is_null(kind) else kind
+        self.needs_survey = self.is_whole or not pa.types.is_floating(kind)
+        self._gaps, self._largest = 0, 0.0
+        self._widths, self._texts = set[int](), set[str]()
+
+    def add(self, values: Any) -> None:
+        """Add an Arrow array."""
+        from pyarrow import compute, types
+
+        self._gaps += values.null_count
+        if self.is_whole:
+            numbers = values.drop_null().to_numpy(zero_copy_only=False)
+            self.is_whole = bool((numbers == np.rint(numbers)).all())
+            self._largest = max(self._largest, np.abs(numbers).max(initial=0))
+        elif _is_list(self.kind):
+            self._widths |= set(compute.unique(compute.list_value_length(values)).to_pylist())
+        elif types.is_string(self.kind) and len(self._texts) <= _MOST_TEXTS:
+            self._texts |= set(compute.unique(values.drop_null()).to_pylist())
+
+    def settle(self, where: str, options: ReadOptions) -> tuple[Field, str]:
+        """Return the field and a note about gaps.
+
+        Raises:
+            DataError: If the column cannot become numbers.
+        """
+        import pyarrow as pa
+
+        where = f"{where}: column {shown(self.name)}"
+        name, kind = check_name(self.name, where), self.kind
+        note = f"{shown(name)} has {self._gaps:,} gaps, which become NaN" if self._gaps else ""
+        if self._gaps and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise DataError(f"{where} has {self._gaps:,} gaps among its values; fill them, or leave it out with drop")
+        if pa.types.is_string(kind):
+            return Field(name, "<i4", (), self._class_names(where, is_text=self.name in options.text)), note
+        if len(self._widths) > 1:
+            widths = f"lists of {min(self._widths)} to {max(self._widths)} values"
+            raise DataError(f"{where} is ragged: {widths}; pad them to one length")
+        dtype = np.dtype((kind.value_type if self._widths else kind).to_pandas_dtype())
+        if self.is_whole and self._largest > _EXACT:
+            self.kind = pa.int64()
+        if self.is_whole or self._gaps:
+            dtype = np.dtype(np.float64 if self._gaps else np.int64)
+        return Field(name, dtype.str, tuple(self._widths)), note
+
+    def _class_names(self, where: str, *, is_text: bool) -> tuple[str, ...]:
+        """Return the texts, sorted, unless they are numbers or too many to be classes."""
+        texts = sorted(self._texts)
+        if len(texts) > _MOST_TEXTS or max(map(len, texts)) > _MOST_TEXTS:
+            many = f"more than {_MOST_TEXTS:,} different texts, or very long ones, such as {shown(texts[0], 40)}"
+            raise DataError(f"{where} holds {many}; leave it out with drop")
+        numbers = [text for text in texts if _is_number(text.replace(",", "."))]
+        if numbers and not is_text:
+            raise DataError(f"{where} mixes types: texts, and numbers such as {shown(numbers[0], 40)}. {_CSV_FIX}")
+        return tuple(texts)
+
+
+def open_tables(paths: Sequence[str], options: ReadOptions) -> list[RowSource]:
+    """Return a source for each file. Those with the same columns have the same types and classes.
 
     Raises:
-        DataError: If the file cannot be read.
+        DataError: If a file cannot be read, or its columns cannot become numbers.
         MissingExtraError: If pyarrow is not installed.
     """
-
-    types: dict[str, Any]
-
-    def __init__(self, path: str, options: ReadOptions) -> None:
-        super().__init__(shown(path), path)
-        self.options, self.rows, self.fields = options, 0, ()
-        self._names: dict[str, str] = {}
-        try:
-            import pyarrow.compute
-        except ImportError:
-            raise MissingExtraError("reading CSV and Parquet files", "convert") from None
-        self.arrow = pyarrow
-        with _arrow_errors(self.label):
-            self._open()
-            self.columns = self._survey() if self.types else {}
-        if not self.types:
-            raise UsageError(f"drop: no column of {self.label} is left to be written")
-        if not self.rows:
-            raise DataError(f"{self.label}: has a header and no rows")
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Find the columns and their types, as far as the file tells."""
-
-    @abstractmethod
-    def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
-        """Yield record batches from about `start` on, and the number of their first row."""
-
-    def _surveyed(self) -> list[str]:
-        """Return the columns to be read through for their types."""
-        return list(self.types)
-
-    def _survey(self) -> dict[str, Column]:
-        """Read through the file and return the content of its columns."""
-        found = {name: self._column(name, kind) for name, kind in self.types.items()}
-        names = self._surveyed()
-        for first, batch in self._batches(names, 0) if names else ():
-            self.rows = first + batch.num_rows
-            for name, values in zip(batch.schema.names, batch.columns, strict=True):
-                self._add(name, values, found[name])
-        return found
-
-    def settle(self, columns: dict[str, Column]) -> None:
-        """Take over the types that all files agree on."""
-        self._names = {check_name(name, self.label): name for name in columns}
-        fields = []
-        for name, original in self._names.items():
-            column = columns[original]
-            dtype = {"text": "<i4", "bool": "|b1"}.get(column.kind, column.dtype)
-            names = tuple(sorted(column.texts)) if column.kind == "text" else None
-            fields.append(Field(name, dtype, () if column.width is None else (column.width,), names))
-            if column.kind == "float" and column.gaps and column.dtype == "<f8":
-                self.notes.append(f"{shown(name)} has {column.gaps:,} gaps, which become NaN")
-        self.fields = tuple(fields)
-
-    def pieces(self, start: int, rows: int) -> Iterator[Rows]:
-        """Yield rows."""
-        with _arrow_errors(self.label):
-            for first, batch in self._batches([self._names[each.name] for each in self.fields], start):
-                for at in range(max(0, start - first), batch.num_rows, rows):
-                    part = batch.slice(at, rows)
-                    yield {each.name: self._values(part, each) for each in self.fields}
-
-    def error(self, name: str, problem: str) -> DataError:
-        """Return the error for a column."""
-        return DataError(f"{self.label}: column {shown(name)} {problem}")
-
-    def _column(self, name: str, kind: Any) -> Column:
-        types = self.arrow.types
-        if types.is_dictionary(kind):
-            kind = kind.value_type
-        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-            inner = self._column(name, kind.value_type)
-            if inner.kind in ("text", "null") or inner.width is not None:
-                raise self.error(name, f"holds lists of {kind.value_type}; only lists of numbers can be written")
-            inner.width = int(kind.list_size) if types.is_fixed_size_list(kind) else -1
-            return inner
-        if types.is_null(kind):
-            return Column("null")
-        if types.is_string(kind) or types.is_large_string(kind):
-            return Column("text")
-        for plain, is_plain in (("bool", types.is_boolean), ("int", types.is_integer), ("float", types.is_floating)):
-            if is_plain(kind):
-                return Column(plain, np.dtype(kind.to_pandas_dtype()).str)
-        what = "dates or times" if types.is_temporal(kind) else f"the type {kind}"
-        raise self.error(name, f"holds {what}, no numbers; convert it, or leave it out with drop")
-
-    def _add(self, name: str, values: Any, column: Column) -> None:
-        compute = self.arrow.compute
-        column.gaps += values.null_count
-        if column.width is not None:
-            lengths = compute.min_max(compute.list_value_length(values)).as_py()
-            width = lengths["max"] if column.width == -1 else column.width
-            if values.null_count:
-                row = self.rows - len(values) + compute.index(compute.is_null(values), True).as_py()
-                raise self.error(
-                    name, f"has no list in row {row:,}, counted from 0; fill the gap, or leave the column out"
-                )
-            if lengths["min"] != width or lengths["max"] != width:
-                least, most = lengths["min"], lengths["max"]
-                raise self.error(name, f"is ragged: lists of {least} to {most} values; pad them to one length")
-            column.width = int(width)
-            column.gaps += values.flatten().null_count
-        if column.kind == "text":
-            texts = [text for text in compute.unique(values).to_pylist() if text is not None]
-            if any("\n" in text for text in texts):
-                raise self.error(name, "holds a text of several lines: perhaps a quote is never closed; fix or drop it")
-            column.texts.update(texts)
-            if len(column.texts) > _MOST_TEXTS or any(len(text) > _TEXT_BYTES for text in texts):
-                column.kind = "prose"
-                column.texts = {min(column.texts, key=lambda text: (is_number(text), text))}  # an example, no number
-
-    def _values(self, batch: Any, wanted: Field) -> np.ndarray:
-        values = batch.column(batch.schema.get_field_index(self._names[wanted.name]))
-        if wanted.class_names is not None:
-            text = self.arrow.string()
-            classes = self.arrow.array(wanted.class_names, text)
-            values = self.arrow.compute.index_in(values.cast(text), value_set=classes)
-        if wanted.shape:
-            values = values.flatten()
-        array = np.asarray(values.to_numpy(zero_copy_only=False)).astype(wanted.dtype, copy=False)
-        return array.reshape(batch.num_rows, *wanted.shape)
+    try:
+        import pyarrow.dataset  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("reading CSV and Parquet files", "convert") from None
+    groups: dict[frozenset[str], dict[str, Any]] = {}
+    for path in paths:
+        with _refuse_damage(path, options):
+            schema = _read_schema(path, options)
+            groups.setdefault(frozenset(schema.names), {})[path] = schema
+    return [source for schemas in groups.values() for source in _open_alike(schemas, options)]
 
 
-class ParquetSource(TableSource):
-    """A Parquet file."""
+def _open_alike(schemas: Mapping[str, Any], options: ReadOptions) -> Iterator[TableSource]:
+    """Yield a source for each of the files with the same columns."""
+    import pyarrow as pa
 
-    def _open(self) -> None:
-        with self._file() as file:
-            if file.metadata.num_columns > MOST_COLUMNS:
-                refuse_width(self.label, file.metadata.num_columns)
-            schema, self.rows = file.schema_arrow, file.metadata.num_rows
-            self._check_groups(file)
-        if len(set(schema.names)) < len(schema.names):
-            raise DataError(f"{self.label}: several columns have the same name; rename them")
-        self.types = {field.name: field.type for field in schema if self.options.columns.reads(field.name)}
-
-    def _check_groups(self, file: Any) -> None:
-        """Refuse a file whose counts of rows contradict each other: pyarrow goes by one of them."""
-        counts, groups = file.metadata, [file.metadata.row_group(k) for k in range(file.metadata.num_row_groups)]
-        flat = [k for k in range(counts.num_columns) if not file.schema.column(k).max_repetition_level]
-        rows = sum(group.num_rows for group in groups)
-        if rows != counts.num_rows or any(group.num_rows < 0 for group in groups):
-            raise DataError(f"{self.label}: claims {counts.num_rows:,} rows, and its parts have {rows:,}; {_DAMAGED}")
-        for group in groups:
-            for column in map(group.column, flat):
-                if column.num_values != group.num_rows:
-                    told, name = f"a part claims {group.num_rows:,} rows", shown(column.path_in_schema)
-                    raise DataError(f"{self.label}: {told}, and column {name} has {column.num_values:,}; {_DAMAGED}")
-
-    def _surveyed(self) -> list[str]:
-        """Return all columns except floating-point ones, for their type is enough."""
-        return [name for name, kind in self.types.items() if not self.arrow.types.is_floating(kind)]
-
-    def _batches(self, names: list[str], start: int) -> Iterator[tuple[int, Any]]:
-        rows = max(1, min(_BATCH_ROWS, _BATCH_VALUES // max(1, len(names))))
-        first = 0
-        with self._file() as file:
-            for group in range(file.metadata.num_row_groups):
-                end = first + file.metadata.row_group(group).num_rows
-                if end <= start:
-                    first = end
-                    continue
-                # one group at a time: what is read ahead of several is kept in memory
-                for batch in file.iter_batches(rows, row_groups=[group], columns=names):
-                    yield first, batch
-                    first += batch.num_rows
-                if first != end:
-                    raise DataError(f"{self.label}: ends {end - first:,} rows before it claims to; {_DAMAGED}")
-
-    def _file(self) -> Any:
-        from pyarrow import parquet
-
-        return parquet.ParquetFile(
-            self.paths[0], pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
-        )
+    first, *others = schemas
+    with _refuse_damage(first, options):
+        together = pa.unify_schemas(list(schemas.values()), promote_options="permissive")
+    columns = [_Column(column.name, column.type, is_csv=_is_csv(first)) for column in together]
+    surveyed = [column for column in columns if column.needs_survey]
+    rows = dict.fromkeys(schemas, 0)
+    for path in schemas:
+        for batch in _batches(path, pa.schema([(column.name, column.kind) for column in surveyed]), options):
+            rows[path] += batch.num_rows
+            for column, values in zip(surveyed, batch.columns, strict=True):
+                column.add(values)
+        if not rows[path]:
+            raise DataError(f"{shown(path)}: has a header and no rows")
+    where = f"{shown(first)} and {len(others):,} more" if others else shown(first)
+    fields, notes = zip(*(column.settle(where, options) for column in columns), strict=True)
+    schema = pa.schema([(column.name, column.kind) for column in columns])
+    for path in schemas:
+        source = TableSource(path, schema, fields, rows[path], options)
+        source.notes += filter(None, notes)
+        yield source
 
 
-def agree_on_types(sources: Sequence[TableSource], as_text: Sequence[str]) -> None:
-    """Settle one type for each column over all files.
+def _read_schema(path: str, options: ReadOptions) -> Any:
+    """Return the Arrow types of the columns to read, as far as the beginning of a file shows them.
 
     Raises:
-        DataError: If they hold different things, or values that cannot be made numbers.
+        DataError: If columns cannot become numbers.
     """
-    agreed: dict[str, Column] = {}
-    for name in sources[0].columns:
-        found = [source.columns[name] for source in sources]
-        kinds = {column.kind for column in found} - {"null"}
-        where = f"{sources[0].label if len(sources) == 1 else f'the {len(sources)} tables'}: column {shown(name)}"
-        if not kinds:
-            raise DataError(f"{where} is empty; leave it out with drop")
-        if len(kinds) > 1 and kinds != {"int", "float"}:
-            raise DataError(f"{where} mixes types: {' and '.join(sorted(kinds))} in different files. {MIXED}")
-        if len({column.width for column in found}) > 1:
-            raise DataError(f"{where} holds lists of different lengths in different files; pad them")
-        dtypes = [np.dtype(column.dtype) for column in found if column.dtype]
-        agreed[name] = Column(
-            max(kinds, key="int float".find),
-            np.result_type(*dtypes).newbyteorder("<").str if dtypes else "",
-            found[0].width,
-            sum(column.gaps for column in found),
-            set().union(*(column.texts for column in found)),
-        )
-        _check(agreed[name], where, name in as_text)
-    for source in sources:
-        source.settle(agreed)
+    import pyarrow as pa
 
-
-def _check(column: Column, where: str, as_text: bool) -> None:
-    """Refuse columns that cannot be numbers."""
-    if column.kind == "prose":
-        example = shown(min(column.texts), 40)
+    schema, where = _dataset(path, options).schema, shown(path)
+    names = schema.names
+    if len(names) == 1 and ";" in names[0]:
+        raise DataError(f"{where}: the first row has semicolons; pass delimiter=';' (--delimiter ';')")
+    if all(map(_is_number, names)):
+        first = shown(", ".join(names[:4]))
         raise DataError(
-            f"{where} holds more than {_MOST_TEXTS:,} different texts, or very long ones, such as {example}. Fix them "
-            "if the others are numbers, or leave the column out with drop."
+            f"{where}: the first row holds numbers ({first}), no names. If it is data, pass header=False (--no-header)"
         )
-    if column.kind in ("text", "bool") and column.gaps:
-        raise DataError(f"{where} has {column.gaps:,} gaps among its values; fill them, or leave it out with drop")
-    if column.kind == "int" and column.gaps:
-        column.kind, column.dtype = "float", "<f8"
-    numbers = {text for text in column.texts if is_number(text.replace(",", "."))} if column.kind == "text" else set()
-    if numbers and not as_text:
-        texts = column.texts - numbers
-        example = shown(min(numbers), 40) + (f" and texts such as {shown(min(texts), 40)}" if texts else "")
-        commas = ", name decimal commas with decimal (--decimal ',')" if any("," in text for text in numbers) else ""
-        raise DataError(f"{where} mixes types: numbers such as {example}{commas}. {MIXED}")
+    read = [column for column in schema if options.columns.reads(column.name)]
+    if not read:
+        raise UsageError(f"drop: no column of {where} is left to be written")
+    return pa.schema([(each.name, _plain_type(each.type, f"{where}: column {shown(each.name)}")) for each in read])
 
 
-def is_number(text: str) -> bool:
-    """Return whether a text is a number."""
+def _plain_type(kind: Any, where: str) -> Any:
+    """Return the type to read a column in."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return pa.string()
+    value = kind.value_type if _is_list(kind) else kind
+    if types.is_integer(value) or types.is_floating(value) or types.is_boolean(value) or types.is_null(kind):
+        return kind
+    raise DataError(f"{where} holds {kind}, no numbers. {_CSV_FIX}")
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -293,31 +232,53 @@ def is_number(text: str) -> bool:
     return True
 
 
+def _is_csv(path: str) -> bool:
+    return not path.lower().endswith((*_PARQUET, *_ARROW))
+
+
+def _batches(path: str, schema: Any, options: ReadOptions) -> Iterator[Any]:
+    """Yield the record batches of a file."""
+    rows = max(1, _BATCH_VALUES // max(8, len(schema)))
+    with _refuse_damage(path, options):
+        data = _dataset(path, options, schema)
+        yield from data.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1)
+
+
+def _dataset(path: str, options: ReadOptions, schema: Any = None) -> Any:
+    """Open a file with pyarrow."""
+    from pyarrow import csv, dataset, string
+
+    kind: Any = "ipc"
+    if _is_csv(path):
+        tabbed = path.lower().removesuffix(".gz").endswith(".tsv")
+        types = {column.name: column.type for column in schema or ()} | dict.fromkeys(options.text, string())
+        kind = dataset.CsvFileFormat(
+            csv.ParseOptions(delimiter=options.delimiter or ("\t" if tabbed else ",")),
+            convert_options=csv.ConvertOptions(column_types=types, decimal_point=options.decimal),
+            read_options=csv.ReadOptions(
+                block_size=_BLOCK_BYTES, encoding=options.encoding, autogenerate_column_names=not options.header
+            ),
+        )
+    elif path.lower().endswith(_PARQUET):
+        scan = dataset.ParquetFragmentScanOptions(
+            use_buffered_stream=True, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+        )
+        kind = dataset.ParquetFileFormat(default_fragment_scan_options=scan)
+    return dataset.dataset(path, schema, kind)
+
+
 @contextlib.contextmanager
-def _arrow_errors(label: str) -> Iterator[None]:
-    """Raise errors of pyarrow as a `DataError`."""
-    import pyarrow
+def _refuse_damage(path: str, options: ReadOptions) -> Iterator[None]:
+    """Raise errors of pyarrow as a `DataError` with the column's name and a fix."""
+    import pyarrow as pa
 
     try:
         yield
-    except DataError:
+    except KerasmemError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError, LookupError, OverflowError, EOFError, zlib.error) as error:
-        raise DataError(f"{label}: cannot be read: {_reason(one_line(str(error), 400))}") from error
-
-
-def _reason(text: str) -> str:
-    if "Expected" in text and "columns, got" in text:
-        return f"{text}; every row needs as many values as the first. Fix the row, or name the separator: delimiter"
-    if "straddling object" in text or "block_size" in text:
-        return f"a row is longer than {BLOCK_BYTES:,} bytes, or a quote is never closed ({text})"
-    if "codec can't decode" in text or "UTF8" in text:
-        return f"{NOT_UTF8} ({text})"
-    return "the file is empty" if "Empty CSV" in text else text
-
-
-def refuse_width(label: str, count: int) -> NoReturn:
-    """Raise the error for a table with too many columns."""
-    raise DataError(
-        f"{label}: has {count:,} columns, and {MOST_COLUMNS:,} are read. Save the numbers as one array with np.save."
-    )
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        reason = one_line(str(error).rpartition("Invalid: ")[2], 400)
+        if column := re.match(r"In CSV column #(\d+)", reason):
+            reason = f"column {shown(_dataset(path, options).schema.names[int(column[1])])}: {reason}"
+        fix = _CSV_FIX if _is_csv(path) else "Copy or write it again"
+        raise DataError(f"{shown(path)}: cannot be read: {reason}. {fix}") from error
