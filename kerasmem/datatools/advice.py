@@ -46,6 +46,11 @@ class Column(NamedTuple):
         """Bytes of a row."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    @property
+    def may_be_labels(self) -> bool:
+        """Whether a row is one whole number."""
+        return prod(self.shape) == 1 and np.dtype(self.dtype).kind in "iub"
+
 
 def choose_roles(columns: Sequence[Column], x: str | None = None, y: str | None = None) -> tuple[list[str], str | None]:
     """Return the names of the likely features and targets. Codes are features only if named.
@@ -80,8 +85,7 @@ def _choose_target(columns: Sequence[Column], x: Column) -> str | None:
     near = [column for column in others if column.folder == x.folder] or others
 
     def fitness(column: Column) -> tuple[bool, bool, bool]:
-        is_number = prod(column.shape) == 1
-        return column.is_named_target, is_number and np.dtype(column.dtype).kind in "iub", is_number
+        return column.is_named_target, column.may_be_labels, prod(column.shape) == 1
 
     likely = near if len(near) == 1 else [column for column in near if any(fitness(column)[:2])]
     return max(likely, key=fitness).name if likely else None

@@ -104,16 +104,15 @@ def _packing_note(name: str, packing: Packing) -> str:
     """Describe the packing of a dataset and its missing values."""
     facts = []
     if packing.scales:
-        facts.append(f"stored values × {packing.factor:g} + {packing.offset:g} are meant (netCDF)")
+        facts.append(
+            f"stored values × {packing.factor:g} + {packing.offset:g} are meant (netCDF); kerasmem data convert "
+            "unpacks it"
+        )
     missing = [f"{value:g}" for value in packing.missing]
     missing += [] if packing.low is None else [f"below {packing.low:g}"]
     missing += [] if packing.high is None else [f"above {packing.high:g}"]
     if missing:
         facts.append(f"{', '.join(missing)} stands for no value, and a stream delivers it as a number")
-    if packing.unsigned:
-        facts.append("values are unsigned, and a stream delivers them as signed")
-    if packing.scales:
-        facts.append("kerasmem data convert unpacks it")
     return f"{shown(name)}: {'; '.join(facts)}"
 
 
@@ -126,38 +125,44 @@ def choose_columns(contents: Contents, x: str | None, y: str | None) -> tuple[li
     Raises:
         UsageError: If a name is not that of a dataset that can be trained from.
     """
-    usable = contents.usable
-    x, y = (_checked_name(contents, option, name) for option, name in (("x", x), ("y", y)))
-    if x is not None and y is not None and usable[y].rows != usable[x].rows:
-        raise UsageError(f"y: {shown(y)} and {shown(x)} differ in their number of rows")
+    x = None if x is None else find_entry(contents, "x", x).name
+    y = None if y is None else find_entry(contents, "y", y).name
     named = x or y
     if named is None:
-        able = [entry for entry in usable.values() if entry.kind != "codes"]
+        able = [entry for entry in contents.usable.values() if entry.kind != "codes"]
         if not able:
             return [], None
         named = max(able, key=lambda entry: (prod(entry.shape or ()), entry.name)).name
-    return choose_roles([entry.column for entry in contents.with_rows_of(named)], x, y)
+    group = contents.with_rows_of(named)
+    if y is not None and all(entry.name != y for entry in group):
+        raise UsageError(f"y: {shown(y)} and {shown(named)} differ in their number of rows")
+    return choose_roles([entry.column for entry in group], x, y)
 
 
-def _checked_name(contents: Contents, option: str, name: str | None) -> str | None:
-    plain = None if name is None else plain_name(name)
-    if name is None or plain in contents.usable:
-        return plain
+def find_entry(contents: Contents, option: str, name: str) -> Entry:
+    """Return a dataset that can be trained from.
+
+    Raises:
+        UsageError: If there is none of that name; `option` named it.
+    """
+    usable, plain = contents.usable, plain_name(name)
+    if plain in usable:
+        return usable[plain]
     for entry in contents.entries:
         if entry.name == plain:
             raise UsageError(f"{option}: {shown(name)} {entry.problem}")
-    listed = ", ".join(map(shown, list(contents.usable)[:12])) or "nothing that can be trained from"
+    listed = ", ".join(map(shown, list(usable)[:12])) or "nothing that can be trained from"
     raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
 
 
 def _report(entry: Entry, batch_size: int) -> DatasetReport:
     layout = entry.layout
-    values = None if entry.shape is None else prod(entry.shape)
     if layout is None:
+        has_values = entry.kind and entry.shape is not None
+        size = 4 * prod(entry.shape or ()) if has_values else None
         return DatasetReport(
-            entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, None,
-            4 * values if entry.kind and values is not None else None, None, entry.problem,
-        )  # fmt: skip
+            entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, size, None, entry.problem
+        )
     return DatasetReport(
         name=entry.name,
         shape=layout.shape,
@@ -166,7 +171,6 @@ def _report(entry: Entry, batch_size: int) -> DatasetReport:
         chunks=layout.chunks,
         filters=layout.filters,
         stored_bytes=layout.stored_bytes,
-        value_bytes=layout.rows * layout.row_bytes,
         float32_bytes=4 * prod(layout.shape),
         batch_bytes=4 * prod(layout.row_shape) * min(batch_size, layout.rows),
         class_names=entry.class_names,

@@ -28,8 +28,7 @@ class DatasetReport:
         chunks: shape of a chunk, or None if there are none.
         filters: filters of a chunk.
         stored_bytes: bytes taken in the file.
-        value_bytes: bytes of its values, or None if unknown.
-        float32_bytes: bytes of its values as float32.
+        float32_bytes: bytes of its values as float32, or None if unknown.
         batch_bytes: bytes of a batch as float32.
         problem: why it cannot be trained from, or "".
         class_names: names of its classes.
@@ -42,7 +41,6 @@ class DatasetReport:
     chunks: tuple[int, ...] | None
     filters: tuple[str, ...]
     stored_bytes: int
-    value_bytes: int | None
     float32_bytes: int | None
     batch_bytes: int | None
     problem: str = ""

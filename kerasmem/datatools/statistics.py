@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from kerasmem import checks
-from kerasmem.datatools.inspection import choose_columns
-from kerasmem.datatools.listing import Contents, Entry, list_contents
+from kerasmem.datatools.inspection import choose_columns, find_entry
+from kerasmem.datatools.listing import Entry, list_contents
 from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.reports import ColumnStats, DataStats, Progress
 from kerasmem.datatools.sources.rows import even_pieces
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.layout import DatasetLayout, plain_name, shown
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_files, read_path
@@ -78,46 +77,35 @@ def stats(
     if is_url(files[0]):
         raise UsageError("path: statistics are of files on this machine")
     contents = list_contents(files[0], access)
-    features, target = choose_columns(contents, datasets[0] if datasets else None, None)
+    named = [find_entry(contents, "datasets", name) for name in datasets or ()]
+    features, target = choose_columns(contents, named[0].name if named else None, None)
     if not features:
         contents.refuse_unusable()
-    entries = _choose_entries(contents, features[0], datasets)
-    packings = [entry.packing for entry in entries]
-    layouts = scan_files(files, [entry.name for entry in entries], access).datasets
-    rows = layouts[0].rows
-    section = max(1, _SECTION_VALUES // max(prod(layout.row_shape) for layout in layouts))
+    entries = named or contents.with_rows_of(features[0])
+    rows = scan_files(files, [entry.name for entry in entries], access).datasets[0].rows
+    section = max(1, _SECTION_VALUES // max(prod(entry.column.shape) for entry in entries))
     step = section * _SECTIONS
     tasks = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
-    sum_up = functools.partial(_sum_up, files=files, layouts=layouts, packings=packings, access=access, section=section)
+    sum_up = functools.partial(_sum_up, files=files, entries=entries, access=access, section=section)
     columns: list[_Moments] = []
     for task, moments in zip(tasks, run_tasks(executor, sum_up, tasks), strict=True):
         columns = _joined(columns, moments)
         if progress is not None:
             progress("adding up", task.stop, rows)
-    results = tuple(
-        column.result(layout, _scale_of(packing, scale))
-        for column, layout, packing in zip(columns, layouts, packings, strict=True)
-    )
+    results = tuple(column.result(entry, scale) for column, entry in zip(columns, entries, strict=True))
     shown_path = read_path(path) if isinstance(path, (str, os.PathLike)) else contents.path
     return DataStats(shown_path, rows, scale, results, _code(shown_path, results, features[0], target, datasets, scale))
 
 
 def _sum_up(
-    rows: range,
-    *,
-    files: Sequence[str],
-    layouts: Sequence[DatasetLayout],
-    packings: Sequence[Packing | None],
-    access: Access,
-    section: int,
+    rows: range, *, files: Sequence[str], entries: Sequence[Entry], access: Access, section: int
 ) -> list[_Moments]:
     """Return the moments of some rows of each dataset."""
-    names = [layout.name for layout in layouts]
+    names = [entry.name for entry in entries]
     windows = read_windows(files, names, start=rows.start, stop=rows.stop, access=access)
     moments: list[_Moments] = []
     for piece in even_pieces((window for _, window in windows), section):
-        columns = zip(layouts, packings, strict=True)
-        moments = _joined(moments, [_moments(piece[layout.name], layout, packing) for layout, packing in columns])
+        moments = _joined(moments, [_moments(piece[entry.name], entry) for entry in entries])
     return moments
 
 
@@ -127,35 +115,11 @@ def _joined(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
     return [first.join(second) for first, second in zip(one, other, strict=True)]
 
 
-def _scale_of(packing: Packing | None, scale: float) -> tuple[float, float]:
-    """Return the factor and the offset of stored values."""
-    if packing is None or scale != 1:
-        return scale, 0.0
-    return packing.factor, packing.offset
-
-
-def _choose_entries(contents: Contents, first: str, datasets: Sequence[str] | None) -> list[Entry]:
-    """Return the datasets that were named, or all that have as many rows as the first."""
-    found = contents.with_rows_of(first)
-    if not datasets:
-        return found
-    for name in datasets:
-        choose_columns(contents, name, None)
-    wanted = [plain_name(name) for name in datasets]
-    found = [entry for entry in found if entry.name in wanted]
-    if len(found) < len(wanted):
-        names = ", ".join(map(shown, wanted))
-        raise UsageError(f"datasets: {names} differ in their number of rows; take them one by one")
-    return found
-
-
 @dataclass
 class _Moments:
     """Sums over some stored rows of a dataset; the arrays have a number for each entry of the last axis."""
 
-    missing: int
-    nans: int
-    infinite: int
+    left_out: np.ndarray  # numbers of missing values, NaN and infinities
     low: float
     high: float
     labels: Counter[int] | None  # rows of each value; None if it holds no labels
@@ -169,7 +133,7 @@ class _Moments:
         shift = other.mean - self.mean
         labels = None if self.labels is None or other.labels is None else self.labels + other.labels
         return _Moments(
-            self.missing + other.missing, self.nans + other.nans, self.infinite + other.infinite,
+            self.left_out + other.left_out,
             min(self.low, other.low), max(self.high, other.high),
             labels if labels is None or len(labels) <= _MOST_CLASSES else None,
             self.count + other.count,
@@ -177,9 +141,13 @@ class _Moments:
             self.squares + other.squares + np.square(shift) * (self.count * other.count / total),
         )  # fmt: skip
 
-    def result(self, layout: DatasetLayout, scale: tuple[float, float]) -> ColumnStats:
-        """Return the figures of values × factor + offset, or of labels as they are."""
-        factor, offset = (1.0, 0.0) if self.labels is not None else scale
+    def result(self, entry: Entry, scale: float) -> ColumnStats:
+        """Return the figures of scaled or unpacked values, or of labels as they are."""
+        factor, offset = scale, 0.0
+        if self.labels is not None:
+            factor = 1.0
+        elif entry.packing is not None and scale == 1:
+            factor, offset = entry.packing.factor, entry.packing.offset
         variance = self.squares / np.maximum(self.count, 1)
         known = self.low <= self.high
         ends = sorted(end * factor + offset for end in (self.low, self.high)) if known else [None, None]
@@ -187,35 +155,33 @@ class _Moments:
         if self.labels and min(self.labels) >= 0:
             rows = self.labels.total()
             weights = {k: rows / (len(self.labels) * n) for k, n in sorted(self.labels.items())}
-        native = np.dtype(layout.dtype).newbyteorder("=").name
+        missing, nans, infinite = self.left_out.tolist()
         return ColumnStats(
-            name=layout.name, shape=layout.row_shape, dtype=native,
+            name=entry.name, shape=entry.column.shape, dtype=np.dtype(entry.dtype).newbyteorder("=").name,
             mean=tuple((self.mean * factor + offset).tolist()), variance=tuple((variance * factor**2).tolist()),
             minimum=ends[0], maximum=ends[1],
-            nan_count=self.nans, infinite_count=self.infinite, missing_count=self.missing,
+            nan_count=nans, infinite_count=infinite, missing_count=missing,
             class_counts=dict(sorted(self.labels.items())) if self.labels else None, class_weight=weights,
         )  # fmt: skip
 
 
-def _moments(values: np.ndarray, layout: DatasetLayout, packing: Packing | None) -> _Moments:
-    is_packed = packing is not None and packing.scales
-    values = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
-    if packing is not None:
-        values = packing.stored(values)
-    missing = np.zeros(values.shape, bool) if packing is None else packing.is_missing(values)
+def _moments(values: np.ndarray, entry: Entry) -> _Moments:
+    packing = entry.packing or Packing()
+    values = packing.stored(values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1))
+    missing = packing.is_missing(values)
     labels = None
-    if layout.may_be_labels and not is_packed:
+    if entry.column.may_be_labels:
         classes, rows = np.unique(values[~missing], return_counts=True)
         if len(classes) <= _MOST_CLASSES:
             labels = Counter({int(value): int(count) for value, count in zip(classes, rows, strict=True)})
     flat = values.astype(np.float64)
     finite = np.isfinite(flat) & ~missing
     where: Any = True if finite.all() else finite
-    nans, gaps = int(np.count_nonzero(np.isnan(flat))), int(np.count_nonzero(missing))
+    left_out = [np.count_nonzero(mask) for mask in (missing, np.isnan(flat), np.isinf(flat) & ~missing)]
     count = np.count_nonzero(finite, axis=0).astype(np.float64)
     mean = flat.sum(axis=0, where=where) / np.maximum(count, 1)
     return _Moments(
-        gaps, nans, finite.size - int(np.count_nonzero(finite)) - nans - gaps,
+        np.array(left_out),
         float(flat.min(where=where, initial=np.inf)), float(flat.max(where=where, initial=-np.inf)), labels,
         count, mean, np.square(flat - mean).sum(axis=0, where=where),
     )  # fmt: skip

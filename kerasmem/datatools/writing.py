@@ -33,7 +33,6 @@ _CHUNK_BYTES = MIB
 _LEAST_CHUNK = 4 * KIB
 _PIECE_BYTES = 4 * MIB  # read, converted and written at a time
 _PIECE_ROWS = 1 << 16
-_LEAST_ROWS, _LEAST_SHUFFLED = 16, 64  # rows that fit into the memory
 _MOST_ATTRIBUTE = 60_000  # bytes; HDF5 keeps no larger ones beside a dataset
 
 
@@ -77,19 +76,12 @@ def make_plan(source: RowSource, reading: ReadOptions, writing: WriteOptions) ->
 
     Raises:
         DataError: If the columns cannot be written.
-        UsageError: If the memory is too small.
     """
     read = tuple(field for field in source.fields if reading.columns.reads(field.name))
     cast = tuple(replace(field, dtype=written_type(field, float32=writing.float32)) for field in read)
     datasets = reading.columns.datasets(cast)
     check_names(datasets, "output")
     row_bytes = max(sum(field.row_bytes for field in fields) for fields in (read, datasets))
-    least = (_LEAST_SHUFFLED if writing.shuffle else _LEAST_ROWS) * row_bytes
-    if writing.memory < least:
-        raise UsageError(
-            f"memory_budget: {format_size(writing.memory)} is too small for rows of {format_size(row_bytes)}; "
-            f"give at least '{-(-least // MIB)}MiB'"
-        )
     files = max(1, len(writing.shares))
     piece_bytes = min(_PIECE_BYTES, writing.memory // 24)
     chunk_bytes = max(_LEAST_CHUNK, min(_CHUNK_BYTES, writing.memory // 4 // (len(datasets) * files)))

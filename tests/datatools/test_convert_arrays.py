@@ -266,7 +266,6 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"split": "0.8,0.3"}, "two or three shares that add up to 1"),
         ({"split": "0.8,x"}, "two or three shares that add up to 1"),
         ({"split": "0.999999,0.000001"}, "500 rows are too few"),
-        ({"memory_budget": "1KiB"}, "memory_budget: 1.00 KiB is too small"),
         ({"image_size": "large"}, "image_size: 'large' is no size"),
         ({"color": "sepia"}, "color: 'sepia' is not 'rgb' or 'gray'"),
         ({"seed": -1}, "seed: -1 is too small"),

@@ -96,7 +96,7 @@ def test_scale_names_and_refusals(tmp_path):
         normal = np.asarray(run(stats.code)["normalization"](sequence[0][0]))
     assert abs(normal.mean()) < 1e-3 and abs(normal.std() - 1) < 1e-2
     assert [column.name for column in kerasmem.data.stats(path, ["w"]).columns] == ["w"]
-    with pytest.raises(UsageError, match="differ in their number of rows"):
+    with pytest.raises(DataError, match="differ in their number of rows"):
         kerasmem.data.stats(path, ["x", "other"])
     with pytest.raises(UsageError, match="there is no dataset 'nope'"):
         kerasmem.data.stats(path, ["nope"])
