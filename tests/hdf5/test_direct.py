@@ -41,10 +41,6 @@ def codecs():
         "blosc-bits": dict(plugin.Blosc(cname="lz4", shuffle=plugin.Blosc.BITSHUFFLE)),
         "zstd": dict(plugin.Zstd()),
         "zstd+shuffle": {"shuffle": True, **plugin.Zstd()},
-        "lz4": dict(plugin.LZ4()),
-        "bitshuffle": dict(plugin.Bitshuffle(cname="none")),
-        "bitshuffle-lz4": dict(plugin.Bitshuffle()),
-        "bitshuffle-zstd": dict(plugin.Bitshuffle(cname="zstd")),
     }
 
 

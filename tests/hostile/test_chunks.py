@@ -26,8 +26,7 @@ KINDS = {"gzip": dict(compression="gzip", shuffle=True), "checked": dict(compres
 try:
     import hdf5plugin as plugin, imagecodecs
     KINDS |= {"blosc": plugin.Blosc("lz4", shuffle=1), "blosc zstd": plugin.Blosc("zstd", shuffle=2),
-              "blosclz": plugin.Blosc("blosclz"), "lz4": plugin.LZ4(), "zstd": plugin.Zstd(),
-              "bitshuffle": plugin.Bitshuffle(cname="lz4"), "bzip2": plugin.BZip2()}
+              "blosclz": plugin.Blosc("blosclz"), "zstd": plugin.Zstd(), "bzip2": plugin.BZip2()}
 except ImportError:
     pass
 
@@ -105,7 +104,7 @@ def read(path, name="x", **access):
     return next(read_windows([str(path)], [name], access=Access(**access)))[1][name]
 
 
-BLOSC, LZ4, BITSHUFFLE, ZSTD = 32001, 32004, 32008, 32015
+BLOSC = 32001
 
 
 def blosc_header(total, stored, flags=0x02, typesize=1, block=None):
@@ -179,32 +178,6 @@ def test_a_chunk_with_fewer_bytes_than_it_needs_is_not_left_to_hdf5(tmp_path):
     data[at : at + 4] = (16).to_bytes(4, "little")
     path.write_bytes(data)
     with pytest.raises(DataError, match="a chunk of 8,192 bytes takes 16 in the file"):
-        read(path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{10: 0}, {8: 1}, {11: 1}, {10: 0, 11: 0}],
-    ids=["fewer bytes a block", "more bytes a block", "other blocks", "blocks of no bytes"],
-)
-def test_a_chunk_that_its_own_filter_refuses(tmp_path, changes):
-    """What the data is not made of is looked at too: there is no checksum that would tell what else is damaged."""
-    hdf5plugin = pytest.importorskip("hdf5plugin")
-    pytest.importorskip("imagecodecs")
-    path, values = tmp_path / "x.h5", np.arange(1024, dtype="<i4") % 97
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=values, chunks=(1024,), **hdf5plugin.LZ4(nbytes=512))
-    assert read(path).tolist() == values.tolist()
-    with h5py.File(path, "r+") as file:
-        mask, chunk = file["x"].id.read_direct_chunk((0,))
-        chunk = bytearray(chunk)
-        for place, byte in changes.items():
-            chunk[place] = byte
-        file["x"].id.write_direct_chunk((0,), bytes(chunk), mask)
-    if int(hdf5plugin.version.partition(".")[0]) > 5:  # older ones do not look at all of it
-        with h5py.File(path) as file, pytest.raises(OSError, match="filter returned failure"):
-            file["x"][...]
-    with pytest.raises(DataError, match="cannot be read: "):
         read(path)
 
 

@@ -1,8 +1,8 @@
 """A chunk's filters undone: decoders of single buffers, each given the exact size that has to come out.
 
-A decoder takes the stored bytes, an array to fill and the filter's numbers in the file, and returns whatever
-holds the result: the array, or bytes of its own. It raises, or returns another size, when the bytes are
-damaged; no decoder allocates more than the size it is given. All let other threads run meanwhile.
+A decoder takes the stored bytes and an array to fill, and returns the array, or bytes of its own. It raises, or returns
+another size, if the bytes are damaged; no decoder allocates more than the size it is given. All let other threads run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-Decoder = Callable[[Any, np.ndarray, Sequence[int]], Any]
+Decoder = Callable[[Any, np.ndarray], Any]
 
 GZIP, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
-LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 32000, 32001, 32004, 32008, 32015
-BZIP2 = 307
+BZIP2, LZF, BLOSC, ZSTD = 307, 32000, 32001, 32015
 _BLOSC_HEADER = 16  # bytes; the decoder trusts the sizes in them
-EXTRA = frozenset({LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD})  # what `kerasmem[codecs]` brings
+EXTRA = frozenset({LZF, BLOSC, ZSTD})  # `kerasmem[codecs]` brings them
 _CHECKSUM = 4  # bytes of it after the data
 _WORDS = {2: "<u2", 4: "<u4"}  # of so many bytes, whose first is the lowest, as in a shuffled chunk
 _PIECE = 1 << 16  # elements put together, or words added up, at a time
@@ -78,15 +77,15 @@ def _load(name: str) -> Any:
         return None
 
 
-def _libdeflate(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
+def _libdeflate(stored: Any, out: np.ndarray) -> Any:
     return _load("deflate").zlib_decompress(stored, out.nbytes)
 
 
-def _zlib(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
+def _zlib(stored: Any, out: np.ndarray) -> Any:
     return _all_of(zlib.decompressobj(), stored, out.nbytes)
 
 
-def _bzip2(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
+def _bzip2(stored: Any, out: np.ndarray) -> Any:
     import bz2
 
     return _all_of(bz2.BZ2Decompressor(), bytes(stored), out.nbytes)
@@ -101,91 +100,22 @@ def _all_of(decoder: Any, stored: Any, size: int) -> bytes:
     return result
 
 
-def _lzf(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
+def _lzf(stored: Any, out: np.ndarray) -> Any:
     return _load("imagecodecs").lzf_decode(stored, out=out)
 
 
-def _zstd(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
+def _zstd(stored: Any, out: np.ndarray) -> Any:
     return _load("imagecodecs").zstd_decode(stored, out=out)
 
 
-def _blosc(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
-    _expect(int.from_bytes(stored[4:8], "little"), out.nbytes)
-    if len(stored) < _BLOSC_HEADER or int.from_bytes(stored[12:16], "little") != len(stored):
-        raise DecodeError(
-            f"its header speaks of another size than the {len(stored):,} bytes stored"
-        )  # read beyond them
+def _blosc(stored: Any, out: np.ndarray) -> Any:
+    sizes = int.from_bytes(stored[4:8], "little"), int.from_bytes(stored[12:16], "little")
+    if len(stored) < _BLOSC_HEADER or sizes != (out.nbytes, len(stored)):  # or memory beyond them would be read
+        raise DecodeError(f"its header has the sizes {sizes}; they are {out.nbytes:,} and {len(stored):,} bytes")
     return _load("imagecodecs").blosc_decode(stored, numthreads=1, out=out)
 
 
-def _lz4(stored: Any, out: np.ndarray, _: Sequence[int]) -> Any:
-    """Decode blocks, each after its length. A block as long as its content is stored as it is."""
-    total = out.nbytes
-    _expect(int.from_bytes(stored[:8], "big"), total)
-    block, at, decode = int.from_bytes(stored[8:12], "big"), 12, _load("imagecodecs").lz4_decode
-    if not block:
-        raise DecodeError("its blocks have no size")
-    for start in range(0, total, block):
-        target = out[start : start + block]
-        size = int.from_bytes(stored[at : at + 4], "big")
-        piece = stored[at + 4 : at + 4 + size]
-        if len(piece) != size or not size:
-            raise DecodeError("a block is cut off")
-        if size == len(target):
-            target[...] = np.frombuffer(piece, np.uint8)
-        else:
-            _expect(len(decode(piece, out=target)), len(target))
-        at += 4 + size
-    return out
-
-
-def _bitshuffle(stored: Any, out: np.ndarray, numbers: Sequence[int]) -> Any:
-    """Decode blocks of elements with bits sorted by significance, each block compressed or not.
-
-    The format is that of github.com/kiyo-masui/bitshuffle: total and block size, then each block after its
-    length, then, as they are, the elements that make no multiple of eight.
-    """
-    codecs = _load("imagecodecs")
-    itemsize, block, method = (*numbers, 0, 0, 0, 0, 0)[2:5]
-    if itemsize not in (1, 2, 4, 8) or method not in (0, 2, 3):
-        raise DecodeError(f"bitshuffle of {itemsize} bytes with compression {method} is unknown")
-    total, at = out.nbytes, 0
-    if method:
-        _expect(int.from_bytes(stored[:8], "big"), total)
-        block, at = int.from_bytes(stored[8:12], "big") // itemsize, 12
-    block = block or max(8192 // itemsize // 8 * 8, 128)  # the format's own default
-    if block % 8:
-        raise DecodeError(f"bitshuffle blocks of {block} elements are no multiple of 8")
-    whole = total // itemsize // 8 * 8 * itemsize
-    plain: Any = stored
-    if method:
-        plain = np.empty(total, np.uint8)
-        for start in range(0, whole, block * itemsize):
-            size = int.from_bytes(stored[at : at + 4], "big")
-            piece, target = stored[at + 4 : at + 4 + size], plain[start : min(start + block * itemsize, whole)]
-            if len(piece) != size or not size:
-                raise DecodeError("a block is cut off")
-            got = codecs.lz4_decode(piece, out=target) if method == 2 else codecs.zstd_decode(piece, out=target)
-            _expect(len(got), len(target))
-            at += 4 + size
-        plain[whole:] = np.frombuffer(stored[at : at + total - whole], np.uint8)
-    _expect(len(plain), total)
-    source = np.frombuffer(plain, np.uint8)
-    if whole:
-        elements = source[:whole].view(f"u{itemsize}")
-        codecs.bitshuffle_decode(elements, blocksize=block, out=out[:whole].view(f"u{itemsize}"))
-    out[whole:] = source[whole:]
-    return out
-
-
-_WITH_CODECS: dict[int, Decoder] = {
-    LZF: _lzf, BLOSC: _blosc, LZ4: _lz4, BITSHUFFLE: _bitshuffle, ZSTD: _zstd,
-}  # fmt: skip
-
-
-def _expect(size: int, wanted: int) -> None:
-    if size != wanted:
-        raise DecodeError(f"it says it holds {size:,} bytes, and the chunk has {wanted:,}")
+_WITH_CODECS: dict[int, Decoder] = {LZF: _lzf, BLOSC: _blosc, ZSTD: _zstd}
 
 
 class Pipeline:
@@ -247,17 +177,15 @@ class Pipeline:
                 wanted = sizes[index]
                 if wanted is None:
                     raise DecodeError("it is compressed twice over")
-                data = self._decompressed(code, numbers, data, wanted, scratch)
+                data = self._decompressed(code, data, wanted, scratch)
         if data.nbytes != self.chunk_bytes:
             raise DecodeError(f"a chunk of {self.chunk_bytes:,} bytes has {data.nbytes:,}")
         return data
 
-    def _decompressed(
-        self, code: int, numbers: Sequence[int], data: np.ndarray, wanted: int, scratch: Scratch
-    ) -> np.ndarray:
+    def _decompressed(self, code: int, data: np.ndarray, wanted: int, scratch: Scratch) -> np.ndarray:
         out = scratch.take("decoded", wanted)
         try:
-            result: Any = self._decoders[code](view_of(data), out, numbers)
+            result: Any = self._decoders[code](view_of(data), out)
         except DecodeError:
             raise
         except Exception as error:  # every library has its own
@@ -298,18 +226,11 @@ def _checked(data: np.ndarray) -> np.ndarray:
     if data.nbytes < _CHECKSUM:
         raise DecodeError("its checksum is missing")
     data, tail = data[:-_CHECKSUM], data[-_CHECKSUM:]
-    stored = int.from_bytes(tail.tobytes(), "little")
-    found = fletcher32(data)
-    # HDF5 before 1.6.3 wrote the bytes of each half the other way round.
-    swapped = int.from_bytes(tail[[1, 0, 3, 2]].tobytes(), "little")
-    if not any(_same(found, other) for other in (stored, swapped)):
-        raise DecodeError(f"its checksum is {found:08x}, and the file says {stored:08x}")
+    stored, computed = int.from_bytes(tail.tobytes(), "little"), fletcher32(data)
+    # Both halves are sums modulo 65,535: 0 equals 65,535.
+    if (stored >> 16) % 65535 != (computed >> 16) % 65535 or (stored & 65535) % 65535 != (computed & 65535) % 65535:
+        raise DecodeError(f"its checksum is {computed:08x}, and the file says {stored:08x}")
     return data
-
-
-def _same(one: int, other: int) -> bool:
-    """Compare sums modulo 65,535: 0 equals 65,535."""
-    return not ((one ^ other) and ((one >> 16) - (other >> 16)) % 65535 | ((one & 65535) - (other & 65535)) % 65535)
 
 
 def fletcher32(data: np.ndarray) -> int:
