@@ -1,4 +1,4 @@
-"""Files and URLs: private parts of fsspec, s3fs, h5py, and of Python's event loops and threads."""
+"""Files and URLs: private parts of fsspec, h5py, and of Python's event loops and threads."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ COROUTINES = {
     "rm_file": Borrowed(f"{_PLACE}:AsyncFileSystem._rm_file", feature="writing to URLs"),
     "glob": Borrowed(f"{_PLACE}:AsyncFileSystem._glob", feature="patterns in URLs"),
 }
-_S3 = "reading s3:// URLs"
-CALL_S3 = Borrowed("s3fs:S3FileSystem._call_s3", feature=_S3)
 _LOCK = Borrowed("h5py._objects:phil", feature="writing compressed chunks")
 
 
@@ -64,17 +62,6 @@ async def close_connections(system: Any) -> None:
         done = close() if close is not None else None
         if asyncio.iscoroutine(done):
             await done
-
-
-def is_s3(system: Any) -> bool:
-    """Return whether a file system is s3fs's, or one that speaks as it does."""
-    return hasattr(system, "_call_s3")
-
-
-async def get_s3_object(system: Any, **settings: Any) -> Any:
-    """Return S3's answer to GetObject, its ETag and its body among it."""
-    CALL_S3.get()
-    return await system._call_s3("get_object", **settings)
 
 
 def hdf5_lock() -> AbstractContextManager[object]:

@@ -58,11 +58,6 @@ class RowReader:
         """Bytes taken from the files so far. For datasets read by HDF5, the bytes of the rows."""
         return self.files.bytes_read
 
-    @property
-    def checked_at_once(self) -> bool:
-        """Whether unchanged files can be recognized without a request."""
-        return not self.files.remote or self.files.proves_versions
-
     def tasks(
         self,
         order: EpochOrder,

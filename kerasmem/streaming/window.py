@@ -275,7 +275,7 @@ class WindowRing:
     def _begin(self, order: EpochOrder, number: int, *, ahead: bool) -> Window:
         """Begin to load a window. With `ahead`, nobody waits for it yet."""
         arrays = self._arena.take(order.window_rows(number))
-        window = Window(order, number, arrays, counts=order.windows > 1 and self.reader.checked_at_once)
+        window = Window(order, number, arrays, counts=order.windows > 1)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.memory.threads, thread_name_prefix="kerasmem-reader")
         self._submit(window, lambda: self._plan(window, ahead=ahead))

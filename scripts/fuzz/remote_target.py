@@ -50,7 +50,7 @@ class RemoteTarget(Target):
         import kerasmem.streaming.data_source  # noqa: F401
 
         warm_data_commands()
-        failures._FIRST_WAIT = failures._LONGEST_WAIT = failures._LONGEST_ASKED = 0.002
+        failures._FIRST_WAIT = failures._LONGEST_WAIT = 0.002
         objects._CONNECT = objects._SILENCE = 0.7  # seconds, so that a silent server is given up within a case's time
         self.versions = [_file(number) for number in range(2)]
         self.values = []

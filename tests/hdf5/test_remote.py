@@ -21,9 +21,6 @@ from remote_servers import FileServer, S3Server
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, MissingExtraError, UsageError
-from kerasmem.hdf5.io.cache import DiskCache
-from kerasmem.hdf5.io.objects import OtherObject
-from kerasmem.hdf5.rows import files as open_files
 from kerasmem.hdf5.rows import scan
 from kerasmem.hdf5.rows.settings import Access
 
@@ -190,22 +187,6 @@ class TestSameBatches:
         scan.scan_files([web.url(f"part-{part}.h5") for part in range(12)], ["x"], Access())
         assert asked == [5, 5, 2]
 
-    def test_no_store_is_asked_under_the_lock_of_open_files(self, folder, monkeypatch):
-        memory, held = fsspec.filesystem("memory"), []
-        for part in range(3):
-            memory.pipe(f"/many/part-{part}.h5", (folder / f"part-{part}.h5").read_bytes())
-        monkeypatch.setattr(open_files, "most_open", lambda: 1)
-        refuse_change = OtherObject.refuse_change
-
-        async def watched(self, known):
-            held.append(train.opened().reader.files._lock.locked())
-            await refuse_change(self, known)
-
-        monkeypatch.setattr(OtherObject, "refuse_change", watched)
-        with H5ChunkSequence("memory://many/part-*.h5", batch_size=50) as train:
-            assert len(list(train.next_epoch())) == train.num_batches
-        assert held and not any(held)
-
     def test_a_copy_for_another_process_takes_the_options_along(self, web, folder):
         web.needs = "Bearer SECRET"
         options = {"headers": {"Authorization": "Bearer SECRET"}}
@@ -236,9 +217,7 @@ class TestFaults:
         web.fault, web.rate = fault, 4e6
         with H5ChunkSequence(web.url("gzip.h5"), batch_size=50, memory_budget=BUDGET) as remote:
             equal(list(remote.next_epoch()), wanted)
-            traffic = remote.opened().reader.files.traffic
-            assert traffic.retries > 5
-            assert remote.read_bytes <= 1.05 * len(web.files["gzip.h5"])  # what was cut goes on where it broke off
+        assert sum(status == 503 for *_, status in web.log) > 2
 
     @pytest.mark.parametrize(
         ("fault", "message"),
@@ -267,7 +246,7 @@ class TestFaults:
     def test_redirects(self, web, folder):
         web.redirects = {"moved.h5": "/gzip.h5", "evil.h5": "file:///etc/passwd", "loop.h5": "/loop.h5"}
         equal(epochs(web.url("moved.h5")), epochs(folder / "gzip.h5"))
-        with pytest.raises(DataError, match="redirects from http:// to file://, which is not followed"):
+        with pytest.raises(DataError, match=r"cannot be read: .*Redirect"):
             epochs(web.url("evil.h5"))
         with pytest.raises(DataError, match="cannot be read"):
             epochs(web.url("loop.h5"))
@@ -279,7 +258,7 @@ class TestFaults:
             ("s3://bucket/none.h5", "there is no such object"),
             ("s3://bucket/exists.h5", "this is no HDF5 file"),
             ("s3://no-such-bucket/none.h5", "there is no such object"),
-            ("s3://bucket", "names a bucket and no object"),
+            ("s3://bucket", "this is a folder, not a file"),
         ):
             with pytest.raises(DataError, match=message):
                 epochs(url, remote={"storage_options": s3.options})
@@ -362,18 +341,6 @@ class TestChanges:
 
 
 class TestCacheInUse:
-    def test_what_is_still_being_written_is_not_fetched_again(self, web, tmp_path, folder, monkeypatch):
-        write = DiskCache.write
-
-        def slow(*arguments):
-            time.sleep(0.3)
-            write(*arguments)
-
-        monkeypatch.setattr(DiskCache, "write", slow)
-        settings = {"remote": {"cache": tmp_path / "cache", "cache_size": "64MiB"}}
-        equal(epochs(web.url("gzip.h5"), 3, **settings), epochs(folder / "gzip.h5", 3))
-        assert web.sent <= len(web.files["gzip.h5"]) + (64 << 10)  # what opening the file read
-
     def test_the_second_epoch_and_another_sequence_come_from_disk(self, web, tmp_path, folder):
         settings = {"remote": {"cache": tmp_path / "cache", "cache_size": "64MiB"}}
         wanted = epochs(folder / "gzip.h5", 2)
@@ -390,12 +357,13 @@ class TestCacheInUse:
         arguments = [sys.executable, CHILD, "cached", web.url("gzip.h5"), str(tmp_path / "cache"), "16MiB"]
         running = [subprocess.Popen([*arguments, "forever"], stdout=subprocess.DEVNULL) for _ in range(2)]
         deadline = time.monotonic() + 300
-        while len(list((tmp_path / "cache").rglob("*-*"))) < 5 and time.monotonic() < deadline:
+        cached = lambda: sum(path.stat().st_blocks * 512 for path in (tmp_path / "cache").glob("*.blocks"))  # noqa: E731
+        while cached() < 200_000 and time.monotonic() < deadline:
             time.sleep(0.02)
         for process in running:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        assert len(list((tmp_path / "cache").rglob("*-*"))) >= 5
+        assert cached() >= 200_000
         got = epochs(web.url("gzip.h5"), remote={"cache": tmp_path / "cache", "cache_size": "16MiB"})
         assert sum(float(np.sum(x, dtype="f8")) for x, y in got) == wanted
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
 import itertools
 import os
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import h5py
 import pytest
@@ -20,9 +17,7 @@ from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.urls import identity, is_url, redact
 from kerasmem.hdf5.io.access import ahead_bytes, read_remote
-from kerasmem.hdf5.io.cache import DiskCache
-from kerasmem.hdf5.io.failures import ChangedError, TransientError, retry
-from kerasmem.hdf5.io.objects import HEAD, PartialRange, S3Object
+from kerasmem.hdf5.io.cache import BLOCK, DiskCache
 from kerasmem.hdf5.io.ranges import join_extents
 from kerasmem.hdf5.io.remote_file import is_pattern
 from kerasmem.units import MIB
@@ -74,76 +69,6 @@ def test_a_store_without_coroutines_is_read_in_a_process_that_knows_no_other(tmp
     assert done.stdout.strip() == str(list(range(9))), done.stderr
 
 
-class FakeS3:
-    """What is used of s3fs's file system: one object, and errors as botocore has them under s3fs's own."""
-
-    def __init__(self, data):
-        self.data, self.tag, self.cut, self.asked = data, '"one"', None, {}
-
-    def split_path(self, path):
-        bucket, _, key = path.partition("/")
-        return bucket, key, None
-
-    async def _call_s3(self, method, **asked):
-        self.asked = asked
-        if not self.data:
-            raise OSError("s3fs") from FakeS3Error("InvalidRange", 416)
-        if asked.get("IfMatch", self.tag) != self.tag:
-            raise OSError("s3fs") from FakeS3Error("PreconditionFailed", 412)
-        first, last = map(int, asked["Range"].removeprefix("bytes=").split("-"))
-        part = self.data[first : last + 1]
-        place = f"bytes {first}-{first + len(part) - 1}/{len(self.data)}"
-        return {"ContentRange": place, "ETag": self.tag, "Body": FakeBody(part[: self.cut])}
-
-
-class FakeS3Error(Exception):
-    def __init__(self, code, status):
-        super().__init__(code)
-        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-
-
-class FakeBody(io.BytesIO):
-    async def read(self, size):
-        return super().read(size)
-
-
-def test_an_object_of_s3_without_a_server(monkeypatch):
-    monkeypatch.setattr("kerasmem.compat.files.CALL_S3", SimpleNamespace(get=lambda: None))
-    system = FakeS3(os.urandom(200_000))
-    found = S3Object(system, "bucket/key")
-    known = asyncio.run(found.info())
-    assert (known.size, known.tag, known.head) == (200_000, '"one"', system.data[:HEAD])
-    into, system.cut = PartialRange(memoryview(bytearray(1000))), 100
-    with pytest.raises(TransientError, match="only 100 of 1,000 bytes came"):
-        asyncio.run(found.fetch(5000, into, known))
-    system.cut = None
-    asyncio.run(found.fetch(5000, into, known))
-    assert into.view == system.data[5000:6000]
-    assert (system.asked["Range"], system.asked["IfMatch"]) == ("bytes=5100-5999", '"one"')
-    system.tag = '"other"'
-    for ask in (lambda: found.fetch(0, PartialRange(into.view), known), lambda: found.refuse_change(known)):
-        with pytest.raises(ChangedError, match="replaced or rewritten while in use"):
-            asyncio.run(retry(ask))
-    system.data = b""
-    assert asyncio.run(found.info()).size == 0
-
-
-async def body(*parts, error=None, pause=0.0):
-    for part in parts:
-        await asyncio.sleep(pause)
-        yield part
-    if error is not None:
-        raise error
-
-
-def test_a_body_that_comes_too_slowly_is_asked_for_again(monkeypatch):
-    monkeypatch.setattr("kerasmem.hdf5.io.objects._SILENCE", 0.2)
-    into = PartialRange(memoryview(bytearray(1000)))
-    with pytest.raises(TransientError, match=r"only \d+ bytes came in 0.2 s"):
-        asyncio.run(into.fill(body(*[b"x"] * 1000, pause=0.01)))
-    assert 0 < into.done < 100
-
-
 class TestRanges:
     @given(
         st.lists(st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 60)), max_size=2), min_size=1, max_size=12),
@@ -189,50 +114,45 @@ class TestSettings:
         assert ahead_bytes(1 * MIB, 1 * MIB) == MIB // 4
 
 
-def blob(seed, size=MIB):
-    return memoryview(bytes([seed]) * size)
-
-
 class TestCache:
-    def test_what_is_written_is_read_also_in_parts(self, tmp_path):
+    def test_written_blocks_are_read_again(self, tmp_path):
         cache = DiskCache(str(tmp_path / "c"), 64 * MIB)
-        data = memoryview(os.urandom(3000))
-        cache.write("k", 1000, data[:2000])
-        cache.write("k", 3000, data[2000:])
+        data = os.urandom(3 * BLOCK + 100)
+        cache.write("k", 4, memoryview(data))
         for one in (cache, DiskCache(cache.folder, 64 * MIB)):
-            into = memoryview(bytearray(3000))
-            assert one.read("k", 1000, into) == [] and into == data
-            into = memoryview(bytearray(2500))
-            assert one.read("k", 500, into) == [(500, 1000)] and into[500:] == data[:2000]
-            assert one.read("k", 4500, memoryview(bytearray(10))) == [(4500, 4510)]
-            assert one.read("other", 1000, into) == [(1000, 3500)]
+            blocks = one.read("k", 3, 9)
+            assert [block is None for block in blocks] == [True, False, False, False, False, True]
+            assert b"".join(blocks[1:5]) == data
+            assert one.read("other", 4, 5) == [None]
 
-    def test_a_spoiled_entry_is_not_served(self, tmp_path):
+    def test_a_damaged_block_is_not_served(self, tmp_path):
         cache = DiskCache(str(tmp_path), 64 * MIB)
-        cache.write("k", 0, blob(1, 100))
-        (entry,) = (tmp_path / "k").iterdir()
-        for spoiled in (b"\1" * 99, b"\1" * 50 + b"\2" + b"\1" * 49, b""):
-            entry.write_bytes(spoiled)
-            assert DiskCache(cache.folder, 64 * MIB).read("k", 0, memoryview(bytearray(100))) == [(0, 100)]
-            assert not entry.exists()
+        cache.write("k", 0, memoryview(os.urandom(2 * BLOCK)))
+        (path,) = tmp_path.iterdir()
+        stored = bytearray(path.read_bytes())
+        stored[100] ^= 1
+        path.write_bytes(stored)
+        assert [block is None for block in cache.read("k", 0, 2)] == [True, False]
+        path.write_bytes(stored[:-1])
+        assert cache.read("k", 0, 2) == [None, None]
 
-    def test_what_was_out_of_use_longest_goes_first(self, tmp_path):
+    def test_the_least_recently_used_file_is_evicted(self, tmp_path):
+        (tmp_path / "mine.txt").write_bytes(bytes(20 * MIB))  # no file of the cache
         cache = DiskCache(str(tmp_path), 16 * MIB)
-        for number in range(14):
-            cache.write("k", number * MIB, blob(number))
-            name = next(path for path in (tmp_path / "k").iterdir() if path.name.startswith(f"{number * MIB:x}-"))
-            os.utime(name, (time.time() - 10_000 + number,) * 2)
-        assert cache.read("k", 0, memoryview(bytearray(MIB))) == []  # used just now
-        for number in range(14, 20):
-            cache.write("k", number * MIB, blob(number))
-        held = [n for n in range(20) if not cache.read("k", n * MIB, memoryview(bytearray(MIB)))]
-        assert 0 in held and 1 not in held and {14, 15, 16, 17, 18, 19} < set(held)
-        assert sum(path.stat().st_size for path in tmp_path.rglob("*-*")) <= 16 * MIB
+        for number, key in enumerate("abcd"):
+            cache.write(key, 0, memoryview(bytes(4 * MIB)))
+            os.utime(tmp_path / f"{key}.blocks", (time.time() - 1000 + number,) * 2)
+        assert cache.read("a", 0, 1) != [None]  # used just now
+        cache.write("e", 0, memoryview(bytes(4 * MIB)))
+        assert [key for key in "abcde" if cache.read(key, 0, 1) != [None]] == ["a", "d", "e"]
+        cache.write("e", 512, memoryview(bytes(20 * MIB)))  # does not fit even alone
+        assert cache.read("e", 0, 1) != [None] and cache.read("e", 512, 513) == [None]
+        assert (tmp_path / "mine.txt").exists()
 
     def test_a_full_disk_ends_nothing(self, tmp_path):
         (tmp_path / "c").write_text("a file in the place of the folder")
         cache = DiskCache(str(tmp_path / "c" / "d"), 64 * MIB)
         with pytest.warns(UserWarning, match="cannot be written to"):
-            cache.write("k", 0, blob(1, 10))
-        cache.write("k", 0, blob(1, 10))
-        assert cache.read("k", 0, memoryview(bytearray(10))) == [(0, 10)]
+            cache.write("k", 0, memoryview(bytes(10)))
+        cache.write("k", 0, memoryview(bytes(10)))
+        assert cache.read("k", 0, 1) == [None]

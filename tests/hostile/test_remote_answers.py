@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.server
-import socket
 import threading
 import time
 
@@ -14,8 +12,6 @@ import numpy as np
 import pytest
 
 from kerasmem import H5ChunkSequence
-from kerasmem.errors import DataError
-from kerasmem.hdf5.io import stores
 
 GIB = 2**30
 READ = """
@@ -150,33 +146,3 @@ def test_headers_are_for_the_server_that_was_named(serve, data):
         list(sequence)
     assert there and not any("SECRET" in str(headers) for headers in there)
     assert here and all(headers.items() >= SECRETS.items() for headers in here)
-
-
-def test_a_redirect_from_outside_does_not_lead_inside(serve, data, monkeypatch):
-    asked = []
-
-    async def outside_first(host):
-        asked.append(host)
-        return len(asked) > 1
-
-    monkeypatch.setattr(stores, "_is_inside", outside_first)
-    seen = []
-    address = serve(moved_to(serve(ranges(data, seen))))
-    with pytest.raises(DataError, match="redirects to an address of a private network"):
-        H5ChunkSequence(f"{address}/x.h5")
-    assert not seen and asked == ["127.0.0.1"] * 2
-
-
-@pytest.mark.parametrize(
-    ("address", "inside"),
-    [
-        ("127.0.0.1", True), ("169.254.169.254", True), ("10.1.2.3", True), ("::1", True), ("fe80::1", True),
-        ("::ffff:192.168.1.1", True), ("0.0.0.0", True), ("8.8.8.8", False), ("2001:4860:4860::8888", False),
-    ],
-)  # fmt: skip
-def test_what_is_inside(address, inside):
-    try:
-        socket.getaddrinfo(address, None)
-    except OSError:
-        pytest.skip("this machine knows no such addresses")
-    assert asyncio.run(stores._is_inside(address)) is inside

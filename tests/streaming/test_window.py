@@ -35,7 +35,6 @@ class FakeReader:
         self.done, self.alone = [], []
         self.planned = threading.Event()
         self.planned.set()
-        self.checked_at_once = True
         self.held, self.gate = ROWS, threading.Event()
 
     def tasks(self, order, window, arrays, *, in_file_order, ahead=True):

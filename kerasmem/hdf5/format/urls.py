@@ -21,11 +21,6 @@ def scheme_of(url: str) -> str:
     return url.split("://", 1)[0].lower()
 
 
-def proves_version(url: str) -> bool:
-    """Return whether each answer of a store names its version."""
-    return scheme_of(url) in ("http", "https", "s3", "s3a")
-
-
 def redact(text: str) -> str:
     """Return text with users, passwords, queries and fragments of URLs hidden.
 

@@ -19,9 +19,7 @@ _LEAST_CACHE = 16 * MIB
 AHEAD_BYTES = 32 * MIB
 """Bytes in flight or fetched and not yet used, where a memory budget does not say otherwise."""
 REQUESTS = 16
-"""Requests in flight, however large."""
-SMALL_REQUESTS = 64
-"""Requests in flight where they are small: a link is filled by bytes, and each waits as long for its first one."""
+"""Requests in flight."""
 _LEAST_AHEAD = MIB // 4
 _MOST_AHEAD = 64 * MIB
 _SETTINGS = {"storage_options", "cache", "cache_size"}

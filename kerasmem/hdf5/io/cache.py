@@ -1,90 +1,76 @@
-"""A disk cache of fetched bytes with a size limit, shared by processes.
+"""A disk cache of fetched blocks with a size limit, shared by processes.
 
-An entry is a file whose name says which bytes it holds and their checksum; it is written under another name and put
-into its place whole. The folder of an object is named by a digest of its URL, version and length, so that another
-version never meets it, and the checksum begins with that name and the place: an entry of another object is none. The
-folder is the user's own. What was out of use longest goes first.
+Each version of an object has one sparse file, named by a digest of its URL, version and length. A block lies in it
+after its checksum, which also covers the file's name and the block's number: a hole, a torn write and a block of
+another object are misses. The folder is the user's own. Whole files are evicted, the least recently used first.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
+import glob
 import os
-import re
 import threading
-import time
 import warnings
 import zlib
 
 from kerasmem import files
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import shown
+from kerasmem.units import KIB
 
-_ENTRY = re.compile(r"([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]{8})")
-_STALE = 3600.0  # seconds after which a file under its temporary name belongs to nobody
-_ROOM = 16  # one part in so many of the limit is made free at a time
-_LISTED = 1.0  # seconds for which a list of entries is believed, others may write as well
-_TOUCHED = 60.0  # seconds: an entry's time of use need not be more exact
+BLOCK = 8 * KIB
+_SUM = 4  # bytes of a checksum
+_SLOT = _SUM + BLOCK
+_ENDING = ".blocks"  # of files that may be evicted
+_SHARE = 64  # the folder is looked at after one part in so many of the limit was written
 
 
 class DiskCache:
-    """A folder of fetched bytes.
+    """A folder of fetched blocks.
 
     Args:
         folder: the folder; made if need be.
-        limit: bytes that its entries may take together.
+        limit: bytes that its files may take together.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
         self.folder = folder
         self._limit = limit
         self._lock = threading.Lock()
-        self._lists: dict[str, tuple[float, list[tuple[int, int, str]]]] = {}
-        self._broken = self._is_made = False
+        self._unseen = limit  # bytes that were written since the folder was looked at
+        self._broken = False
 
-    def read(self, key: str, start: int, into: memoryview) -> list[tuple[int, int]]:
-        """Fill the cached bytes from `start` on. Return the missing ranges, (first, stop)."""
-        stop, at = start + len(into), start
-        missing: list[tuple[int, int]] = []
-        entries = self._entries(key)
-        for low, high, name in entries[max(0, bisect.bisect_left(entries, (start,)) - 8) :]:
-            if low >= stop:
-                break
-            if high <= at:
-                continue
-            data = self._load(key, name, low, high)
-            if data is None:
-                continue
-            first, last = max(low, at), min(high, stop)
-            if first > at:
-                missing.append((at, first))
-            into[first - start : last - start] = memoryview(data)[first - low : last - low]
-            at = last
-            if at == stop:
-                break
-        if at < stop:
-            missing.append((at, stop))
-        return missing
-
-    def write(self, key: str, start: int, data: memoryview) -> None:
-        """Keep bytes. A full or read-only disk is warned of once, and training continues without the cache."""
-        if self._broken or len(data) > self._limit // 2:
-            return
-        folder = os.path.join(self.folder, key)
-        name = f"{start:x}-{len(data):x}-{_checksum(key, start, data):08x}"
+    def read(self, key: str, first: int, stop: int) -> list[bytes | None]:
+        """Return blocks of an object by number, None for a missing one."""
+        path = self._path(key)
         try:
-            self._make()
-            lock = files.open_plain(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT)
-            with open(lock, "r+b") as lock_file:
-                files.lock(lock_file, wait=True)  # of all processes one at a time makes room
-                self._make_room(len(data))
-            files.own_folder("cache", folder)
-            with files.replacing(os.path.join(folder, name)) as file:
-                file.write(data)
-        except FileNotFoundError:
-            self._is_made = False
-            return  # another process emptied the folder just now
+            with open(files.open_plain(path), "rb") as file:
+                file.seek(first * _SLOT)
+                slots = [file.read(_SLOT) for _ in range(first, stop)]
+            os.utime(path)
+        except OSError:
+            return [None] * (stop - first)
+        return [
+            slot[_SUM:] if slot[:_SUM] == _checksum(key, number, slot[_SUM:]) else None
+            for number, slot in enumerate(slots, first)
+        ]
+
+    def write(self, key: str, first: int, data: memoryview) -> None:
+        """Keep blocks, of which only the object's last may be short.
+
+        A full or read-only disk is warned of once, and training continues without the cache.
+        """
+        if self._broken:
+            return
+        try:
+            with self._lock:
+                if self._make_room(key, len(data)):
+                    with open(files.open_plain(self._path(key), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+                        file.seek(first * _SLOT)
+                        for at in range(0, len(data), BLOCK):
+                            block = data[at : at + BLOCK]
+                            file.write(_checksum(key, first + at // BLOCK, block) + block)
         except (OSError, UsageError) as error:
             self._broken = True
             reason = error.strerror if isinstance(error, OSError) else error
@@ -92,88 +78,36 @@ class DiskCache:
                 f"cache: {shown(self.folder)} cannot be written to ({reason}); what is fetched is not kept",
                 stacklevel=2,
             )
-            return
-        with self._lock:
-            listed, entries = self._lists.get(key, (-_LISTED, []))
-            self._lists[key] = listed, sorted([*entries, (start, start + len(data), name)])
 
-    def _make(self) -> None:
-        """Make the folder, or see once that nobody else can write to it."""
-        if not self._is_made:
-            os.makedirs(os.path.dirname(self.folder), exist_ok=True)
-            files.own_folder("cache", self.folder)
-            self._is_made = True
+    def _path(self, key: str) -> str:
+        return os.path.join(self.folder, key + _ENDING)
 
-    def _entries(self, key: str) -> list[tuple[int, int, str]]:
-        with self._lock:
-            listed, entries = self._lists.get(key, (-_LISTED, []))
-            now = time.monotonic()
-            if now - listed >= _LISTED:
-                names: list[str] = []
-                with contextlib.suppress(OSError):
-                    names = os.listdir(os.path.join(self.folder, key))
-                parts = [found for found in map(_ENTRY.fullmatch, names) if found]
-                entries = sorted((int(part[1], 16), int(part[1], 16) + int(part[2], 16), part[0]) for part in parts)
-                self._lists[key] = now, entries
-            return entries
-
-    def _load(self, key: str, name: str, low: int, high: int) -> bytes | None:
-        path = os.path.join(self.folder, key, name)
-        try:
-            with open(files.open_plain(path), "rb") as file:
-                data = file.read(high - low + 1)
-                if time.time() - os.fstat(file.fileno()).st_mtime > _TOUCHED:
-                    os.utime(path)
-        except OSError:
-            data = b""  # gone: another process needed the room
-        if len(data) == high - low and _checksum(key, low, data) == int(name[-8:], 16):
-            return data
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        return None
-
-    def _make_room(self, size: int) -> None:
-        """Count bytes about to be written, and evict the least recently used entries beyond the limit.
-
-        The sum stands in a file, so that not every entry has to be looked at each time. A process that was killed
-        may have noted more than it wrote, never less; looking at the entries mends that.
-        """
-        noted = os.path.join(self.folder, "size")
-        try:
-            with open(files.open_plain(noted), "rb") as file:
-                total = int(file.read(32))
-        except (OSError, ValueError):
-            total = self._limit + 1
-        if total + size > self._limit:
-            total = self._remove_oldest(self._limit - size)
-        with files.replacing(noted) as file:
-            file.write(str(total + size).encode())
-
-    def _remove_oldest(self, most: int) -> int:
-        entries, total, now = [], 0, time.time()
-        for folder in os.scandir(self.folder):
-            if not folder.is_dir(follow_symlinks=False):
-                continue
-            for entry in os.scandir(folder.path):
-                with contextlib.suppress(OSError):
-                    seen = entry.stat(follow_symlinks=False)
-                    if _ENTRY.fullmatch(entry.name):
-                        entries.append((seen.st_mtime, entry.path, seen.st_size))
-                        total += seen.st_size
-                    elif entry.name.startswith(".") and now - seen.st_mtime > _STALE:
-                        os.unlink(entry.path)
-                    else:
-                        total += seen.st_size
-        if total <= most:
-            return total
-        for _, path, size in sorted(entries):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            total -= size
-            if total <= most - self._limit // _ROOM:
-                break
-        return total
+    def _make_room(self, key: str, size: int) -> bool:
+        """Evict files beyond the limit, though not the one to be written to. Return whether there is room."""
+        self._unseen += size
+        if self._unseen <= self._limit // _SHARE:
+            return True
+        os.makedirs(os.path.dirname(self.folder), exist_ok=True)
+        files.own_folder("cache", self.folder)
+        entries = []
+        for path in glob.glob(os.path.join(glob.escape(self.folder), f"*{_ENDING}")):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                entries.append((os.lstat(path), path))
+        total = size + sum(_size(seen) for seen, _ in entries)
+        for seen, path in sorted(entries, key=lambda entry: entry[0].st_mtime):
+            if total > self._limit and path != self._path(key):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                total -= _size(seen)
+        if total <= self._limit:
+            self._unseen = 0
+        return total <= self._limit
 
 
-def _checksum(key: str, start: int, data: bytes | memoryview) -> int:
-    return zlib.crc32(data, zlib.crc32(f"{key} {start:x}".encode()))
+def _size(seen: os.stat_result) -> int:
+    """Return the bytes that a sparse file takes."""
+    return seen.st_blocks * 512 if hasattr(seen, "st_blocks") else seen.st_size
+
+
+def _checksum(key: str, number: int, data: bytes | memoryview) -> bytes:
+    return zlib.crc32(data, zlib.crc32(f"{key} {number}".encode())).to_bytes(_SUM, "little")

@@ -1,10 +1,10 @@
 """Ranges of remote objects, fetched several at a time, in the order of need, within so many bytes.
 
-fsspec's own caches serve other needs: they fetch what is asked for just then, do not ask a web server for one version
-only, begin a range that broke off from its start, and keep a folder without a limit for one process alone.
+fsspec's own caches serve other needs: they fetch what is requested at that moment, do not ask a web server for one
+version only, and keep a folder without a limit for one process alone.
 
 obstore (0.12) does not fit: after a fork, as in a DataLoader's workers, its requests never end, and it follows
-redirects to private networks with all headers, an API's key among them.
+redirects to other servers with all headers, an API's key among them.
 """
 
 from __future__ import annotations
@@ -15,100 +15,72 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.compat.files import call_before_threads_are_joined
-from kerasmem.hdf5.io.access import REQUESTS, SMALL_REQUESTS, RemoteAccess
-from kerasmem.hdf5.io.cache import DiskCache
-from kerasmem.hdf5.io.failures import PermanentError, retry
-from kerasmem.hdf5.io.objects import ObjectInfo, PartialRange, RemoteObject
+from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess
+from kerasmem.hdf5.io.cache import BLOCK, DiskCache
+from kerasmem.hdf5.io.failures import PermanentError
+from kerasmem.hdf5.io.objects import ObjectInfo, RemoteObject
 from kerasmem.hdf5.io.stores import Stores
-from kerasmem.units import KIB, MIB
 
-_FILLED = 4 * MIB  # in flight fill a link of 100 MB/s on which an answer takes 40 ms
-_PROGRESS = 64 * KIB  # that came before an answer broke off, so that the next may be asked for patiently
 _CLOSING = 5.0  # seconds given to connections to close
 
 
 @dataclass
 class Traffic:
-    """Traffic of files: requests sent again, bytes received, and bytes from the cache."""
+    """Traffic of files: bytes received from their stores."""
 
-    retries: int = 0
     received: int = 0
-    from_cache: int = 0
-
-
-async def _call_here(work: Callable[..., Any], *arguments: Any) -> Any:
-    return work(*arguments)
 
 
 @dataclass(frozen=True)
 class ObjectReader:
-    """Reads ranges of one version of an object, from the folder cache or from its store.
+    """Reads ranges of one version of an object, from the disk cache or from its store.
 
     Args:
         target: the object.
         known: the version.
-        traffic: what came so far is counted here.
-        cache: the folder; None for none.
-        key: the object's folder in it; None if nothing tells which version there is.
-        call: runs what reads and writes the folder; by default the thread that asks does.
+        traffic: counts received bytes.
+        cache: the disk cache; None for none.
+        key: the object's name in it; None if its version is unknown.
     """
 
     target: RemoteObject
     known: ObjectInfo
     traffic: Traffic
-    cache: DiskCache | None = None
-    key: str | None = None
-    call: Callable[..., Awaitable[Any]] = _call_here
+    cache: DiskCache | None
+    key: str | None
 
-    async def read(self, start: int, view: memoryview) -> list[tuple[int, int]]:
-        """Fill a view with the bytes from `start` on. Return the ranges missing in the cache.
+    async def read(self, start: int, stop: int) -> memoryview:
+        """Return a range.
 
         Raises:
-            PermanentError: If they cannot be had.
+            PermanentError: If it cannot be had.
             ChangedError: If the object is another version.
         """
-        missing = [(start, start + len(view))]
-        if self.cache is not None and self.key is not None:
-            missing = await self.call(self.cache.read, self.key, start, view)
-            self.traffic.from_cache += len(view) - sum(last - first for first, last in missing)
-        for first, last in missing:
-            await self._fetch(first, view[first - start : last - start])
-        return missing
+        if self.cache is None or self.key is None:
+            return await self._fetch(start, stop)
+        first, last = start // BLOCK, -(-stop // BLOCK)
+        blocks: list[Any] = await asyncio.to_thread(self.cache.read, self.key, first, last)
+        missing = [number for number, block in enumerate(blocks, first) if block is None]
+        if missing:
+            low, high = missing[0], missing[-1] + 1
+            data = await self._fetch(low * BLOCK, min(high * BLOCK, self.known.size))
+            await asyncio.to_thread(self.cache.write, self.key, low, data)
+            blocks[low - first : high - first] = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
+        return memoryview(b"".join(blocks))[start - first * BLOCK : stop - first * BLOCK]
 
-    async def keep(self, missing: Iterable[tuple[int, int]], start: int, view: memoryview) -> None:
-        """Put the missing ranges of `view` into the cache."""
-        if self.cache is not None and self.key is not None:
-            for first, last in missing:
-                await self.call(self.cache.write, self.key, first, view[first - start : last - start])
-
-    async def _fetch(self, start: int, view: memoryview) -> None:
-        """Fill a view from the store, resuming an answer that breaks off."""
-        into, before = PartialRange(view), 0
-
-        async def ask() -> None:
-            nonlocal before
-            before = into.done
-            try:
-                await self.target.fetch(start, into, self.known)
-                into.check()
-            finally:
-                self.traffic.received += into.done - before
-
-        def failed() -> bool:
-            self.traffic.retries += 1
-            if self.known.tag is None:
-                into.done = 0  # nothing says that the rest is of the same version
-            return into.done - before >= _PROGRESS
-
-        await retry(ask, failed)
+    async def _fetch(self, start: int, stop: int) -> memoryview:
+        data = await self.target.read(start, stop, self.known)
+        self.traffic.received += len(data)
+        return memoryview(data)
 
 
+@dataclass(eq=False)
 class RangeRequest:
     """A range of an object, fetched once for all claims on it.
 
@@ -118,44 +90,24 @@ class RangeRequest:
         stop: byte after the last.
 
     Attributes:
-        users: how many need it and have not let go of it.
-        answer: its bytes, or why they cannot be had.
+        users: number of claims on it.
+        answer: its bytes, or the error.
+        task: fetches it; None before.
+        is_held: whether its bytes count as held.
     """
 
-    def __init__(self, reader: ObjectReader, start: int, stop: int) -> None:
-        self.reader, self.start, self.stop = reader, start, stop
-        self.size = stop - start
-        self.users = 0
-        self.answer: Future[memoryview] = Future()
-        self.task: asyncio.Task[None] | None = None
+    reader: ObjectReader
+    start: int
+    stop: int
+    users: int = 0
+    answer: Future[memoryview] = field(default_factory=Future)
+    task: asyncio.Task[memoryview] | None = None
+    is_held: bool = False
 
-    def is_written_to_cache(self, other: RangeRequest) -> bool:
-        """Return whether another range overlaps this one, which is still being written to the cache."""
-        overlaps = self.start < other.stop and other.start < self.stop
-        return overlaps and self.answer.done() and self.reader.key == other.reader.key is not None
-
-    def fail(self, error: BaseException) -> None:
-        """Note why its bytes cannot be had, unless they came."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-
-class _Ranges(set[RangeRequest]):
-    """Ranges, and the sum of their bytes."""
-
-    nbytes = 0
-
-    def add(self, request: RangeRequest) -> None:
-        """Add a range."""
-        if request not in self:
-            super().add(request)
-            self.nbytes += request.size
-
-    def discard(self, request: object) -> None:
-        """Remove a range if it is there."""
-        if isinstance(request, RangeRequest) and request in self:
-            super().discard(request)
-            self.nbytes -= request.size
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self.stop - self.start
 
 
 class RangeFetcher:
@@ -170,10 +122,10 @@ class RangeFetcher:
 
     def __init__(self, access: RemoteAccess) -> None:
         self._access = access
+        self._cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
         self._queue: deque[RangeRequest] = deque()
-        self._active = _Ranges()  # in flight
-        self._held = _Ranges()  # in flight, or fetched and not yet used
-        self._most = REQUESTS  # grows by one an answer, so that connections are not opened all at once
+        self._active = 0  # requests in flight
+        self._held = 0  # bytes in flight, or fetched and not yet used
         self._closed = False
         self._lock = threading.Lock()  # so that no call is sent once the loop is about to end
         self._process = os.getpid()
@@ -186,23 +138,7 @@ class RangeFetcher:
     def reader(self, url: str, known: ObjectInfo, traffic: Traffic) -> ObjectReader:
         """Return a reader of one version of a file."""
         key = self._access.cache_key(url, known.tag, known.size)
-        target = self._stores.object_at(url)
-        return ObjectReader(target, known, traffic, self._stores.cache, key, asyncio.to_thread)
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine and return its result."""
-        with self._lock:
-            if self._closed:
-                coroutine.close()
-                raise _closed_error()
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise _closed_error() from None
-        except BaseException:
-            future.cancel()
-            raise
+        return ObjectReader(self._stores.object_at(url), known, traffic, self._cache, key)
 
     def prefetch(self, requests: Iterable[RangeRequest]) -> None:
         """Have ranges fetched, in this order, as soon as there is room for them."""
@@ -216,25 +152,25 @@ class RangeFetcher:
             ChangedError: If the object is another version.
         """
         if not request.answer.done():
-            self._send(self._demand, request)
+            self._send(self._begin, request)
         return request.answer.result()
 
     def release(self, requests: Iterable[RangeRequest]) -> None:
         """Release ranges. Their memory goes with the last claim.
 
-        It takes no lock, for garbage may be collected wherever a thread is just then.
+        It takes no lock, because garbage may be collected wherever a thread is just then.
         """
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._let_go, list(requests))
 
     def close(self) -> None:
-        """Cancel requests, close the connections and end the threads."""
+        """Cancel requests, close the connections and end the thread."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         if os.getpid() != self._process:
-            return  # the threads stayed in the other process
+            return  # the thread stayed in the other process
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_CLOSING)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -258,51 +194,49 @@ class RangeFetcher:
         while self._queue:
             request = self._queue[0]
             if request.task is None and request.users:
-                small = self._active.nbytes + request.size <= _FILLED
-                if len(self._active) >= (self._most if small else REQUESTS):
+                is_full = self._held and self._held + request.size > self._access.ahead_bytes
+                if is_full or self._active >= REQUESTS:
                     return
-                if self._held and self._held.nbytes + request.size > self._access.ahead_bytes:
-                    return
-                self._demand(request)
+                self._begin(request)
             self._queue.popleft()
 
-    def _demand(self, request: RangeRequest) -> None:
+    def _begin(self, request: RangeRequest) -> None:
         if request.task is None:
-            self._held.add(request)
-            self._active.add(request)
-            request.task = self._loop.create_task(self._fetch(request))
+            self._active += 1
+            self._held += request.size
+            request.is_held = True
+            request.task = self._loop.create_task(request.reader.read(request.start, request.stop))
             request.task.add_done_callback(lambda task: self._end(request, task))
 
-    async def _fetch(self, request: RangeRequest) -> None:
-        view = memoryview(bytearray(request.size))
-        written = [each.task for each in self._active if each.task and each.is_written_to_cache(request)]
-        if written:  # the bytes are here and on their way into the cache, where this request finds them
-            await asyncio.wait(written)
-        missing = await request.reader.read(request.start, view)
-        request.answer.set_result(view)
-        await request.reader.keep(missing, request.start, view)
-
-    def _end(self, request: RangeRequest, task: asyncio.Task[None]) -> None:
+    def _end(self, request: RangeRequest, task: asyncio.Task[memoryview]) -> None:
+        self._active -= 1
         error = _closed_error() if task.cancelled() else task.exception()
-        self._active.discard(request)
-        self._most = REQUESTS if error is not None else min(self._most + 1, SMALL_REQUESTS)
         if error is not None:
-            request.fail(error)
-            self._held.discard(request)
+            request.answer.set_exception(error)
+            self._forget(request)
+        else:
+            request.answer.set_result(task.result())
         self._begin_more()
 
     def _let_go(self, requests: list[RangeRequest]) -> None:
         for request in requests:
             request.users -= 1
             if not request.users:
-                self._held.discard(request)
-                if request.task is not None and not request.answer.done():
+                self._forget(request)
+                if request.task is not None:
                     request.task.cancel()
         self._begin_more()
 
+    def _forget(self, request: RangeRequest) -> None:
+        """Count the bytes of a range as held no more."""
+        if request.is_held:
+            request.is_held = False
+            self._held -= request.size
+
     async def _shut_down(self) -> None:
-        for request in (*self._active, *self._queue):
-            request.fail(_closed_error())
+        for request in self._queue:
+            if request.task is None:
+                request.answer.set_exception(_closed_error())
         self._queue.clear()
         await self._stores.shut_down()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.io.access import RemoteAccess
-from kerasmem.hdf5.io.failures import ChangedError, PermanentError, retry
+from kerasmem.hdf5.io.failures import ChangedError, PermanentError
 from kerasmem.hdf5.io.fetcher import RangeFetcher, RangeRequest, Traffic
 from kerasmem.hdf5.io.handle import Handle
 from kerasmem.hdf5.io.objects import ObjectInfo
@@ -82,7 +82,6 @@ class RemoteHandle(Handle):
         self._fetcher = fetcher
         self._most = max(1, min(MOST, access.ahead_bytes // 4))
         self._changed = ""
-        self._unproved = False  # whether bytes came since the version was asked for
         self._reader = fetcher.reader(url, known, traffic)
 
     def claims(self, needs: Sequence[Sequence[Extent]]) -> list[Claim]:
@@ -90,18 +89,13 @@ class RemoteHandle(Handle):
 
         Ranges close to one another become one, and tasks that need the same share it.
         """
-        requests = [RangeRequest(self._reader, low, high) for low, high, _ in join_extents(needs, most=self._most)]
-        by_start = sorted(requests, key=lambda request: request.start)
-        starts = [request.start for request in by_start]
-        claims = []
-        for need in needs:
-            mine = {
-                number
-                for start, size in need
-                if size
-                for number in range(bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, start + size))
-            }
-            claims.append(Claim(self._fetcher, [by_start[number] for number in sorted(mine)], self))
+        requests: list[RangeRequest] = []
+        by_need: list[list[RangeRequest]] = [[] for _ in needs]
+        for low, high, users in join_extents(needs, most=self._most):
+            requests.append(RangeRequest(self._reader, low, high))
+            for user in users:
+                by_need[user].append(requests[-1])
+        claims = [Claim(self._fetcher, sorted(mine, key=lambda request: request.start), self) for mine in by_need]
         try:
             self._fetcher.prefetch(requests)
         except PermanentError as error:  # it was closed meanwhile
@@ -124,7 +118,6 @@ class RemoteHandle(Handle):
             if request is None:
                 request = RangeRequest(self._reader, at, min(stop, at + self._most))
                 alone = Claim(self._fetcher, [request])
-            self._unproved = True
             try:
                 data = self._result(request)[at - request.start : stop - request.start]
                 view[at - offset :][: len(data)] = data
@@ -135,16 +128,6 @@ class RemoteHandle(Handle):
 
     def changed(self) -> str:
         """Return the reason why the file must not be read on; "" if none."""
-        target = self._reader.target
-        if not self._changed and not target.proves_version and self._unproved:
-            try:
-                self._unproved = False
-                self._fetcher.run(retry(lambda: target.refuse_change(self._reader.known)))
-            except ChangedError as error:
-                self._changed = str(error)
-            except PermanentError as error:
-                self._unproved = True
-                return f"whether it is still what it was cannot be found out: {error}"
         return self._changed
 
     def _result(self, request: RangeRequest) -> memoryview:
@@ -156,33 +139,37 @@ class RemoteHandle(Handle):
             raise DataError(f"{shown(self.path)}: {error}") from None
 
 
-def join_extents(needs: Sequence[Sequence[Extent]], *, gap: int = GAP, most: int = MOST) -> list[tuple[int, int, int]]:
-    """Return the ranges to fetch, (first byte, stop, first need), in the order of need.
+def join_extents(
+    needs: Sequence[Sequence[Extent]], *, gap: int = GAP, most: int = MOST
+) -> list[tuple[int, int, set[int]]]:
+    """Return the ranges to fetch, (first byte, stop, numbers of the needs), in the order of need.
 
     Args:
-        needs: for each who needs some, the extents, in the order in which they will be read.
+        needs: the extents of each need, in the order in which they will be read.
         gap: ranges so close together become one.
-        most: bytes of the longest range; what is longer is cut.
+        most: bytes of the longest range; a longer one is cut.
 
     Examples:
         >>> join_extents([[(0, 100), (102, 8)], [(500, 5)], [(110, 5)]], gap=4, most=1000)
-        [(0, 115, 0), (500, 505, 1)]
+        [(0, 115, {0, 2}), (500, 505, {1})]
     """
     extents = sorted((start, start + size, who) for who, need in enumerate(needs) for start, size in need if size)
-    joined: list[tuple[int, int, int]] = []
+    joined: list[tuple[int, int, set[int]]] = []
     needed = 0  # bytes of the last range that somebody needs
     for start, stop, who in extents:
+        for _, high, users in reversed(joined):
+            if high <= start:
+                break
+            users.add(who)
         if joined:
-            low, high, first = joined[-1]
-            between, longer = start - high, max(stop, high)
-            if between <= min(gap, needed // GAP_SHARE) and longer - low <= most:
-                joined[-1] = (low, longer, min(first, who))
+            low, high, users = joined[-1]
+            longer = max(stop, high)
+            if start - high <= min(gap, needed // GAP_SHARE) and longer - low <= most:
+                joined[-1] = (low, longer, users | {who})
                 needed += longer - max(start, high)
                 continue
-            if between < 0:  # they overlap, and together they would be too long
-                joined[-1] = (low, high, min(first, who))
-                start = high
+            start = max(start, high)  # they may overlap, and together they would be too long
         for low in range(start, stop, most):
-            joined.append((low, min(low + most, stop), who))
+            joined.append((low, min(low + most, stop), {who}))
             needed = joined[-1][1] - low
-    return sorted(joined, key=lambda each: (each[2], each[0]))
+    return sorted(joined, key=lambda part: (min(part[2]), part[0]))

@@ -13,22 +13,20 @@ import asyncio
 import contextlib
 import io
 import itertools
-import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import h5py
 
 from kerasmem.compat.files import call_file_system
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.format.layout import one_line, shown
-from kerasmem.hdf5.format.links import DAMAGED
-from kerasmem.hdf5.format.urls import identity, redact, scheme_of
+from kerasmem.hdf5.format.layout import shown
+from kerasmem.hdf5.format.urls import identity, is_url, redact, scheme_of
 from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess
 from kerasmem.hdf5.io.failures import PermanentError, retry
-from kerasmem.hdf5.io.fetcher import ObjectReader, Traffic
-from kerasmem.hdf5.io.objects import HEAD, ObjectInfo
+from kerasmem.hdf5.io.fetcher import Traffic
+from kerasmem.hdf5.io.objects import HEAD, ObjectInfo, RemoteObject
 from kerasmem.hdf5.io.stores import Stores
 from kerasmem.units import MIB
 
@@ -38,15 +36,13 @@ _MOST_BLOCKS = 16 * MIB // _BLOCK
 
 _BlockName = tuple[str, str, int, int]
 """URL and version of a file, its bytes, and the number of a block."""
-
-
 _blocks: OrderedDict[_BlockName, bytes] = OrderedDict()  # of all files, the latest used last
 _numbers = itertools.count()
 
 
 def _keep_block(name: _BlockName, data: bytes) -> None:
-    _blocks.pop(name, None)
     _blocks[name] = data
+    _blocks.move_to_end(name)
     while len(_blocks) > _MOST_BLOCKS:
         _blocks.popitem(last=False)
 
@@ -57,8 +53,8 @@ class RemoteFile(io.RawIOBase):
     Args:
         url: the file.
         access: the settings.
-        known: size and version; by default they are asked for now.
-        traffic: what comes is counted here.
+        known: size and version. Defaults to a request for them.
+        traffic: counts received bytes.
     """
 
     def __init__(
@@ -70,36 +66,24 @@ class RemoteFile(io.RawIOBase):
         self._traffic = traffic or Traffic()
         self._stores: Stores | None = None
         self._at = 0
-        self._failure: DataError | None = None
         if known is None:
             try:
-                known = self._run(lambda stores: retry(stores.object_at(url).info))
+                known = self._run(lambda target: target.info())
             except BaseException:
                 self.close()
                 raise
             self._traffic.received += len(known.head)
         self.known = known
-        # Where nothing tells which version it is, blocks are this one's alone.
-        self._version = known.tag or f"file {next(_numbers)}"
+        version = known.tag or f"file {next(_numbers)}"  # blocks of an unknown version are this file's alone
+        self._name = (identity(url), version, known.size)
         if known.head:
-            _keep_block(self._name(0), known.head)
+            _keep_block((*self._name, 0), known.head)
 
     def __repr__(self) -> str:
         return redact(self._url)  # what h5py takes for the file's name
 
-    def __del__(self) -> None:
-        stores = getattr(self, "_stores", None)
-        if stores is not None and not stores.loop.is_running():
-            stores.loop.close()
-
-    def raise_failure(self) -> None:
-        """Raise the failure behind an error of HDF5."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure from None
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
+        """Move to an offset."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.known.size}[whence]
         return self._at
 
@@ -107,56 +91,39 @@ class RemoteFile(io.RawIOBase):
         """Fill a buffer from the current position."""
         view = memoryview(buffer).cast("B")
         view = view[: max(0, min(len(view), self.known.size - self._at))]
-        try:
-            self._read(self._at, view)
-        except DataError as error:
-            self._failure = self._failure or error
-            raise OSError(str(error)) from None
+        view[:] = self._read(self._at, self._at + len(view))
         self._at += len(view)
         return len(view)
 
     def close(self) -> None:
         """Close the connections."""
-        stores, self._stores = getattr(self, "_stores", None), None
-        if stores is not None:
-            stores.close()
+        if self._stores is not None:
+            self._stores.close()
+            self._stores = None
         super().close()
 
-    def _read(self, offset: int, view: memoryview) -> None:
-        first, last = offset // _BLOCK, -(-(offset + len(view)) // _BLOCK)
+    def _read(self, start: int, stop: int) -> bytes | memoryview:
+        first, last = start // _BLOCK, -(-stop // _BLOCK)
         if last - first > _DIRECT:
-            self._fetch(offset, view)
-            return
-        found = [_blocks.get(self._name(number)) for number in range(first, last)]
-        for number, known in enumerate(found, first):
-            if known is not None:
-                _keep_block(self._name(number), known)
-        missing = [first + at for at, data in enumerate(found) if data is None]
-        if missing:
-            low, high = missing[0] * _BLOCK, min((missing[-1] + 1) * _BLOCK, self.known.size)
-            data = memoryview(bytearray(high - low))
-            self._fetch(low, data)
-            for number in range(missing[0], missing[-1] + 1):
-                block = found[number - first] = bytes(data[number * _BLOCK - low : (number + 1) * _BLOCK - low])
-                _keep_block(self._name(number), block)
-        view[:] = b"".join(data or b"" for data in found)[offset - first * _BLOCK :][: len(view)]
+            return self._fetch(start, stop)
+        blocks = [_blocks.get((*self._name, number)) for number in range(first, last)]
+        if None in blocks:
+            data = self._fetch(first * _BLOCK, min(last * _BLOCK, self.known.size))
+            blocks = [data[at : at + _BLOCK] for at in range(0, len(data), _BLOCK)]
+        for number, block in enumerate(blocks, first):
+            _keep_block((*self._name, number), block)
+        return memoryview(b"".join(blocks))[start - first * _BLOCK : stop - first * _BLOCK]
 
-    def _name(self, number: int) -> _BlockName:
-        return identity(self._url), self._version, self.known.size, number
+    def _fetch(self, start: int, stop: int) -> bytes:
+        data: bytes = self._run(lambda target: target.read(start, stop, self.known))
+        self._traffic.received += len(data)
+        return data
 
-    def _fetch(self, start: int, view: memoryview) -> None:
-        async def fetch(stores: Stores) -> None:
-            key = self._access.cache_key(self._url, self.known.tag, self.known.size)
-            reader = ObjectReader(stores.object_at(self._url), self.known, self._traffic, stores.cache, key)
-            await reader.keep(await reader.read(start, view), start, view)
-
-        self._run(fetch)
-
-    def _run(self, work: Callable[[Stores], Coroutine[Any, Any, Any]]) -> Any:
+    def _run(self, work: Callable[[RemoteObject], Coroutine[Any, Any, Any]]) -> Any:
         if self._stores is None:
             self._stores = Stores(self._access)
         try:
-            return self._stores.run(work(self._stores))
+            return self._stores.run(work(self._stores.object_at(self._url)))
         except PermanentError as error:
             raise DataError(f"{shown(self._url)}: {error}") from None
 
@@ -177,26 +144,17 @@ class RemoteHdf5(h5py.File):
 def open_remote(
     url: str, access: RemoteAccess, known: ObjectInfo | None = None, traffic: Traffic | None = None, **options: Any
 ) -> RemoteHdf5:
-    """Open a remote HDF5 file for reading. Every failure becomes one clear `DataError`."""
+    """Open a remote HDF5 file for reading. HDF5's own errors are left to the caller."""
     remote = RemoteFile(url, access, known, traffic)
     try:
         if not remote.known.size:
             raise DataError(f"{shown(url)}: the file is empty (0 bytes)")
         file = RemoteHdf5(remote, "r", **options)
-        file.remote = remote
-        return file
-    except DAMAGED as error:
+    except BaseException:
         remote.close()
-        if isinstance(error, DataError):
-            raise
-        remote.raise_failure()
-        reason = redact(one_line(str(error)))
-        if "truncated" in reason:
-            size = f"it has {remote.known.size:,} bytes, and its header speaks of more"
-            raise DataError(f"{shown(url)}: the file is truncated: {size}; upload it again") from None
-        if "signature" in reason:
-            raise DataError(f"{shown(url)}: this is no HDF5 file (its signature is missing)") from None
-        raise DataError(f"{shown(url)}: HDF5 cannot open the file: {reason}") from None
+        raise
+    file.remote = remote
+    return file
 
 
 def is_pattern(url: str) -> bool:
@@ -212,10 +170,11 @@ def expand(url: str, access: RemoteAccess) -> list[str]:
     Raises:
         DataError: If none does, or they cannot be listed.
     """
-    names: list[str] = _ask(access, f"{shown(url)}: what matches this pattern cannot be listed", _glob, url)
+    names = _ask(access, url, "what matches this pattern cannot be listed", "glob")
     if not names:
         raise DataError(f"{shown(url)}: no file matches this pattern; a list of URLs can be given too")
-    return names
+    scheme = url.split("://", 1)[0]
+    return [name if is_url(name) else f"{scheme}://{name}" for name in names]
 
 
 def refuse_web(url: str) -> None:
@@ -225,13 +184,13 @@ def refuse_web(url: str) -> None:
 
 
 def put_file(path: str, url: str, access: RemoteAccess) -> None:
-    """Upload a file to a URL. It appears as a whole or not at all.
+    """Upload a file to a URL. In an object store it appears as a whole or not at all.
 
     Raises:
         DataError: If it cannot be written there.
     """
     refuse_web(url)
-    _ask(access, f"{shown(url)}: cannot be written", _put, url, path)
+    _ask(access, url, "cannot be written", "put_file", path)
 
 
 def remove_file(url: str, access: RemoteAccess) -> None:
@@ -240,40 +199,17 @@ def remove_file(url: str, access: RemoteAccess) -> None:
     Raises:
         DataError: If it cannot be removed, or there is none.
     """
-    _ask(access, f"{shown(url)}: cannot be removed", _remove, url)
+    _ask(access, url, "cannot be removed", "rm_file")
 
 
-def _ask(access: RemoteAccess, failed: str, work: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+def _ask(access: RemoteAccess, url: str, problem: str, method: str, *arguments: Any) -> Any:
+    """Call a method of a store's file system with the path of a URL as its last argument."""
     with contextlib.closing(Stores(access)) as stores:
+        system, path = stores.system_of(url)
         try:
-            return stores.run(retry(lambda: work(stores, *arguments)))
+            return stores.run(retry(lambda: call_file_system(system, method, *arguments, path)))
         except PermanentError as error:
-            raise DataError(f"{failed}: {error}") from None
-
-
-async def _remove(stores: Stores, url: str) -> None:
-    system, target = stores.system_of(url)
-    await call_file_system(system, "rm_file", target)
-
-
-async def _put(stores: Stores, url: str, path: str) -> None:
-    system, target = stores.system_of(url)
-    if getattr(system, "asynchronous", False):  # object stores, which show an object when it is whole
-        await call_file_system(system, "put_file", path, target)
-        return
-    temporary = f"{target}.{os.urandom(8).hex()}.part"
-    await call_file_system(system, "put_file", path, temporary)
-    await call_file_system(system, "mv", temporary, target)
-
-
-async def _glob(stores: Stores, url: str) -> list[str]:
-    system, path = stores.system_of(url)
-    names = await call_file_system(system, "glob", path)
-    if scheme_of(url) in ("http", "https"):
-        # A page may name whatever it likes; only what lies on the same server is meant.
-        server = url.split("://", 1)[0] + "://" + url.split("://", 1)[1].split("/", 1)[0] + "/"
-        return [name for name in names if name.startswith(server)]
-    return [f"{url.split('://', 1)[0]}://{name.lstrip('/') if scheme_of(url) != 'memory' else name}" for name in names]
+            raise DataError(f"{shown(url)}: {problem}: {error}") from None
 
 
 def ask_for_info(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectInfo]:
@@ -287,7 +223,7 @@ def ask_for_info(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectI
     async def ask(stores: Stores, url: str) -> ObjectInfo:
         async with few:
             try:
-                return await retry(stores.object_at(url).info)
+                return await stores.object_at(url).info()
             except PermanentError as error:
                 raise DataError(f"{shown(url)}: {error}") from None
 

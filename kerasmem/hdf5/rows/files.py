@@ -12,7 +12,7 @@ import numpy as np
 
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import DataLayout
-from kerasmem.hdf5.format.urls import is_url, proves_version, scheme_of
+from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.fetcher import RangeFetcher, Traffic
 from kerasmem.hdf5.rows.opened import OpenFile
 from kerasmem.hdf5.rows.settings import Access
@@ -32,7 +32,6 @@ class OpenFiles:
     Attributes:
         starts: the first row of each, and last the number of all rows.
         remote: whether any of them is behind a URL.
-        proves_versions: whether each answer of their stores says which version it is of.
         traffic: traffic of remote files so far.
     """
 
@@ -42,15 +41,12 @@ class OpenFiles:
         self._layout = layout
         self.starts = np.asarray(layout.starts)
         self._files: dict[int, OpenFile] = {}  # those used so far
-        urls = {scheme_of(file.path): file.path for file in layout.files if is_url(file.path)}
-        self.remote = bool(urls)
-        self.proves_versions = all(proves_version(url) for url in urls.values())
+        self.remote = any(is_url(file.path) for file in layout.files)
         self.traffic = Traffic()
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._closed = False
-        self._unchecked: set[OpenFile] = set()  # remote files put to rest since the last check
         self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
     @property
@@ -92,10 +88,9 @@ class OpenFiles:
     def check(self, numbers: Sequence[int] | None = None) -> None:
         """Raise if an open file was changed: any, or one of those with these numbers."""
         with self._lock:
-            files = {*self._open, *self._unchecked}
+            files = set(self._open)
             if numbers is not None:
                 files &= {self._files[number] for number in numbers if number in self._files}
-            self._unchecked -= files
         for file in files:
             file.check()
 
@@ -138,10 +133,7 @@ class OpenFiles:
         if file is None:
             return False
         del self._open[file]
-        if file.is_remote:
-            self._unchecked.add(file)  # a request under the lock would hold up `close`
-        else:
-            file.check()
+        file.check()
         file.rest()
         return True
 

@@ -17,7 +17,6 @@ from kerasmem.hdf5.io.fetcher import RangeFetcher, Traffic
 from kerasmem.hdf5.io.handle import FileHandle, Handle
 from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.hdf5.io.ranges import Claim, RemoteHandle
-from kerasmem.hdf5.io.remote_file import RemoteHdf5
 from kerasmem.hdf5.rows.delivery import RowRun
 from kerasmem.hdf5.rows.opening import open_source
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, open_file, refuse_no_file, rows_of
@@ -140,12 +139,9 @@ class OpenFile:
             self.check()  # HDF5 may have opened another file under the same name
             for layout in self._layout.datasets:
                 self._sources[layout.name] = self._open_source(file, layout, handle)
-        except BaseException as error:
-            opened = self._file
+        except BaseException:
             self.rest()
             self._handle, self._sources, self._spoiled = None, {}, ""
-            if isinstance(error, DataError) and isinstance(opened, RemoteHdf5):
-                opened.remote.raise_failure()
             raise
         if self._fetcher is not None:
             self._close_file()  # with its connection: what is read past HDF5 needs it no more
@@ -196,8 +192,6 @@ class OpenFile:
             raise self._refusal(layout.name, 0, layout.rows, one_line(str(error))) from error
 
     def _refusal(self, name: str, start: int, stop: int, reason: str) -> DataError:
-        if isinstance(self._file, RemoteHdf5):
-            self._file.remote.raise_failure()
         changed = self._handle.changed() if self._handle is not None else ""
         first = self._first
         whole = "" if first is None else f" (rows {first + start:,} to {first + stop:,} of all files)"

@@ -13,11 +13,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.errors import DataError
+from kerasmem.errors import DataError, KerasmemError
 from kerasmem.hdf5.format.filters import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED, encoded, open_dataset, points_of, shape_of, walk_objects
-from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.format.urls import is_url, redact
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import Traffic
 from kerasmem.hdf5.io.objects import ObjectInfo
@@ -65,31 +65,29 @@ def open_file(
         traffic: what comes from the store is counted here.
         options: of h5py.
     """
-    if is_url(path):
-        return open_remote(path, remote or RemoteAccess(), known, traffic, **options)
-    refuse_no_file(path)
     try:
+        if is_url(path):
+            return open_remote(path, remote or RemoteAccess(), known, traffic, **options)
+        refuse_no_file(path)
         return h5py.File(path, "r", **options)
+    except KerasmemError:
+        raise
     except PermissionError:
         raise DataError(f"{shown(path)}: no permission to read it") from None
     except DAMAGED as error:
-        raise DataError(f"{shown(path)}: {_why_not_open(path, one_line(str(error)))}") from error
+        raise DataError(f"{shown(path)}: {_why_not_open(redact(one_line(str(error))))}") from error
 
 
-def _why_not_open(path: str, reason: str) -> str:
-    size = os.path.getsize(path) if os.path.exists(path) else 0
+def _why_not_open(reason: str) -> str:
     if "truncated" in reason:
-        return (
-            f"the file is truncated: it has {size:,} bytes, and its header speaks of more ({reason}); copy or write it "
-            "again"
-        )
+        return f"the file is truncated, its header speaks of more bytes ({reason}); copy or write it again"
     if any(text in reason for text in _IN_USE):
         return (
             "the file is locked, most likely open for writing somewhere; close it there; where the file system has no "
             "locks set HDF5_USE_FILE_LOCKING=FALSE; after a crash of its writer run `h5clear -s "
             f"FILE` ({reason})"
         )
-    if not h5py.is_hdf5(path):
+    if "signature" in reason:
         return "this is no HDF5 file (its signature is missing)"
     return f"HDF5 cannot open the file: {reason}"
 
@@ -141,10 +139,6 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
         else:
             size = os.path.getsize(path)
         datasets = [look_at(file, path, name, access) for name in names]
-    except DataError:
-        if isinstance(file, RemoteHdf5):
-            file.remote.raise_failure()
-        raise
     except OSError as error:
         raise DataError(f"{shown(path)}: the file cannot be read: {error.strerror}") from error
     finally:
