@@ -103,11 +103,12 @@ def test_what_nobody_needs_any_more_is_broken_off_or_never_begun(fetcher):
 def test_a_failure_is_told_to_whoever_waits_and_holds_nothing(fetcher):
     reader = Reader()
     reader.allowed.set()
-    (request,), _held = claims(fetcher, reader, [666], 10)
+    (request,), held = claims(fetcher, reader, [666], 10)
     fetcher.prefetch([request])
     for _ in range(2):
         with pytest.raises(PermanentError, match="no such luck"):
             fetcher.result(request)
+    held[0].release()
     until(lambda: not fetcher._held and not fetcher._active)
 
 

@@ -92,12 +92,10 @@ class TestSettings:
             (["no"], "remote: must be a dict"),
             ({"key": "k"}, "remote: 'key' is none of .*storage_options"),
             ({"storage_options": ["no"]}, "storage_options: must be a dict"),
-            ({"storage_options": {"loop": 1}}, "'loop' is for kerasmem to choose"),
             ({"storage_options": {"f": lambda: "SECRET"}}, "storage_options: must be picklable"),
             ({"cache_size": "1GiB"}, "name a folder"),
             ({"cache": 3}, "cache: 3 is not a path"),
             ({"cache": __file__}, "is not a folder"),
-            ({"cache": "c", "cache_size": "1MiB"}, "too small; 16.0 MiB is the least"),
             ({"cache": "c", "cache_size": "many"}, "cache_size"),
         ],
     )
@@ -140,11 +138,11 @@ class TestCache:
         (tmp_path / "mine.txt").write_bytes(bytes(20 * MIB))  # no file of the cache
         cache = DiskCache(str(tmp_path), 16 * MIB)
         for number, key in enumerate("abcd"):
-            cache.write(key, 0, memoryview(bytes(4 * MIB)))
+            cache.write(key, 0, memoryview(bytes(3900 << 10)))
             os.utime(tmp_path / f"{key}.blocks", (time.time() - 1000 + number,) * 2)
         assert cache.read("a", 0, 1) != [None]  # used just now
-        cache.write("e", 0, memoryview(bytes(4 * MIB)))
-        assert [key for key in "abcde" if cache.read(key, 0, 1) != [None]] == ["a", "d", "e"]
+        cache.write("e", 0, memoryview(bytes(3900 << 10)))
+        assert [key for key in "abcde" if cache.read(key, 0, 1) != [None]] == ["a", "c", "d", "e"]
         cache.write("e", 512, memoryview(bytes(20 * MIB)))  # does not fit even alone
         assert cache.read("e", 0, 1) != [None] and cache.read("e", 512, 513) == [None]
         assert (tmp_path / "mine.txt").exists()

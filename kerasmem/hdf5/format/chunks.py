@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -135,19 +135,5 @@ def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, ba
             raise DecodeError("its chunk index is damaged: a chunk is named twice")
         places[number] = (info.byte_offset + base, info.size, info.filter_mask)
 
-    walk_chunks(dataset, note)
+    dataset.id.chunk_iter(note)
     return ChunkIndex(chunks, shape, file_size, places)
-
-
-def walk_chunks(dataset: h5py.Dataset, note: Callable[[Any], None]) -> None:
-    """Call `note` with h5py's record of each stored chunk: `chunk_offset`, `filter_mask`, `byte_offset`, `size`.
-
-    Args:
-        dataset: a chunked dataset of an open file.
-        note: called once a chunk, in the order of the index; what it raises goes through.
-    """
-    if hasattr(dataset.id, "chunk_iter"):
-        dataset.id.chunk_iter(note)
-    else:  # h5py over an HDF5 before 1.14
-        for number in range(dataset.id.get_num_chunks()):
-            note(dataset.id.get_chunk_info(number))

@@ -87,17 +87,9 @@ def read_part(role: str, value: Any) -> Part:
     if not names:
         raise UsageError(f"{role}: no dataset named")
     for name in (*names, *(keys or ())):
-        if not isinstance(name, str) or not _is_name(name):
+        if not isinstance(name, str) or not plain_name(name) or "\0" in name:
             raise UsageError(f"{role}: {name!r} is not a dataset's name; write for example 'train/images'")
     return Part(role, tuple(plain_name(name) for name in names), keys, single)
-
-
-def _is_name(name: str) -> bool:
-    try:
-        name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return bool(plain_name(name)) and "\0" not in name
 
 
 def make_columns(

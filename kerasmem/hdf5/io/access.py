@@ -12,18 +12,17 @@ from typing import Any
 from kerasmem import checks, files
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.urls import identity
-from kerasmem.units import GIB, MIB, format_size, parse_size
+from kerasmem.hdf5.io.cache import DiskCache
+from kerasmem.units import GIB, MIB, parse_size
 
 DEFAULT_CACHE = 10 * GIB
-_LEAST_CACHE = 16 * MIB
 AHEAD_BYTES = 32 * MIB
 """Bytes in flight or fetched and not yet used, where a memory budget does not say otherwise."""
 REQUESTS = 16
 """Requests in flight."""
 _LEAST_AHEAD = MIB // 4
 _MOST_AHEAD = 64 * MIB
-_SETTINGS = {"storage_options", "cache", "cache_size"}
-_OURS = {"asynchronous", "loop", "skip_instance_cache"}
+_SETTINGS = ("storage_options", "cache", "cache_size")
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,15 @@ class RemoteAccess:
         """Whether the user asked for anything."""
         return bool(self.storage_options) or self.cache is not None
 
+    def open_cache(self) -> DiskCache | None:
+        """Return the disk cache."""
+        return None if self.cache is None else DiskCache(self.cache, self.cache_size)
+
     def cache_key(self, url: str, tag: str | None, size: int) -> str | None:
         """Return the name of a file's folder in the cache; None without a cache or a known version."""
         if self.cache is None or tag is None:
             return None
-        options = self.storage_options
-        endpoint = options.get("endpoint_url") or dict(options.get("client_kwargs") or {}).get("endpoint_url") or ""
-        text = "\n".join((identity(url), tag, str(size), str(endpoint)))
+        text = f"{identity(url)}\n{tag}\n{size}"
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
@@ -66,35 +67,24 @@ def read_remote(value: Any) -> RemoteAccess:
     Raises:
         UsageError: If an entry is unknown or wrong.
     """
-    given = _read_dict("remote", value)
-    unknown = sorted(set(given) - _SETTINGS)
-    if unknown:
-        raise UsageError(
-            f"remote: {unknown[0]!r} is none of {', '.join(sorted(_SETTINGS))}; credentials belong in storage_options"
-        )
-    options = _read_options(given.get("storage_options"))
-    cache, size = given.get("cache"), given.get("cache_size")
-    if cache is not None:
-        cache = files.follow("cache", os.path.abspath(os.path.expanduser(checks.path("cache", cache))))
-        files.refuse_shared("cache", cache)
-    elif size is not None:
-        raise UsageError("cache_size: name a folder for it with cache")
-    size = DEFAULT_CACHE if size is None else parse_size(size, field="cache_size")
-    if size < _LEAST_CACHE:
-        raise UsageError(f"cache_size: {format_size(size)} is too small; {format_size(_LEAST_CACHE)} is the least")
-    return RemoteAccess(options, cache, size)
-
-
-def _read_options(value: Any) -> dict[str, Any]:
-    options = _read_dict("storage_options", value)
-    ours = sorted(_OURS & set(options))
-    if ours:
-        raise UsageError(f"storage_options: {ours[0]!r} is for kerasmem to choose; leave it out")
+    settings = _read_dict("remote", value)
+    for name in settings:
+        if name not in _SETTINGS:
+            raise UsageError(
+                f"remote: {name!r} is none of {', '.join(_SETTINGS)}; credentials belong in storage_options"
+            )
+    options = _read_dict("storage_options", settings.get("storage_options"))
     try:
         pickle.dumps(options)
     except Exception as error:
         raise UsageError(f"storage_options: must be picklable; got {type(error).__name__}") from None
-    return options
+    cache, size = settings.get("cache"), settings.get("cache_size", DEFAULT_CACHE)
+    if cache is not None:
+        cache = files.follow("cache", os.path.abspath(os.path.expanduser(checks.path("cache", cache))))
+        files.refuse_shared("cache", cache)
+    elif "cache_size" in settings:
+        raise UsageError("cache_size: name a folder for it with cache")
+    return RemoteAccess(options, cache, parse_size(size, field="cache_size"))
 
 
 def _read_dict(name: str, value: Any) -> dict[str, Any]:

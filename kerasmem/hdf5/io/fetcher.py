@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +47,7 @@ class ObjectReader:
         traffic: counts received bytes.
         cache: the disk cache; None for none.
         key: the object's name in it; None if its version is unknown.
+        call: runs functions of the cache. Defaults to another thread.
     """
 
     target: RemoteObject
@@ -54,6 +55,7 @@ class ObjectReader:
     traffic: Traffic
     cache: DiskCache | None
     key: str | None
+    call: Callable[..., Awaitable[Any]] = asyncio.to_thread
 
     async def read(self, start: int, stop: int) -> memoryview:
         """Return a range.
@@ -65,12 +67,12 @@ class ObjectReader:
         if self.cache is None or self.key is None:
             return await self._fetch(start, stop)
         first, last = start // BLOCK, -(-stop // BLOCK)
-        blocks: list[Any] = await asyncio.to_thread(self.cache.read, self.key, first, last)
+        blocks: list[Any] = await self.call(self.cache.read, self.key, first, last)
         missing = [number for number, block in enumerate(blocks, first) if block is None]
         if missing:
             low, high = missing[0], missing[-1] + 1
             data = await self._fetch(low * BLOCK, min(high * BLOCK, self.known.size))
-            await asyncio.to_thread(self.cache.write, self.key, low, data)
+            await self.call(self.cache.write, self.key, low, data)
             blocks[low - first : high - first] = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
         return memoryview(b"".join(blocks))[start - first * BLOCK : stop - first * BLOCK]
 
@@ -93,7 +95,6 @@ class RangeRequest:
         users: number of claims on it.
         answer: its bytes, or the error.
         task: fetches it; None before.
-        is_held: whether its bytes count as held.
     """
 
     reader: ObjectReader
@@ -102,7 +103,6 @@ class RangeRequest:
     users: int = 0
     answer: Future[memoryview] = field(default_factory=Future)
     task: asyncio.Task[memoryview] | None = None
-    is_held: bool = False
 
     @property
     def size(self) -> int:
@@ -122,7 +122,7 @@ class RangeFetcher:
 
     def __init__(self, access: RemoteAccess) -> None:
         self._access = access
-        self._cache = None if access.cache is None else DiskCache(access.cache, access.cache_size)
+        self._cache = access.open_cache()
         self._queue: deque[RangeRequest] = deque()
         self._active = 0  # requests in flight
         self._held = 0  # bytes in flight, or fetched and not yet used
@@ -171,8 +171,9 @@ class RangeFetcher:
             self._closed = True
         if os.getpid() != self._process:
             return  # the thread stayed in the other process
+        self._loop.call_soon_threadsafe(self._queue.clear)
         with contextlib.suppress(Exception):
-            asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(_CLOSING)
+            asyncio.run_coroutine_threadsafe(self._stores.shut_down(), self._loop).result(_CLOSING)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSING)
         if not self._thread.is_alive():
@@ -204,7 +205,6 @@ class RangeFetcher:
         if request.task is None:
             self._active += 1
             self._held += request.size
-            request.is_held = True
             request.task = self._loop.create_task(request.reader.read(request.start, request.stop))
             request.task.add_done_callback(lambda task: self._end(request, task))
 
@@ -213,7 +213,6 @@ class RangeFetcher:
         error = _closed_error() if task.cancelled() else task.exception()
         if error is not None:
             request.answer.set_exception(error)
-            self._forget(request)
         else:
             request.answer.set_result(task.result())
         self._begin_more()
@@ -221,24 +220,10 @@ class RangeFetcher:
     def _let_go(self, requests: list[RangeRequest]) -> None:
         for request in requests:
             request.users -= 1
-            if not request.users:
-                self._forget(request)
-                if request.task is not None:
-                    request.task.cancel()
+            if not request.users and request.task is not None:
+                self._held -= request.size
+                request.task.cancel()
         self._begin_more()
-
-    def _forget(self, request: RangeRequest) -> None:
-        """Count the bytes of a range as held no more."""
-        if request.is_held:
-            request.is_held = False
-            self._held -= request.size
-
-    async def _shut_down(self) -> None:
-        for request in self._queue:
-            if request.task is None:
-                request.answer.set_exception(_closed_error())
-        self._queue.clear()
-        await self._stores.shut_down()
 
 
 def _closed_error() -> PermanentError:

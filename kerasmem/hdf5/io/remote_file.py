@@ -25,7 +25,7 @@ from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.urls import identity, is_url, redact, scheme_of
 from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess
 from kerasmem.hdf5.io.failures import PermanentError, retry
-from kerasmem.hdf5.io.fetcher import Traffic
+from kerasmem.hdf5.io.fetcher import ObjectReader, Traffic
 from kerasmem.hdf5.io.objects import HEAD, ObjectInfo, RemoteObject
 from kerasmem.hdf5.io.stores import Stores
 from kerasmem.units import MIB
@@ -38,6 +38,10 @@ _BlockName = tuple[str, str, int, int]
 """URL and version of a file, its bytes, and the number of a block."""
 _blocks: OrderedDict[_BlockName, bytes] = OrderedDict()  # of all files, the latest used last
 _numbers = itertools.count()
+
+
+async def _call_here(work: Callable[..., Any], *arguments: Any) -> Any:
+    return work(*arguments)
 
 
 def _keep_block(name: _BlockName, data: bytes) -> None:
@@ -115,9 +119,13 @@ class RemoteFile(io.RawIOBase):
         return memoryview(b"".join(blocks))[start - first * _BLOCK : stop - first * _BLOCK]
 
     def _fetch(self, start: int, stop: int) -> bytes:
-        data: bytes = self._run(lambda target: target.read(start, stop, self.known))
-        self._traffic.received += len(data)
-        return data
+        key = self._access.cache_key(self._url, self.known.tag, self.known.size)
+        cache = self._access.open_cache()
+
+        def read(target: RemoteObject) -> Coroutine[Any, Any, memoryview]:
+            return ObjectReader(target, self.known, self._traffic, cache, key, _call_here).read(start, stop)
+
+        return bytes(self._run(read))
 
     def _run(self, work: Callable[[RemoteObject], Coroutine[Any, Any, Any]]) -> Any:
         if self._stores is None:

@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 
 from kerasmem.compat.files import close_connections, no_running_loop
 from kerasmem.errors import MissingExtraError, UsageError
-from kerasmem.hdf5.format.layout import shown
-from kerasmem.hdf5.format.urls import scheme_of
+from kerasmem.hdf5.format.layout import one_line, shown
+from kerasmem.hdf5.format.urls import redact, scheme_of
 from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess
 from kerasmem.hdf5.io.objects import HttpObject, OtherObject, RemoteObject
 from kerasmem.units import MIB
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "remote", "https": "remote"}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _FOR_ANY_SERVER = ("range", "if-match", "accept", "accept-encoding", "user-agent")  # headers that a redirect keeps
 
 
@@ -49,24 +49,19 @@ class Stores:
 
     def system_of(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL, and the object's path in it."""
-        try:
-            from fsspec.core import strip_protocol
-        except ImportError:
-            raise MissingExtraError("reading a file behind a URL", "remote") from None
         scheme = scheme_of(url)
         key = f"{scheme}://{urlsplit(url).netloc}"
         try:
+            from fsspec.core import strip_protocol
+
             if key not in self._systems:
                 self._systems[key] = self._connect(url, scheme)
             return self._systems[key], strip_protocol(url)
-        except (ImportError, ValueError, TypeError, KeyError) as error:
-            missing = isinstance(error, ImportError)
-            if missing and scheme in _EXTRAS:
-                raise MissingExtraError(f"reading {scheme}:// URLs", _EXTRAS[scheme]) from None
-            if missing or "Protocol not known" in str(error):
-                which = "fsspec lacks the package for it" if missing else "fsspec knows no such scheme"
-                raise UsageError(f"path: {shown(url)} cannot be read: {which} ({scheme}://)") from None
-            raise UsageError(f"storage_options: {scheme}:// does not take them ({type(error).__name__})") from None
+        except ImportError:
+            raise MissingExtraError(f"reading {scheme}:// URLs", _EXTRAS.get(scheme, "remote")) from None
+        except (ValueError, TypeError, KeyError) as error:
+            reason = redact(one_line(str(error)))
+            raise UsageError(f"path: {shown(url)} with these storage_options cannot be opened: {reason}") from None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in this thread, which may have a running loop, as in a notebook."""

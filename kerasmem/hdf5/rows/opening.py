@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.chunks import read_index, walk_chunks
+from kerasmem.hdf5.format.chunks import read_index
 from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline, Scratch, register_filters
 from kerasmem.hdf5.format.layout import DatasetLayout, shown
 from kerasmem.hdf5.io.handle import Handle
@@ -162,7 +162,7 @@ def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None
             if info.size != wanted:
                 raise DecodeError(f"a chunk of {wanted:,} bytes takes {info.size:,} in the file")
 
-        walk_chunks(dataset, check)
+        dataset.id.chunk_iter(check)
     elif creation.get_layout() == h5py.h5d.COMPACT and dataset.id.get_storage_size() < prod(dataset.shape) * itemsize:
         raise DecodeError("it has fewer bytes than its shape needs")
 
