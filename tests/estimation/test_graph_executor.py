@@ -7,7 +7,7 @@ import pytest
 
 from kerasmem.devices.kernels import EIGEN, ONEDNN, CpuKernels
 from kerasmem.estimation.allocator import LARGEST_WASTE, Heap
-from kerasmem.estimation.graph.build import build_program
+from kerasmem.estimation.graph.build import build_program, merge_bias_gradients
 from kerasmem.estimation.graph.executor import EXPENSIVE_SECONDS, Executor
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, Memory, recipes_of
 from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor, Variable
@@ -121,6 +121,18 @@ def test_a_kernel_that_takes_no_time_is_expensive_outside_loops_unless_it_says_o
 def test_the_other_thread_steals_from_the_back():
     # The first thread keeps z; its queue is y, x from the front; the thief takes x.
     assert starts(program(START, *BRANCHES), TWO, dict.fromkeys("xyz", COST)) == ["a", "z", "x", "y"]
+
+
+def test_onednn_computes_the_gradient_of_a_bias_with_that_of_the_filter():
+    apart = program(
+        START, ("bias", "BiasAddGrad", ["a"], 8), ("sum", "Neg", ["bias"], 8),
+        ("filter", "Conv2DBackpropFilter", ["a", "a", "a"], 16), results=["bias"],
+    )  # fmt: skip
+    assert merge_bias_gradients(apart, ONE) == apart
+    merged = merge_bias_gradients(apart, CpuKernels(ONEDNN, ("float32",)))
+    assert [tensor.bytes for tensor in merged.nodes[3].outputs] == [16, 8]
+    assert merged.nodes[2].inputs == merged.results == ((3, 1),)
+    assert (merged.nodes[1].type, merged.nodes[1].outputs) == ("NoOp", ())
 
 
 # Buffers

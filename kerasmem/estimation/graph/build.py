@@ -59,6 +59,7 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     program, notes = unroll(_plain(graph, traced, kernels))
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_shape_functions(by_name, definition.versions))
+    program = merge_bias_gradients(program, kernels)
     if isinstance(kernels, CardKernels):
         program = on_card(
             program, {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
@@ -98,6 +99,23 @@ def on_card(program: Program, on_host: Set[str]) -> Program:
         inputs = tuple(wanted(source, node.name in on_host) for source in node.inputs)
         nodes[number] = replace(nodes[number], inputs=inputs)
     return replace(program, nodes=tuple(nodes))
+
+
+def merge_bias_gradients(program: Program, kernels: Kernels) -> Program:
+    """Return the program with bias gradients computed by oneDNN's gradient of the filter (mkl_layout_pass.cc)."""
+    nodes = list(program.nodes)
+    biases = {node.inputs[0]: number for number, node in enumerate(nodes) if node.type == "BiasAddGrad"}
+    moved: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, node in enumerate(nodes):
+        if node.type == "Conv2DBackpropFilter" and table_of(node, kernels) is TABLES[ONEDNN]:
+            bias = biases.pop(node.inputs[2], None)
+            if bias is not None:
+                moved[bias, 0] = number, 1
+                nodes[number] = replace(node, outputs=(*node.outputs, *nodes[bias].outputs))
+                nodes[bias] = Node(nodes[bias].name, "NoOp", (), (), (), {})
+    for number, node in enumerate(nodes):
+        nodes[number] = replace(node, inputs=tuple(moved.get(source, source) for source in node.inputs))
+    return replace(program, nodes=tuple(nodes), results=tuple(moved.get(end, end) for end in program.results))
 
 
 def _shape_functions(by_name: dict[str, Any], versions: Any) -> tuple[Infer, Evaluate]:
