@@ -21,7 +21,6 @@ Kernels = CpuKernels | CardKernels
 Scratch = Callable[[Node, Inputs, Kernels], tuple[int, ...]]
 
 _HALVES = ("float16", "bfloat16")
-_AVX512_BYTES = 64  # of a vector register
 AXES = "axes"  # the attribute with the axes of a reduction
 
 
@@ -71,11 +70,6 @@ def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]
 def mirrored(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """The gradient of a mirrored border is added to a copy of the input (mirror_pad_op.cc)."""
     return (inputs[0].bytes or 0,) if inputs else ()
-
-
-def labels(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """A float for each sample (sparse_xent_op.cc)."""
-    return (4 * inputs[0].shape[0],) if inputs and inputs[0].shape else ()
 
 
 def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
@@ -171,14 +165,6 @@ def pooling_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int,
     return inputs[1].bytes or 0, 8 * math.prod(inputs[1].shape)
 
 
-def depthwise(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Each thread copies one patch for all channels (depthwise_conv_op.cc, depthwise_conv_grad_op.cc)."""
-    filters = inputs[1].shape if len(inputs) > 1 else None
-    if filters is None or len(filters) != 4:
-        return ()
-    return (_padded(filters, inputs[1].dtype),) * _threads(kernels)
-
-
 def depthwise_filter(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Every sample's gradient is kept before they are summed (depthwise_conv_grad_op.cc)."""
     if not inputs or inputs[0].shape is None:
@@ -191,15 +177,10 @@ def _threads(kernels: Kernels) -> int:
     return (kernels.beside if isinstance(kernels, CardKernels) else kernels).intra_op_threads
 
 
-def _padded(filters: tuple[int, ...], dtype: str) -> int:
-    lanes = _AVX512_BYTES // element_bytes(dtype)  # a narrower register pads less
-    return math.prod(filters[:2]) * -(-math.prod(filters[2:]) // lanes) * lanes * element_bytes(dtype)
-
-
 FUNCTIONS: dict[str, Scratch] = {
     function.__name__: function
     for function in (
-        reduction, contraction, mirrored, labels, product, filter_gradient, input_gradient, volume_gradient,
-        pooling_gradient, batch_norm, depthwise, depthwise_filter,
+        reduction, contraction, mirrored, product, filter_gradient, input_gradient, volume_gradient,
+        pooling_gradient, batch_norm, depthwise_filter,
     )
 }  # fmt: skip
