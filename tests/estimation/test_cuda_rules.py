@@ -85,12 +85,6 @@ def test_what_is_a_matrix_product_needs_nothing():
     assert given == [filters.bytes]
 
 
-def test_padding_that_is_given_counts_too():
-    attributes = {"padding": b"EXPLICIT", "explicit_paddings": [0, 0, 0, 0, 0, 1, 2, 1], "data_format": b"NCHW"}
-    given = needs("Conv2D", (FIRST, FILTERS), tensor(2, 16, 7, 9), **attributes)
-    assert given == [FILTER_BYTES, 2 * 3 * (8 + 1) * (8 + 1) * 4]
-
-
 def test_the_upper_end_of_the_workspace_is_the_largest_algorithm_s():
     inputs, result = (tensor(1, 2, 6, 6), tensor(3, 3, 2, 4)), tensor(1, 4, 6, 6)
     attributes = {"padding": b"SAME", "data_format": b"NCHW"}

@@ -23,8 +23,7 @@ from kerasmem.models.step import TracedStep
 _HOST_DTYPES = ("int32", "string")  # beside a card
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
-    "strides", "padding", "explicit_paddings", "dilations", "data_format", "fused_ops", "is_training",
-    "rnn_mode", "transpose_a", "transpose_b", "frame_name", "adj_x", "adj_y", "is_constant",
+    "strides", "padding", "dilations", "data_format", "is_training", "rnn_mode", "frame_name", "is_constant",
     "equation", "ksize",
 )  # fmt: skip
 # Operations on constants alone are computed once, when the step is prepared: by Grappler if the result is small
@@ -55,7 +54,7 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
     Raises:
         NotModelled: If Grappler refuses the graph, or a loop or a size depends on the data.
     """
-    graph, definition, lowered = rewrite(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
+    graph, definition = rewrite(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
     program, notes = unroll(_plain(graph, traced, kernels))
     by_name = {node.name: node for node in definition.node}
     program = resolve_lists(program, *_shape_functions(by_name, definition.versions))
@@ -64,7 +63,7 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
         program = on_card(
             program, {name for name, node in by_name.items() if "CPU" in node.device or not has_gpu_kernel(node)}
         )
-    return program, (*lowered, *notes)
+    return program, notes
 
 
 def on_card(program: Program, on_host: Set[str]) -> Program:

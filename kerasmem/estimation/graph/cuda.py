@@ -124,7 +124,7 @@ def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
         kernel,
         results,
         steps,
-        _paddings(node.attributes, first, sizes, results, kernel, steps, spread),
+        _paddings(node.attributes, sizes, results, kernel, steps, spread),
         set(spread) == {1} and filters.shape[rank] == images.shape[channel],
         is_last,
         filters.bytes or 0,
@@ -133,14 +133,11 @@ def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
 
 
 def _paddings(
-    attributes: dict[str, Any], first: int, sizes: tuple[int, ...], results: tuple[int, ...],
+    attributes: dict[str, Any], sizes: tuple[int, ...], results: tuple[int, ...],
     kernel: tuple[int, ...], steps: tuple[int, ...], spread: tuple[int, ...],
 ) -> tuple[tuple[int, int], ...]:  # fmt: skip
     padding = attributes.get("padding", b"SAME")
     padding = padding.decode() if isinstance(padding, bytes) else padding
-    if padding == "EXPLICIT":
-        explicit = [int(size) for size in attributes.get("explicit_paddings", ())]
-        return tuple((explicit[2 * (first + axis)], explicit[2 * (first + axis) + 1]) for axis in range(len(sizes)))
     if padding == "VALID":
         return ((0, 0),) * len(sizes)
     wanted = (

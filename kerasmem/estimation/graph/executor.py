@@ -93,19 +93,12 @@ class Executor:
             now, thread, number = heapq.heappop(clock)
             steps.append(self._ends[number])
             idle.insert(0, thread)
-            ready = self._made_ready(number, waits)
-            if ready:
-                threads.hand(thread, ready, expensive)
-
-    def _made_ready(self, number: int, waits: list[int]) -> list[int]:
-        """Return the nodes that waited for this one alone, and count down the others' `waits`."""
-        ready = []
-        for consumer in self._consumers[number]:
-            left = waits[consumer] - 1
-            waits[consumer] = left
-            if not left:
-                ready.append(consumer)
-        return ready
+            ready = []
+            for consumer in self._consumers[number]:
+                waits[consumer] -= 1
+                if not waits[consumer]:
+                    ready.append(consumer)
+            threads.hand(thread, ready, expensive)
 
 
 def _expensive(program: Program, seconds: Sequence[float]) -> list[bool]:

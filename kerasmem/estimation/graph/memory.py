@@ -88,11 +88,6 @@ class Recipe(NamedTuple):
     updates: int | None
     assigns: int | None
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it touches no buffer, neither when it starts nor when it ends."""
-        return not (self.inputs or self.computed or self.needs or self.reads) and self.updates is None
-
 
 def recipes_of(program: Program, kernels: Kernels) -> list[Recipe]:
     """Return the recipe of each node.
@@ -188,7 +183,6 @@ class Memory:
         for number in {node.name: number for number, node in enumerate(nodes) if node.type == "Const"}.values():
             if not nodes[number].outputs[0].on_host:
                 heap.allocate(nodes[number].outputs[0].bytes or 0, number)
-        self._is_idle = [recipe.is_idle for recipe in recipes]
         first = _first_slots(program)
         self._results = [first[number] + output for number, output in program.results]
         self._slots: list[Buffer | None] = [None] * first[-1]
@@ -196,14 +190,11 @@ class Memory:
 
     def run(self, order: list[tuple[int, bool]]) -> None:
         """Run one step in an order from `Executor.order`, and drop its results."""
-        start, end, is_idle = self.start, self.end, self._is_idle
         for number, is_end in order:
-            if is_idle[number]:
-                continue
             if is_end:
-                end(number)
+                self.end(number)
             else:
-                start(number)
+                self.start(number)
         self._release(self._results)
 
     def start(self, number: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from kerasmem.compat.graphs import GPU, has_gpu_kernel, optimise
 from kerasmem.compat.tensorflow_runtime import CPU
@@ -19,16 +19,8 @@ LARGEST_FED, UNFED = 16 * 2**20, "InfeedDequeue"
 _FUNCTIONAL = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 
 
-class OptimisedGraph(NamedTuple):
-    """A graph that Grappler has rewritten: a `tf.Graph`, its `GraphDef`, and notes."""
-
-    graph: Any
-    definition: Any
-    notes: tuple[str, ...]
-
-
-def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> OptimisedGraph:
-    """Optimise the graph of a traced step as TensorFlow's runtime does.
+def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any, Any]:
+    """Optimise the graph of a traced step as TensorFlow's runtime does, and return it and its `GraphDef`.
 
     Args:
         traced: the step.
@@ -39,7 +31,7 @@ def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> Optimised
     """
     graph, is_on_card = traced.function.graph, capability is not None
     definition = _runnable(traced, is_on_card)
-    notes = _lower(definition)
+    _lower(definition)
     fetches = list(dict.fromkeys(result.name for result in (*graph.outputs, *graph.control_outputs)))
     if len(definition.node) > DEEP:
         _fold_large(graph, definition)
@@ -52,22 +44,18 @@ def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> Optimised
         except Exception as error:
             raise NotModelled(f"Grappler refuses the step's graph: {first_line(error)}") from error
         try:
-            return OptimisedGraph(_import(optimised, is_on_card), optimised, notes)
+            return _import(optimised, is_on_card), optimised
         except ValueError as error:
             reason = first_line(error)
     raise NotModelled(f"the optimised graph cannot be read: {reason}")
 
 
-def _lower(definition: Any) -> tuple[str, ...]:
-    """Have loops and branches lowered that one kernel runs, as in TensorFlow's CTC loss, and return a note on them."""
+def _lower(definition: Any) -> None:
+    """Lower loops and branches that run as one operation, as in TensorFlow's CTC loss: they count as several."""
     inside = (node for function in definition.library.function for node in function.node_def)
-    functional = (node for node in (*definition.node, *inside) if node.op in _FUNCTIONAL)
-    whole = [node for node in functional if not node.attr["_lower_using_switch_merge"].b]
-    for node in whole:
-        node.attr["_lower_using_switch_merge"].b = True
-    if not whole:
-        return ()
-    return (f"{len(whole)} loops or branches ({whole[0].name}, …) run as one operation, and are counted as several",)
+    for node in (*definition.node, *inside):
+        if node.op in _FUNCTIONAL:
+            node.attr["_lower_using_switch_merge"].b = True
 
 
 def _fold_large(graph: Any, definition: Any) -> None:
