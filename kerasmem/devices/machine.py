@@ -161,7 +161,7 @@ def visible_devices(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -
     """
     first_instances = {device.parent_uuid: device for device in reversed(devices) if device.parent_uuid}
     cards = sorted((device for device in devices if device.parent_uuid is None), key=_bus)
-    cards = [first_instances.get(card.uuid, card) for card in cards]
+    cards = [first_instances.get(card.uuid or "", card) for card in cards]
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return cards

@@ -63,7 +63,7 @@ def _follow(pid: int, descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as report, contextlib.suppress(OSError):  # nobody is listening any more
         try:
             report.send(b"%d" % pid)
-            select.select([process, report], [], [])  # the socket is readable when its other end is closed
+            select.select([process, report.fileno()], [], [])  # the socket is readable when its other end is closed
         finally:
             end_group(pid)  # what it has started itself, while its number still is its own
             _, status, used = os.wait4(pid, 0)

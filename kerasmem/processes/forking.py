@@ -141,7 +141,7 @@ def call_in_fork(
         UsageError: If the function or an argument cannot be sent to another process.
         KerasmemError: If no process can be started.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "cwd": os.getcwd(), "path": import_variables()["PYTHONPATH"], "argv": sys.argv, "device_bytes": device_bytes,
         "environ": dict(os.environ if environ is None else environ),
     }  # fmt: skip
