@@ -37,7 +37,6 @@ class EstimateSession:
         self._stack = contextlib.ExitStack()
         self._opened: OpenedModel | None = None
         self._not_rebuilt: str | None = None  # the reason if a live model has no copy, so that only the formula answers
-        self._looks_at_step = False  # for the formula alone a model object is used as it is
         self._cache = StepCache()
 
     def __enter__(self) -> EstimateSession:
@@ -55,7 +54,7 @@ class EstimateSession:
         """Estimate the step.
 
         Args:
-            **changes: settings in place of the spec's: `batch_size`, `device` or `method`.
+            **changes: settings in place of the spec's: `batch_size`, `device`, or `method` if that was not "formula".
 
         Raises:
             KerasmemError: As `kerasmem.estimate`.
@@ -65,7 +64,7 @@ class EstimateSession:
         _start_compiler(spec, target)
         with random_state_kept(), _collection_paused():
             try:
-                opened = self._open(spec)
+                opened = self._open()
                 step = shape_step(spec, target, opened, self._cache)
                 report = _report(step, step_outcome(step, self._not_rebuilt))
             except BaseException:
@@ -75,14 +74,13 @@ class EstimateSession:
                 self.close()
             return report
 
-    def _open(self, spec: StepSpec) -> OpenedModel:
-        looks_at_step = spec.method != "formula"
-        if self._opened is None or self._looks_at_step != looks_at_step:
-            self.close()
-            self._looks_at_step, self._cache, self._not_rebuilt = looks_at_step, StepCache(), None
+    def _open(self) -> OpenedModel:
+        spec = self._spec
+        if self._opened is None:
+            self._cache = StepCache()
             note_stage(f"opening {spec.label}")
-            try:
-                opened = self._stack.enter_context(spec.opened(shapes_only=looks_at_step))
+            try:  # for the formula alone a model object is used as it is
+                opened = self._stack.enter_context(spec.opened(shapes_only=spec.method != "formula"))
             except NotRebuiltError as error:
                 if spec.method != "auto" or spec.dtype_policy is not None:
                     raise

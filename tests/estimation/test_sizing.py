@@ -89,7 +89,7 @@ def test_a_model_that_stays_the_same_is_opened_once(monkeypatch):
         kept = {size: session.estimate(batch_size=size) for size in (3, 9)}
         assert len(opened) == 1
         session.estimate(method="formula")
-        assert len(opened) == 2
+        assert len(opened) == 1
     assert kept == apart
 
 
