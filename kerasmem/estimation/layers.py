@@ -175,12 +175,10 @@ def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> Lay
         for shape, dtype in record.outputs
     ]
     is_view = type(layer).__name__ in VIEWS
-    elements: int | None = 0
-    octets: int | None = 0
-    if any(None in shape for shape, _ in outputs) and not is_view:
-        elements = octets = None
-    elif not is_view:
-        counts = [(math.prod(shape), element_bytes(dtype)) for shape, dtype in outputs]  # type: ignore[arg-type]
+    own = [] if is_view else outputs
+    elements = octets = None
+    if not any(None in shape for shape, _ in own):
+        counts = [(math.prod(shape), element_bytes(dtype)) for shape, dtype in own]  # type: ignore[arg-type]
         # An output that does not grow with the batch is shared out over the samples, rounded up.
         elements = -(-sum(count for count, _ in counts) // batch_size)
         octets = -(-sum(count * size for count, size in counts) // batch_size)
