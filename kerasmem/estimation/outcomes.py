@@ -83,7 +83,7 @@ def with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int
     outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
     if not more:
         return outcome
-    pool = {name: None if size is None else size + more for name, size in vars(outcome.pool).items()}
+    pool: dict[str, Any] = {name: None if size is None else size + more for name, size in vars(outcome.pool).items()}
     return replace(
         outcome,
         total=outcome.total + more,

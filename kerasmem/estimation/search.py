@@ -187,9 +187,9 @@ class Trial:
     Attributes:
         size: that was tried.
         fits: whether all of them ran.
-        peak_bytes: the most in use in any of them; None where memory ran out.
+        peak_bytes: the most in use in any of them; None if memory ran out.
         limit_bytes: what TensorFlow's allocator had.
-        reason: why it does not fit; None where it does.
+        reason: why it does not fit; None if it does.
     """
 
     size: int
@@ -247,13 +247,13 @@ class SearchResult(Record, what="search", version=1, rows="evaluations"):
     """The largest batch that fits a device.
 
     Attributes:
-        largest: the largest size that surely fits; None where none does.
-        fails_from: the smallest above it that surely does not; None where none was found.
-        device: that was asked about, with the verdict on the smallest size tried where nothing fits.
+        largest: the largest size that surely fits, or None.
+        fails_from: the smallest above it that surely does not; None if there is none.
+        device: that was asked about, with the verdict on the smallest size tried if nothing fits.
         evaluations: every size that was asked, with what it needs.
-        report: the estimate at `largest`, or at the smallest size where nothing fits.
+        report: the estimate at `largest`, or at the smallest size if nothing fits.
         notes: what else a reader should know.
-        trials: the sizes at which real steps were run; empty where none were.
+        trials: the sizes at which real steps were run; empty if there were none.
     """
 
     largest: int | None
@@ -271,7 +271,7 @@ class SearchResult(Record, what="search", version=1, rows="evaluations"):
 
     @property
     def peak(self) -> int:
-        """The bytes in use at the peak of a step at `largest`, or at the smallest size where nothing fits."""
+        """The bytes in use at the peak of a step at `largest`, or at the smallest size if nothing fits."""
         return self.report.peak
 
     @property

@@ -79,7 +79,7 @@ def _fullest(assignment: Any, names: Mapping[int, str]) -> tuple[tuple[tuple[int
         names: operations by the ids of their instructions.
     """
     buffers = {buffer.id: buffer for buffer in assignment.logical_buffers}
-    events = max((trace.events for trace in assignment.heap_simulator_traces), key=len, default=[])
+    events: Iterable[Any] = max((trace.events for trace in assignment.heap_simulator_traces), key=len, default=[])
     live: dict[int, int] = {}
     total = most = 0
     fullest: dict[int, int] = {}
@@ -142,7 +142,7 @@ def _products(instructions: Iterable[tuple[Computation, Instruction]]) -> Iterat
 
 
 def _source(computation: Computation, instruction: Instruction) -> Instruction:
-    """Return the instruction behind bitcasts, which only rename its buffer."""
+    """Return the instruction behind bitcasts: these only rename its buffer."""
     while instruction.opcode == "bitcast":
         instruction = computation[instruction.operand_ids[0]]
     return instruction

@@ -99,7 +99,7 @@ def call_with_steps(
             f"answer: {failure.reason}"
         )
         if failure.signal in _CRASHES:
-            raise OutOfMemoryError(f"{message}; TensorFlow may end so where memory runs out: {_LESS}") from failure
+            raise OutOfMemoryError(f"{message}; TensorFlow may end so if memory runs out: {_LESS}") from failure
         more_time = "allow more time (--timeout, timeout=…), " if failure.timed_out else ""
         raise KerasmemError(f"{message}; {more_time}{_LESS}") from failure
 
