@@ -20,7 +20,7 @@ from kerasmem.models import vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import ModelDocument, check_factory_name, check_model_name, is_factory_name, read_document
 from kerasmem.models.keras2 import RECURRENT, Keras2Translator, is_keras2
-from kerasmem.models.own_step import as_loop, takes_settings
+from kerasmem.models.own_step import as_loop
 from kerasmem.models.training import TrainingSettings, training_of_copy, training_of_document, training_of_model
 from kerasmem.models.weightless import weightless
 
@@ -88,8 +88,7 @@ def open_model(
             copy, training = pack_model(source).built(dtype_policy), training_of_model(source)
             yield OpenedModel(copy, OBJECT_SOURCE, training_of_copy(source, training))
         elif isinstance(source, PackedModel):
-            copy = source.compiled(dtype_policy)
-            yield OpenedModel(copy, OBJECT_SOURCE, training_of_model(copy))
+            yield OpenedModel(source.built(dtype_policy), OBJECT_SOURCE, source.training)
         elif factory is not None:
             opened = _open_factory(_find_factory(factory, "--factory"), factory, factory_args, dtype_policy)
             if name is not None:
@@ -275,8 +274,9 @@ class PackedModel:
     Attributes:
         name: of the model.
         config: its configuration, without that of `compile`.
-        compile_config: the settings of `compile`; empty or None if the model is not compiled.
+        compile_config: the settings of `compile` as Keras writes them; empty or None if the model is not compiled.
         objects: its classes and functions that are not Keras's, by the names Keras looks for them under.
+        training: its optimizer, loss and metrics, without those of the user's classes.
         trained_layers: whether a layer is trained, with its name, for each at any depth; empty if all are.
         trained_weights: likewise for each weight; empty if it follows from the layers.
     """
@@ -285,6 +285,7 @@ class PackedModel:
     config: dict[str, Any]
     compile_config: dict[str, Any] | None
     objects: Mapping[str, Any]
+    training: TrainingSettings
     trained_layers: tuple[tuple[str, bool], ...] = ()
     trained_weights: tuple[tuple[str, bool], ...] = ()
 
@@ -319,20 +320,6 @@ class PackedModel:
                 if part.trainable != flag:
                     part.trainable = flag
 
-    def compiled(self, dtype_policy: str | None = None) -> Any:
-        """Build the model and compile it as it was; the optimizer is not built.
-
-        Raises:
-            NotRebuiltError: If the configuration does not build all of it.
-        """
-        copy = self.built(dtype_policy)
-        if self.compile_config and takes_settings(copy):
-            try:
-                copy.compile(**_deserialize(self.compile_config, self.objects, trust=True))
-            except Exception as error:
-                raise _not_rebuilt(self.name, error) from error
-        return copy
-
 
 def pack_model(model: Any) -> PackedModel:
     """Describe a live model without its weights.
@@ -356,6 +343,7 @@ def pack_model(model: Any) -> PackedModel:
         config,
         compiled,
         objects,
+        training_of_copy(model, training_of_model(model), is_sent=True),
         trained_layers=() if all(is_trained for _, is_trained in flags) else flags,
         trained_weights=() if follow else tuple((weight.path, bool(weight.trainable)) for weight in model.weights),
     )

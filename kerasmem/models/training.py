@@ -79,14 +79,21 @@ def training_of_model(model: Any) -> TrainingSettings:
     )  # fmt: skip
 
 
-def training_of_copy(model: Any, own: TrainingSettings) -> TrainingSettings:
-    """Return the settings for a copy of a live model: the same loss, new metrics."""
+def training_of_copy(model: Any, own: TrainingSettings, *, is_sent: bool = False) -> TrainingSettings:
+    """Return the settings for a copy of a live model, with new metrics.
+
+    Args:
+        model: the model.
+        own: its settings.
+        is_sent: to another process, which makes new losses, too.
+    """
     keras = import_keras()
-    metrics = keras.tree.map_structure(
-        lambda each: keras.saving.serialize_keras_object(each) if isinstance(each, keras.Metric) else each,
-        user_metrics(model),
-    )
-    loss = getattr(model, "loss", None)
+    kinds = (keras.Metric, keras.Loss) if is_sent else keras.Metric
+
+    def described(part: Any) -> Any:
+        return keras.saving.serialize_keras_object(part) if isinstance(part, kinds) else part
+
+    loss, metrics = keras.tree.map_structure(described, (getattr(model, "loss", None), user_metrics(model)))
     return replace(own, loss_config=loss, metrics_config=metrics, keeps_optimizer=False, keeps_loss=False)
 
 

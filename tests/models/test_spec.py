@@ -12,6 +12,7 @@ import pytest
 
 from kerasmem.errors import UsageError
 from kerasmem.models.spec import StepSpec
+from kerasmem.models.training import compile_model
 
 
 def sent(spec):
@@ -73,10 +74,14 @@ def test_classes_and_functions_of_a_script_cross():
             return x
 
     here = keras.Sequential([keras.Input((3,)), Local()])
+    here.compile("sgd", [lambda y, p: keras.ops.mean(y - p)], metrics=["mae", keras.metrics.Mean()])
     for model in (here, lambda: keras.Sequential([keras.Input((3,)), Local()])):
         with sent(StepSpec(model).portable()).opened() as opened:
             assert type(opened.model.layers[0]).__name__ == "Local"
-            assert not opened.model.compiled
+    with sent(StepSpec(here).portable()).opened() as opened:
+        compile_model(opened.model, opened.training, lambda: [0], jit_compile=False)
+        assert opened.model.loss[0](1.0, 0.5) == 0.5
+    assert not StepSpec(keras.Sequential([keras.Input((3,)), Local()])).portable().model.training.optimizer
 
 
 def test_a_model_without_a_configuration_is_refused():
