@@ -24,14 +24,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from kerasmem.errors import InputError, UsageError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _MOST_LINKS = 40
 _LARGEST_OBJECT = 64 * 2**20
@@ -117,17 +112,6 @@ def read_bytes(number: int, size: int, offset: int) -> bytes:
     """Read bytes at an offset in an open file; fewer at its end."""
     data = bytearray(size)
     return bytes(data[: read_at(number, memoryview(data), offset)])
-
-
-def lock(file: IO[bytes], *, wait: bool) -> None:
-    """Lock a file against other processes until it is closed, if the system has such locks.
-
-    Raises:
-        BlockingIOError: another process holds it, and `wait` is False.
-        OSError: this file system has no locks.
-    """
-    if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def write_named(name: str, path: str, data: bytes) -> None:

@@ -9,7 +9,6 @@ from concurrent.futures import Executor
 from typing import Any
 
 import h5py
-import numpy as np
 
 from kerasmem.datatools.advice import MOST_INPUTS, Column, choose_roles, stream_line
 from kerasmem.datatools.fields import ColumnChoice
@@ -131,18 +130,15 @@ def convert(
             f"{len(features):,} columns would be an input each; --columns 'x=*' with --columns y=NAME puts them side "
             "by side in one dataset"
         )
-    read_types = {field.name: field.unpacked or field.dtype for field in plan.read}
-    saved = [
-        read.row_bytes - cast.row_bytes
-        for read, cast in zip(plan.read, plan.cast, strict=True)
-        if np.dtype(read_types[read.name]).kind == "f"
-    ]
+    read_types = {field.name: type_name(field.unpacked or field.dtype) for field in plan.read}
+    columns_written = zip(plan.read, plan.cast, strict=True)
+    saved = sum(read.row_bytes - cast.row_bytes for read, cast in columns_written if not read.unpacked)
     datasets = [
         WrittenDataset(
             name=field.name,
             shape=field.shape,
             dtype=type_name(field.dtype),
-            source_dtype="+".join(dict.fromkeys(type_name(read_types[column]) for column in field.columns)),
+            source_dtype="+".join(dict.fromkeys(read_types[column] for column in field.columns)),
             bytes=plan.rows * field.row_bytes,
             class_names=field.class_names,
         )
@@ -154,7 +150,7 @@ def convert(
         rows=plan.rows,
         datasets=tuple(datasets),
         bytes_written=outcome.size,
-        float64_saved=plan.rows * sum(saved),
+        float64_saved=plan.rows * saved,
         seconds=time.monotonic() - started,
         notes=tuple(notes),
         line=stream_line(outputs[0], written, features, target_name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -224,7 +225,7 @@ class Caster:
             field.name: (np.dtype(field.dtype), np.dtype(target.dtype))
             for field, target in zip(fields, written, strict=True)
         }
-        self.inexact: dict[str, int] = {}  # whole numbers that float32 rounds, by dataset
+        self.losses: Counter[str] = Counter()  # values rounded, by the note about it
 
     def cast(self, rows: Rows, first: int) -> Rows:
         """Return rows in the types written.
@@ -269,4 +270,5 @@ class Caster:
             changed &= np.isfinite(suspect) & (np.abs(suspect) < 2**53)
         count = int(np.count_nonzero(changed))
         if count:
-            self.inexact[name] = self.inexact.get(name, 0) + count
+            note = "beyond 16,777,216 were rounded to float32; float32=False (--no-float32) keeps their last digits"
+            self.losses[f"whole numbers of {shown(name)} {note}"] += count

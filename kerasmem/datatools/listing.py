@@ -234,27 +234,20 @@ class _Listing:
         return f"is not complete: {missing}" if missing else ""
 
     def _class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
-        """Return class names, unless those of the whole file take too much memory."""
-        names = self._read_class_names(item, name)
-        self._characters += sum(map(len, names or ()))
-        return names if self._characters <= MOST_TEXT else None
+        """Return class names from an attribute, `NAME_class_names`, or AnnData's categories.
 
-    def _read_class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
-        """Return class names from an attribute, `NAME_class_names`, or AnnData's categories."""
+        There are none if those of the whole file take too much memory.
+        """
+        names: Sequence[str] | None = None
         value = self._attribute(item, CLASS_NAMES)
         if isinstance(value, np.ndarray) and value.ndim == 1 and 0 < value.size <= _MOST_NAMES:
-            return tuple(text_of(entry) or str(entry) for entry in value.tolist())
-        candidates = [f"{name}_{CLASS_NAMES}"]
-        if name.endswith("/codes"):
-            candidates.append(f"{name.removesuffix('codes')}categories")
-        other = next((candidate for candidate in candidates if candidate in self._names), None)
-        if value is not None or other is None:
-            return None
-        try:
-            names = read_names(find_dataset(self._file, other), _MOST_NAMES)
-            return None if names is None else tuple(names)
-        except (*DAMAGED, DataError, DecodeError):
-            return None
+            names = [text_of(entry) or str(entry) for entry in value.tolist()]
+        others = {f"{name}_{CLASS_NAMES}", f"{name.removesuffix('codes')}categories"} & self._names
+        if value is None and others:
+            with contextlib.suppress(*DAMAGED, DataError, DecodeError):
+                names = read_names(find_dataset(self._file, min(others)), _MOST_NAMES)
+        self._characters += sum(map(len, names or ()))
+        return tuple(names) if names and self._characters <= MOST_TEXT else None
 
     def _sparse(self, item: h5py.Group, name: str, kind: str) -> Entry:
         try:

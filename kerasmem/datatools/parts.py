@@ -37,9 +37,10 @@ def read_index(output: Any, writing: WriteOptions) -> str:
         UsageError: If it cannot be one, or the settings need all rows in one file.
     """
     if writing.shuffle:
-        problem = "shuffle and split need all rows in one place, and an index has parts"
-        instead = "H5ChunkSequence shuffles as it reads, and H5ChunkSequence(rows=…) takes a part of the rows"
-        raise UsageError(f"{problem}. Name a file that ends with .h5, or leave them out: {instead}.")
+        raise UsageError(
+            "shuffle and split need all rows in one place, and an index has parts. Name a file that ends with .h5, or "
+            "leave them out: H5ChunkSequence shuffles as it reads, and its rows=… takes a part of the rows."
+        )
     target = read_place(output)
     if not target.endswith(INDEX_SUFFIX):
         name = f"parts/train{INDEX_SUFFIX}"

@@ -89,17 +89,6 @@ def make_plan(source: RowSource, reading: ReadOptions, writing: WriteOptions) ->
     return WritePlan(read, cast, datasets, source.rows, piece_rows, chunk_bytes, writing.memory // 8)
 
 
-def share_out(count: int, shares: Sequence[float]) -> list[int]:
-    """Divide a number of rows by shares that add up to 1.
-
-    Examples:
-        >>> share_out(10, [0.75, 0.25])
-        [8, 2]
-    """
-    ends = [round(count * total) for total in itertools.accumulate(shares)]
-    return [end - start for start, end in itertools.pairwise([0, *ends])]
-
-
 def write_files(
     source: RowSource,
     reading: ReadOptions,
@@ -121,8 +110,9 @@ def write_files(
         KerasmemError: If a file cannot be written.
     """
     plan = make_plan(source, reading, writing)
-    sizes = share_out(plan.rows, list(writing.shares.values()) or [1])
-    if not all(sizes):
+    shares = itertools.accumulate(list(writing.shares.values())[:-1])
+    bounds = [0, *(round(plan.rows * share) for share in shares), plan.rows]
+    if len(set(bounds)) < len(bounds):
         raise UsageError(f"split: {plan.rows:,} rows are too few for a file each; give larger shares")
     folder = os.path.dirname(outputs[0])
     _check_space(plan, writing, folder)
@@ -135,7 +125,7 @@ def write_files(
         with contextlib.ExitStack() as stack:
             paths = [stack.enter_context(replacing(output, durable=True)).name for output in outputs]
             raw_files = [stack.enter_context(_OutputFile(path, "r+")) for path in paths]
-            work = _write(pieces, raw_files, sizes, plan, source, reading, writing)
+            work = _write(pieces, raw_files, bounds, plan, source, reading, writing)
             for done in stack.enter_context(contextlib.closing(work)):
                 for file in raw_files:
                     file.check()
@@ -144,10 +134,7 @@ def write_files(
         if error.filename is not None or error.errno is None:
             raise
         raise KerasmemError(f"{shown(outputs[0])}: cannot be written: {os.strerror(error.errno)}") from error
-    losses = source.losses - before
-    for name, count in caster.inexact.items():
-        losses[f"whole numbers of {shown(name)} beyond 16,777,216 were rounded to float32; {_KEEP}"] += count
-    return Outcome(sum(map(os.path.getsize, outputs)), losses)
+    return Outcome(sum(map(os.path.getsize, outputs)), source.losses - before + caster.losses)
 
 
 def _check_space(plan: WritePlan, writing: WriteOptions, folder: str) -> None:
@@ -156,9 +143,6 @@ def _check_space(plan: WritePlan, writing: WriteOptions, folder: str) -> None:
     if needed > free:
         space = f"{format_size(free)} free, and {format_size(needed)} are needed"
         raise DataError(f"{shown(folder)}: has {space}; choose another disk, compression, or fewer columns")
-
-
-_KEEP = "float32=False (--no-float32) keeps their last digits"
 
 
 def _pieces(source: RowSource, plan: WritePlan, caster: Caster) -> Iterator[Rows]:
@@ -234,7 +218,7 @@ class _OutputFile(io.FileIO):
 def _write(
     pieces: Iterator[Rows],
     raw_files: Sequence[_OutputFile],
-    sizes: Sequence[int],
+    bounds: Sequence[int],
     plan: WritePlan,
     source: RowSource,
     reading: ReadOptions,
@@ -242,17 +226,17 @@ def _write(
 ) -> Generator[int, None, None]:
     """Write rows to files, one after the other; yield the number of rows written so far."""
     cache = {"rdcc_nbytes": plan.chunk_bytes, "rdcc_w0": 1}  # a chunk of each dataset
-    starts = list(itertools.accumulate(sizes, initial=0))
+    spans = list(itertools.pairwise(bounds))
     done = 0
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(h5py.File(file, "w", **cache)) for file in raw_files]
         datasets = [
-            {field.name: _create_dataset(file, field, rows, plan.chunk_bytes, writing) for field in plan.datasets}
-            for file, rows in zip(files, sizes, strict=True)
+            {field.name: _create_dataset(file, field, stop - start, plan, writing) for field in plan.datasets}
+            for file, (start, stop) in zip(files, spans, strict=True)
         ]
         for piece in pieces:
             count = rows_in(piece)
-            for (start, stop), targets in zip(itertools.pairwise(starts), datasets, strict=True):
+            for (start, stop), targets in zip(spans, datasets, strict=True):
                 low, high = max(start, done), min(stop, done + count)
                 if low < high:
                     for name, values in piece.items():
@@ -264,8 +248,8 @@ def _write(
     yield done
 
 
-def _create_dataset(file: h5py.File, field: Field, rows: int, chunk_bytes: int, writing: WriteOptions) -> h5py.Dataset:
-    chunk_rows = max(1, min(rows, chunk_bytes // max(field.row_bytes, 1)))
+def _create_dataset(file: h5py.File, field: Field, rows: int, plan: WritePlan, writing: WriteOptions) -> h5py.Dataset:
+    chunk_rows = max(1, min(rows, plan.chunk_bytes // max(field.row_bytes, 1)))
     dtype = np.dtype(field.dtype)
     dataset = file.create_dataset(
         field.name, (rows, *field.shape), dtype, chunks=(chunk_rows, *field.shape), fill_time="never",

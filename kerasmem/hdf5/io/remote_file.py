@@ -201,15 +201,6 @@ def put_file(path: str, url: str, access: RemoteAccess) -> None:
     _ask(access, url, "cannot be written", "put_file", path)
 
 
-def remove_file(url: str, access: RemoteAccess) -> None:
-    """Remove an object.
-
-    Raises:
-        DataError: If it cannot be removed, or there is none.
-    """
-    _ask(access, url, "cannot be removed", "rm_file")
-
-
 def _ask(access: RemoteAccess, url: str, problem: str, method: str, *arguments: Any) -> Any:
     """Call a method of a store's file system with the path of a URL as its last argument."""
     with contextlib.closing(Stores(access)) as stores:
