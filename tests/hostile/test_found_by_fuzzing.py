@@ -76,7 +76,7 @@ def test_a_log_that_does_not_know_when_a_sample_was(tmp_path, field, value):
     (tmp_path / "run.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     timeline = read_timeline(tmp_path / "run.jsonl")
     assert len(timeline) == 2 and any("line 3" in note for note in timeline.notes)
-    assert summarise(timeline, "run.jsonl", None, 100).runs
+    assert summarise(timeline, "run.jsonl", 100).runs
 
 
 def test_a_record_whose_error_is_no_text(tmp_path):
