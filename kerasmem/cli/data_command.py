@@ -62,7 +62,7 @@ def inspect(file: str, as_json: bool, **options: Any) -> None:
 def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.
 
-    SRC: .npy (NAME=PATH names it), .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a folder of
+    SRC: .npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder that holds a folder of
     images for each class. Sources with the same columns are read one after another, those with none in common side by
     side.
     float64 becomes float32; a value that would become infinite is an error. To NAME.index, the rows are written to

@@ -59,7 +59,7 @@ def convert(
 
     Args:
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a
-            folder of images for each class. "NAME=PATH" names an .npy.
+            folder of images for each class.
         output: the file; with `split`, "data.h5" becomes "data-train.h5" and so on. If it ends with
             ".index", it becomes the index of part-00000.h5 and so on beside it, which have the rows in order.
         columns: columns of each dataset written, {"x": "pixel*", "y": "label"}; "*" stands for all that nothing else
@@ -99,16 +99,16 @@ def convert(
     )
     options = ReadOptions(ColumnChoice(columns, drop), memory // 8, **reading)
     paths = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    named_paths = find_paths([os.fsdecode(path) for path in paths])
+    matching = find_paths([os.fsdecode(path) for path in paths])
     progress = progress or ignore_progress
     in_parts = executor is not None or os.fsdecode(output).endswith(INDEX_SUFFIX)
     target = read_index(output, writing) if in_parts else read_path(output)
     outputs = output_paths(target, shares)
     if not in_parts:
-        check_outputs(outputs, [path for _, path in named_paths], force=force)
+        check_outputs(outputs, matching, force=force)
     progress("opening the sources", 0, 0)
     try:
-        source = open_sources(named_paths, options)
+        source = open_sources(matching, options)
         for field in source.fields:
             options.columns.reads(field.name)
         options.columns.check()

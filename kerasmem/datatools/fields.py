@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -60,19 +62,12 @@ def check_name(name: str, where: str) -> str:
 
 def check_names(fields: Sequence[Field], where: str) -> None:
     """Refuse a name that would be a dataset and a group at once, or two datasets."""
-    known: set[str] = set()
-    for field in fields:
-        if field.name in known:
-            raise DataError(f"{where}: there are several columns called {shown(field.name)}; rename them")
-        known.add(field.name)
-    for name in known:
-        parts = name.split("/")
-        for length in range(1, len(parts)):
-            group = "/".join(parts[:length])
-            if group in known:
-                raise DataError(
-                    f"{where}: {shown(group)} would be a dataset and the group of {shown(name)}; rename one"
-                )
+    names = Counter(field.name for field in fields)
+    groups = {name[: match.start()] for name in names for match in re.finditer("/", name)}
+    for name, count in names.items():
+        if count > 1 or name in groups:
+            several = "two datasets" if count > 1 else "a dataset and a group"
+            raise DataError(f"{where}: {shown(name)} would be the name of {several}; rename one, or drop it")
 
 
 class ColumnChoice:
@@ -121,30 +116,24 @@ class ColumnChoice:
             fields: the columns that are written.
 
         Raises:
-            UsageError: a name or pattern fits none of them.
-            DataError: columns that differ in type cannot be put together.
+            UsageError: If no column is left for a dataset.
+            DataError: If columns cannot be put side by side.
         """
-        if not fields:
-            raise UsageError("drop: nothing is left to be written")
         if not self._datasets:
             return tuple(replace(field, columns=(field.name,)) for field in fields)
-        named = [pattern for pattern in self._patterns if pattern != "*"]
-        found = []
-        for name, wanted in self._datasets.items():
+        datasets = []
+        for name, patterns in self._datasets.items():
             columns: dict[str, Field] = {}
-            for pattern in wanted:
-                fitting = {
-                    field.name: field
-                    for field in fields
-                    if (not _fits(field.name, named) if pattern == "*" else _fits(field.name, [pattern]))
-                }
-                if not fitting:
-                    listed = _listed([field.name for field in fields])
-                    raise UsageError(f"columns: no column fits {pattern!r} for {name!r}; there are {listed}")
-                columns |= fitting
-            check_name(name, "columns")
-            found.append(_joined(name, list(columns.values()), single=len(wanted) == 1 and wanted == list(columns)))
-        return tuple(found)
+            for pattern in patterns:
+                for field in fields:
+                    fits = not self.wants(field.name) if pattern == "*" else _fits(field.name, [pattern])
+                    columns |= {field.name: field} if fits else {}
+            if not columns:
+                raise UsageError(f"columns: no column is left for {name!r} of {_listed(self._seen)}")
+            is_renamed = len(columns) == 1 and patterns == list(columns)
+            joined = columns[patterns[0]] if is_renamed else _side_by_side(list(columns.values()))
+            datasets.append(replace(joined, name=check_name(name, "columns"), columns=tuple(columns)))
+        return tuple(datasets)
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:
@@ -157,34 +146,14 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(shortened[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _joined(name: str, found: Sequence[Field], *, single: bool) -> Field:
-    columns = tuple(field.name for field in found)
-    if single:
-        return replace(found[0], name=name, columns=columns)
-    for field in found:
-        if len(field.shape) > 1:
-            raise DataError(
-                f"columns: {shown(field.name)} has rows of shape {field.shape}; only lists can be put side by side"
-            )
-        if field.class_names is not None:
-            raise DataError(f"columns: {shown(field.name)} holds texts; give it a dataset of its own")
-    dtype = np.result_type(*(np.dtype(field.dtype) for field in found))
-    return Field(name, dtype.str, (sum(prod(field.shape) for field in found),), columns=columns)
-
-
-def join_columns(rows: Rows, datasets: Sequence[Field]) -> Rows:
-    """Return rows as they are to be written, in place of the columns they were read from."""
-    result = {}
-    for field in datasets:
-        columns = [rows[column] for column in field.columns]
-        if len(columns) > 1:
-            flat = [values.reshape(len(values), -1) for values in columns]
-            columns = [np.concatenate(flat, axis=1, dtype=np.dtype(field.dtype))]
-        result[field.name] = columns[0].reshape(len(columns[0]), *field.shape)
-    return result
-
-
-_EXACT = 2**24  # whole numbers beyond are not all float32 values
+def _side_by_side(columns: Sequence[Field]) -> Field:
+    for field in columns:
+        if len(field.shape) > 1 or field.class_names is not None:
+            content = "texts" if field.class_names else f"rows of shape {field.shape}"
+            raise DataError(f"columns: {shown(field.name)} holds {content}; give it a dataset of its own")
+    dtype = np.result_type(*(np.dtype(field.dtype) for field in columns))
+    width = sum(prod(field.shape) for field in columns)
+    return Field("", dtype.str, (width,))
 
 
 def written_type(field: Field, *, float32: bool = True) -> str:
@@ -195,80 +164,52 @@ def written_type(field: Field, *, float32: bool = True) -> str:
         float32: write float64 as float32.
 
     Raises:
-        DataError: the column holds no plain numbers.
+        DataError: If the column holds no plain numbers.
     """
     dtype = np.dtype(field.dtype)
-    if dtype.kind == "c":
-        raise DataError(
-            f"{shown(field.name)} holds complex numbers; store two channels, np.stack([z.real, z.imag], -1)"
-        )
     if dtype.kind not in "fiub":
-        kind = "dates or times" if dtype.kind in "mM" else "text" if dtype.kind in "SU" else f"the type {dtype}"
-        raise DataError(f"{shown(field.name)} holds {kind}, no plain numbers; convert it, or leave it out with drop")
+        raise DataError(
+            f"{shown(field.name)} holds {dtype.name}, no plain numbers; leave it out with drop, or convert it: complex "
+            "numbers to two channels, np.stack([z.real, z.imag], -1)"
+        )
     if dtype.kind == "f" and dtype.itemsize > 4:
         return "<f4" if float32 else "<f8"
     return dtype.newbyteorder("<").str
 
 
-class Caster:
-    """Convert rows to the types written, and count values that this rounds.
+def written_rows(rows: Rows, datasets: Sequence[Field], source: str, first: int) -> Rows:
+    """Return rows as they are written: columns side by side, in the types of the datasets.
 
     Args:
-        source: what is read, in words, for messages.
-        fields: the columns as read.
-        written: the same columns as written.
+        rows: the rows as read.
+        datasets: the datasets.
+        source: the source's name for messages.
+        first: number of the first row, for messages.
+
+    Raises:
+        DataError: If a finite value would become infinite.
     """
+    result = {}
+    for field in datasets:
+        columns = [
+            _cast(rows[name], np.dtype(field.dtype), f"{source}: {shown(name)}", first) for name in field.columns
+        ]
+        if len(columns) > 1:
+            columns = [np.concatenate([values.reshape(len(values), -1) for values in columns], axis=1)]
+        result[field.name] = columns[0].reshape(len(columns[0]), *field.shape)
+    return result
 
-    def __init__(self, source: str, fields: Sequence[Field], written: Sequence[Field]) -> None:
-        self._source = source
-        self._types = {
-            field.name: (np.dtype(field.dtype), np.dtype(target.dtype))
-            for field, target in zip(fields, written, strict=True)
-        }
-        self.losses: Counter[str] = Counter()  # values rounded, by the note about it
 
-    def cast(self, rows: Rows, first: int) -> Rows:
-        """Return rows in the types written.
-
-        Args:
-            rows: the rows.
-            first: number of the first of them, for messages.
-
-        Raises:
-            DataError: a finite value would become infinite.
-        """
-        return {name: np.ascontiguousarray(self._cast(name, values, first)) for name, values in rows.items()}
-
-    def _cast(self, name: str, values: np.ndarray, first: int) -> np.ndarray:
-        stored, target = self._types[name]
-        if stored == target:
-            return values
-        with np.errstate(over="ignore"):
-            result = values.astype(target, order="C")
-        if stored.kind == "f" and target.itemsize < stored.itemsize:
-            self._refuse_overflow(name, values, result, first)
-            self._count_inexact(name, values, result)
-        return result
-
-    def _refuse_overflow(self, name: str, values: np.ndarray, result: np.ndarray, first: int) -> None:
-        lost = np.isinf(result)
-        if not lost.any():
-            return
+def _cast(values: np.ndarray, dtype: np.dtype[Any], where: str, first: int) -> np.ndarray:
+    if values.dtype == dtype:
+        return values
+    with np.errstate(over="ignore"):
+        result = values.astype(dtype, order="C")
+    lost = np.isinf(result) if values.dtype.kind == "f" else np.zeros(0, bool)
+    if lost.any():
         lost &= np.isfinite(values)
-        if lost.any():
-            at = tuple(int(k) for k in np.argwhere(lost)[0])
-            value = f"row {first + at[0]:,} of {shown(name)} holds {values[at]:.6g}, which float32 has no room for"
-            raise DataError(f"{self._source}: {value}; scale the data, or keep the type: float32=False (--no-float32)")
-
-    def _count_inexact(self, name: str, values: np.ndarray, result: np.ndarray) -> None:
-        with np.errstate(invalid="ignore"):
-            large = np.abs(values) > _EXACT
-            if not large.any():
-                return
-            suspect = values[large]
-            changed = (suspect == np.rint(suspect)) & (result[large].astype(values.dtype) != suspect)
-            changed &= np.isfinite(suspect) & (np.abs(suspect) < 2**53)
-        count = int(np.count_nonzero(changed))
-        if count:
-            note = "beyond 16,777,216 were rounded to float32; float32=False (--no-float32) keeps their last digits"
-            self.losses[f"whole numbers of {shown(name)} {note}"] += count
+    if lost.any():
+        at = tuple(np.argwhere(lost)[0].tolist())
+        value = f"{values[at]:.6g} in row {first + at[0]:,}, which float32 has no room for"
+        raise DataError(f"{where} holds {value}; scale the data, or keep the type: float32=False (--no-float32)")
+    return result

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from kerasmem.datatools.fields import Caster, Field, Rows, check_names, join_columns, written_type
+from kerasmem.datatools.fields import Field, Rows, check_names, written_rows, written_type
 from kerasmem.datatools.listing import CLASS_NAMES, opened
 from kerasmem.datatools.packing import UNPACKED
 from kerasmem.datatools.reports import Progress, ignore_progress
@@ -116,9 +116,8 @@ def write_files(
         raise UsageError(f"split: {plan.rows:,} rows are too few for a file each; give larger shares")
     folder = os.path.dirname(outputs[0])
     _check_space(plan, writing, folder)
-    caster = Caster(source.label, plan.read, plan.cast)
     before = source.losses.copy()
-    pieces = _pieces(source, plan, caster)
+    pieces = _pieces(source, plan)
     if writing.shuffle:
         pieces = _shuffled(pieces, plan, writing.seed, folder, progress)
     try:
@@ -134,7 +133,7 @@ def write_files(
         if error.filename is not None or error.errno is None:
             raise
         raise KerasmemError(f"{shown(outputs[0])}: cannot be written: {os.strerror(error.errno)}") from error
-    return Outcome(sum(map(os.path.getsize, outputs)), source.losses - before + caster.losses)
+    return Outcome(sum(map(os.path.getsize, outputs)), source.losses - before)
 
 
 def _check_space(plan: WritePlan, writing: WriteOptions, folder: str) -> None:
@@ -145,12 +144,11 @@ def _check_space(plan: WritePlan, writing: WriteOptions, folder: str) -> None:
         raise DataError(f"{shown(folder)}: has {space}; choose another disk, compression, or fewer columns")
 
 
-def _pieces(source: RowSource, plan: WritePlan, caster: Caster) -> Iterator[Rows]:
+def _pieces(source: RowSource, plan: WritePlan) -> Iterator[Rows]:
     """Yield the rows of a source as they are written."""
     done = 0
     for piece in even_pieces(source.pieces(plan.piece_rows), plan.piece_rows):
-        read = {field.name: piece[field.name] for field in plan.read}
-        yield join_columns(caster.cast(read, done), plan.datasets)
+        yield written_rows(piece, plan.datasets, source.label, done)
         done += rows_in(piece)
 
 

@@ -139,7 +139,7 @@ HOSTILE = {
     "not utf-8": (b"a,k\n1,\xff\xfe\n2,x\n", "'k' holds binary.*--encoding"),
     "dates": (b"a,day\n1,2024-01-01\n", "'day' holds date32.*drop"),
     "climbs": (b"../up,b\n1,2\n", "cannot be the name of a dataset"),
-    "slash": (b"a,a/b\n1,2\n", "'a' would be a dataset and the group of 'a/b'"),
+    "slash": (b"a,a/b\n1,2\n", "'a' would be the name of a dataset and a group"),
     "mixed": (b"a,b\n1,x\n2,3\n", "column 'b' mixes types"),
 }
 

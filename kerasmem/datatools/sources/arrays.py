@@ -39,14 +39,13 @@ class ArraySource(RowSource):
 
     Args:
         path: the file.
-        name: dataset that an .npy becomes. Defaults to the file's name.
         options: columns to read.
 
     Raises:
         DataError: If the file is damaged, or contains pickled objects.
     """
 
-    def __init__(self, path: str, name: str | None, options: ReadOptions) -> None:
+    def __init__(self, path: str, options: ReadOptions) -> None:
         super().__init__(shown(path), path)
         with self._refuse_damage():
             if zipfile.is_zipfile(path):
@@ -54,9 +53,9 @@ class ArraySource(RowSource):
                     read = (info for info in archive.infolist() if options.columns.reads(_array_name(info)))
                     self._arrays = [_read_entry(self.label, archive, info) for info in read]
             else:
-                own = os.path.splitext(os.path.basename(path))[0] if name is None else name
+                name = check_name(os.path.splitext(os.path.basename(path))[0], self.label)
                 with open(path, "rb") as file:
-                    self._arrays = [_read_header(file, self.label, check_name(own, self.label), os.path.getsize(path))]
+                    self._arrays = [_read_header(file, self.label, name, os.path.getsize(path))]
         if not self._arrays:
             options.columns.check()
             raise DataError(f"{self.label}: the archive holds no arrays")

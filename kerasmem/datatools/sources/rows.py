@@ -18,7 +18,7 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.units import format_count
 
-_SHORT = 60  # characters of class names in a message
+_SHORT = 200  # characters of class names in a message
 
 
 class RowSource(ABC):
@@ -123,13 +123,12 @@ class ConcatenatedSource(_CombinedSource):
             self.notes.append(f"{labels[0]}{more}: {note}")
 
     def _check_columns(self, other: RowSource) -> None:
-        fields = {field.name: field for field in other.fields}
+        kinds = {field.name: _kind(field) for field in other.fields}
         for field in self.fields:
-            facts, others = _facts(field), _facts(fields[field.name])
-            for fact, value in facts.items():
-                if value != others[fact]:
-                    differing = f"{shown(field.name)} has {fact} {others[fact]:.{_SHORT}}"
-                    raise DataError(f"{other.label}: {differing}, and in {self._sources[0].label} {value:.{_SHORT}}")
+            kind, other_kind = _kind(field), kinds[field.name]
+            if kind != other_kind:
+                differing = f"{shown(field.name)} has rows of {other_kind:.{_SHORT}}"
+                raise DataError(f"{other.label}: {differing}, and in {self._sources[0].label} {kind:.{_SHORT}}")
 
     def part(self, start: int, stop: int) -> RowSource:
         """Return some of the rows: of the sources that have them."""
@@ -148,12 +147,8 @@ class ConcatenatedSource(_CombinedSource):
                 yield {name: values.astype(dtypes[name], copy=False) for name, values in piece.items()}
 
 
-def _facts(field: Field) -> dict[str, str]:
-    return {
-        "rows of shape": str(field.shape),
-        "the type": np.dtype(field.dtype).name,
-        "the class names": str(field.class_names),
-    }
+def _kind(field: Field) -> str:
+    return f"{np.dtype(field.dtype).name} {field.shape}{field.class_names or ''}"
 
 
 class SideBySideSource(_CombinedSource):

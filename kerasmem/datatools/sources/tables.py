@@ -142,6 +142,8 @@ def open_tables(paths: Sequence[str], options: ReadOptions) -> list[RowSource]:
         DataError: If a file cannot be read, or its columns cannot become numbers.
         MissingExtraError: If pyarrow is not installed.
     """
+    if not paths:
+        return []
     try:
         import pyarrow.dataset  # noqa: F401
     except ImportError:
