@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import descriptor_pb2, message_factory, text_format
@@ -79,7 +79,7 @@ def _fullest(assignment: Any, names: Mapping[int, str]) -> tuple[tuple[tuple[int
         names: operations by the ids of their instructions.
     """
     buffers = {buffer.id: buffer for buffer in assignment.logical_buffers}
-    events: Iterable[Any] = max((trace.events for trace in assignment.heap_simulator_traces), key=len, default=[])
+    events: Sequence[Any] = max((trace.events for trace in assignment.heap_simulator_traces), key=len, default=[])
     live: dict[int, int] = {}
     total = most = 0
     fullest: dict[int, int] = {}
