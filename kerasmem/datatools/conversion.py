@@ -109,9 +109,6 @@ def convert(
     progress("opening the sources", 0, 0)
     try:
         source = open_sources(matching, options)
-        for field in source.fields:
-            options.columns.reads(field.name)
-        options.columns.check()
         plan = make_plan(source, options, writing)
         if in_parts:
             part_bytes = parse_size(part_size, field="part_size")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -96,18 +96,9 @@ class ColumnChoice:
         """Return whether a name, or a pattern other than "*", asks for a column."""
         return _fits(name, [pattern for pattern in self._patterns if pattern != "*"])
 
-    def check(self) -> None:
-        """Refuse patterns that fit no column seen so far.
-
-        Raises:
-            UsageError: there is one.
-        """
-        for option, patterns in (("drop", self._drop), ("columns", self._patterns)):
-            for pattern in patterns:
-                if not any(_fits(name, [pattern]) for name in self._seen):
-                    raise UsageError(f"{option}: no column fits {pattern!r}; there are {_listed(self._seen)}")
-        if not any(self.reads(name) for name in list(self._seen)):
-            raise UsageError("drop: nothing is left to be written")
+    def refuse_empty(self, where: str) -> NoReturn:
+        """Raise the error for a source without columns to read."""
+        raise UsageError(f"columns, drop: {where} has no column that is read; there are {_listed(self._seen)}")
 
     def datasets(self, fields: Sequence[Field]) -> tuple[Field, ...]:
         """Return the datasets to write.
@@ -116,20 +107,30 @@ class ColumnChoice:
             fields: the columns that are written.
 
         Raises:
-            UsageError: If no column is left for a dataset.
+            UsageError: If no column fits a pattern.
             DataError: If columns cannot be put side by side.
         """
+        for pattern in self._drop:
+            if not any(_fits(name, [pattern]) for name in self._seen):
+                raise UsageError(f"drop: no column fits {pattern!r}; there are {_listed(self._seen)}")
+        if not fields:
+            self.refuse_empty("a source")
         if not self._datasets:
             return tuple(replace(field, columns=(field.name,)) for field in fields)
         datasets = []
         for name, patterns in self._datasets.items():
             columns: dict[str, Field] = {}
             for pattern in patterns:
-                for field in fields:
-                    fits = not self.wants(field.name) if pattern == "*" else _fits(field.name, [pattern])
-                    columns |= {field.name: field} if fits else {}
-            if not columns:
-                raise UsageError(f"columns: no column is left for {name!r} of {_listed(self._seen)}")
+                is_rest = pattern == "*"
+                fitting = [
+                    field
+                    for field in fields
+                    if (not self.wants(field.name) if is_rest else _fits(field.name, [pattern]))
+                ]
+                if not fitting:
+                    listed = _listed(field.name for field in fields)
+                    raise UsageError(f"columns: no column fits {pattern!r} for {name!r}; there are {listed}")
+                columns |= {field.name: field for field in fitting}
             is_renamed = len(columns) == 1 and patterns == list(columns)
             joined = columns[patterns[0]] if is_renamed else _side_by_side(list(columns.values()))
             datasets.append(replace(joined, name=check_name(name, "columns"), columns=tuple(columns)))

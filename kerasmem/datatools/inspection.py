@@ -88,16 +88,13 @@ def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
     repetition = find_repetition(contents.entries)
     if repetition is None:
         return contents, []
-    within, others = repetition.divide(contents.entries)
-    stacked = repetition.stacked()
-    problem = f"is a sample; {len(repetition.groups):,} groups have the same layout"
-    first = [entry for entry in within if entry.name.startswith(f"{repetition.groups[0]}/")]
-    entries = [*(replace(entry, layout=None, problem=problem) for entry in first), *others]
-    shapes = ", ".join(f"{shown(entry.name)} {entry.shape}" for entry in stacked if entry.parts)
-    ragged = [f"{shown(entry.name)} {entry.problem}" for entry in stacked if entry.kind == "ragged"]
+    problem = f"is a sample, one of {repetition.title}, with the same layout"
+    first = [replace(entry, layout=None, problem=problem) for entry in repetition.first]
+    shapes = ", ".join(f"{shown(entry.name)} {entry.shape}" for entry in repetition.stacked if entry.parts)
+    ragged = [f"{shown(entry.name)} {entry.problem}" for entry in repetition.stacked if entry.kind == "ragged"]
     note = f"{repetition.title}, repeat one layout, a sample each"
     notes = [f"{note}: kerasmem data convert stacks them to {shapes}" if shapes else note, *ragged]
-    return replace(contents, entries=tuple(entries)), notes
+    return replace(contents, entries=(*first, *repetition.outside)), notes
 
 
 def _packing_note(name: str, packing: Packing) -> str:

@@ -6,81 +6,72 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kerasmem.datatools.listing import Entry
 from kerasmem.hdf5.format.layout import shown, type_name
 from kerasmem.hdf5.rows.settings import natural_order
 
 _LEAST_GROUPS = 8
 _SHAPES_SHOWN = 3
+_NUMBER = re.compile(r"[<>|][iufb]")  # how NumPy's texts for numbers begin
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """Groups with names that differ in numbers alone, and the datasets of all of them.
+    """Groups with names that differ in numbers alone, a sample each.
 
     Args:
-        groups: paths of the groups, s2 before s10.
-        members: entries of a dataset, one a group, by the name that the stacked dataset gets.
+        title: number of the groups, and the first and last of them.
+        stacked: an entry for each dataset of all groups, with a problem if it cannot be stacked.
+        first: entries of the first group.
+        inside: entries of the groups.
+        outside: other entries.
     """
 
-    groups: tuple[str, ...]
-    members: dict[str, tuple[Entry, ...]]
-
-    @property
-    def title(self) -> str:
-        """Number of the groups, and the first and last of them."""
-        return f"{len(self.groups):,} groups, {shown(self.groups[0])} to {shown(self.groups[-1])}"
-
-    def divide(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-        """Return the entries that lie in the groups, and the others."""
-        groups, depth = set(self.groups), self.groups[0].count("/") + 1
-        parts: tuple[list[Entry], list[Entry]] = ([], [])
-        for entry in entries:
-            is_outside = "/".join(entry.name.split("/")[:depth]) not in groups
-            parts[is_outside].append(entry)
-        return parts
-
-    def stacked(self) -> list[Entry]:
-        """Return an entry for each stacked dataset, with a problem if it cannot be stacked."""
-        return [_stack(name, entries) for name, entries in self.members.items()]
+    title: str
+    stacked: list[Entry]
+    first: list[Entry]
+    inside: list[Entry]
+    outside: list[Entry]
 
 
 def find_repetition(entries: Sequence[Entry]) -> Repetition | None:
     """Return the largest set of at least eight groups that repeat one layout, or None."""
     layouts: dict[str, dict[str, dict[str, Entry]]] = {}
     for entry in entries:
-        parts = entry.name.split("/")
-        for depth, part in enumerate(parts[:-1]):
-            pattern = re.sub(r"\d+", "0", part)
-            if pattern != re.sub(r"\d+", "", part):
-                group = "/".join(parts[: depth + 1])
-                groups = layouts.setdefault("/".join([*parts[:depth], pattern]), {})
-                groups.setdefault(group, {})["/".join(parts[depth + 1 :])] = entry
-    largest = max(layouts.values(), key=len, default={})
-    if len(largest) < _LEAST_GROUPS:
+        for slash in re.finditer("/", entry.name):
+            group, member = entry.name[: slash.start()], entry.name[slash.end() :]
+            parent, _, last = group.rpartition("/")
+            layout = f"{parent}/{re.sub(r'[0-9]+', '0', last)}"
+            if re.search("[0-9]", last):
+                layouts.setdefault(layout, {}).setdefault(group, {})[member] = entry
+    groups = max(layouts.values(), key=len, default={})
+    names = sorted(groups, key=natural_order)
+    if len(names) < _LEAST_GROUPS:
         return None
-    order = sorted(largest, key=natural_order)
-    parent = order[0].rpartition("/")[0]
-    members = {}
-    for member in largest[order[0]]:
-        if all(member in largest[group] for group in order):
-            name = f"{parent}/{member}" if parent else member
-            members[name] = tuple(largest[group][member] for group in order)
-    return Repetition(tuple(order), members) if members else None
+    parent = names[0].rpartition("/")[0]
+    stacked = [
+        _stack(f"{parent}/{member}".lstrip("/"), [groups[name][member] for name in names])
+        for member in groups[names[0]]
+        if all(member in members for members in groups.values())
+    ]
+    if not stacked:
+        return None
+    title = f"{len(names):,} groups, {shown(names[0])} to {shown(names[-1])}"
+    inside = [entry for name in names for entry in groups[name].values()]
+    taken = {entry.name for entry in inside}
+    outside = [entry for entry in entries if entry.name not in taken]
+    return Repetition(title, stacked, list(groups[names[0]].values()), inside, outside)
 
 
 def _stack(name: str, entries: Sequence[Entry]) -> Entry:
-    first = entries[0]
-    problems = [entry.problem for entry in entries if entry.layout is None and not _is_number(entry)]
-    if problems:
-        return Entry(name, None, first.dtype, None, f"in {len(entries):,} groups: {problems[0]}")
-    layouts = dict.fromkeys((entry.shape, entry.dtype) for entry in entries)
-    if len(layouts) > 1:
-        listed = ", ".join(f"{type_name(dtype)} {shape}" for shape, dtype in list(layouts)[:_SHAPES_SHOWN])
-        listed += ", …" if len(layouts) > _SHAPES_SHOWN else ""
-        problem = f"differs among {len(entries):,} groups, a sample each: {listed}"
+    first, count = entries[0], f"{len(entries):,} groups"
+    for entry in entries:
+        if entry.layout is None and not (entry.shape == () and _NUMBER.match(entry.dtype)):
+            return Entry(name, None, first.dtype, None, f"in {count}: {entry.problem}")
+    kinds = list(dict.fromkeys(f"{type_name(entry.dtype)} {entry.shape}" for entry in entries))
+    if len(kinds) > 1:
+        kinds[_SHAPES_SHOWN:] = ["…"] if len(kinds) > _SHAPES_SHOWN else []
+        problem = f"differs among {count}, a sample each: {', '.join(kinds)}"
         return Entry(name, None, first.dtype, None, problem, "ragged")
     return Entry(
         name, (len(entries), *(first.shape or ())), first.dtype, None, "", "stack",
@@ -88,11 +79,3 @@ def _stack(name: str, entries: Sequence[Entry]) -> Entry:
         packing=first.packing if all(entry.packing == first.packing for entry in entries) else None,
         parts=tuple(entry.name for entry in entries),
     )  # fmt: skip
-
-
-def _is_number(entry: Entry) -> bool:
-    """Return whether an entry is a single number."""
-    try:
-        return entry.shape == () and np.dtype(entry.dtype).kind in "iufb"
-    except TypeError:
-        return False

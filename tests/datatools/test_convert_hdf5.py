@@ -61,7 +61,6 @@ def test_anndata_sparse_and_dense(tmp_path):
     x, y = streamed(tmp_path / "out.h5")
     assert np.array_equal(x, matrix.toarray()) and np.array_equal(np.array(["b", "nk", "t"])[y], kinds)
     assert next(d for d in done.datasets if d.name == "y").class_names == ("b", "nk", "t")
-    assert any("'X' is sparse in the source and dense here" in note for note in done.notes)
     done = convert(tmp_path / "cells.h5ad", tmp_path / "all.h5")
     found = content(tmp_path / "all.h5")
     assert np.array_equal(found["obsm/pca"], X[:, :2].astype("f4")) and np.array_equal(found["obs/n"], np.arange(300))

@@ -23,7 +23,6 @@ from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.data_source import read_windows
 from kerasmem.units import format_count
 
-_MOST_SPARSE = 1 << 22  # stored values of a sparse matrix added at a time
 _NAMES_SHOWN = 3
 
 
@@ -49,11 +48,6 @@ class Hdf5Source(RowSource):
         self.rows = entries[0].rows
         self._dense = [entry.name for entry in entries if entry.layout is not None]
         self._sliced = [entry for entry in entries if entry.layout is None]
-        self.notes += [
-            f"{shown(entry.name)} is sparse in the source and dense here: {prod(entry.shape or ()):,} values"
-            for entry in self._sliced
-            if entry.kind == "csr_matrix"
-        ]
         self._packings = {entry.name: entry.packing for entry in entries if entry.packing is not None}
         fields = [
             Field(check_name(entry.name, self.label), entry.dtype, (entry.shape or ())[1:], entry.class_names)
@@ -128,13 +122,13 @@ class Hdf5Source(RowSource):
         if len(bounds) <= last - first or bounds[0] < 0 or (np.diff(bounds) < 0).any() or bounds[-1] > stored:
             raise DataError(f"{matrix}: its index of rows is damaged; write the file again")
         out = np.zeros((last - first, *(entry.shape or ())[1:]), entry.dtype)
-        for low in range(int(bounds[0]), int(bounds[-1]), _MOST_SPARSE):
-            high = min(low + _MOST_SPARSE, int(bounds[-1]))
-            columns, values = (self._checked(file, part, range(low, high))[low:high] for part in (indices, data))
-            if len(columns) < high - low or columns.min() < 0 or columns.max() >= out.shape[1]:
-                raise DataError(f"{matrix}: it has values outside its {out.shape[1]:,} columns; it is damaged")
-            rows = np.searchsorted(bounds, np.arange(low, high), side="right") - 1
-            np.add.at(out, (rows, columns), values)
+        low, high = int(bounds[0]), int(bounds[-1])
+        if high - low > out.size:
+            raise DataError(f"{matrix}: it has more values than rows and columns; write the file again")
+        columns, values = (self._checked(file, part, range(low, high))[low:high] for part in (indices, data))
+        if len(columns) < high - low or ((columns < 0) | (columns >= out.shape[1])).any():
+            raise DataError(f"{matrix}: it has values outside its {out.shape[1]:,} columns; it is damaged")
+        np.add.at(out, (np.repeat(np.arange(last - first), np.diff(bounds)), columns), values)
         return out
 
     def _checked(self, file: h5py.File, name: str, rows: range | None = None, axis: int = 0) -> h5py.Dataset:
@@ -165,8 +159,8 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
             raise DataError(f"{shown(contents.path)}: {shown(entry.name)} {entry.problem}. {pad}")
     able = [entry for entry in read if (entry.layout is not None or entry.parts) and prod(entry.shape or (0,))]
     if not able:
-        if len(read) < len(entries):
-            wanted.check()
+        if entries and not read:
+            wanted.refuse_empty(shown(contents.path))
         contents.refuse_unusable()
     largest = max(able, key=lambda entry: (prod(entry.shape or ()), entry.name))
     chosen = [entry for entry in able if entry.rows == largest.rows]
@@ -191,12 +185,11 @@ def _stacked(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entry], lis
     repetition = find_repetition(entries)
     if repetition is None:
         return entries, []
-    stacked = repetition.stacked()
-    within, others = repetition.divide(entries)
-    if not any(wanted.wants(entry.name) for entry in stacked) and any(wanted.wants(entry.name) for entry in within):
+    stacked, inside = repetition.stacked, repetition.inside
+    if not any(wanted.wants(entry.name) for entry in stacked) and any(wanted.wants(entry.name) for entry in inside):
         return entries, []
     note = f"{repetition.title}, are a row each; columns of one group are read by their full names (--columns)"
-    return [*stacked, *others], [note]
+    return [*stacked, *repetition.outside], [note]
 
 
 def _rows_last(entry: Entry) -> Entry:

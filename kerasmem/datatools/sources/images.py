@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import NoReturn
 
 import numpy as np
 
@@ -26,36 +25,40 @@ _MOST_PIXELS = 1 << 26  # of one image, and about as many of all that are decode
 class ImageFolder(RowSource):
     """A folder with a folder of images for each class. Classes are numbered in the order of their names.
 
-    Hidden files and files of other kinds are skipped and counted in a note.
+    Files of other kinds are skipped and counted in a note, hidden ones silently.
 
     Args:
         path: the folder.
         options: size and colors.
 
     Raises:
-        DataError: If there are no images in folders, or one is a link.
+        DataError: If there are no images in folders.
     """
 
     def __init__(self, path: str, options: ReadOptions) -> None:
         super().__init__(shown(path), path)
         self._options = options
-        folders, files, skipped = _list_files(path)
+        folders = [folder for folder in _visible(path) if os.path.isdir(folder)]
+        files, classes, skipped = list[str](), list[int](), list[str]()
+        for number, folder in enumerate(folders):
+            for file in _visible(folder):
+                if file.lower().endswith(_SUFFIXES) and os.path.isfile(file):
+                    files.append(file)
+                    classes.append(number)
+                else:
+                    skipped.append(file)
         if not files:
             suffixes = ", ".join(_SUFFIXES)
             raise DataError(f"{self.label}: has no folders with images, one a class (names that end in {suffixes})")
-        numbers = {folder: number for number, folder in enumerate(folders)}
-        classes = [numbers[name.partition(os.sep)[0]] for name in files]
         self._files, self._classes, self.rows = files, np.array(classes, np.int32), len(files)
-        for number in sorted(set(range(len(folders))) - set(classes)):
-            self.notes.append(f"the folder {shown(folders[number])} holds no images")
         if skipped:
             self.notes.append(
-                f"{len(skipped):,} files were skipped, such as {shown(skipped[0])}: images are read if they lie in the "
-                "folder of a class and are not hidden"
+                f"{len(skipped):,} files and folders that are no images are skipped, such as {shown(skipped[0])}"
             )
         self._shape = self._decode(0, None).shape
         self._threads = max(1, min(options.threads, _MOST_PIXELS // prod(self._shape[:2])))
-        class_names = tuple(os.fsencode(name).decode("utf-8", "backslashreplace") for name in folders)
+        names = [os.fsencode(os.path.basename(folder)) for folder in folders]
+        class_names = tuple(name.decode("utf-8", "backslashreplace") for name in names)
         self.fields = (Field("x", "|u1", self._shape), Field("y", "<i4", (), class_names))
 
     def pieces(self, rows: int) -> Iterator[Rows]:
@@ -67,36 +70,14 @@ class ImageFolder(RowSource):
                 yield {"x": np.stack(list(images)), "y": self._classes[numbers.start : numbers.stop]}
 
     def _decode(self, number: int, shape: tuple[int, ...] | None) -> np.ndarray:
-        path = os.path.join(self.paths[0], self._files[number])
+        path = self._files[number]
         return decode_image(path, shown(path), self._options, shape)
 
 
-def _list_files(path: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the folders of classes, the images in them, and other files, as paths within the folder.
-
-    Raises:
-        DataError: If a folder is a link, or an image is no file.
-        OSError: If a folder cannot be listed.
-    """
-    classes: list[str] = []
-    files, skipped = [], []
-    for folder, folders, names in os.walk(path, onerror=_raise):
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=os.fsencode)
-        classes = classes or folders.copy()
-        for name in folders:
-            if os.path.islink(os.path.join(folder, name)):
-                raise DataError(f"{shown(os.path.join(folder, name))}: is a link to a folder; put the folder there")
-        for name in sorted(names, key=os.fsencode):
-            is_image = name.lower().endswith(_SUFFIXES) and not name.startswith(".") and folder != path
-            here = os.path.join(folder, name)
-            if is_image and not os.path.isfile(here):
-                raise DataError(f"{shown(here)}: is called like an image and is no file; remove it")
-            (files if is_image else skipped).append(os.path.relpath(here, path))
-    return classes, files, skipped
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
+def _visible(folder: str) -> list[str]:
+    """Return the paths of files and folders that are not hidden, sorted by name."""
+    names = sorted((name for name in os.listdir(folder) if not name.startswith(".")), key=os.fsencode)
+    return [os.path.join(folder, name) for name in names]
 
 
 def decode_image(

@@ -25,12 +25,10 @@ _MOST_BYTES = 1 << 40  # of a record; file systems seek no further than some TiB
 
 
 class _Feature(NamedTuple):
-    """A feature of all records: its name, "int64", "float" or "bytes", its number of values, and its column."""
+    """A feature of all records: its name, "int64", "float" or "bytes", and its column."""
 
     name: str
     kind: str
-    length: int
-    is_image: bool
     field: Field
 
 
@@ -65,7 +63,7 @@ class RecordSource(RowSource):
             raise DataError(f"{self.label}: its first record has no features; is it a file of tf.train.Example?")
         read = [name for name in sorted(features) if options.columns.reads(name)]
         if not read:
-            options.columns.check()
+            options.columns.refuse_empty(self.label)
         self._features = [self._feature(name, features[name]) for name in read]
         self.fields = tuple(feature.field for feature in self._features)
 
@@ -74,10 +72,10 @@ class RecordSource(RowSource):
         import tensorflow as tf
 
         kinds = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}
-        spec = {
-            feature.name: tf.io.FixedLenFeature([1 if feature.kind == "bytes" else feature.length], kinds[feature.kind])
-            for feature in self._features
-        }
+        spec = {}
+        for feature in self._features:
+            shape = () if feature.kind == "bytes" else feature.field.shape
+            spec[feature.name] = tf.io.FixedLenFeature(shape, kinds[feature.kind])
         done = 0
         with ThreadPoolExecutor(self._options.threads, "kerasmem-decode") as pool, self._refuse_damage():
             for batch in self._records().batch(rows):
@@ -92,36 +90,33 @@ class RecordSource(RowSource):
         """Return the rows of a feature."""
         shape = feature.field.shape
         if feature.kind != "bytes":
-            return values.reshape(len(values), *shape)
-        texts = values[:, 0].tolist()
+            return values
+        texts = values.tolist()
         labels = [f"{self.label}: {shown(feature.name)} of record {first + number:,}" for number in range(len(texts))]
-        if feature.is_image:
+        if len(shape) > 1:
             return np.stack(list(pool.map(lambda *image: decode_image(*image, self._options, shape), texts, labels)))
         for text, label in zip(texts, labels, strict=True):
-            if len(text) != feature.length:
-                raise DataError(
-                    f"{label} has {len(text):,} bytes, and that of the first {feature.length:,}; leave it out with drop"
-                )
-        return np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), *shape)
+            if len(text) != shape[0]:
+                sizes = f"has {len(text):,} bytes, and that of the first {shape[0]:,}"
+                raise DataError(f"{label} {sizes}; leave it out with drop")
+        return np.frombuffer(b"".join(texts), np.uint8).reshape(-1, *shape)
 
     def _feature(self, feature: str, content: Any) -> _Feature:
         """Return a feature of the first record."""
-        kind = content.WhichOneof("kind")
-        values = getattr(content, kind).value if kind else ()
-        kind = (kind or "").removesuffix("_list")
-        length = len(values)
+        name, list_name = check_name(feature, self.label), content.WhichOneof("kind")
+        values = getattr(content, list_name).value if list_name else ()
+        kind, length = (list_name or "").removesuffix("_list"), len(values)
         if not length or (kind == "bytes" and (length > 1 or not values[0])):
             raise DataError(f"{self.label}: the feature {shown(feature)} is empty or a list of texts; drop it")
-        name = check_name(feature, self.label)
         if kind != "bytes":
-            field = Field(name, "<i8" if kind == "int64" else "<f4", () if length == 1 else (length,))
-            return _Feature(feature, kind, length, False, field)
+            shape = () if length == 1 else (length,)
+            return _Feature(feature, kind, Field(name, "<i8" if kind == "int64" else "<f4", shape))
         if values[0].startswith(_IMAGES):
-            image = decode_image(values[0], f"{self.label}: {shown(feature)} of record 0", self._options)
-            return _Feature(feature, kind, 1, True, Field(name, "|u1", image.shape))
-        self.notes.append(f"{shown(name)} holds bytes that are no image; they are written as numbers from 0 to 255")
-        length = len(values[0])
-        return _Feature(feature, kind, length, False, Field(name, "|u1", (length,)))
+            shape = decode_image(values[0], f"{self.label}: {shown(feature)} of record 0", self._options).shape
+        else:
+            shape = (len(values[0]),)
+            self.notes.append(f"{shown(name)} holds bytes that are no image; they are written as numbers from 0 to 255")
+        return _Feature(feature, kind, Field(name, "|u1", shape))
 
     def _count_records(self) -> int:
         """Return the number of records by their lengths. TensorFlow accepts a file that ends within a length."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kerasmem.datatools.fields import Field, Rows
+from kerasmem.datatools.fields import Field, Rows, check_names
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.units import format_count
@@ -166,6 +166,7 @@ class SideBySideSource(_CombinedSource):
         if len({source.rows for source in sources}) > 1:
             counts = ", ".join(f"{source.label} has {source.rows:,}" for source in sources)
             raise DataError(f"the sources differ in their number of rows: {counts}")
+        check_names(self.fields, f"{self.label}, whose columns differ and are put side by side")
         if any(source.starts is not None for source in sources):
             self.starts = (0,)
 
@@ -190,11 +191,4 @@ def combine(sources: Sequence[RowSource]) -> RowSource:
     for source in sources:
         groups.setdefault(frozenset(field.name for field in source.fields), []).append(source)
     joined = [ConcatenatedSource(group) if len(group) > 1 else group[0] for group in groups.values()]
-    for one, other in itertools.combinations(groups, 2):
-        if shared := one & other:
-            labels = f"{groups[one][0].label} and {groups[other][0].label}"
-            raise DataError(
-                f"{labels}: both have {shown(min(shared))}, and their other columns differ; sources must have the same "
-                "columns (one after another) or none in common (side by side)"
-            )
     return joined[0] if len(joined) == 1 else SideBySideSource(joined)

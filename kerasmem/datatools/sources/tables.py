@@ -12,7 +12,7 @@ import numpy as np
 from kerasmem.datatools.fields import Field, Rows, check_name
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
-from kerasmem.errors import DataError, KerasmemError, MissingExtraError, UsageError
+from kerasmem.errors import DataError, KerasmemError, MissingExtraError
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.units import MIB
 
@@ -201,7 +201,7 @@ def _read_schema(path: str, options: ReadOptions) -> Any:
         )
     read = [column for column in schema if options.columns.reads(column.name)]
     if not read:
-        raise UsageError(f"drop: no column of {where} is left to be written")
+        options.columns.refuse_empty(where)
     return pa.schema([(each.name, _plain_type(each.type, f"{where}: column {shown(each.name)}")) for each in read])
 
 
