@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import keras
 import pytest
 
@@ -162,6 +164,11 @@ def test_the_callers_batch_is_never_taken_over():
     assert run.heap.allocator.in_use == held == run.before
 
 
+def test_constants_of_shape_functions_stay():
+    step = program(X, A)
+    assert Run(replace(step, shape_constants=3)).before == Run(step).before + 3 * 256
+
+
 def test_a_view_holds_the_buffer():
     made = program(
         ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("v", "Reshape", ["a"], 1024),
@@ -302,4 +309,5 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
     values = sum(max(each.bytes, 1) for each in made.variables)
     batch = sum(made.nodes[number].outputs[0].bytes for number in made.arguments)
     constants = {node.name: max(node.outputs[0].bytes, 1) for node in made.nodes if node.type == "Const"}
-    assert after[-1] - values - batch - sum(constants.values()) == HANDLE_BYTES * len(made.variables)
+    handles = HANDLE_BYTES * len(made.variables)
+    assert after[-1] - values - batch - sum(constants.values()) == handles + made.shape_constants

@@ -15,7 +15,7 @@ from kerasmem.estimation.graph.cuda import rnn_reserve
 from kerasmem.estimation.graph.lists import Evaluate, Infer, resolve_lists
 from kerasmem.estimation.graph.program import COPY, ON_HOST, Node, Program, Tensor, Variable, tensor_of
 from kerasmem.estimation.graph.rewriting import UNFED, rewrite
-from kerasmem.estimation.graph.rules import KINDS, TABLES, table_of
+from kerasmem.estimation.graph.rules import FORWARDS, KINDS, TABLES, table_of
 from kerasmem.estimation.graph.scratch import AXES, Kernels, reduction
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
@@ -186,7 +186,19 @@ def _plain(graph: Any, traced: TracedStep, kernels: Kernels) -> Program:
     _add_compiled_scratch(nodes)
     batch = [tensor.op.name for tensor in traced.function.graph.inputs[: len(traced.flat)]]
     arguments = tuple(numbers[name] for name in batch if name in numbers)
-    return Program(tuple(nodes), variables_of(traced), arguments, results)
+    shape_constants = 0 if isinstance(kernels, CardKernels) else _shape_constants(traced)
+    return Program(tuple(nodes), variables_of(traced), arguments, results, shape_constants=shape_constants)
+
+
+def _shape_constants(traced: TracedStep) -> int:
+    """Return the number of constants that shape functions have read: sizes, axes, permutations.
+
+    Each stays in a buffer of its own as long as the traced graph (core/common_runtime/shape_refiner.cc). Elementwise
+    operations read none. A first call that creates the optimizer's variables traces twice, which is not counted.
+    """
+    operations = [one for one in traced.function.graph.get_operations() if one.type not in FORWARDS]
+    inputs = [tensor for operation in operations for tensor in operation.inputs]
+    return sum(tensor.op.type == "Const" and tensor.dtype.is_integer for tensor in inputs)
 
 
 def _fold_constants(nodes: list[Node], stateful: set[int], results: tuple[tuple[int, int], ...]) -> None:

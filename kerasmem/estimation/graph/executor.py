@@ -62,8 +62,6 @@ class Executor:
         self._sources = [number for number, wait in enumerate(self._waits) if not wait]
         if len(self._sources) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
             self._draw.shuffle(self._sources)
-        self._starts = [(number, False) for number in range(len(nodes))]
-        self._ends = [(number, True) for number in range(len(nodes))]
 
     def order(self, variation: float = 0.0) -> list[tuple[int, bool]]:
         """Return the step as (node, whether it ends): each node starts and ends once.
@@ -85,13 +83,13 @@ class Executor:
                 if number is None:  # nor is there one for the other threads
                     break
                 idle.remove(thread)
-                steps.append(self._starts[number])
+                steps.append((number, False))
                 took = seconds[number] * draw.lognormvariate(0, variation)
                 heapq.heappush(clock, (now + took, thread, number))
             if not clock:
                 return steps
             now, thread, number = heapq.heappop(clock)
-            steps.append(self._ends[number])
+            steps.append((number, True))
             idle.insert(0, thread)
             ready = []
             for consumer in self._consumers[number]:

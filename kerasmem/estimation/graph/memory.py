@@ -179,6 +179,8 @@ class Memory:
         batch = [(number, nodes[number].outputs[0]) for number in program.arguments]
         on_device = [(number, tensor.bytes or 0) for number, tensor in batch if not tensor.on_host]
         self.variables = make_variables(program.variables, on_device, heap)
+        for _ in range(program.shape_constants):
+            heap.allocate(1)
         # A constant's kernel keeps its value from the first step on; unrolled loops name the same one many times.
         for number in {node.name: number for number, node in enumerate(nodes) if node.type == "Const"}.values():
             if not nodes[number].outputs[0].on_host:

@@ -101,6 +101,7 @@ class Program:
         arguments: numbers of the batch's placeholders, whose tensors the caller holds.
         results: (node, output) of the step's results.
         has_loops: whether loops were unrolled.
+        shape_constants: number of small constants that TensorFlow keeps for shape functions.
     """
 
     nodes: tuple[Node, ...]
@@ -108,3 +109,4 @@ class Program:
     arguments: tuple[int, ...]
     results: tuple[tuple[int, int], ...]
     has_loops: bool = False
+    shape_constants: int = 0

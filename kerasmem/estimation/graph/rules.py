@@ -72,12 +72,6 @@ class Rates:
     others: Mapping[str, float]
 
 
-def rates_of(kind: str) -> Rates:
-    """Return the rates of a kind of kernels; on a card they do not matter."""
-    rates = KINDS[kind].get("rates", KINDS[ONEDNN]["rates"])
-    return Rates(**{**rates, "others": {**KINDS["both"]["others"], **rates.get("others", {})}})
-
-
 @dataclass(frozen=True)
 class KernelTable:
     """What one kind of kernels does with memory.
@@ -102,12 +96,13 @@ def _table(kind: str) -> KernelTable:
     functions = CUDA_FUNCTIONS if kind == CUDA else FUNCTIONS
     scratch = {name: FUNCTIONS[function] for name, function in KINDS["both"]["scratch"].items()}
     scratch |= {name: functions[function] for name, function in row["scratch"].items()}
+    rates = row.get("rates", KINDS[ONEDNN]["rates"])  # on a card they do not matter
     return KernelTable(
         scratch,
         {name: tuple(inputs) for name, inputs in row["forwards"].items()},
         frozenset(row.get("rewritten", ())),
         row.get("lacks", {}),
-        rates_of(kind),
+        Rates(**{**rates, "others": {**KINDS["both"]["others"], **rates.get("others", {})}}),
     )
 
 
