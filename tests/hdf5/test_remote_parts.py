@@ -143,8 +143,8 @@ class TestCache:
         assert cache.read("a", 0, 1) != [None]  # used just now
         cache.write("e", 0, memoryview(bytes(3900 << 10)))
         assert [key for key in "abcde" if cache.read(key, 0, 1) != [None]] == ["a", "c", "d", "e"]
-        cache.write("e", 512, memoryview(bytes(20 * MIB)))  # does not fit even alone
-        assert cache.read("e", 0, 1) != [None] and cache.read("e", 512, 513) == [None]
+        cache.write("e", 256, memoryview(bytes(20 * MIB)))  # does not fit even alone
+        assert cache.read("e", 0, 1) != [None] and cache.read("e", 256, 257) == [None]
         assert (tmp_path / "mine.txt").exists()
 
     def test_a_full_disk_ends_nothing(self, tmp_path):

@@ -51,12 +51,8 @@ class ChunkIndex:
         self._chunks, self._shape = chunks, shape
         self._grid = grid_of(chunks, shape)
         self._per_row = prod(self._grid[1:])
-        self.places = places
         self._offsets, self._sizes, self._masks = places["offset"], places["size"], places["mask"]
-        if len(self._offsets) != prod(self._grid):
-            raise DecodeError(f"its index has {len(self._offsets):,} chunks, and there are {prod(self._grid):,}")
         written = np.flatnonzero(self._offsets >= 0)
-        self.is_complete = len(written) == len(self._offsets)
         written = written[self._offsets[written].argsort()]
         starts = self._offsets[written]
         ends = starts + self._sizes[written]
@@ -89,13 +85,8 @@ class ChunkIndex:
     def _inner(self, cell: int) -> tuple[slice, ...]:
         if self._chunks[1:] == self._shape[1:]:
             return ()
-        parts = []
-        for chunk, count, extent in zip(
-            reversed(self._chunks[1:]), reversed(self._grid[1:]), reversed(self._shape[1:]), strict=True
-        ):
-            cell, at = divmod(cell, count)
-            parts.append(slice(at * chunk, min((at + 1) * chunk, extent)))
-        return tuple(reversed(parts))
+        parts = zip(np.unravel_index(cell, self._grid[1:]), self._chunks[1:], self._shape[1:], strict=True)
+        return tuple(slice(int(at) * chunk, min((int(at) + 1) * chunk, extent)) for at, chunk, extent in parts)
 
 
 def grid_of(chunks: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

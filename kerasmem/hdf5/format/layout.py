@@ -123,15 +123,15 @@ class DataLayout:
     def __post_init__(self) -> None:
         first = self.files[0]
         for file in self.files[1:]:
-            for wanted, found in zip(first.datasets, file.datasets, strict=True):
-                for what, one, other in (
-                    ("rows of shape", wanted.row_shape, found.row_shape),
-                    ("the type", wanted.dtype, found.dtype),
+            for wanted, other in zip(first.datasets, file.datasets, strict=True):
+                for what, one, two in (
+                    ("rows of shape", wanted.row_shape, other.row_shape),
+                    ("the type", wanted.dtype, other.dtype),
                 ):
-                    if one != other:
+                    if one != two:
                         raise DataError(
-                            f"{shown(file.path)}: dataset {shown(found.name)} has {what} {other}, and in "
-                            f"{shown(first.path)} it has {one}; files read as one have to agree: leave the file out, "
+                            f"{shown(file.path)}: dataset {shown(other.name)} has {what} {two}, and in "
+                            f"{shown(first.path)} it has {one}; files read as one have to agree: leave it out, "
                             "or write it like the others"
                         )
 

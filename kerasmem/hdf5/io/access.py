@@ -41,11 +41,6 @@ class RemoteAccess:
     cache_size: int = DEFAULT_CACHE
     ahead_bytes: int = AHEAD_BYTES
 
-    @property
-    def is_set(self) -> bool:
-        """Whether the user asked for anything."""
-        return bool(self.storage_options) or self.cache is not None
-
     def open_cache(self) -> DiskCache | None:
         """Return the disk cache."""
         return None if self.cache is None else DiskCache(self.cache, self.cache_size)

@@ -19,7 +19,7 @@ from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.units import KIB
 
-BLOCK = 8 * KIB
+BLOCK = 16 * KIB
 _SUM = 4  # bytes of a checksum
 _SLOT = _SUM + BLOCK
 _ENDING = ".blocks"  # of files that may be evicted
@@ -41,20 +41,22 @@ class DiskCache:
         self._unseen = limit  # bytes that were written since the folder was looked at
         self._broken = False
 
-    def read(self, key: str, first: int, stop: int) -> list[bytes | None]:
+    def read(self, key: str, first: int, stop: int) -> list[memoryview | None]:
         """Return blocks of an object by number, None for a missing one."""
         path = self._path(key)
         try:
             with open(files.open_plain(path), "rb") as file:
                 file.seek(first * _SLOT)
-                slots = [file.read(_SLOT) for _ in range(first, stop)]
+                data = memoryview(file.read((stop - first) * _SLOT))
             os.utime(path)
         except OSError:
             return [None] * (stop - first)
-        return [
-            slot[_SUM:] if slot[:_SUM] == _checksum(key, number, slot[_SUM:]) else None
-            for number, slot in enumerate(slots, first)
-        ]
+        blocks: list[memoryview | None] = []
+        for number in range(first, stop):
+            slot = data[(number - first) * _SLOT :][:_SLOT]
+            is_sound = slot[:_SUM] == _checksum(key, number, slot[_SUM:])
+            blocks.append(slot[_SUM:] if is_sound else None)
+        return blocks
 
     def write(self, key: str, first: int, data: memoryview) -> None:
         """Keep blocks, of which only the object's last may be short.

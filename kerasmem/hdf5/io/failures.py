@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.hdf5.format.urls import redact
@@ -14,18 +14,14 @@ _TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 8.0  # seconds
 _Result = TypeVar("_Result")
 _NO_CREDENTIALS = "no credentials were found; put them into storage_options, for a public bucket {'anon': True}"
-_FORBIDDEN = (
-    "no permission to read it (HTTP status {}); credentials go into storage_options, and a signed link may have run out"
-)
-_MISSING = "there is no such object (HTTP status {})"
-_STATUSES = {401: _FORBIDDEN, 403: _FORBIDDEN, 404: _MISSING, 410: _MISSING}
+_FORBIDDEN = "no permission to read it; credentials go into storage_options, and a signed link may have run out"
+_MISSING = "there is no such object"
 _PERMANENT = {
-    "FileNotFoundError": "there is no such object",
-    "PermissionError": "no permission to read it; credentials go into storage_options",
-    "NoCredentialsError": _NO_CREDENTIALS,
-    "PartialCredentialsError": _NO_CREDENTIALS,
-}
-"""Messages for errors that a retry cannot fix, by the name of their class."""
+    401: _FORBIDDEN, 403: _FORBIDDEN, "PermissionError": _FORBIDDEN,
+    404: _MISSING, 410: _MISSING, "FileNotFoundError": _MISSING,
+    "NoCredentialsError": _NO_CREDENTIALS, "PartialCredentialsError": _NO_CREDENTIALS,
+}  # fmt: skip
+"""Messages for failures that a retry cannot fix, by HTTP status or the error's class."""
 _WRONG = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError)  # wrong settings, not the network
 
 
@@ -74,30 +70,18 @@ def _explain(error: Exception) -> str:
     """
     if isinstance(error, PermanentError):
         raise error
-    status = _status(error)
+    status = getattr(error, "status" if hasattr(error, "status") else "code", 0)  # aiohttp's, or gcsfs's
+    kind = type(error).__name__
     if status == 412:
         raise ChangedError("its ETag is another") from None
-    if status in (408, 425, 429) or status >= 500:
-        return f"HTTP status {status}"
-    if status:
-        raise PermanentError(_STATUSES.get(status, "it cannot be read (HTTP status {})").format(status)) from None
-    known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _PERMANENT), None)
-    if known is not None:
-        raise PermanentError(_PERMANENT[known]) from None
-    text = f"{type(error).__name__}: {redact(one_line(str(error), 300))}".removesuffix(": ")
-    if isinstance(error, _WRONG) or "Redirect" in text.partition(":")[0]:
+    if status in _PERMANENT or kind in _PERMANENT:
+        raise PermanentError(_PERMANENT[status if status in _PERMANENT else kind]) from None
+    text = f"{kind}: {redact(one_line(str(error), 300))}".removesuffix(": ")
+    if isinstance(status, int) and status >= 400:
+        text = f"HTTP status {status}"
+        is_permanent = status < 500 and status not in (408, 425, 429)
+    else:
+        is_permanent = isinstance(error, _WRONG) or "Redirect" in kind
+    if is_permanent:
         raise PermanentError(f"it cannot be read: {text}") from None
     return text
-
-
-def _status(error: Any) -> int:
-    """Return the HTTP status of a store's refusal, or 0. s3fs keeps botocore's error as the cause of its own."""
-    for cause in (error, error.__cause__):
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-    for name in ("status", "code"):
-        status = getattr(error, name, None)
-        if isinstance(status, int):
-            return status if status >= 300 else 0
-    return 0

@@ -16,7 +16,7 @@ HEAD = 64 * KIB
 """Bytes at the beginning of an object that come along with its version: an HDF5 file's header lies there."""
 _LEAST_RATE = 32 * KIB  # bytes a second: a slower answer is requested again
 _CONNECT, _SILENCE = 15.0, 30.0  # seconds until a connection stands, and that a store may be silent
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _NO_RANGES = (
     "the server sends whole files only (it does not answer range requests), and reading parts is what training from "
     "it needs; put the file on one that supports ranges, or download it first"
@@ -43,12 +43,12 @@ class Answer(NamedTuple):
 
     Args:
         data: the bytes.
-        size: bytes of the whole object; None if the store does not say.
+        size: bytes of the whole object.
         tag: its version; None if the store tells none.
     """
 
     data: bytes
-    size: int | None
+    size: int
     tag: str | None
 
 
@@ -62,8 +62,6 @@ class RemoteObject(ABC):
     async def info(self) -> ObjectInfo:
         """Return size, version and first bytes."""
         answer = await retry(lambda: _in_time(HEAD, self.get(0, HEAD)))
-        if answer.size is None:
-            raise PermanentError("the store does not say how long the file is")
         return ObjectInfo(answer.size, answer.tag, answer.data)
 
     async def read(self, start: int, stop: int, known: ObjectInfo) -> bytes:
@@ -77,7 +75,8 @@ class RemoteObject(ABC):
 
     async def _read(self, start: int, stop: int, known: ObjectInfo) -> bytes:
         answer = await self.get(start, stop, known)
-        _refuse_other(known, answer.tag, answer.size)
+        if (answer.size, answer.tag) != (known.size, known.tag):
+            raise ChangedError("its length, its ETag or its time of change is another")
         if len(answer.data) != stop - start:
             raise EOFError(f"only {len(answer.data):,} of {stop - start:,} bytes came")
         return answer.data
@@ -117,8 +116,6 @@ class HttpObject(RemoteObject):
             if is_empty:
                 return Answer(b"", 0, tag)
             answer.raise_for_status()
-            if known is not None and answer.status == 200:
-                _refuse_other(known, tag, None)
             if answer.status != 206 or answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise PermanentError(_NO_RANGES)
             length, size = _read_range(answer.headers.get("Content-Range", ""), start, stop)
@@ -161,16 +158,7 @@ class OtherObject(RemoteObject):
         return entry.get("size") or 0, tags[0] if tags else None
 
 
-def _refuse_other(known: ObjectInfo, tag: str | None, size: int | None) -> None:
-    if size is not None and size < known.size:
-        raise ChangedError("it is shorter")
-    if tag != known.tag:
-        raise ChangedError("its ETag or time of change is another")
-    if size is not None and size != known.size:
-        raise ChangedError("it has another length")
-
-
-def _read_range(text: str, start: int, stop: int) -> tuple[int, int | None]:
+def _read_range(text: str, start: int, stop: int) -> tuple[int, int]:
     """Return the length of a range and the size of the whole, as a `Content-Range` has them.
 
     Raises:
@@ -182,4 +170,4 @@ def _read_range(text: str, start: int, stop: int) -> tuple[int, int | None]:
     first, last = int(match[1]), int(match[2]) + 1
     if first != start or not start <= last <= stop:
         raise PermanentError(f"it sends bytes {first:,} to {last:,}, and not those asked for")
-    return last - first, None if match[3] == "*" else int(match[3])
+    return last - first, int(match[3])

@@ -113,18 +113,13 @@ class RemoteHandle(Handle):
         if stop > self.length:
             raise EOFError(f"the file ends at byte {self.length:,}, and {stop:,} are needed")
         while at < stop:
-            request = claim.find(at) if claim is not None else None
-            alone = None
+            request = None if claim is None else claim.find(at)
             if request is None:
                 request = RangeRequest(self._reader, at, min(stop, at + self._most))
-                alone = Claim(self._fetcher, [request])
-            try:
-                data = self._result(request)[at - request.start : stop - request.start]
-                view[at - offset :][: len(data)] = data
-                at += len(data)
-            finally:
-                if alone is not None:
-                    alone.release()
+                claim = Claim(self._fetcher, [request])  # released with its last reference
+            data = self._result(request)[at - request.start : stop - request.start]
+            view[at - offset :][: len(data)] = data
+            at += len(data)
 
     def changed(self) -> str:
         """Return the reason why the file must not be read on; "" if none."""

@@ -42,7 +42,7 @@ def read_data(path: Any, trust_file: Any, remote: Any) -> tuple[Sequence[str], A
     """Return the files, as `read_files` does, and how they are accessed."""
     access = read_remote(remote)
     files = read_files(path, access)
-    if access.is_set and not any(map(is_url, files)):
+    if remote and not any(map(is_url, files)):
         raise UsageError("remote: it is for URLs, and all files given are on this machine; leave it out")
     return files, Access(checks.flag("trust_file", trust_file), access)
 
