@@ -73,8 +73,8 @@ def index(
     if not target.endswith(INDEX_SUFFIX):
         raise UsageError(f"output: {shown(target)} does not end with {INDEX_SUFFIX!r}, by which an index is known")
     access = Access(checks.flag("trust_file", trust_file), read_remote(remote))
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    files = read_paths(given[0] if len(given) == 1 else given, access.remote)
+    names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    files = read_paths(names[0] if len(names) == 1 else names, access.remote)
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     try:
         with local_path(target, access.remote) as path:

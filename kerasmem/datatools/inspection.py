@@ -31,21 +31,20 @@ def inspect(
 
     Args:
         path: the file.
-        x: the dataset of the features; None for the one that looks most like them.
-        y: that of the targets; None for the same.
-        batch_size: rows a batch.
+        x: dataset of the features. Defaults to the one that looks most like them.
+        y: dataset of the targets. Defaults to the one that looks most like them, if any.
+        batch_size: number of rows in a batch. Defaults to 32.
         trust_file: as for `H5ChunkSequence`.
 
     Raises:
-        DataError: the file cannot be read.
-        UsageError: `x` or `y` names none of its datasets.
+        DataError: If the file cannot be read.
+        UsageError: If `x` or `y` is not the name of a dataset that can be trained from.
 
     Examples:
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/inspected.h5", "w") as f:
         ...     f["x"], f["y"] = np.zeros((1000, 8), "f4"), np.arange(1000) % 10
-        >>> found = inspect("/tmp/inspected.h5")
-        >>> found.line
+        >>> inspect("/tmp/inspected.h5").line
         "H5ChunkSequence('/tmp/inspected.h5', x='x', y='y', batch_size=32)"
     """
     access = Access(checks.flag("trust_file", trust_file))
@@ -84,7 +83,7 @@ def inspect(
 
 
 def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
-    """Return the contents with one group of those that repeat its layout, a sample each, and a note about them."""
+    """Return the contents with one group instead of all that repeat a layout, and notes about them."""
     repetition = find_repetition(contents.entries)
     if repetition is None:
         return contents, []

@@ -18,6 +18,7 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
 from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED, shape_of, walk_objects
+from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, missing_part, open_file
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.texts import MOST_TEXT, read_attribute, read_names, text_of
@@ -77,7 +78,7 @@ _COLUMN = "is a column of a table; kerasmem data convert writes it as a dataset"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds.
+    """Datasets of a file.
 
     Args:
         path: absolute path.
@@ -130,25 +131,25 @@ def list_contents(path: str, access: Access | None = None, most: int = MOST_LIST
 
     Args:
         path: the file.
-        access: what may be read.
+        access: how far the file is trusted, and how URLs are reached.
         most: largest number of groups and datasets.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: If the file cannot be read.
     """
     access = access or Access()
-    with opened(path, f"{shown(path)}: its list of datasets", access) as file:
+    with opened(path, f"{shown(path)}: its list of datasets", access.remote) as file:
         return Contents(path, *_Listing(file, path, access).list(most))
 
 
 @contextlib.contextmanager
-def opened(path: str, what: str, access: Access | None = None) -> Iterator[h5py.File]:
-    """Yield a file, and raise errors of h5py as a `DataError`.
+def opened(path: str, what: str, remote: RemoteAccess | None = None) -> Iterator[h5py.File]:
+    """Yield an open file.
 
     Raises:
-        DataError: so it is.
+        DataError: If h5py cannot read it, here or in the block.
     """
-    file = open_file(path, access and access.remote)
+    file = open_file(path, remote)
     try:
         yield file
     except DataError:

@@ -124,7 +124,7 @@ class WriteOptions:
 
 
 def read_split(value: str | None) -> dict[str, float]:
-    """Return the share of each file by name; {} if nothing is split.
+    """Return the share of each file by name, or {} for one file.
 
     Raises:
         UsageError: If these are not two or three shares that add up to 1.

@@ -51,24 +51,24 @@ def stats(
 
     Args:
         path: the HDF5 file, or an index, a list or a pattern of files that are read as one.
-        datasets: the datasets, of equally many rows; None for all that go with the largest.
-        scale: factor of the stored features, such as 1/255; labels are not scaled.
+        datasets: names of datasets with equally many rows. Defaults to all that have as many as the largest.
+        scale: factor of the stored features, such as 1/255; labels are not scaled. Defaults to 1.
         trust_file: as for `H5ChunkSequence`.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
         progress: called with the step, the rows done and all rows.
 
     Raises:
-        DataError: the file cannot be read.
-        UsageError: a name is none of its datasets.
+        DataError: If the file cannot be read.
+        UsageError: If a name is not that of a dataset that can be trained from.
 
     Examples:
         >>> import h5py, numpy as np
         >>> with h5py.File("/tmp/stats.h5", "w") as f:
         ...     f["x"], f["y"] = np.arange(8.0).reshape(4, 2), [0, 0, 0, 1]
-        >>> found = stats("/tmp/stats.h5")
-        >>> found["x"].mean, found["x"].variance
+        >>> result = stats("/tmp/stats.h5")
+        >>> result["x"].mean, result["x"].variance
         ((3.0, 4.0), (5.0, 5.0))
-        >>> {label: round(weight, 3) for label, weight in found["y"].class_weight.items()}
+        >>> {label: round(weight, 3) for label, weight in result["y"].class_weight.items()}
         {0: 0.667, 1: 2.0}
     """
     scale = checks.number("scale", scale, least=-math.inf)
@@ -117,7 +117,7 @@ def _joined(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
 
 @dataclass
 class _Moments:
-    """Sums over some stored rows of a dataset; the arrays have a number for each entry of the last axis."""
+    """Sums over some stored rows of a dataset. Arrays have a number for each entry of the last axis."""
 
     left_out: np.ndarray  # numbers of missing values, NaN and infinities
     low: float
@@ -190,7 +190,7 @@ def _moments(values: np.ndarray, entry: Entry) -> _Moments:
 def _code(
     path: str, columns: Sequence[ColumnStats], x: str, y: str | None, datasets: Sequence[str] | None, scale: float
 ) -> str:
-    """Return lines of Python that use the statistics; "" if they are of no use."""
+    """Return lines of Python that use the statistics, if any are of use."""
     lines = []
     for column in columns:
         figures = f"stats[{column.name!r}]"

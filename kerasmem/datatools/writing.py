@@ -1,4 +1,4 @@
-"""Write rows to new HDF5 files, in random order if asked; outputs appear when they are whole."""
+"""Write rows to new HDF5 files, in random order if asked, whole or not at all."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _write(
     reading: ReadOptions,
     writing: WriteOptions,
 ) -> Generator[int, None, None]:
-    """Write rows to files, one after the other; yield the number of rows written so far."""
+    """Write rows to one file after the other, and yield the number of rows written so far."""
     cache = {"rdcc_nbytes": plan.chunk_bytes, "rdcc_w0": 1}  # a chunk of each dataset
     spans = list(itertools.pairwise(bounds))
     done = 0

@@ -17,19 +17,19 @@ from kerasmem.units import format_size
 _MOST_DATASETS = 60
 
 
-def inspection_table(found: Inspection, terminal: int | None = None) -> RenderableType:
-    """Return the datasets, classes, stream and line to paste of a file."""
-    title = Text(f"{printable(found.path, 200)}: {format_size(found.size)}", style="bold")
-    parts: list[RenderableType] = [title, "", _datasets(found, terminal)]
-    unfit = [dataset for dataset in found.datasets if dataset.problem][:_MOST_DATASETS]
+def inspection_table(inspection: Inspection, terminal: int | None = None) -> RenderableType:
+    """Return the datasets, stream and line to paste of a file."""
+    title = Text(f"{printable(inspection.path, 200)}: {format_size(inspection.size)}", style="bold")
+    parts: list[RenderableType] = [title, "", _datasets(inspection, terminal)]
+    unfit = [dataset for dataset in inspection.datasets if dataset.problem][:_MOST_DATASETS]
     if unfit:
         parts += ["", Text("Not to be trained from:")]
-        parts += [Text(f"  {printable(each.name, 80)}: {printable(each.problem, 240)}") for each in unfit]
-    parts += note_lines(found.notes, 400)
-    if not found.line:
+        parts += [Text(f"  {printable(dataset.name, 80)}: {printable(dataset.problem, 240)}") for dataset in unfit]
+    parts += note_lines(inspection.notes, 400)
+    if not inspection.line:
         return Group(*parts, "", Text("Nothing in this file can be trained from as it is."))
-    parts += ["", Text(printable_lines(found.stream))]
-    return Group(*parts, *_line_to_paste(found.line))
+    parts += ["", Text(printable_lines(inspection.stream))]
+    return Group(*parts, *_line_to_paste(inspection.line))
 
 
 def conversion_table(done: Conversion, terminal: int | None = None) -> RenderableType:
@@ -49,23 +49,23 @@ def conversion_table(done: Conversion, terminal: int | None = None) -> Renderabl
     return Group(first, "", _data_table(terminal, columns, rows), *notes, *_line_to_paste(done.line))
 
 
-def stats_table(found: DataStats, terminal: int | None = None) -> RenderableType:
+def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType:
     """Return a line for each dataset, and the lines that put its statistics to use."""
-    scaled = f", features × {found.scale:.6g}" if found.scale != 1 else ""
+    scaled = f", features × {stats.scale:.6g}" if stats.scale != 1 else ""
     rows = []
-    for column in found.columns:
+    for column in stats.columns:
         moments = [_listed([f"{value:.4g}" for value in values], 4) for values in (column.mean, column.variance)]
         limits = ["–" if value is None else f"{value:.6g}" for value in (column.minimum, column.maximum)]
         counts = [f"{count:,}" for count in (column.nan_count, column.infinite_count, column.missing_count)]
         rows.append((short_name(column.name), *moments, *limits, *counts))
-    missing = "Missing" if any(column.missing_count for column in found.columns) else None
+    missing = "Missing" if any(column.missing_count for column in stats.columns) else None
     columns = ("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite", missing)
-    title = Text(f"{printable(found.path, 200)}: {found.rows:,} rows{scaled}", style="bold")
+    title = Text(f"{printable(stats.path, 200)}: {stats.rows:,} rows{scaled}", style="bold")
     parts: list[RenderableType] = [title, "", _data_table(terminal, columns, rows)]
-    if any(column.nan_count + column.infinite_count + column.missing_count for column in found.columns):
+    if any(column.nan_count + column.infinite_count + column.missing_count for column in stats.columns):
         parts.append(Text("NaN, infinity and missing values are left out of the other figures."))
-    if found.code:
-        parts += ["", Text(printable_lines(found.code))]
+    if stats.code:
+        parts += ["", Text(printable_lines(stats.code))]
     return Group(*parts)
 
 
@@ -80,27 +80,27 @@ def _data_table(
 ) -> Table:
     """Return a table of the first rows; columns of figures, but for the first and those in lower case."""
     left = ("Dataset", "from")
-    made = table(
+    shown_table = table(
         terminal,
         *(name and Column(name, justify="left" if name in left else "right", overflow="fold") for name in columns),
     )
     for cells in rows[:_MOST_DATASETS]:
-        made.add(*cells)
+        shown_table.add(*cells)
     if len(rows) > _MOST_DATASETS:
-        made.add(f"and {len(rows) - _MOST_DATASETS:,} more")
-    return made
+        shown_table.add(f"and {len(rows) - _MOST_DATASETS:,} more")
+    return shown_table
 
 
 def _line_to_paste(line: str) -> Iterator[RenderableType]:
     yield from ("", Text("from kerasmem import H5ChunkSequence"), Text(f"train = {printable(line)}"))
 
 
-def _datasets(found: Inspection, terminal: int | None) -> Table:
-    sizes = ("Stored", "As float32", f"Batch of {found.batch_size:,}")
+def _datasets(inspection: Inspection, terminal: int | None) -> Table:
+    sizes = ("Stored", "As float32", f"Batch of {inspection.batch_size:,}")
     columns = ("Dataset", "Shape", "Type", "Chunks", "Filters", *sizes)
     rows = []
-    for dataset in found.datasets:
-        role = {found.x: " (x)", found.y: " (y)"}.get(dataset.name, "")
+    for dataset in inspection.datasets:
+        role = {inspection.x: " (x)", inspection.y: " (y)"}.get(dataset.name, "")
         shape = "–" if dataset.shape is None else _extents(dataset.shape) or "one value"
         chunks = dataset.storage or "–" if dataset.chunks is None else _extents(dataset.chunks)
         filters = printable("+".join(dataset.filters), 40) or "–"
