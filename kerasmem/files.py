@@ -4,7 +4,7 @@ The rules, which `SECURITY.md` tells users:
 
 - A path that a user names may end in a link, if the link is the user's own or the system administrator's
   (`follow`). Links in the folders above it are the user's affair.
-- What kerasmem names itself (temporary names, the files of a job or a cache) is never reached through a link
+- What kerasmem names itself (temporary names, the files of a cache) is never reached through a link
   (`open_plain`, `replacing`).
 - A folder that kerasmem keeps files in between runs is the user's own, and nobody else may write to it (`own_folder`).
 

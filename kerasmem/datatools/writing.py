@@ -170,18 +170,21 @@ def _shuffled(pieces: Iterator[Rows], plan: WritePlan, seed: int, folder: str, p
             for name, values in run.items():
                 records[name] = values
             drawn = random.integers(0, buckets, len(records))
-            file.write(records[np.argsort(drawn, kind="stable")].view(np.uint8).data)
+            order = np.argsort(drawn, kind="stable")
+            for first in range(0, len(records), plan.piece_rows):
+                file.write(records[order[first : first + plan.piece_rows]].view(np.uint8).data)
             counts.append(np.bincount(drawn, minlength=buckets))
             progress("reading", min(number * run_rows, plan.rows), plan.rows)
         del run, records
         lengths = np.array(counts) * record.itemsize
         starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
         for bucket in range(buckets):
-            parts = []
+            records = np.empty(lengths[:, bucket].sum() // record.itemsize, record)
+            left = records.view(np.uint8).data
             for start, length in zip(starts[:, bucket].tolist(), lengths[:, bucket].tolist(), strict=True):
                 file.seek(start)
-                parts.append(np.frombuffer(file.read(length), record))
-            records = np.concatenate(parts)
+                file.readinto(left[:length])
+                left = left[length:]
             order = random.permutation(len(records))
             for first in range(0, len(records), plan.piece_rows):
                 some = records[order[first : first + plan.piece_rows]]
