@@ -48,15 +48,15 @@ Rows = dict[str, np.ndarray]
 """Some rows: an array of equal length a field, by name."""
 
 
-def check_name(name: str, where: str) -> str:
-    """Return a column's name if it can be a dataset's, as a plain path.
+def _check_name(name: str) -> str:
+    """Return a dataset's name as a plain path.
 
     Raises:
-        DataError: it cannot: it is empty, climbs out of its group, or HDF5 cannot store it.
+        DataError: If it is empty, leaves its group, or cannot be stored by HDF5.
     """
     encodable = name.encode("utf-8", "ignore").decode() == name
     if not (encodable and plain_name(name)) or ".." in name.split("/") or "\0" in name:
-        raise DataError(f"{where}: {shown(name)} cannot be the name of a dataset; rename it, or drop it")
+        raise DataError(f"{shown(name)} cannot be the name of a dataset; rename it, or drop it")
     return plain_name(name)
 
 
@@ -116,7 +116,7 @@ class ColumnChoice:
         if not fields:
             self.refuse_empty("a source")
         if not self._datasets:
-            return tuple(replace(field, columns=(field.name,)) for field in fields)
+            return tuple(replace(field, name=_check_name(field.name), columns=(field.name,)) for field in fields)
         datasets = []
         for name, patterns in self._datasets.items():
             columns: dict[str, Field] = {}
@@ -133,7 +133,7 @@ class ColumnChoice:
                 columns |= {field.name: field for field in fitting}
             is_renamed = len(columns) == 1 and patterns == list(columns)
             joined = columns[patterns[0]] if is_renamed else _side_by_side(list(columns.values()))
-            datasets.append(replace(joined, name=check_name(name, "columns"), columns=tuple(columns)))
+            datasets.append(replace(joined, name=_check_name(name), columns=tuple(columns)))
         return tuple(datasets)
 
 

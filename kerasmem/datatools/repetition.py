@@ -23,14 +23,12 @@ class Repetition:
         title: number of the groups, and the first and last of them.
         stacked: an entry for each dataset of all groups, with a problem if it cannot be stacked.
         first: entries of the first group.
-        inside: entries of the groups.
-        outside: other entries.
+        outside: entries outside the groups.
     """
 
     title: str
     stacked: list[Entry]
     first: list[Entry]
-    inside: list[Entry]
     outside: list[Entry]
 
 
@@ -57,10 +55,9 @@ def find_repetition(entries: Sequence[Entry]) -> Repetition | None:
     if not stacked:
         return None
     title = f"{len(names):,} groups, {shown(names[0])} to {shown(names[-1])}"
-    inside = [entry for name in names for entry in groups[name].values()]
-    taken = {entry.name for entry in inside}
-    outside = [entry for entry in entries if entry.name not in taken]
-    return Repetition(title, stacked, list(groups[names[0]].values()), inside, outside)
+    inside = {entry.name for members in groups.values() for entry in members.values()}
+    outside = [entry for entry in entries if entry.name not in inside]
+    return Repetition(title, stacked, list(groups[names[0]].values()), outside)
 
 
 def _stack(name: str, entries: Sequence[Entry]) -> Entry:

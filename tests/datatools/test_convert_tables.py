@@ -64,12 +64,11 @@ def test_csv_columns_become_one_dataset(tmp_path):
 @pytest.mark.parametrize("groups", [50, 1000])
 def test_parquet_as_pandas_writes_it(tmp_path, groups):
     frame = FRAME.assign(kind=FRAME["kind"].astype("category"), single=FRAME["pixel0"].astype("f4"))
-    frame["vector"] = list(RNG.random((ROWS, 3)).astype("f4"))
     frame.to_parquet(tmp_path / "d.parquet", row_group_size=groups)
     convert(tmp_path / "d.parquet", tmp_path / "out.h5", memory_budget="2MiB")
     found = content(tmp_path / "out.h5")
     check_frame(found)
-    assert np.array_equal(found["vector"], np.stack(frame["vector"])) and found["single"].dtype == np.float32
+    assert found["single"].dtype == np.float32
 
 
 def test_files_agree_on_types_and_classes(tmp_path):
@@ -104,10 +103,9 @@ def test_a_type_that_shows_late(tmp_path):
 
 def test_gaps(tmp_path):
     (tmp_path / "g.csv").write_text("a,b\n1,0.5\n,NaN\n3,1.5\n")
-    done = convert(tmp_path / "g.csv", tmp_path / "out.h5")
+    convert(tmp_path / "g.csv", tmp_path / "out.h5")
     found = content(tmp_path / "out.h5")
     assert np.array_equal(found["a"], np.array([1, np.nan, 3], "f4"), equal_nan=True)
-    assert any("'a' has 1 gaps, which become NaN" in note for note in done.notes)
     pa_table = pa.table({"a": ["x", None, "y"], "b": [1, 2, 3]})
     parquet.write_table(pa_table, tmp_path / "g.parquet")
     with pytest.raises(DataError, match="column 'a' has 1 gaps among its values"):
@@ -170,10 +168,9 @@ def test_hostile_parquet(tmp_path):
             convert(path, tmp_path / "out.h5")
         assert left_in(tmp_path, path) == []
     for table, told in (
-        (pa.table({"v": [[1, 2], [3]]}), "column 'v' is ragged: lists of 1 to 2 values"),
+        (pa.table({"v": [[1, 2], [3]]}), "column 'v' holds list"),
         (pa.table({"v": pa.array([{"a": 1}])}), "column 'v' holds struct"),
         (pa.table({"v": pa.array([b"x"])}), "column 'v' holds binary"),
-        (pa.table({"v": [["a"]]}), "holds list<.*string>"),
         (pa.table({"v": [f"text {k}" for k in range(70_000)]}), "more than 65,536 different texts"),
     ):
         parquet.write_table(table, path)

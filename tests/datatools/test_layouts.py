@@ -145,8 +145,6 @@ def test_a_group_per_sample_is_stacked(tmp_path, parent):
     found = inspect(tmp_path / "s.h5")
     assert found.x is None or found.x == "mean"
     assert len(found.datasets) == 5 and "(40, 12, 8)" in found.notes[0] and "kerasmem data convert" in found.notes[0]
-    convert(tmp_path / "s.h5", tmp_path / "one.h5", columns={"x": f"{parent}s7/obs"})
-    assert np.array_equal(content(tmp_path / "one.h5")["x"], obs[7])
     convert(tmp_path / "s.h5", tmp_path / "parts.index", columns={"x": f"{parent}obs"}, part_size=10 * 12 * 8 * 4)
     with H5ChunkSequence(tmp_path / "parts.index", "x", None, shuffle=False, batch_size=40) as sequence:
         assert np.array_equal(sequence[0][0], obs)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.archives import read_npy_header
-from kerasmem.datatools.fields import Field, Rows, check_name
+from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
@@ -85,7 +85,7 @@ class ArraySource(RowSource):
             raise DataError(f"{where}: its header claims {shape} {dtype}, {sizes}; it is cut off or damaged")
         if self._is_archive and fortran and needed > _MOST_FORTRAN:
             raise DataError(f"{where}: is in Fortran order in an archive and too large to be loaded; save it as .npy")
-        return Field(check_name(name, self.label), dtype.str, shape[1:]), shape[0]
+        return Field(name, dtype.str, shape[1:]), shape[0]
 
     def pieces(self, rows: int) -> Iterator[Rows]:
         """Yield rows of all arrays."""

@@ -9,7 +9,7 @@ from math import prod
 import h5py
 import numpy as np
 
-from kerasmem.datatools.fields import ColumnChoice, Field, Rows, check_name
+from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.listing import CLASS_NAMES, MOST_CONVERTED, Contents, Entry, list_contents, opened
 from kerasmem.datatools.repetition import find_repetition
 from kerasmem.datatools.settings import ReadOptions
@@ -49,24 +49,17 @@ class Hdf5Source(RowSource):
         self._dense = [entry.name for entry in entries if entry.layout is not None]
         self._sliced = [entry for entry in entries if entry.layout is None]
         self._packings = {entry.name: entry.packing for entry in entries if entry.packing is not None}
-        fields = [
-            Field(check_name(entry.name, self.label), entry.dtype, (entry.shape or ())[1:], entry.class_names)
-            for entry in entries
-        ]
-        self.fields = tuple(self._unpacked(field) if options.unpack else field for field in fields)
-
-    def _unpacked(self, field: Field) -> Field:
-        """Return a field in the type of its physical values."""
-        packing, stored = self._packings.get(field.name), np.dtype(field.dtype)
-        if packing is None or not (packing.scales or packing.unsigned or stored.kind == "f"):
-            return field  # whole numbers without a scale, such as labels, stay whole
-        is_small = stored.itemsize <= (4 if stored.kind == "f" else 2)
-        return replace(field, dtype="<f4" if is_small else "<f8", unpacked=field.dtype)
+        self.fields = tuple(_field(entry, unpack=options.unpack) for entry in entries)
 
     def pieces(self, rows: int) -> Iterator[Rows]:
         """Yield rows, unpacked, NaN for missing values."""
-        windows = [self._dense_windows()] if self._dense else []
-        windows += [self._sliced_windows(rows)] if self._sliced else []
+        stop, access, budget = self.first + self.rows, self._access, self._budget
+        windows: list[Iterator[Rows]] = []
+        if self._dense:  # as `H5ChunkSequence` reads them
+            dense = read_windows(self.paths, self._dense, start=self.first, stop=stop, access=access, budget=budget)
+            windows.append(window for _, window in dense)
+        if self._sliced:
+            windows.append(self._sliced_windows(rows))
         for parts in zip(*(even_pieces(stream, rows) for stream in windows), strict=True):
             piece = {name: values for part in parts for name, values in part.items()}
             for field in self.fields:
@@ -82,14 +75,6 @@ class Hdf5Source(RowSource):
         if missing:
             self.losses[f"values of {shown(field.name)} {become}"] += missing
         return packing.unpack(values, field.dtype) if field.unpacked else values
-
-    def _dense_windows(self) -> Iterator[Rows]:
-        """Yield rows of the datasets that `H5ChunkSequence` can read, as it reads them."""
-        stop = self.first + self.rows
-        for _, window in read_windows(
-            self.paths, self._dense, start=self.first, stop=stop, access=self._access, budget=self._budget
-        ):
-            yield window
 
     def _sliced_windows(self, rows: int) -> Iterator[Rows]:
         """Yield rows of the other entries, which h5py reads slice by slice."""
@@ -142,6 +127,16 @@ class Hdf5Source(RowSource):
         return dataset
 
 
+def _field(entry: Entry, *, unpack: bool) -> Field:
+    """Return the field of an entry, in the type of its physical values if they are wanted."""
+    field = Field(entry.name, entry.dtype, (entry.shape or ())[1:], entry.class_names)
+    packing, stored = entry.packing, np.dtype(entry.dtype)
+    if not unpack or packing is None or not (packing.scales or packing.unsigned or stored.kind == "f"):
+        return field  # whole numbers without a scale, such as labels, stay whole
+    is_small = stored.itemsize <= (4 if stored.kind == "f" else 2)
+    return replace(field, dtype="<f4" if is_small else "<f8", unpacked=field.dtype)
+
+
 def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entry], list[str]]:
     """Return the entries with equally many rows, and notes about those left out.
 
@@ -149,7 +144,9 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
         DataError: If there are none, or the rows lie elsewhere.
     """
     wanted = options.columns
-    entries, notes = _stacked(contents, wanted)
+    repetition = find_repetition(contents.entries)
+    entries = [*repetition.stacked, *repetition.outside] if repetition else list(contents.entries)
+    notes = [f"{repetition.title}, are a row each"] if repetition else []
     if options.rows_axis == "last":
         entries = [_rows_last(entry) for entry in entries]
     read = [entry for entry in entries if wanted.reads(entry.name)]
@@ -177,19 +174,6 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
         more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
         notes.append(f"left out: {', '.join(names[:_NAMES_SHOWN])}{more} ({reason})")
     return chosen, notes
-
-
-def _stacked(contents: Contents, wanted: ColumnChoice) -> tuple[list[Entry], list[str]]:
-    """Return the entries, those of a group per sample stacked, unless groups are wanted one by one."""
-    entries = list(contents.entries)
-    repetition = find_repetition(entries)
-    if repetition is None:
-        return entries, []
-    stacked, inside = repetition.stacked, repetition.inside
-    if not any(wanted.wants(entry.name) for entry in stacked) and any(wanted.wants(entry.name) for entry in inside):
-        return entries, []
-    note = f"{repetition.title}, are a row each; columns of one group are read by their full names (--columns)"
-    return [*stacked, *repetition.outside], [note]
 
 
 def _rows_last(entry: Entry) -> Entry:

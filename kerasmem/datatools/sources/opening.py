@@ -21,7 +21,7 @@ from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.rows.settings import natural_order
 
 _HDF5 = (".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")
-_RECORDS = re.compile(r"\.tfrecords?(\.gz)?$|\.tfrec$|\.tfrecord-\d+-of-\d+$", re.IGNORECASE)
+_RECORDS = re.compile(r"\.tfrecords?$|\.tfrec$|\.tfrecord-\d+-of-\d+$", re.IGNORECASE)
 
 
 def open_sources(paths: Sequence[str], options: ReadOptions) -> RowSource:

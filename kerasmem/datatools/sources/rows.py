@@ -140,11 +140,9 @@ class ConcatenatedSource(_CombinedSource):
         return parts[0] if len(parts) == 1 else ConcatenatedSource(parts)
 
     def pieces(self, rows: int) -> Iterator[Rows]:
-        """Yield rows of one source after the other, all in the byte order of the first."""
-        dtypes = {field.name: field.dtype for field in self.fields}
+        """Yield rows of one source after the other."""
         for source in self._sources:
-            for piece in source.pieces(rows):
-                yield {name: values.astype(dtypes[name], copy=False) for name, values in piece.items()}
+            yield from source.pieces(rows)
 
 
 def _kind(field: Field) -> str:

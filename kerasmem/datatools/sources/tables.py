@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.datatools.fields import Field, Rows, check_name
+from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, KerasmemError, MissingExtraError
@@ -64,9 +64,7 @@ def _to_numpy(values: Any, column: Field) -> np.ndarray:
 
     if column.class_names is not None:
         values = compute.index_in(values, value_set=pa.array(column.class_names, values.type))
-    if column.shape:
-        values = values.flatten()
-    return np.asarray(values.to_numpy(zero_copy_only=False)).astype(column.dtype, copy=False).reshape(-1, *column.shape)
+    return np.asarray(values.to_numpy(zero_copy_only=False)).astype(column.dtype, copy=False)
 
 
 class _Column:
@@ -82,7 +80,7 @@ class _Column:
         self.kind = pa.float64() if self.is_whole or pa.types.is_null(kind) else kind
         self.needs_survey = self.is_whole or not pa.types.is_floating(kind)
         self._gaps, self._largest = 0, 0.0
-        self._widths, self._texts = set[int](), set[str]()
+        self._texts = set[str]()
 
     def add(self, values: Any) -> None:
         """Add an Arrow array."""
@@ -93,13 +91,11 @@ class _Column:
             numbers = values.drop_null().to_numpy(zero_copy_only=False)
             self.is_whole = bool((numbers == np.rint(numbers)).all())
             self._largest = max(self._largest, np.abs(numbers).max(initial=0))
-        elif _is_list(self.kind):
-            self._widths |= set(compute.unique(compute.list_value_length(values)).to_pylist())
         elif types.is_string(self.kind) and len(self._texts) <= _MOST_TEXTS:
             self._texts |= set(compute.unique(values.drop_null()).to_pylist())
 
-    def settle(self, where: str, options: ReadOptions) -> tuple[Field, str]:
-        """Return the field and a note about gaps.
+    def settle(self, where: str, options: ReadOptions) -> Field:
+        """Return the field.
 
         Raises:
             DataError: If the column cannot become numbers.
@@ -107,21 +103,17 @@ class _Column:
         import pyarrow as pa
 
         where = f"{where}: column {shown(self.name)}"
-        name, kind = check_name(self.name, where), self.kind
-        note = f"{shown(name)} has {self._gaps:,} gaps, which become NaN" if self._gaps else ""
+        kind = self.kind
         if self._gaps and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise DataError(f"{where} has {self._gaps:,} gaps among its values; fill them, or leave it out with drop")
         if pa.types.is_string(kind):
-            return Field(name, "<i4", (), self._class_names(where, is_text=self.name in options.text)), note
-        if len(self._widths) > 1:
-            widths = f"lists of {min(self._widths)} to {max(self._widths)} values"
-            raise DataError(f"{where} is ragged: {widths}; pad them to one length")
-        dtype = np.dtype((kind.value_type if self._widths else kind).to_pandas_dtype())
+            return Field(self.name, "<i4", (), self._class_names(where, is_text=self.name in options.text))
+        dtype = np.dtype(kind.to_pandas_dtype())
         if self.is_whole and self._largest > _EXACT:
             self.kind = pa.int64()
         if self.is_whole or self._gaps:
             dtype = np.dtype(np.float64 if self._gaps else np.int64)
-        return Field(name, dtype.str, tuple(self._widths)), note
+        return Field(self.name, dtype.str)
 
     def _class_names(self, where: str, *, is_text: bool) -> tuple[str, ...]:
         """Return the texts, sorted, unless they are numbers or too many to be classes."""
@@ -174,12 +166,10 @@ def _open_alike(schemas: Mapping[str, Any], options: ReadOptions) -> Iterator[Ta
         if not rows[path]:
             raise DataError(f"{shown(path)}: has a header and no rows")
     where = f"{shown(first)} and {len(others):,} more" if others else shown(first)
-    fields, notes = zip(*(column.settle(where, options) for column in columns), strict=True)
+    fields = tuple(column.settle(where, options) for column in columns)
     schema = pa.schema([(column.name, column.kind) for column in columns])
     for path in schemas:
-        source = TableSource(path, schema, fields, rows[path], options)
-        source.notes += filter(None, notes)
-        yield source
+        yield TableSource(path, schema, fields, rows[path], options)
 
 
 def _read_schema(path: str, options: ReadOptions) -> Any:
@@ -214,16 +204,9 @@ def _plain_type(kind: Any, where: str) -> Any:
         kind = kind.value_type
     if types.is_string(kind) or types.is_large_string(kind):
         return pa.string()
-    value = kind.value_type if _is_list(kind) else kind
-    if types.is_integer(value) or types.is_floating(value) or types.is_boolean(value) or types.is_null(kind):
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind):
         return kind
     raise DataError(f"{where} holds {kind}, no numbers. {_CSV_FIX}")
-
-
-def _is_list(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_number(text: str) -> bool:
