@@ -109,7 +109,7 @@ def stream_line(
         x: names of the features; only the first of more than 16 is taken.
         y: name of the targets; None for none.
         batch_size: rows a batch.
-        packings: packings of datasets whose values are not the stored ones.
+        packings: how the values of datasets are packed.
         trust_file: whether the file must be trusted.
     """
     features = list(x) if len(x) <= MOST_INPUTS else [x[0]]
@@ -117,8 +117,11 @@ def stream_line(
     settings = [f"{path!r}", f"x={inputs!r}", f"y={y!r}", f"batch_size={batch_size}"]
     if y is None:
         settings.append("shuffle=False")
-    packed = {name: packing for name, packing in (packings or {}).items() if name in (*features, y)}
-    scales = {name: (packing.factor, packing.offset) for name, packing in packed.items()}
+    scales = {
+        name: (packing.factor, packing.offset)
+        for name, packing in (packings or {}).items()
+        if packing.scales and name in (*features, y)
+    }
     first = next(column for column in columns if column.name == features[0])
     largest = _LARGEST.get(np.dtype(first.dtype).name) if len(first.shape) >= 2 else None
     if len(features) == 1 and list(scales) == features:

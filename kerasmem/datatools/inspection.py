@@ -68,9 +68,8 @@ def inspect(
     notes += [_packing_note(name, packings[name]) for name in (*features, target) if name in packings]
     columns = [entry.column for entry in contents.with_rows_of(features[0])]
     line = stream_line(
-        contents.path, columns, features, target, batch_size=batch_size, trust_file=trust_file,
-        packings={name: packing for name, packing in packings.items() if packing.scales},
-    )  # fmt: skip
+        contents.path, columns, features, target, batch_size=batch_size, packings=packings, trust_file=trust_file
+    )
     try:
         parts = read_parts(features[0], target, None)
         layout = scan_files([contents.path], dataset_names(parts), access)

@@ -16,6 +16,7 @@ from kerasmem.hdf5.format.filters import ZSTD, register_filters
 from kerasmem.hdf5.format.layout import shown
 
 _MOST_THREADS = 16
+_MOST_PIXELS = 1 << 15  # on a side of an image
 _LEVELS = {"gzip": (4, 1, 9), "zstd": (3, 1, 19)}  # usual, least, most
 _SPLIT_NAMES = {2: ("train", "val"), 3: ("train", "val", "test")}
 
@@ -145,18 +146,14 @@ def read_split(value: str | None) -> dict[str, float]:
     return dict(zip(names, shares, strict=True))
 
 
-def _read_image_size(value: Any) -> tuple[int, int] | None:
-    """Return (width, height) of "224x224" or a pair."""
-    if value is None:
-        return None
-    parts = value.lower().replace("×", "x").split("x") if isinstance(value, str) else value
-    try:
-        width, height = (int(part) for part in parts)
-    except (TypeError, ValueError):
-        raise UsageError(f"image_size: {value!r} is no size; write for example '224x160', width first") from None
-    if not (0 < width <= 1 << 15 and 0 < height <= 1 << 15):
-        raise UsageError(f"image_size: {value!r} is out of range")
-    return width, height
+def _read_image_size(text: Any) -> tuple[int, int] | None:
+    """Return (width, height) of "224x160". A pair stays as it is: options are copied for parts."""
+    if text is None or isinstance(text, tuple):
+        return text
+    width, _, height = str(text).lower().partition("x")
+    if not all(side.isdecimal() and 0 < int(side) <= _MOST_PIXELS for side in (width, height)):
+        raise UsageError(f"image_size must be WIDTHxHEIGHT in pixels, such as '224x160'; got {text!r}")
+    return int(width), int(height)
 
 
 def output_paths(output: str, shares: Mapping[str, float]) -> tuple[str, ...]:

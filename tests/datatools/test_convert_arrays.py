@@ -262,7 +262,7 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"split": "0.8,0.3"}, "two or three shares that add up to 1"),
         ({"split": "0.8,x"}, "two or three shares that add up to 1"),
         ({"split": "0.999999,0.000001"}, "500 rows are too few"),
-        ({"image_size": "large"}, "image_size: 'large' is no size"),
+        ({"image_size": "large"}, "image_size must be WIDTHxHEIGHT"),
         ({"color": "sepia"}, "color: 'sepia' is not 'rgb' or 'gray'"),
         ({"seed": -1}, "seed: -1 is too small"),
     ],

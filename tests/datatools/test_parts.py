@@ -161,8 +161,8 @@ def test_tables_and_images_are_parted_where_they_can_be(tmp_path, threads):
         one = tmp_path / f"one-{count}.h5"
         folder = tmp_path / f"parts-{os.path.basename(sources)[0]}"
         folder.mkdir()
-        kerasmem.data.convert(sources, one)
-        kerasmem.data.convert(sources, folder / "all.index", executor=threads, part_size=size)
+        kerasmem.data.convert(sources, one, image_size="4x5")
+        kerasmem.data.convert(sources, folder / "all.index", executor=threads, part_size=size, image_size="4x5")
         assert len(list(folder.glob("part-*.h5"))) == count
         assert_same(read_parts(folder), content(one))
         one.unlink()
