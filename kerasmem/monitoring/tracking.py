@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kerasmem.devices.machine import visible_devices
-from kerasmem.devices.nvml import Nvml, NvmlDevice
+from kerasmem.devices.nvml import Nvml
 from kerasmem.devices.tracked_devices import Allocator
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.peaks import LedgerAccount, ledger_of, running_allocators
@@ -28,84 +28,48 @@ _PHASE = "action"
 
 
 class HostWatch:
-    """Reads host and driver while at least one action is under way; its thread and NVML end with the last.
+    """Reads host and driver in a thread while an action is under way.
 
-    Each action has a `PhaseMaxima` of its own, to which all readings are of one phase.
+    Attributes:
+        before: the first reading.
+        peaks: the largest sizes so far.
     """
 
-    _thread: PeriodicThread | None
-    _machine: MachineReader
-    _nvml: Nvml | None
-
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: list[PhaseMaxima] = []
-        self._cards: list[NvmlDevice] = []
-        self._thread = self._nvml = None
-
-    def open(self, peaks: PhaseMaxima) -> BackgroundReading:
-        """Take a reading, and add it and all further ones to `peaks`."""
-        with self._lock:
-            if not self._open:
-                self._begin()
-            self._open.append(peaks)
-            return self._read()
-
-    def close(self, peaks: PhaseMaxima) -> BackgroundReading:
-        """Take a last reading for `peaks`."""
-        with self._lock:
-            if not self._open:  # a forked child ends an action of its parent's
-                self._begin()
-            moment = self._read()
-            peaks.add(_PHASE, 0, moment)
-            self._open = [other for other in self._open if other is not peaks]
-            if self._open:
-                return moment
-            thread, self._thread = self._thread, None
-            if self._nvml is not None:
-                self._nvml.close()
-            self._nvml = None
-        if thread is not None:
-            thread.stop()  # outside the lock, which its last reading may wait for
-        return moment
-
-    def tick(self) -> float | None:
-        """Take a reading in the thread; return its cost in seconds of processor time, None to end."""
-        start = time.thread_time()
-        with self._lock:
-            if not self._open:
-                return None
-            self._read()
-        return time.thread_time() - start
-
-    def after_fork(self) -> None:
-        """Begin with nothing in a forked child: thread, lock and driver are the parent's."""
-        HostWatch.__init__(self)
-
-    def _begin(self) -> None:
-        self._machine = MachineReader(self._on_cards, lambda _: None)
         self._nvml, _ = Nvml.open()
         devices = () if self._nvml is None else self._nvml.devices
         self._cards = visible_devices(devices, os.environ)
-        self._thread = PeriodicThread("kerasmem track", self.tick, _PERIOD)
+        self._machine = MachineReader(self._on_cards, lambda _: None)
+        self._lock = threading.Lock()
+        self.peaks = PhaseMaxima()
+        self.before = self._read()
+        self._thread = PeriodicThread("kerasmem track", self._tick, _PERIOD)
         self._thread.start()
+
+    def end(self) -> BackgroundReading:
+        """End the thread, and return a last reading."""
+        self._thread.stop()
+        last = self._read()
+        if self._nvml is not None:
+            self._nvml.close()
+        return last
+
+    def _tick(self) -> float:
+        start = time.thread_time()
+        self._read()
+        return time.thread_time() - start
 
     def _on_cards(self) -> int | None:
         if self._nvml is None:
             return None
-        told = [self._nvml.memory(card)[0] for card in self._cards]
-        return largest_known(memory.used_bytes for memory in told if memory is not None)
+        readings = [self._nvml.memory(card)[0] for card in self._cards]
+        return largest_known(memory.used_bytes for memory in readings if memory is not None)
 
     def _read(self) -> BackgroundReading:
-        moment = self._machine.read()
-        for peaks in self._open:
-            peaks.add(_PHASE, 0, moment)
-        return moment
-
-
-host_watch = HostWatch()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=host_watch.after_fork)
+        reading = self._machine.read()
+        with self._lock:
+            self.peaks.add(_PHASE, 0, reading)
+        return reading
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -237,30 +201,28 @@ class _OpenSpan:
     def __init__(self, label: str) -> None:
         self._token = _path.set((*_path.get(), label))
         self._path = _path.get()
-        self._accounts: dict[Allocator, tuple[LedgerAccount, int]] = {}
+        self._accounts: dict[Allocator, tuple[LedgerAccount, int | None]] = {}
         for allocator in running_allocators():
             account = LedgerAccount()
             ledger_of(allocator).join(account)
             in_use = _take(allocator, account)[0]
             if in_use is not None:
                 self._accounts[allocator] = (account, in_use)
-        self._peaks = PhaseMaxima()
-        self._before = host_watch.open(self._peaks)
+        self._watch = HostWatch()
         self._start = time.perf_counter()
 
     def end(self, error: str | None) -> Span:
         """Return the span from the start until now."""
         seconds = time.perf_counter() - self._start
         allocator: dict[str, Use] = {}
-        for each in running_allocators():
-            opened = self._accounts.get(each)
-            account, earlier = (LedgerAccount(), None) if opened is None else opened
-            in_use, peak = _take(each, account)
-            ledger_of(each).leave(account)
+        for device in running_allocators():
+            account, earlier = self._accounts.get(device, (LedgerAccount(), None))
+            in_use, peak = _take(device, account)
+            ledger_of(device).leave(account)
             if in_use is not None:  # a device that TensorFlow has started since had nothing in use before
-                allocator[each.device] = Use(earlier or 0, in_use, None if earlier is None else peak)
-        after = host_watch.close(self._peaks)
-        before, largest = self._before, self._peaks.largest
+                allocator[device.device] = Use(earlier or 0, in_use, None if earlier is None else peak)
+        after = self._watch.end()
+        before, largest = self._watch.before, self._watch.peaks.largest
         _path.reset(self._token)
         return Span(
             label=self._path[-1],

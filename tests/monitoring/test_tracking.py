@@ -66,7 +66,7 @@ def test_nested_actions_each_have_their_own_and_the_outer_has_all():
     with kerasmem.track("outer") as outer:
         with kerasmem.track("first") as first:
             hold(150, REST)
-        assert threads() == ["kerasmem track"], "one thread for all"
+        assert threads() == ["kerasmem track"], "that of the outer one"
         with kerasmem.track("second") as second:
             time.sleep(0.1)
     assert [t.result.path for t in (outer, first, second)] == [("outer",), ("outer", "first"), ("outer", "second")]
