@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import random
 import threading
 import warnings
 import zlib
@@ -23,7 +24,7 @@ BLOCK = 16 * KIB
 _SUM = 4  # bytes of a checksum
 _SLOT = _SUM + BLOCK
 _ENDING = ".blocks"  # of files that may be evicted
-_SHARE = 64  # the folder is looked at after one part in so many of the limit was written
+_SHARE = 64  # the folder is scanned about once for each 1/64 of the limit that is written
 
 
 class DiskCache:
@@ -38,8 +39,7 @@ class DiskCache:
         self.folder = folder
         self._limit = limit
         self._lock = threading.Lock()
-        self._unseen = limit  # bytes that were written since the folder was looked at
-        self._broken = False
+        self._is_full = self._broken = False
 
     def read(self, key: str, first: int, stop: int) -> list[memoryview | None]:
         """Return blocks of an object by number, None for a missing one."""
@@ -86,11 +86,10 @@ class DiskCache:
 
     def _make_room(self, key: str, size: int) -> bool:
         """Evict files beyond the limit, though not the one to be written to. Return whether there is room."""
-        self._unseen += size
-        if self._unseen <= self._limit // _SHARE:
-            return True
         os.makedirs(os.path.dirname(self.folder), exist_ok=True)
         files.own_folder("cache", self.folder)
+        if not self._is_full and random.random() * self._limit > _SHARE * size:
+            return True
         entries = []
         for path in glob.glob(os.path.join(glob.escape(self.folder), f"*{_ENDING}")):
             with contextlib.suppress(FileNotFoundError):  # another process was faster
@@ -101,9 +100,8 @@ class DiskCache:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
                 total -= _size(seen)
-        if total <= self._limit:
-            self._unseen = 0
-        return total <= self._limit
+        self._is_full = total > self._limit
+        return not self._is_full
 
 
 def _size(seen: os.stat_result) -> int:
