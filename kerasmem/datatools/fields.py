@@ -92,9 +92,10 @@ class ColumnChoice:
         self._seen[name] = None
         return _fits(name, self._patterns) and not _fits(name, self._drop)
 
-    def wants(self, name: str) -> bool:
-        """Return whether a name, or a pattern other than "*", asks for a column."""
-        return _fits(name, [pattern for pattern in self._patterns if pattern != "*"])
+    def _chooses(self, pattern: str, name: str) -> bool:
+        """Return whether a pattern fits a column. "*" fits those that no other pattern fits."""
+        others = [other for other in self._patterns if other != "*"]
+        return not _fits(name, others) if pattern == "*" else _fits(name, [pattern])
 
     def refuse_empty(self, where: str) -> NoReturn:
         """Raise the error for a source without columns to read."""
@@ -121,16 +122,11 @@ class ColumnChoice:
         for name, patterns in self._datasets.items():
             columns: dict[str, Field] = {}
             for pattern in patterns:
-                is_rest = pattern == "*"
-                fitting = [
-                    field
-                    for field in fields
-                    if (not self.wants(field.name) if is_rest else _fits(field.name, [pattern]))
-                ]
+                fitting = {field.name: field for field in fields if self._chooses(pattern, field.name)}
                 if not fitting:
                     listed = _listed(field.name for field in fields)
                     raise UsageError(f"columns: no column fits {pattern!r} for {name!r}; there are {listed}")
-                columns |= {field.name: field for field in fitting}
+                columns |= fitting
             is_renamed = len(columns) == 1 and patterns == list(columns)
             joined = columns[patterns[0]] if is_renamed else _side_by_side(list(columns.values()))
             datasets.append(replace(joined, name=_check_name(name), columns=tuple(columns)))

@@ -151,6 +151,15 @@ def test_names_that_play_tricks(tmp_path):
     assert "\n" not in str(error.value) and "\x1b" not in str(error.value)
 
 
+def test_links_are_refused(tmp_path, folder):
+    root, _ = folder
+    for name in ("dog/zz.png", "zebra"):
+        os.symlink(root / "cat", root / name)
+        with pytest.raises(DataError, match=f"{name}'?: is a link; put the file or folder itself there"):
+            convert(root, tmp_path / "out.h5")
+        os.unlink(root / name)
+
+
 def test_other_kinds_of_images_become_eight_bits_a_channel(tmp_path):
     root = tmp_path / "photos"
     opaque = picture()

@@ -101,6 +101,7 @@ class ArraySource(RowSource):
             whole = np.load(self.paths[0], mmap_mode="r", allow_pickle=False)
             yield from (whole[first : min(first + rows, stop)] for first in firsts)
             return
+        file: Any
         with zipfile.ZipFile(self.paths[0]) as archive, archive.open(entry) as file:
             shape, fortran, dtype = read_npy_header(file)
             if fortran:

@@ -154,7 +154,7 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
         if entry.kind == "ragged":
             pad = "Pad them to one shape, or leave it out with drop (--drop)."
             raise DataError(f"{shown(contents.path)}: {shown(entry.name)} {entry.problem}. {pad}")
-    able = [entry for entry in read if (entry.layout is not None or entry.parts) and prod(entry.shape or (0,))]
+    able = [entry for entry in read if (entry.layout is not None or entry.parts) and 0 not in (entry.shape or (0,))]
     if not able:
         if entries and not read:
             wanted.refuse_empty(shown(contents.path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ class ImageFolder(RowSource):
         options: size and colors.
 
     Raises:
-        DataError: If there are no images in folders.
+        DataError: If there are no images in folders, or there is a link.
     """
 
     def __init__(self, path: str, options: ReadOptions) -> None:
@@ -63,11 +64,14 @@ class ImageFolder(RowSource):
 
     def pieces(self, rows: int) -> Iterator[Rows]:
         """Yield images and classes."""
+        stop = self.first + self.rows
+        spans = [range(first, min(first + rows, stop)) for first in range(self.first, stop, rows)]
         with ThreadPoolExecutor(self._threads, "kerasmem-decode") as pool:
-            for first in range(self.first, self.first + self.rows, rows):
-                numbers = range(first, min(first + rows, self.first + self.rows))
-                images = pool.map(lambda number: self._decode(number, self._shape), numbers)
-                yield {"x": np.stack(list(images)), "y": self._classes[numbers.start : numbers.stop]}
+            batches = (
+                (span, pool.map(lambda number: self._decode(number, self._shape), span)) for span in [*spans, range(0)]
+            )
+            for (span, images), _ in itertools.pairwise(batches):  # the next ones are decoded meanwhile
+                yield {"x": np.stack(list(images)), "y": self._classes[span.start : span.stop]}
 
     def _decode(self, number: int, shape: tuple[int, ...] | None) -> np.ndarray:
         path = self._files[number]
@@ -75,9 +79,17 @@ class ImageFolder(RowSource):
 
 
 def _visible(folder: str) -> list[str]:
-    """Return the paths of files and folders that are not hidden, sorted by name."""
+    """Return the paths of files and folders that are not hidden, sorted by name.
+
+    Raises:
+        DataError: If one is a link, which may lead to any file.
+    """
     names = sorted((name for name in os.listdir(folder) if not name.startswith(".")), key=os.fsencode)
-    return [os.path.join(folder, name) for name in names]
+    paths = [os.path.join(folder, name) for name in names]
+    for path in paths:
+        if os.path.islink(path):
+            raise DataError(f"{shown(path)}: is a link; put the file or folder itself there")
+    return paths
 
 
 def decode_image(

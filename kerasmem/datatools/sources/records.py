@@ -44,10 +44,7 @@ class RecordSource(RowSource):
         with self._refuse_damage():
             self.rows = self._count_records()
             first = next(iter(tf.data.TFRecordDataset(path))).numpy()
-        try:
-            features = tf.train.Example.FromString(first).features.feature
-        except Exception as error:  # protobuf's errors differ from version to version
-            raise DataError(f"{self.label}: its first record is no tf.train.Example: {one_line(str(error))}") from error
+        features = self._example(first, 0).features.feature
         if not features:
             raise DataError(f"{self.label}: its first record has no features; is it a file of tf.train.Example?")
         self._fields: dict[str, Field] = {}
@@ -57,6 +54,15 @@ class RecordSource(RowSource):
         self.fields = tuple(self._fields.values())
         if not self.fields:
             options.columns.refuse_empty(self.label)
+
+    def _example(self, record: bytes, number: int) -> Any:
+        import tensorflow as tf
+
+        try:
+            return tf.train.Example.FromString(record)
+        except Exception as error:  # protobuf's errors differ from version to version
+            reason = one_line(str(error), 200)
+            raise DataError(f"{self.label}: record {number:,} is no tf.train.Example ({reason})") from error
 
     def _add_field(self, name: str, content: Any) -> None:
         """Add the column that a feature of the first record becomes, or note that it is left out."""
@@ -84,6 +90,8 @@ class RecordSource(RowSource):
         done = 0
         with ThreadPoolExecutor(self._options.threads, "kerasmem-decode") as pool, self._refuse_damage():
             for batch in tf.data.TFRecordDataset(self.paths[0]).batch(rows):
+                for number, record in enumerate(batch.numpy().tolist(), start=done):
+                    self._example(record, number)  # TensorFlow's fast parser trusts the lengths in it
                 parsed = tf.io.parse_example(batch, spec)
                 piece = {}
                 for name, field in self._fields.items():

@@ -65,11 +65,6 @@ def rows_in(rows: Rows) -> int:
     return len(next(iter(rows.values())))
 
 
-def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
-    """Return some of the rows."""
-    return {name: values[start:stop] for name, values in rows.items()}
-
-
 def even_pieces(pieces: Iterator[Rows], rows: int) -> Iterator[Rows]:
     """Yield pieces of exactly `rows` rows, except the last."""
     held: list[Rows] = []
@@ -77,7 +72,7 @@ def even_pieces(pieces: Iterator[Rows], rows: int) -> Iterator[Rows]:
     for piece in pieces:
         length = rows_in(piece)
         for first in range(-count, length, rows):
-            held.append(slice_rows(piece, max(first, 0), first + rows))
+            held.append({name: values[max(first, 0) : first + rows] for name, values in piece.items()})
             if first + rows <= length:
                 yield _concatenate(held)
                 held = []
