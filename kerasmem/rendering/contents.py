@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.errors import InputError
-from kerasmem.estimation.report import DeviceVerdict, MemoryReport
+from kerasmem.estimation.report import MemoryReport
 from kerasmem.monitoring.log_summary import LogSummary
 from kerasmem.profiling.results import StepProfile
 
@@ -16,7 +16,7 @@ _MOST_BYTES = 2**60  # beyond any memory; a chart cannot scale more
 
 @dataclass(frozen=True)
 class SavedReport:
-    """An estimate, measurement or profile, and the file it comes from; sizes in bytes."""
+    """An estimate, measurement or profile, and the file it comes from."""
 
     source: str
     report: MemoryReport | StepProfile
@@ -24,45 +24,12 @@ class SavedReport:
     @property
     def is_measured(self) -> bool:
         """Whether a step was run, rather than estimated."""
-        return isinstance(self.report, StepProfile) or self.report.settings.method == "measure"
+        return self.report.settings.method in ("measure", "profile")
 
     @property
-    def device(self) -> DeviceVerdict | None:
-        """The device that was named, with the verdict."""
-        return None if isinstance(self.report, StepProfile) else self.report.device
-
-    @property
-    def total(self) -> int:
-        """The peak."""
-        return self.report.bytes.total
-
-    @property
-    def high(self) -> int | None:
-        """The upper end of the interval that the method claims."""
-        return self.report.bytes.high
-
-    @property
-    def lower_end(self) -> int | None:
+    def low(self) -> int | None:
         """The least that a step takes, or None if unknown."""
         return None if getattr(self.report.settings, "stands_in", False) else self.report.bytes.low
-
-    @property
-    def categories(self) -> dict[str, int]:
-        """The parts of the peak that hold something."""
-        parts = {name: getattr(self.report.bytes, name) for name in self.report.bytes.CATEGORIES}
-        return {name: size for name, size in parts.items() if size}
-
-    @property
-    def is_at_peak(self) -> bool:
-        """Whether `layers` are sizes at the peak, rather than shares of the total."""
-        return any(layer.bytes_at_peak is not None for layer in self.report.layers)
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """The layers that hold something, the largest first."""
-        name = "bytes_at_peak" if self.is_at_peak else "bytes"
-        sizes = {layer.name: getattr(layer, name) or 0 for layer in self.report.layers}
-        return dict(sorted(((name, size) for name, size in sizes.items() if size), key=lambda pair: -pair[1]))
 
 
 @dataclass(frozen=True)
@@ -78,16 +45,6 @@ class PageContents:
     logs: tuple[LogSummary, ...]
     reports: tuple[SavedReport, ...]
     title: str = "Memory report"
-
-    @property
-    def estimates(self) -> tuple[SavedReport, ...]:
-        """Reports that were estimated."""
-        return tuple(report for report in self.reports if not report.is_measured)
-
-    @property
-    def measured(self) -> tuple[SavedReport, ...]:
-        """Reports of steps that were run."""
-        return tuple(report for report in self.reports if report.is_measured)
 
 
 def is_report(data: object) -> bool:
@@ -108,9 +65,10 @@ def read_report(data: Mapping[str, Any], source: str) -> SavedReport:
     kind: type[MemoryReport | StepProfile] = StepProfile if data.get("measured") is True else MemoryReport
     try:
         report = kind.from_dict(data)
-        for name, size in _sizes(report):
-            if size is not None and not 0 <= size <= _MOST_BYTES:
-                raise InputError(f"{name} must be from 0 to 2**60")
+        _check_sizes("bytes", report.bytes)
+        _check_sizes("device", getattr(report, "device", None))
+        for layer in report.layers:
+            _check_sizes("layers", layer)
     except InputError as error:
         raise InputError(
             f"{source}: no kerasmem estimate or profile: {error}; "
@@ -119,11 +77,7 @@ def read_report(data: Mapping[str, Any], source: str) -> SavedReport:
     return SavedReport(source, report)
 
 
-def _sizes(report: MemoryReport | StepProfile) -> Iterator[tuple[str, int | None]]:
-    for name in ("total", "low", "high", *report.bytes.CATEGORIES):
-        yield f"bytes.{name}", getattr(report.bytes, name)
-    for layer in report.layers:
-        yield "layers.bytes", layer.bytes
-        yield "layers.bytes_at_peak", layer.bytes_at_peak
-    if isinstance(report, MemoryReport) and report.device is not None:
-        yield "device.available_bytes", report.device.available_bytes
+def _check_sizes(part: str, record: Any) -> None:
+    for name, size in ({} if record is None else vars(record)).items():
+        if isinstance(size, int) and not 0 <= size <= _MOST_BYTES:
+            raise InputError(f"{part}.{name} must be from 0 to 2**60")

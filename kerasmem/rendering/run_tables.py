@@ -1,8 +1,8 @@
-"""Runs side by side, with the rows that the terminal and the page share, and tracked actions."""
+"""Runs side by side, with the rows that the terminal and the page share, and saved reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Column, Table
 
@@ -17,17 +17,17 @@ _ON_A_TERMINAL = 7  # columns that have room
 _MOST_ROWS = 200
 
 
-def run_rows(logs: Sequence[LogSummary]) -> tuple[list[tuple[str, ...]], int]:
-    """Return the cells of each run in the order of `RUN_COLUMNS`, and the number of runs left out."""
-    kept, left_out = kept_runs(logs, _MOST_ROWS)
-    return [_run_row(log, run) for log, run in kept], left_out
+def run_rows(logs: Iterable[LogSummary]) -> tuple[list[tuple[str, ...]], int]:
+    """Return the cells of the first runs in the order of `RUN_COLUMNS`, and the number of runs left out."""
+    runs = [(log, run) for log in logs for run in log.runs]
+    return [_run_row(log, run) for log, run in runs[:_MOST_ROWS]], max(0, len(runs) - _MOST_ROWS)
 
 
 def _run_row(log: LogSummary, run: RunSummary) -> tuple[str, ...]:
     return (
         run_name(log, run),
         known_size(run.peak_bytes),
-        peak_place(run),
+        _peak_place(run),
         known_size(run.mean_in_use_bytes),
         signed_size(run.in_use_growth_bytes),
         known_size(run.rss_bytes),
@@ -46,24 +46,17 @@ def runs_table(logs: Sequence[LogSummary], terminal: int | None = None) -> Table
     for name, peak, place, *sizes in rows:
         made.add(short_name(name), peak, printable(place, 40), *sizes[: _ON_A_TERMINAL - 3])
     if left_out:
-        made.add(f"and {left_out} more with smaller peaks")
+        made.add(f"and {left_out} more")
     return made
 
 
 def reports_table(reports: Sequence[SavedReport], terminal: int | None = None) -> Table:
     """Return a row for each estimate or profile: its peak and the interval claimed."""
     rows = table(terminal, "File", *map(figures, ("Peak", "from", "to")), "by", title="Estimates and profiles")
-    for each in reports:
-        method = printable(each.report.settings.method, 20)
-        rows.add(short_name(each.source), each.total, each.lower_end, each.high, method)
+    for saved in reports:
+        need, method = saved.report.bytes, printable(saved.report.settings.method, 20)
+        rows.add(short_name(saved.source), need.total, saved.low, need.high, method)
     return rows
-
-
-def kept_runs(logs: Sequence[LogSummary], most: int) -> tuple[list[tuple[LogSummary, RunSummary]], int]:
-    """Return the runs with the largest peaks, in their own order, and the number of the others."""
-    every = [(log, run) for log in logs for run in log.runs]
-    ranked = sorted(range(len(every)), key=lambda place: -(every[place][1].peak_bytes or 0))
-    return [every[place] for place in sorted(ranked[:most])], max(0, len(every) - most)
 
 
 def run_name(log: LogSummary, run: RunSummary) -> str:
@@ -71,7 +64,7 @@ def run_name(log: LogSummary, run: RunSummary) -> str:
     return f"{log.name}, run {run.run + 1} ({run.kind})" if len(log.runs) > 1 else log.name
 
 
-def peak_place(run: RunSummary) -> str:
+def _peak_place(run: RunSummary) -> str:
     """Return the place of a run's peak; epochs count from 1, batches from 0 as in Keras."""
     if run.peak_bytes is None:
         return ""

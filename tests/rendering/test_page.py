@@ -100,8 +100,7 @@ def text_of(html):
 
 def test_a_saved_report_is_read_back():
     found = read_report(report(device=on("fits")).to_dict(), "e.json")
-    assert (found.total, found.categories) == (10 * MIB, {"weights": 4 * MIB, "activations": 5 * MIB})
-    assert found.is_at_peak and not found.is_measured and found.layers == {"dense": 6 * MIB}
+    assert found.report == report(device=on("fits")) and not found.is_measured
     assert read_report(report("measure").to_dict(), "m.json").is_measured
 
 
@@ -170,7 +169,7 @@ def test_what_there_is_too_much_of_is_counted():
     ]
     estimate = report(layers=[(f"layer{i}", i + 1) for i in range(1000)])
     page = page_of(summarise(Timeline(rows), "loop.csv"), reports=[("e.json", estimate)])
-    assert "and 799 more <bdi>runs with smaller peaks" in page and "and 800 more <bdi>layers" in page
+    assert "and 799 more <bdi>runs;" in page and "and 800 more <bdi>layers" in page
     assert page.count("<bdi>layer") == 200 + 1 and "<bdi>total</bdi>" in page
 
 
@@ -181,12 +180,12 @@ def panels(figure):
     return ElementTree.fromstring(figure).findall("div/svg")
 
 
-@pytest.mark.parametrize(("available", "y", "beyond"), [(600 * MIB, "12.5", ""), (2**40, "0.0", ", beyond this chart")])
-def test_the_devices_limit_stands_in_the_chart(available, y, beyond):
+def test_the_devices_limit_stands_in_the_chart():
     (stretch,) = summarise(timeline(50, rss_bytes=5), "run.csv").curves
-    device, host = panels(over_time(stretch, "caption", Limit(available, "card")))
-    assert device.find("line[@class='limit']").get("y1") == y and host.find("line[@class='limit']") is None
-    assert device.find("text[@class='limit-label end']").text.endswith(beyond)
+    device, host = panels(over_time(stretch, "caption", Limit(600 * MIB, "card")))
+    assert device.find("line[@class='limit']").get("y1") == "12.5" and host.find("line[@class='limit']") is None
+    beyond, _ = panels(over_time(stretch, "caption", Limit(2**40, "card")))
+    assert beyond.find("line[@class='limit']") is None
 
 
 # ------------------------------------------------------------------ sections
@@ -199,12 +198,12 @@ def test_the_verdict_comes_first():
     assert "✘ does not fit t4: net needs 10.0 MiB, of 9.00 MiB" in head
     assert "run.csv: at most 990 MiB, 99 % of 0.98 GiB (card)" in head
     without = text_of(page_of(summarise(timeline(5), "run.csv")))
-    assert "run.csv: at most 504 MiB\n" in without and "No device was named" in without
+    assert "run.csv: at most 504 MiB" in without and "No device was named" in without
 
 
-def test_the_limit_of_a_named_device_stands_in_all_charts():
+def test_the_limit_of_a_named_device_stands_in_charts_of_its_size():
     reports = [("e.json", report(device=on("fits", 2**30)))]
-    assert page_of(summarise(timeline(50), "run.csv"), reports=reports).count(">t4, for TensorFlow: 1.00 GiB") == 3
+    assert page_of(summarise(timeline(50), "run.csv"), reports=reports).count(">t4, for TensorFlow: 1.00 GiB") == 2
 
 
 def test_estimate_and_measurement_are_laid_side_by_side():
@@ -216,7 +215,7 @@ def test_estimate_and_measurement_are_laid_side_by_side():
 def test_an_estimate_without_a_known_lower_end_claims_the_upper_one():
     estimate = report("xla", total=30 * MIB, low=3 * MIB, high=31 * MIB)
     estimate = replace(estimate, settings=replace(estimate.settings, stands_in=True))
-    assert SavedReport("e.json", estimate).lower_end is None
+    assert SavedReport("e.json", estimate).low is None
     page = page_of(reports=[("e.json", estimate), ("m.json", report("measure", total=20 * MIB))])
     assert "at most 31.0 MiB: holds" in page
 
