@@ -58,8 +58,8 @@ def convert(
     when they are whole.
 
     Args:
-        sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .tfrecord, HDF5, or a folder that holds a
-            folder of images for each class.
+        sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with
+            a folder of images for each class.
         output: the file; with `split`, "data.h5" becomes "data-train.h5" and so on. If it ends with
             ".index", it becomes the index of part-00000.h5 and so on beside it, which have the rows in order.
         columns: columns of each dataset written, {"x": "pixel*", "y": "label"}; "*" stands for all that nothing else

@@ -26,7 +26,7 @@ class Field:
         name: name of the dataset; "/" makes groups.
         dtype: NumPy's text for the type, such as "<f4".
         shape: shape of one row.
-        class_names: what the whole numbers from 0 on stand for, where they stand for names.
+        class_names: names that the whole numbers from 0 on stand for; None for plain numbers.
         columns: of a dataset: the names of the columns it is made of, side by side if there are several.
         unpacked: type of the stored values if they were unpacked, so that attributes about packing are wrong; or "".
     """
@@ -81,8 +81,10 @@ class ColumnChoice:
     """
 
     def __init__(self, columns: Mapping[str, str | Sequence[str]] | None, drop: Sequence[str] = ()) -> None:
-        given = (columns or {}).items()
-        self._datasets = {name: [wanted] if isinstance(wanted, str) else list(wanted) for name, wanted in given}
+        self._datasets = {
+            name: [patterns] if isinstance(patterns, str) else list(patterns)
+            for name, patterns in (columns or {}).items()
+        }
         self._patterns = [pattern for wanted in self._datasets.values() for pattern in wanted] or ["*"]
         self._drop = list(drop)
         self._seen: dict[str, None] = {}
@@ -147,14 +149,14 @@ def _side_by_side(columns: Sequence[Field]) -> Field:
     for field in columns:
         if len(field.shape) > 1 or field.class_names is not None:
             content = "texts" if field.class_names else f"rows of shape {field.shape}"
-            raise DataError(f"columns: {shown(field.name)} holds {content}; give it a dataset of its own")
+            raise DataError(f"columns: {shown(field.name)} holds {content}; write it as a separate dataset")
     dtype = np.result_type(*(np.dtype(field.dtype) for field in columns))
     width = sum(prod(field.shape) for field in columns)
     return Field("", dtype.str, (width,))
 
 
 def written_type(field: Field, *, float32: bool = True) -> str:
-    """Return the little-endian type in which a column is written.
+    """Return a column's little-endian type in the file.
 
     Args:
         field: the column as read.

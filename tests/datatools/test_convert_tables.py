@@ -57,7 +57,7 @@ def test_csv_columns_become_one_dataset(tmp_path):
     assert np.array_equal(np.array(KINDS)[y], FRAME["kind"]) and done.line.endswith("x='x', y='y', batch_size=32)")
     with h5py.File(tmp_path / "out.h5") as file:
         assert list(file["y"].attrs["class_names"]) == KINDS
-    with pytest.raises(DataError, match="'kind' holds texts; give it a dataset of its own"):
+    with pytest.raises(DataError, match="'kind' holds texts; write it as a separate dataset"):
         convert(tmp_path / "d.csv", tmp_path / "o2.h5", columns={"x": "*"})
 
 

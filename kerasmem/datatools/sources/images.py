@@ -70,7 +70,7 @@ class ImageFolder(RowSource):
             batches = (
                 (span, pool.map(lambda number: self._decode(number, self._shape), span)) for span in [*spans, range(0)]
             )
-            for (span, images), _ in itertools.pairwise(batches):  # the next ones are decoded meanwhile
+            for (span, images), _ in itertools.pairwise(batches):  # the next piece is decoded in the background
                 yield {"x": np.stack(list(images)), "y": self._classes[span.start : span.stop]}
 
     def _decode(self, number: int, shape: tuple[int, ...] | None) -> np.ndarray:

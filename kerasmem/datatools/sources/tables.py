@@ -192,7 +192,7 @@ def _read_schema(path: str, options: ReadOptions) -> Any:
     read = [column for column in schema if options.columns.reads(column.name)]
     if not read:
         options.columns.refuse_empty(where)
-    return pa.schema([(each.name, _plain_type(each.type, f"{where}: column {shown(each.name)}")) for each in read])
+    return pa.schema([(item.name, _plain_type(item.type, f"{where}: column {shown(item.name)}")) for item in read])
 
 
 def _plain_type(kind: Any, where: str) -> Any:
