@@ -21,7 +21,6 @@ from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.order import Blocks, EpochOrder, Segment
 
 _Item = TypeVar("_Item", bound=Task)
-_CELL_BYTES = 64 * 1024  # of a dataset without chunks that is kept in memory, read at a time
 
 
 @dataclass(eq=False)
@@ -160,12 +159,7 @@ class RowReader:
             pass
         for layout in self.layout.datasets:
             if layout.name in self.resident and layout.name not in self._resident:
-                if layout.chunks:
-                    grid = self.layout.chunk_grid(layout.name)
-                else:
-                    cell = max(1, _CELL_BYTES // max(1, layout.row_bytes))
-                    grid = Grid([cell] * len(self.layout.files), self.layout.starts)
-                self._resident[layout.name] = ResidentRows(layout, grid, self._rows[layout.name])
+                self._resident[layout.name] = ResidentRows(layout, self._rows[layout.name])
 
     # ---- tasks
 

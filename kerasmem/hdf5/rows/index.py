@@ -100,7 +100,8 @@ class DataIndex(Sequence[str]):
             raise DataError(f"{shown(self.path)}: the index is damaged: it names a file without a name")
         if not is_url(self.path):
             return name if is_url(name) else os.path.normpath(os.path.join(os.path.dirname(self.path), name))
-        url = name if is_url(name) else _joined(self.path, name)
+        scheme, _, rest = self.path.partition("://")
+        url = name if is_url(name) else f"{scheme}:{urljoin('//' + rest, name)}"
         if (scheme_of(url), urlsplit(url).netloc) != (scheme_of(self.path), urlsplit(self.path).netloc):
             raise DataError(
                 f"{shown(self.path)}: the index names {shown(url)}, which lies elsewhere; a remote index may name "
@@ -135,15 +136,6 @@ def _refuse_nonsense(content: IndexContent) -> None:
                 raise ValueError("a dataset has no numbers, or other rows than the rest")
     if sum(layouts[number][0].rows for *_, number in files) >= 1 << 62:
         raise ValueError("its files have too many rows")
-
-
-def _joined(url: str, name: str) -> str:
-    if scheme_of(url) in ("http", "https"):
-        return urljoin(url, name)
-    folder = url.rsplit("/", 1)[0]
-    while name.startswith("../"):
-        folder, name = folder.rsplit("/", 1)[0], name[3:]
-    return f"{folder}/{name}"
 
 
 def write_index(path: str, files: Sequence[FileLayout]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from kerasmem.hdf5.format.columns import Column
 from kerasmem.hdf5.format.filters import Scratch
-from kerasmem.hdf5.format.grid import Grid, ranges
 from kerasmem.hdf5.format.layout import DatasetLayout
 from kerasmem.hdf5.io.ranges import Claim
 from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, ScatterRead, WantedRows, can_scatter, part_of
@@ -99,27 +98,14 @@ class DatasetRows:
         return self.run_jobs(rows.runs, outputs) if scattered is None else scattered
 
     def run_jobs(self, runs: Sequence[RowRun], outputs: Outputs) -> list[Job]:
-        """Return the jobs that read runs of rows, one a file."""
-        return [
-            Job(self.files, self.files[number], self.name, here, outputs)
-            for run in runs
-            for number, here in self._parts(run)
-        ]
-
-    def _parts(self, run: RowRun) -> Iterator[tuple[int, RowRun]]:
-        """Yield the part of a run in each file, counted within it."""
-        starts = self.files.starts
-        number = int(self.files.numbers(run.start))
-        while run.start < run.stop:
-            first, end = int(starts[number]), int(starts[number + 1])
-            here = RowRun(run.start - first, min(run.stop, end) - first, run.picked, run.places)
-            rest = RowRun(run.stop, run.stop, None, slice(0))
-            if run.stop > end:
-                assert isinstance(run.places, slice)  # blocks lie in one file each; only what stays is read across
-                here = replace(here, places=part_of(run.places, 0, end - run.start))
-                rest = RowRun(end, run.stop, None, part_of(run.places, end - run.start, run.stop - run.start))
-            yield number, here
-            run, number = rest, number + 1
+        """Return a job for each run of rows. Each run lies in one file."""
+        jobs = []
+        for run in runs:
+            number = int(self.files.numbers(run.start))
+            first = int(self.files.starts[number])
+            here = RowRun(run.start - first, run.stop - first, run.picked, run.places)
+            jobs.append(Job(self.files, self.files[number], self.name, here, outputs))
+        return jobs
 
     def _scattered(self, rows: WantedRows, delivery: Delivery, target: np.ndarray) -> list[Task] | None:
         """Return jobs for rows that lie in the files as they are delivered; None if they do not."""
@@ -146,53 +132,39 @@ class DatasetRows:
 
 
 class ResidentRows:
-    """A dataset in memory as stored, read part by part as rows are needed.
+    """A dataset in memory as stored. The part in a file is read as a whole when one of its rows is needed.
 
     Args:
         layout: the dataset through all files.
-        grid: the parts.
         rows: the dataset in the files.
     """
 
-    def __init__(self, layout: DatasetLayout, grid: Grid, rows: DatasetRows) -> None:
+    def __init__(self, layout: DatasetLayout, rows: DatasetRows) -> None:
         stored = np.dtype(layout.dtype)
         self.values = np.empty(layout.shape, stored)
         self._rows = rows
-        self._grid = grid
-        self._there = np.zeros(int(grid.cell(layout.rows - 1)) + 1, bool)
+        self._there = np.zeros(len(rows.files.starts) - 1, bool)
         self._delivery = Delivery(Column(layout.name, layout.row_shape, layout.dtype, stored.str))
         self._loading = threading.Lock()
 
     def jobs(self, rows: WantedRows, outputs: Outputs) -> Sequence[Task]:
-        """Return the job that loads the missing rows and delivers from memory. Remote rows are prefetched."""
+        """Return the job that reads missing parts and delivers from memory. Remote parts are prefetched."""
         files = self._rows.files
-        needed = np.unique(self._grid.cell(rows.numbers))
-        if files.remote and len(needed):  # of each file in one range: what lies between will be needed too
-            numbers = files.numbers(self._grid.bounds(needed)[0])
-            first = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
-            last = np.r_[first[1:], len(needed)] - 1
-            needed = ranges(needed[first], needed[last] - needed[first] + 1)
-        missing = needed[~self._there[needed]]
-        runs = []
-        for cells in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
-            if len(cells):
-                (start, _), (_, stop) = self._grid.bounds(int(cells[0])), self._grid.bounds(int(cells[-1]))
-                stop = min(stop, len(self.values))
-                runs.append(RowRun(start, stop, None, slice(start, stop)))
+        needed = np.unique(files.numbers(rows.numbers))
+        missing = needed[~self._there[needed]].tolist()
+        parts = [slice(int(files.starts[number]), int(files.starts[number + 1])) for number in missing]
+        runs = [RowRun(part.start, part.stop, None, part) for part in parts]
         jobs = self._rows.run_jobs(runs, [(self._delivery, self.values)])
         prefetch(jobs)
-        return [functools.partial(self._deliver, jobs, rows, outputs)]
+        return [functools.partial(self._deliver, dict(zip(missing, jobs, strict=True)), rows, outputs)]
 
-    def _deliver(self, missing: Sequence[Job], rows: WantedRows, outputs: Outputs, scratch: Scratch) -> Places:
-        """Run the jobs of missing rows, unless another thread has run such jobs meanwhile, and deliver."""
+    def _deliver(self, missing: Mapping[int, Job], rows: WantedRows, outputs: Outputs, scratch: Scratch) -> Places:
+        """Read missing parts, unless another thread has read them meanwhile, and deliver."""
         with self._loading:
-            for job in missing:
-                places = job.run.places
-                assert isinstance(places, slice)
-                cells = slice(int(self._grid.cell(places.start)), int(self._grid.cell(places.stop - 1)) + 1)
-                if not self._there[cells].all():
+            for number, job in missing.items():
+                if not self._there[number]:
                     job(scratch)
-                    self._there[cells] = True
+                    self._there[number] = True
         for delivery, target in outputs:
             delivery.put(self.values, rows.numbers, target, rows.places, scratch)
         return rows.places

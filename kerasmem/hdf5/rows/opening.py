@@ -7,8 +7,6 @@ and by HDF5 only where the file is trusted.
 
 from __future__ import annotations
 
-import functools
-import io
 import itertools
 from collections.abc import Callable, Iterator
 from math import prod
@@ -23,6 +21,7 @@ from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline, Scratch
 from kerasmem.hdf5.format.layout import DatasetLayout, shown
 from kerasmem.hdf5.io.handle import Handle
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES
+from kerasmem.hdf5.rows.scan import missing_part
 from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, DirectSource, Hdf5Source, Source
 
 # Bits that fill their bytes; what h5py makes of others is a number of other bits.
@@ -48,9 +47,7 @@ def open_source(
     shape, dtype, chunks = layout.shape, np.dtype(layout.dtype), layout.chunks
     if _stored_as_read(dataset) and not dataset.external and _lies_in(file, dataset):
         source = _direct_source(dataset, shape, dtype, handle)
-        if source is not None:
-            if isinstance(source, ChunkedSource) and trust_file:
-                source.fill = _fill_value(dataset, dtype)
+        if source is not None and not (trust_file and missing_part(file, dataset)):
             return source
     if trust_file:
         register_filters()
@@ -66,8 +63,7 @@ def _direct_source(
     """Return a source of the stored bytes, or None if only HDF5 can read the dataset."""
     kind = dataset.id.get_create_plist().get_layout()
     if kind == h5py.h5d.CONTIGUOUS and dataset.id.get_offset() is not None:
-        offset = _base(dataset.file, chunked=False) + dataset.id.get_offset()
-        return ContiguousSource(shape, dtype, handle, offset)
+        return ContiguousSource(shape, dtype, handle, dataset.id.get_offset())
     if kind != h5py.h5d.CHUNKED:
         return None
     chunks = tuple(map(int, dataset.chunks))
@@ -76,7 +72,7 @@ def _direct_source(
         pipeline = Pipeline(filters_of(dataset), prod(chunk) * dtype.itemsize)
     except DecodeError:
         return None
-    index = read_index(dataset, shape[: len(chunks)], handle.length, _base(dataset.file, chunked=True))
+    index = read_index(dataset, shape[: len(chunks)], handle.length, _base(dataset.file))
     if index is None:
         return None
     source = ChunkedSource(shape, dtype, handle, index, chunk, pipeline)
@@ -189,29 +185,9 @@ def _lies_in(file: h5py.File, dataset: h5py.Dataset) -> bool:
     return bool(h5py.h5o.get_info(dataset.id).fileno == h5py.h5o.get_info(file.id).fileno)
 
 
-def _base(file: h5py.File, *, chunked: bool) -> int:
-    """Return the number to add to file places reported by HDF5.
+def _base(file: h5py.File) -> int:
+    """Return the number to add to the chunk places that HDF5 reports: the bytes of a user block, as MATLAB writes one.
 
-    Before a file's own data may lie a user block (MATLAB writes one), which versions of HDF5 count or not.
+    Later versions of HDF5 have added it already, as all do to the place of contiguous data.
     """
-    return 0 if _counts_user_block()[chunked] else int(file.userblock_size)
-
-
-@functools.cache
-def _counts_user_block() -> tuple[bool, bool]:
-    """Return whether this HDF5 counts the user block in the place of contiguous data, and of chunks."""
-    data, found = np.arange(1, 65, dtype=np.uint8), []
-    with io.BytesIO() as memory:
-        with h5py.File(memory, "w", userblock_size=512) as file:
-            places = [file.create_dataset("contiguous", data=data).id.get_offset()]
-            places.append(file.create_dataset("chunked", data=data, chunks=(64,)).id.get_chunk_info(0).byte_offset)
-        whole = memory.getvalue()
-        found = [whole[place : place + len(data)] == data.tobytes() for place in places]
-    return found[0], found[1]
-
-
-def _fill_value(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> np.ndarray:
-    try:
-        return np.asarray(dataset.fillvalue).astype(dtype).reshape(-1)[0:1].reshape(())
-    except (RuntimeError, ValueError, TypeError):
-        return np.zeros((), dtype)
+    return 0 if h5py.version.hdf5_version_tuple >= (1, 14, 4) else int(file.userblock_size)

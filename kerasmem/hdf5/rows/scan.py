@@ -16,8 +16,8 @@ import numpy as np
 from kerasmem.errors import DataError, KerasmemError
 from kerasmem.hdf5.format.filters import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
-from kerasmem.hdf5.format.links import DAMAGED, encoded, open_dataset, points_of, shape_of, walk_objects
-from kerasmem.hdf5.format.urls import is_url, redact
+from kerasmem.hdf5.format.links import DAMAGED, open_dataset, points_of, shape_of, walk_objects
+from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import Traffic
 from kerasmem.hdf5.io.objects import ObjectInfo
@@ -280,34 +280,17 @@ def missing_part(file: h5py.File, dataset: h5py.Dataset) -> str:
 def _missing_sources(file: h5py.File, dataset: h5py.Dataset) -> str:
     try:
         sources = dataset.virtual_sources()
+        covered = [points_of(source.vspace) for source in sources]
     except DAMAGED:
         return "its list of sources cannot be read"
-    named = dict.fromkeys((source.file_name, source.dset_name) for source in sources)
-    for where, name in named:
-        if "%" not in where + name and not _exists(file, where, name):
-            return f"its source {shown(name)} in {shown('the same file' if where == '.' else where)} is missing"
-    covered = [points_of(source.vspace) for source in sources]
+    folder = os.path.dirname(os.path.realpath(file.filename))
+    for path in dict.fromkeys(source.file_name for source in sources):
+        if path != "." and "%" not in path and not os.path.exists(os.path.join(folder, path)):
+            return f"its source {shown(path)} is missing"
     total = prod(dataset.shape)
     if all(0 <= count <= total for count in covered) and sum(covered) < total:
         return f"its sources cover {sum(covered):,} of its {total:,} values"
     return ""
-
-
-def _exists(file: h5py.File, where: str, name: str) -> bool:
-    try:
-        if where == ".":
-            return isinstance(file.get(encoded(name)), h5py.Dataset)
-        # HDF5 looks in $HDF5_VDS_PREFIX, beside the file, and takes the name as it is.
-        beside = os.path.dirname(os.path.realpath(file.filename))
-        folders = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", beside).split(os.pathsep)
-        for folder in (*folders, beside, ""):
-            candidate = os.path.join(folder, where)
-            if os.path.isfile(candidate):
-                with h5py.File(candidate, "r") as other:
-                    return isinstance(other.get(encoded(name)), h5py.Dataset)
-    except DAMAGED:
-        pass
-    return False
 
 
 def _filter_name(creation: Any, index: int) -> str:

@@ -227,13 +227,11 @@ class ChunkedSource(DirectSource):
         index: where the chunks lie.
         chunk: shape of a chunk.
         pipeline: the filters.
-        fill: value of what was never written; None if that is an error, the default.
     """
 
     index: ChunkIndex
     chunk: tuple[int, ...]
     pipeline: Pipeline
-    fill: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -267,18 +265,14 @@ class ChunkedSource(DirectSource):
     def _read_chunk(self, chunk: Chunk, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
         skipped = run.start % self.chunk[0]
         if chunk.offset is None:
-            if self.fill is None:
-                raise DecodeError("a chunk is missing there")
-            rest = tuple(part.stop - part.start for part in chunk.inner) + self.shape[1 + len(chunk.inner) :]
-            rows = np.broadcast_to(self.fill, (run.stop - run.start, *rest))
-        elif not self._whole and not chunk.inner:
+            raise DecodeError("a chunk is missing there")
+        if not self._whole and not chunk.inner:
             self._check_size(chunk)
             self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch, reader)
             return
-        else:
-            rows = self.decode(chunk, scratch, reader)[skipped : skipped + run.stop - run.start]
-            index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
-            rows = rows[index]
+        rows = self.decode(chunk, scratch, reader)[skipped : skipped + run.stop - run.start]
+        index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
+        rows = rows[index]
         for delivery, target in outputs:
             delivery.put(rows, run.picked, target, run.places, scratch, chunk.inner)
 
