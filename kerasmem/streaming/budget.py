@@ -15,7 +15,7 @@ from kerasmem.hdf5.format.grid import Grid
 from kerasmem.hdf5.format.layout import DatasetLayout, shown
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
 from kerasmem.streaming.order import Blocks
-from kerasmem.units import GIB, KIB, MIB, format_size, parse_size
+from kerasmem.units import GIB, KIB, MIB, format_size
 
 DEFAULT_BUDGET = 256 * MIB
 KERAS_BATCHES = 4  # being built, two in TensorFlow's prefetch, being trained on
@@ -86,7 +86,7 @@ def plan_memory(
     batch_size: int,
     ahead: int,
     workers: int,
-    budget: int | str | None,
+    budget: int | None,
     ordered: bool = False,
     grid: Callable[[int], Grid] = Grid,
 ) -> MemoryPlan:
@@ -102,16 +102,15 @@ def plan_memory(
         batch_size: rows a batch.
         ahead: the most batches to prepare ahead; 0 without workers.
         workers: threads or processes that prepare them, each busy with one.
-        budget: bytes or a size text. None means 256 MiB for windows, with batches on top.
+        budget: bytes. None means 256 MiB for windows, with batches on top.
         ordered: the rows come in file order, so that large windows gain nothing.
         grid: returns the grid of blocks of so many rows at most.
 
     Raises:
         UsageError: If the budget is too small; the message names the smallest that works.
     """
-    given = None if budget is None else parse_size(budget, field="memory_budget")
-    batches = _plan_batches(columns, min(batch_size, len(selection)), ahead, workers, given)
-    room = DEFAULT_BUDGET if given is None else given - batches.reserve
+    batches = _plan_batches(columns, min(batch_size, len(selection)), ahead, workers, budget)
+    room = DEFAULT_BUDGET if budget is None else budget - batches.reserve
     row_bytes = sum(column.row_bytes for column in columns) + _PLACE_BYTES
     rows = _Rows(layouts, selection, ordered, row_bytes)
     smallest = []
@@ -142,7 +141,7 @@ def plan_memory(
         needed = min(_WINDOWS * fullest, len(selection)) * row_bytes + thread + fixed
         with_batches = needed + (KERAS_BATCHES + _LEAST_AHEAD) * batches.each
         smallest.append(max(needed * _QUEUE_SHARE // (_QUEUE_SHARE - 1) + _QUEUE_SHARE, with_batches))
-    raise UsageError(_refusal(layouts, given or DEFAULT_BUDGET, min(smallest), batches.each))
+    raise UsageError(_refusal(layouts, budget or DEFAULT_BUDGET, min(smallest), batches.each))
 
 
 @dataclass(frozen=True)

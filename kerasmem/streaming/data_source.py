@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.columns import Column, make_columns, read_dtype, read_part, read_scale
+from kerasmem.hdf5.format.columns import Column, read_dtype, read_part, read_scale
 from kerasmem.hdf5.format.filters import Scratch
-from kerasmem.hdf5.format.layout import DataLayout, shown
-from kerasmem.hdf5.format.urls import name_of
+from kerasmem.hdf5.format.layout import DataLayout
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_data, read_parts, read_rows
 from kerasmem.streaming.budget import MemoryPlan, plan_memory
@@ -78,7 +77,6 @@ class H5DataSource:
         remote: Mapping[str, Any] | None = None,
     ) -> None:
         files, self._access = read_data(path, trust_file, remote)
-        self._name = name_of(files[0])
         self._parts = read_parts(x, y, sample_weight)
         names = dataset_names(self._parts)
         self._layout = scan_files(files, names, self._access)
@@ -130,8 +128,7 @@ class H5DataSource:
             reader.close()
 
     def __repr__(self) -> str:
-        more = f" and {len(self._layout.files) - 1:,} more" if len(self._layout.files) > 1 else ""
-        return f"<H5DataSource {shown(self._name)}{more}: {format_count(len(self), 'row')}>"
+        return f"<H5DataSource {self._layout.title}: {format_count(len(self), 'row')}>"
 
     def _checked(self, index: Any) -> int:
         number = operator.index(index)
@@ -217,8 +214,7 @@ def read_windows(
 def plain_columns(layout: DataLayout, dtype: str) -> tuple[Column, ...]:
     """Return every dataset as a column of one type, or of the type it is stored as."""
     names = [dataset.name for dataset in layout.datasets]
-    by_name = {dataset.name: dataset for dataset in layout.datasets}
-    return tuple(make_columns(read_part("x", names), by_name, read_dtype(dtype, names), {}))
+    return choose_columns(layout, [read_part("x", names)], read_dtype(dtype, names), {})[0]
 
 
 def _plan(

@@ -127,24 +127,14 @@ class StreamPlan:
         return self.blocks.total
 
     @property
-    def batch_rows(self) -> int:
-        """Rows of a full batch of this worker, those that fill it up included."""
-        return self.settings.batch_size
-
-    @property
     def seed(self) -> int | None:
         """Seed of the order, or None for file order."""
         return self.settings.seed if self.settings.shuffle else None
 
-    @cached_property
-    def part_columns(self) -> tuple[tuple[Column, ...], ...]:
-        """The columns of each part."""
-        return tuple(tuple(self.columns[use] for use in uses) for uses in self.uses)
-
     @property
     def all_full(self) -> bool:
-        """Whether every batch has `batch_rows` rows."""
-        return self.settings.remainder != "keep" or self.num_rows == self.num_batches * self.batch_rows
+        """Whether every batch has `batch_size` rows."""
+        return self.settings.remainder != "keep" or self.num_rows == self.num_batches * self.settings.batch_size
 
     @property
     def adds_weights(self) -> bool:
@@ -156,7 +146,7 @@ class StreamPlan:
 
         The rows that are added repeat the batch's last one, for values that a model knows, and have the weight 0.
         """
-        rows, wanted = len(arrays[0]), self.batch_rows
+        rows, wanted = len(arrays[0]), self.settings.batch_size
         if rows == wanted:
             return list(arrays)
         used = zip(self.parts, self.uses, strict=True)
@@ -251,21 +241,20 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
 
 def describe_plan(plan: StreamPlan) -> str:
     """Return rows, types, order and memory of a stream, one fact a line."""
-    memory, settings, batches = plan.memory, plan.settings, format_count(plan.num_batches, "batch")
+    memory, batches = plan.memory, format_count(plan.num_batches, "batch")
     layouts = {layout.name: layout for layout in plan.layout.datasets}
     rows = format_count(plan.num_rows, "row")
-    lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.batch_rows)}"]
-    for part, used in zip(plan.parts, plan.part_columns, strict=True):
-        for column in used:
+    lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.settings.batch_size)}"]
+    for part, uses in zip(plan.parts, plan.uses, strict=True):
+        for use in uses:
+            column = plan.columns[use]
             layout = layouts[column.name]
             lines.append(f"  {part.role:<13} {shown(column.name)} {_conversion(column)}, {_storage(layout)}")
     lines.append(f"  order         {_order(plan)}; blocks of {format_count(memory.block_rows, 'row')}")
-    if settings.works_ahead:
-        workers = "processes" if settings.in_processes and settings.transform is not None else "threads"
-        lines.append(f"  prepared by   {settings.workers} {workers}, {memory.ahead} ahead at most")
-    uses = [f"{format_count(memory.queued_batches, 'batch')} of {format_size(memory.batch_bytes)}"]
-    if memory.windows:
-        uses.insert(0, f"{format_count(memory.windows, 'window')} of {format_size(memory.window_bytes)}")
+    uses = [
+        f"{format_count(memory.windows, 'window')} of {format_size(memory.window_bytes)}",
+        f"{format_count(memory.queued_batches, 'batch')} of {format_size(memory.batch_bytes)}",
+    ]
     if memory.scratch_bytes:
         uses.append(f"{format_size(memory.scratch_bytes)} to read in")
     if memory.cache_bytes:

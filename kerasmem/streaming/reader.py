@@ -47,15 +47,19 @@ class RowReader:
         for number, column in enumerate(self.columns):
             self._by_dataset.setdefault(column.name, []).append(number)
         self._rows = {name: DatasetRows(self.files, name) for name in self._by_dataset}
-        self._resident: dict[str, ResidentRows] = {}
+        self._resident = {
+            layout.name: ResidentRows(layout, self._rows[layout.name])
+            for layout in self.layout.datasets
+            if layout.name in self.resident
+        }
         self._announcing = threading.Lock()
         self._now: tuple[int, int] | None = None  # the window announced last
         self._next: tuple[tuple[int, int], list[Job]] | None = None  # the window to come, announced already
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes taken from the files so far. For datasets read by HDF5, the bytes of the rows."""
-        return self.files.bytes_read
+    def checked_at_once(self) -> bool:
+        """Whether unchanged files can be recognized without a request."""
+        return not self.files.remote or self.files.proves_versions
 
     def tasks(
         self,
@@ -80,7 +84,9 @@ class RowReader:
         Raises:
             DataError: If the file has gone or has changed.
         """
-        self._make_resident(order.blocks.run(int(order.window_order(window)[0]))[0])
+        row = order.blocks.run(int(order.window_order(window)[0]))[0]
+        with self.files.use(self.files[int(self.files.numbers(row))]):
+            pass  # a file that has gone or has changed is noticed before anything is read
         rows = order.window_rows(window)
         places = slice(0, rows) if in_file_order else _places(order, window)
         self.rows_read += rows
@@ -152,14 +158,6 @@ class RowReader:
     def close(self) -> None:
         """Close the files for good, after the tasks that read from them."""
         self.files.close()
-
-    def _make_resident(self, row: int) -> None:
-        first = self.files[int(self.files.numbers(row))]
-        with self.files.use(first):  # so that a file that has gone or changed is found before anything is read
-            pass
-        for layout in self.layout.datasets:
-            if layout.name in self.resident and layout.name not in self._resident:
-                self._resident[layout.name] = ResidentRows(layout, self._rows[layout.name])
 
     # ---- tasks
 

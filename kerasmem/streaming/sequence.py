@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import keras
-import numpy as np
 
 from kerasmem import checks
 from kerasmem.compat.keras_reading import Call, attach_reader
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import read_dtype, read_scale
-from kerasmem.hdf5.format.layout import shown
-from kerasmem.hdf5.format.urls import name_of
-from kerasmem.hdf5.io.access import ahead_bytes
-from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import check_transform, read_data, read_parts
-from kerasmem.streaming.cursor import Cursor, Position, Progress
-from kerasmem.streaming.fork_local import ForkLocal
-from kerasmem.streaming.opened import OpenStream
-from kerasmem.streaming.plan import StreamSettings, dataset_names, describe_plan, make_plan
+from kerasmem.streaming.cursor import Cursor
+from kerasmem.streaming.plan import StreamSettings, dataset_names
 from kerasmem.streaming.sharding import read_shard
-from kerasmem.streaming.state import make_state, read_state
-from kerasmem.streaming.tf_data import (
-    batches_signature,
-    check_devices,
-    check_reader,
-    for_strategy,
-    make_dataset,
-    plan_signature,
-)
+from kerasmem.streaming.stream import Stream
+from kerasmem.streaming.tf_data import check_devices, for_strategy
 from kerasmem.streaming.transforms import Batch
-from kerasmem.units import format_count, parse_size
+from kerasmem.units import parse_size
 
 
-class H5ChunkSequence(keras.utils.PyDataset):
+class H5ChunkSequence(Stream, keras.utils.PyDataset):
     """Stream float32 batches from an HDF5 file that need not fit in memory into `fit`, `evaluate`, `predict`.
 
     Rows are shuffled on two levels: blocks of rows that lie together in the file are read from all over it
@@ -170,12 +154,12 @@ class H5ChunkSequence(keras.utils.PyDataset):
         workers: int = 1,
         use_multiprocessing: bool = False,
     ) -> None:
-        super().__init__(workers=1, use_multiprocessing=False)
-        self._files, access = read_data(path, trust_file, remote)
-        self.paths = tuple(self._files)
-        in_processes = checks.flag("use_multiprocessing", use_multiprocessing)
+        keras.utils.PyDataset.__init__(self, workers=1, use_multiprocessing=False)
+        files, access = read_data(path, trust_file, remote)
         parts = read_parts(x, y, sample_weight)
         names = dataset_names(parts)
+        in_processes = checks.flag("use_multiprocessing", use_multiprocessing)
+        check_transform(transform, in_processes)
         settings = StreamSettings(
             batch_size=checks.whole("batch_size", batch_size, 1),
             shuffle=checks.flag("shuffle", shuffle),
@@ -191,57 +175,14 @@ class H5ChunkSequence(keras.utils.PyDataset):
             workers=max(checks.whole("workers", workers, 0), int(in_processes)),
             in_processes=in_processes,
         )
-        check_transform(transform, in_processes)
         if y is None and settings.shuffle:
             warnings.warn(
                 "H5ChunkSequence: without y and with shuffle=True, predict would return its results in shuffled "
                 "order; pass shuffle=False to match them with rows",
                 stacklevel=2,
             )
-        self.stream_plan = make_plan(scan_files(self._files, names, access), parts, settings)
-        ahead = ahead_bytes(settings.memory_budget, self.stream_plan.memory.total_bytes)
-        self._access = replace(access, remote=replace(access.remote, ahead_bytes=ahead))
-        self.progress = Progress(len(self))
-        self._opened: ForkLocal[OpenStream] = ForkLocal()
+        Stream.__init__(self, files, parts, settings, access)
         self._keras_reads = False
-
-    # ---- what it was made with
-
-    @property
-    def batch_size(self) -> int:
-        """Rows a batch."""
-        return self.stream_plan.settings.batch_size
-
-    @property
-    def num_rows(self) -> int:
-        """Rows an epoch, of this worker."""
-        return self.stream_plan.num_rows
-
-    @property
-    def shuffle(self) -> bool:
-        """Whether rows come in a new order each epoch."""
-        return self.stream_plan.settings.shuffle
-
-    @property
-    def seed(self) -> int:
-        """Seed of the order."""
-        return self.stream_plan.settings.seed
-
-    @property
-    def shard(self) -> tuple[int, int]:
-        """The part of the rows, (index, count)."""
-        return self.stream_plan.settings.shard
-
-    # ---- what Keras asks for
-
-    def __len__(self) -> int:
-        """Return the number of batches an epoch."""
-        return self.stream_plan.num_batches
-
-    @property
-    def num_batches(self) -> int:
-        """Number of batches an epoch."""
-        return self.stream_plan.num_batches
 
     @property
     def workers(self) -> int:
@@ -259,7 +200,6 @@ class H5ChunkSequence(keras.utils.PyDataset):
         """Begin an epoch: indices mean its batches until `on_epoch_end`. Keras calls this."""
         check_devices(self.stream_plan)
         if not self._keras_reads:
-            check_reader(self.stream_plan)
             self.progress.direct.begin()
 
     def on_epoch_end(self) -> None:
@@ -267,44 +207,10 @@ class H5ChunkSequence(keras.utils.PyDataset):
         if not self._keras_reads and self.progress.direct.end():
             self.opened().stop_ahead(self.progress.direct)
 
-    # ---- batches
-
     def __getitem__(self, index: Any) -> Batch:
         """Return batch `index` of the current epoch, (x,), (x, y) or (x, y, sample_weight)."""
         position, counts = self.progress.direct.named(self._check_index(index))
         return self.opened().batch(position, self.progress.direct if counts else None)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Return the batches of the next epoch, as `next_epoch` does: each loop over the sequence is another epoch."""
-        return self.next_epoch()
-
-    def next_epoch(self) -> Iterator[Batch]:
-        """Return the batches of the next epoch for a custom loop. The epoch counts as used.
-
-        After `load_state_dict` it is the rest of the epoch that the state was saved in. Between two batches
-        `state_dict()` says that the second is the next.
-
-        Examples:
-            >>> import h5py
-            >>> with h5py.File("/tmp/epochs.h5", "w") as f:
-            ...     f["x"], f["y"] = range(10), range(10)
-            >>> from kerasmem import H5ChunkSequence
-            >>> train = H5ChunkSequence("/tmp/epochs.h5", batch_size=4)
-            >>> [len(y) for x, y in train.next_epoch()], train.epoch
-            ([4, 4, 2], 1)
-        """
-        cursor = Cursor(self.progress)
-        cursor.begin()
-        yield from self.read(cursor)
-        cursor.end()
-
-    def read(self, cursor: Cursor) -> Iterator[Batch]:
-        """Yield the batches of the epoch that a cursor has begun."""
-        process, stream = 0, None
-        for position, counts in cursor.positions():
-            if stream is None or process != os.getpid():
-                process, stream = os.getpid(), self.opened()
-            yield stream.batch(position, cursor if counts else None)  # refuses after `close`
 
     @contextmanager
     def hooks_of_keras(self) -> Iterator[None]:
@@ -315,175 +221,17 @@ class H5ChunkSequence(keras.utils.PyDataset):
         finally:
             self._keras_reads = False
 
-    def batch(self, place: int, epoch: int | None = None) -> Batch:
-        """Return batch number `place` of an epoch, out of turn.
 
-        Args:
-            place: 0 to `len(self) - 1`.
-            epoch: which epoch; the current one by default.
-        """
-        return self.opened().batch(self._position(place, epoch))
-
-    def batch_rows(self, place: int, epoch: int | None = None) -> np.ndarray:
-        """Return the row numbers of batch number `place`, int64, in the order delivered, counted through all files."""
-        return self.opened().batch_rows(self._position(place, epoch))
-
-    def as_tf_dataset(self, *, endless: bool = False, prefetch: int = 2) -> Any:
-        """Return a `tf.data.Dataset` of the same batches in the same order, for `fit`, `map` or a loop of your own.
-
-        Every iteration delivers the next epoch, so `fit` and `repeat` see a new order each time; the epoch
-        counts as used from its first batch, as with `next_epoch`. After `load_state_dict` in the middle of an
-        epoch the first iteration is the rest of it, and the number of batches is then not known beforehand;
-        in `fit` leave loading to `ResumeTraining`. With `shard` it is not told either: `tf.distribute` may cut
-        the batches up among its workers. Give such a strategy the sequence itself, or this data set from
-        `strategy.distribute_datasets_from_function`, which leaves batches as they are.
-
-        Args:
-            endless: go on from epoch to epoch within one iteration, for `fit(steps_per_epoch=…)`.
-            prefetch: batches made ahead, each of which takes memory; 2 are within `memory_budget`.
-
-        Returns:
-            The data set. Its `element_spec` has `batch_size` rows where every batch is full, else None.
-
-        Examples:
-            >>> import h5py, numpy as np
-            >>> with h5py.File("/tmp/tensors.h5", "w") as f:
-            ...     f["x"], f["y"] = np.zeros((10, 3)), np.zeros(10)
-            >>> from kerasmem import H5ChunkSequence
-            >>> data = H5ChunkSequence("/tmp/tensors.h5", batch_size=5).as_tf_dataset()
-            >>> [x.shape for x, y in data.as_numpy_iterator()]
-            [(5, 3), (5, 3)]
-        """
-        prefetch = checks.whole("prefetch", prefetch, 0)
-        if self.stream_plan.settings.transform is None:
-            signature = plan_signature(self.stream_plan)
-        else:
-            signature = batches_signature([self.batch(place) for place in sorted({0, len(self) - 1})])
-        if checks.flag("endless", endless):
-            return make_dataset(self._epochs, signature, batches=-1, prefetch=prefetch)
-        # Under tf.distribute a worker's share comes in smaller and more batches: Keras must not stop at this number.
-        whole = self.progress.position.batch == 0 and self.shard[1] == 1
-        return make_dataset(self.next_epoch, signature, batches=len(self) if whole else None, prefetch=prefetch)
-
-    # ---- where training stands
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch in progress or the next one. Later calls of `fit` count on."""
-        return self.progress.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of epoch `epoch`. Its batches depend on the seed alone."""
-        self._go_to(Position(checks.whole("epoch", epoch, 0), 0))
-
-    def state_dict(self, *, epoch: int | None = None, batch: int | None = None) -> dict[str, Any]:
-        """Return the position of training: less than 1 KB of numbers and texts, ready for JSON.
-
-        Args:
-            epoch: epoch of the next batch to be trained on.
-            batch: its number in that epoch. By default both are of the batch that will be asked for next. In
-                `fit` and with `as_tf_dataset` batches are asked for ahead of training; there `ResumeTraining`
-                saves the state that belongs to the weights.
-
-        Returns:
-            The position, the seed, and what has to agree for the batches to be the same. The file's path is
-            no part of it, so the file may be moved.
-        """
-        if (epoch is None) != (batch is None):
-            raise UsageError("state_dict: give both epoch and batch, or neither")
-        position = self.progress.position
-        if epoch is not None and batch is not None:
-            start = Position(checks.whole("epoch", epoch, 0), 0)
-            position = self.progress.after(start, checks.whole("batch", batch, 0))
-        return make_state(self.stream_plan, position)
-
-    def load_state_dict(self, state: Mapping[str, Any], *, skipped: int = 0) -> None:
-        """Resume at the very next batch after `state_dict` was called.
-
-        Args:
-            state: what `state_dict` returned, of this sequence or of one made alike. One with seed=None takes
-                over the seed.
-            skipped: batches of Keras's next epoch that will be counted without being asked for.
-
-        Raises:
-            DataError: If this is no such state.
-            UsageError: If a setting differs, so that the batches would too; the message names it.
-        """
-        seed, position = read_state(state, self.stream_plan)
-        if seed != self.seed:
-            self.close()  # windows in memory are of the other order
-            # The seed was drawn, so the rows are not shared out by it.
-            settings = replace(self.stream_plan.settings, seed=seed)
-            self.stream_plan = replace(self.stream_plan, settings=settings)
-        self._go_to(position, skipped=checks.whole("skipped", skipped, 0))
-
-    # ---- for people
-
-    def __repr__(self) -> str:
-        order = f"shuffled with seed {self.seed}" if self.shuffle else "in file order"
-        more = f" and {len(self.paths) - 1:,} more" if len(self.paths) > 1 else ""
-        return (
-            f"<H5ChunkSequence {shown(name_of(self.paths[0]))}{more}: {format_count(self.num_rows, 'row')} in "
-            f"{format_count(len(self), 'batch')} of {self.batch_size:,}, {order}>"
-        )
-
-    def describe(self) -> str:
-        """Return a few lines on rows, batches, types, blocks, windows and memory."""
-        return describe_plan(self.stream_plan)
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes read from files or received from stores so far. `close()` resets it to 0.
-
-        Divided by the bytes of the files and by the epochs delivered it is the read amplification.
-        """
-        stream = self._opened.peek()
-        return 0 if stream is None else stream.reader.bytes_read
-
-    # ---- open and closed
-
-    def opened(self) -> OpenStream:
-        """Return the open stream of this process. A forked or unpickled copy opens its own."""
-        return self._opened.get(lambda: OpenStream(self.stream_plan, self._access))
-
-    def close(self) -> None:
-        """Close the file, end the workers and free the windows. The sequence can be used again.
-
-        An iteration in progress, also one of `fit` in another thread, ends with a `UsageError`.
-        """
-        stream = self._opened.take()
-        if stream is not None:
-            stream.close()
-
-    def __enter__(self) -> H5ChunkSequence:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    # ---- within
-
-    def _epochs(self) -> Iterator[Batch]:
-        while True:
-            yield from self.next_epoch()
-
-    def _position(self, batch: int, epoch: int | None) -> Position:
-        batch = self._check_index(batch)
-        return Position(self.epoch if epoch is None else checks.whole("epoch", epoch, 0), batch)
-
-    def _check_index(self, index: int) -> int:
-        index = operator.index(index)
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} does not exist; there are {len(self)} batches, 0 to {len(self) - 1}")
-        return index
-
-    def _go_to(self, position: Position, *, skipped: int = 0) -> None:
-        self.progress.go_to(*position, skipped=skipped)
-        stream = self._opened.peek()
-        if stream is not None:
-            stream.stop_ahead()
-
-
+# How Keras reads a PyDataset:
+#
+# - `fit`, `evaluate` and `predict` make an adapter, which asks for `workers` first of all. `attach_reader` recognizes
+#   that call, and replaces the sequence by a `KerasReader`: one for each call, so that none disturbs another.
+# - With `fit(shuffle=True)` an adapter asks for indices in random order. A reader yields batches in its own order.
+# - `fit` looks at a batch or two before it begins, to build the model: these do not count.
+# - TensorFlow asks ahead in a thread, and may ask for batches of an epoch that is never finished.
+# - With `steps_per_epoch`, Keras's epochs are not the data's: the reader goes on from one epoch to the next.
+# - `on_epoch_begin` and `on_epoch_end` come from Keras through the reader, for subclasses that override them. Called
+#   without a reader, they mean that somebody asks for indices, and `Progress.direct` counts the epochs.
 class KerasReader:
     """The sequence in its own order, read by Keras in one call of `fit`, `evaluate` or `predict`.
 

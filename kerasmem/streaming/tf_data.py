@@ -10,6 +10,7 @@ So the data set that Keras asks for is given in the form in which batches are pe
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,31 +19,12 @@ from typing import Any
 import numpy as np
 
 from kerasmem.cluster import worker_of
-from kerasmem.compat.keras_reading import Call, find_call
+from kerasmem.compat.keras_reading import Call
 from kerasmem.errors import UsageError
 from kerasmem.streaming.plan import StreamPlan, build_batch
 from kerasmem.streaming.transforms import Batch
 
 _SCOPE = "make the sequence with shard='auto' in the strategy's scope"
-_LOOP = "strategy.distribute_datasets_from_function(lambda context: sequence.as_tf_dataset())"
-
-
-def check_reader(plan: StreamPlan) -> None:
-    """Refuse a `fit` that would share out a worker's rows once more.
-
-    Called where somebody else than Keras's own adapter begins an epoch: another version of Keras, or a `PyDataset` of
-    somebody's own that reads from this one.
-
-    Raises:
-        UsageError: If there are several workers.
-    """
-    if plan.settings.shard[1] == 1 or "tensorflow" not in sys.modules:
-        return
-    if worker_of(getattr(find_call().model, "distribute_strategy", None)).size > 1:
-        raise UsageError(
-            "shard: here Keras would share out the worker's rows once more, and drop all but one part; give fit the "
-            f"H5ChunkSequence itself, or in a loop of your own go through {_LOOP}"
-        )
 
 
 def check_devices(plan: StreamPlan) -> None:
@@ -68,7 +50,7 @@ def check_devices(plan: StreamPlan) -> None:
             stacklevel=3,
         )
     here = max(1, replicas // processes)
-    rows = plan.batch_rows
+    rows = settings.batch_size
     even = settings.remainder != "keep"
     last = plan.num_rows - (plan.num_batches - 1) * rows
     full = even or plan.share.rows % (settings.batch_size * settings.shard[1]) == 0
@@ -219,20 +201,31 @@ def make_logs_reducible(model: Any) -> None:
 # ---- data sets
 
 
-def make_dataset(epoch: Callable[[], Iterator[Batch]], signature: Batch, *, batches: int | None, prefetch: int) -> Any:
-    """Return a data set that delivers the batches of `epoch()` in every iteration.
+def make_dataset(stream: Any, *, endless: bool, prefetch: int) -> Any:
+    """Return a data set that delivers the next epoch of a `Stream` in every iteration.
 
     Args:
-        epoch: called at the start of each iteration.
-        signature: a `tf.TensorSpec` for each array of a batch, in the batch's structure.
-        batches: batches of each iteration; -1 for no end, None if it is not known.
+        stream: the stream.
+        endless: whether an iteration goes on from epoch to epoch.
         prefetch: batches made ahead.
     """
     import tensorflow as tf
 
-    data = tf.data.Dataset.from_generator(lambda: map(_without_lists, epoch()), output_signature=signature)
-    if batches is not None:
-        data = data.apply(tf.data.experimental.assert_cardinality(batches))  # -1: TensorFlow's INFINITE_CARDINALITY
+    plan = stream.stream_plan
+    if plan.settings.transform is None:
+        signature = plan_signature(plan)
+    else:
+        signature = batches_signature([stream.batch(place) for place in sorted({0, plan.num_batches - 1})])
+
+    def batches() -> Iterator[Batch]:
+        for _ in itertools.count() if endless else range(1):
+            yield from map(_without_lists, stream.next_epoch())
+
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    # Under tf.distribute a worker's share comes in smaller and more batches: Keras must not stop at this number.
+    if endless or (stream.progress.position.batch == 0 and plan.settings.shard[1] == 1):
+        number = tf.data.INFINITE_CARDINALITY if endless else plan.num_batches
+        data = data.apply(tf.data.experimental.assert_cardinality(number))
     options = tf.data.Options()
     # Which rows are whose is said with `shard`; TensorFlow would leave out batches on top.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -243,7 +236,7 @@ def plan_signature(plan: StreamPlan) -> Batch:
     """Return the signature of batches as they are read."""
     import tensorflow as tf
 
-    rows = plan.batch_rows if plan.all_full else None
+    rows = plan.settings.batch_size if plan.all_full else None
     weights = (tf.TensorSpec((rows,), tf.float32),) if plan.adds_weights else ()
     specs = [tf.TensorSpec((rows, *column.row_shape), tf.as_dtype(column.dtype)) for column in plan.columns]
     return (*build_batch(plan.parts, plan.uses, specs), *weights)

@@ -1,4 +1,4 @@
-"""Transforms of batches, in threads or worker processes."""
+"""Batches prepared ahead, and their transforms, in threads or worker processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import multiprocessing
 import signal
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.processes.children import end_after_parent
+from kerasmem.streaming.cursor import Position
 
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]
@@ -97,3 +100,96 @@ class TransformPool:
     def close(self) -> None:
         """End the processes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(eq=False)
+class BatchesAhead:
+    """Keeps up to `depth` batches ready or in preparation.
+
+    Batches are gathered one at a time and in order, so that every part of the file is read once; what follows, the
+    transform, runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
+    bounded; when readers take turns, each begins again where it had stopped.
+
+    Args:
+        gather: returns the raw batch at a position.
+        finish: turns the raw batch at a position into the final one.
+        workers: threads.
+        depth: batches ahead.
+        batches: batches an epoch.
+    """
+
+    gather: Callable[[Position], Batch]
+    finish: Callable[[Position, Batch], Batch]
+    workers: int
+    depth: int
+    batches: int
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._gathering = threading.Lock()
+        self._series: tuple[object, int] | None = None  # whose batches are in preparation: the reader and the epoch
+        self._next = 0  # the batch of it to be prepared next
+        self._answers: dict[int, Future[Batch]] = {}
+        self._queue: deque[tuple[Position, Future[Batch]]] = deque()  # to be gathered, in order
+        self._closed = False
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kerasmem-batches")
+
+    def get(self, cursor: object, position: Position) -> Batch:
+        """Return the batch, and have those that follow it prepared for the same reader."""
+        epoch, place = position
+        with self._lock:
+            if self._series != (cursor, epoch):
+                self._drop()
+                self._series, self._next = (cursor, epoch), place
+            if place <= self._next and not self._closed:
+                for following in range(self._next, min(place + self.depth, self.batches)):
+                    answer: Future[Batch] = Future()
+                    self._queue.append((Position(epoch, following), answer))
+                    try:
+                        self._pool.submit(self._prepare)
+                    except RuntimeError:  # the interpreter ends: nobody would answer
+                        self._queue.pop()
+                        raise
+                    self._answers[following] = answer
+                    self._next = following + 1
+            prepared = self._answers.pop(place, None)
+        if prepared is not None:
+            try:
+                return prepared.result()
+            except CancelledError:  # dropped or closed meanwhile
+                pass
+        return self.finish(position, self.gather(position))
+
+    def stop(self, cursor: object = None) -> None:
+        """Cancel prepared batches: all, or only those of the reader `cursor`."""
+        with self._lock:
+            if cursor is None or (self._series is not None and self._series[0] is cursor):
+                self._drop()
+
+    def close(self) -> None:
+        """Cancel queued batches. Those that are waited for or in progress end by themselves."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+        self._pool.shutdown(wait=False)
+
+    def join(self) -> None:
+        """Wait for the threads after `close`."""
+        self._pool.shutdown(wait=True)
+
+    def _drop(self) -> None:
+        for answer in self._answers.values():
+            answer.cancel()
+        self._series, self._answers = None, {}
+
+    def _prepare(self) -> None:
+        try:
+            with self._gathering:
+                position, answer = self._queue.popleft()
+                if not answer.set_running_or_notify_cancel():
+                    return
+                values = self.gather(position)
+            answer.set_result(self.finish(position, values))
+        except BaseException as error:
+            answer.set_exception(error)
+            del answer  # the error's traceback refers to this frame: a cycle that would keep windows

@@ -105,7 +105,7 @@ def test_every_byte_is_read_once_an_epoch(write, options, shuffle, chunks):
         stream.set_epoch(epoch)
         for _ in stream:
             pass
-        assert stream.opened().reader.bytes_read <= 1.05 * stored * (epoch + 1)
+        assert stream.read_bytes <= 1.05 * stored * (epoch + 1)
     stream.close()
 
 

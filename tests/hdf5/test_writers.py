@@ -168,7 +168,7 @@ def test_chunks_along_other_axes_are_read_once(tmp_path, chunks, filters):
     check(path, "x", "y", memory_budget="60kB")
     with H5ChunkSequence(path, batch_size=16, memory_budget="60kB") as stream:
         assert sum(len(y) for _, y in stream.next_epoch()) == ROWS
-        assert stream.opened().reader.bytes_read <= 1.05 * stored
+        assert stream.read_bytes <= 1.05 * stored
         assert isinstance(stream.opened().reader.files._files[0].source("x"), ChunkedSource)
 
 

@@ -57,7 +57,7 @@ class Bytes(keras.callbacks.Callback):
         self.stream, self.read = stream, []
 
     def on_epoch_end(self, epoch, logs=None):
-        self.read.append(self.stream.opened().reader.bytes_read)
+        self.read.append(self.stream.read_bytes)
 
 
 def main(file, *tasks):
@@ -126,35 +126,17 @@ def resumed(fit):
     return fit(make_callbacks=lambda data: [Kill(), ResumeTraining("run.resume", data, save_freq=3)])[1]
 
 
-class Within(keras.utils.PyDataset):
-    """A data set of somebody's own that reads from a sequence."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def __len__(self):
-        return len(self.inner)
-
-    def __getitem__(self, index):
-        return self.inner[index]
-
-    def on_epoch_begin(self):
-        self.inner.on_epoch_begin()
-
-
 REFUSED = (
     {"shard": (0, 3)},
     {"shard": None, "seed": None},
     {"call": "predict", "shuffle": False},
-    {"within": True},
 )
 
 
-def refusal(model, stream, call="fit", within=False, **settings):
+def refusal(model, stream, call="fit", **settings):
     data = stream(**settings)
     try:
-        getattr(model, call)(Within(data) if within else data, verbose=0)
+        getattr(model, call)(data, verbose=0)
     except UsageError as error:
         return str(error)
     return None

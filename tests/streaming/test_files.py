@@ -76,7 +76,7 @@ def test_a_pattern_sorts_names_as_people_count(parts):
     assert [os.path.basename(path) for path in stream.paths] == [path.name for path in parts]
     assert rows_of_epoch(stream) == list(range(TOTAL))
     assert stream.paths[0] == str(parts[0])
-    assert "'part-1.h5' and 4 more: 157 rows" in repr(stream)
+    assert "part-1.h5' and 4 more files: 157 rows" in repr(stream)
     assert "and 4 more files: 157 rows" in stream.describe()
     assert rows_of_epoch(H5ChunkSequence(str(parts[0].parent.parent / "**" / "*.h5"), shuffle=False))
     stream.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -48,11 +47,6 @@ def identity(url: str) -> str:
     parts = urlsplit(url)
     kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(name)]
     return parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1], query=urlencode(sorted(kept)), fragment="").geturl()
-
-
-def name_of(path: str) -> str:
-    """Return the last part of a path or URL, fit to be shown."""
-    return os.path.basename(urlsplit(path).path) if is_url(path) else os.path.basename(path)
 
 
 def place_of(path: str) -> str:
