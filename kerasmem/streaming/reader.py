@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Collection, Sequence
@@ -91,10 +92,9 @@ class RowReader:
         places = slice(0, rows) if in_file_order else _places(order, window)
         self.rows_read += rows
 
-        def numbers() -> np.ndarray:
-            return order.blocks.rows(order.window_order(window))
-
-        wanted = WantedRows(numbers, lambda: self._runs(order, window, places), places)
+        numbers = functools.cache(lambda: order.blocks.rows(order.window_order(window)))
+        runs = functools.cache(lambda: self._runs(order, window, places))
+        wanted = WantedRows(numbers, runs, places)
         resident: list[Task] = []
         heavy = []
         for name in self._by_dataset:

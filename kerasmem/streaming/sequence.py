@@ -15,7 +15,7 @@ from kerasmem import checks
 from kerasmem.compat.keras_reading import Call, attach_reader
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import read_dtype, read_scale
-from kerasmem.hdf5.rows.settings import check_transform, read_data, read_parts
+from kerasmem.hdf5.rows.settings import read_data, read_parts
 from kerasmem.streaming.cursor import Cursor
 from kerasmem.streaming.plan import StreamSettings, dataset_names
 from kerasmem.streaming.sharding import read_shard
@@ -159,7 +159,6 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
         parts = read_parts(x, y, sample_weight)
         names = dataset_names(parts)
         in_processes = checks.flag("use_multiprocessing", use_multiprocessing)
-        check_transform(transform, in_processes)
         settings = StreamSettings(
             batch_size=checks.whole("batch_size", batch_size, 1),
             shuffle=checks.flag("shuffle", shuffle),
@@ -171,7 +170,7 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
             scale=read_scale(scale, names),
             rows=rows,
             memory_budget=None if memory_budget is None else parse_size(memory_budget, field="memory_budget"),
-            transform=transform,
+            transform=None if transform is None else checks.function("transform", transform),
             workers=max(checks.whole("workers", workers, 0), int(in_processes)),
             in_processes=in_processes,
         )

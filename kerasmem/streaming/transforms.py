@@ -16,6 +16,7 @@ from typing import Any
 
 import cloudpickle
 
+from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.processes.children import end_after_parent
 from kerasmem.streaming.cursor import Position
@@ -71,11 +72,15 @@ class TransformPool:
     """
 
     def __init__(self, transform: Transform, processes: int) -> None:
+        try:
+            pickled = cloudpickle.dumps(transform)
+        except Exception as error:
+            raise UsageError(f"transform cannot be pickled: {error}; pass use_multiprocessing=False") from error
         # A fork of this process would have locks that TensorFlow's threads hold.
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self._start = functools.partial(
-            ProcessPoolExecutor, processes, context, initializer=_start_worker, initargs=(cloudpickle.dumps(transform),)
+            ProcessPoolExecutor, processes, context, initializer=_start_worker, initargs=(pickled,)
         )
         self._pool = self._start()
         self._replacing = threading.Lock()

@@ -74,12 +74,12 @@ def test_batches_are_those_of_the_files_and_no_other_file_is_opened(parts, name)
 def test_a_file_that_was_changed_is_an_error_that_names_it(parts):
     kerasmem.data.index(parts / "part-*.h5", parts / "train.index")
     os.utime(parts / "part-2.h5")
-    with pytest.raises(DataError, match=r"part-2\.h5.*changed after the index.*another time of change"):
+    with pytest.raises(DataError, match=r"part-2\.h5.*changed after its index"):
         batches(parts / "train.index")
     assert batches(parts / "train.index", rows=(0, 201)), "the other files are as they were"
     with h5py.File(parts / "part-2.h5", "a") as file:
         file["more"] = np.zeros(1000)
-    with pytest.raises(DataError, match=r"part-2\.h5.*it had [\d,]+ bytes and has"):
+    with pytest.raises(DataError, match=r"part-2\.h5.*changed after its index"):
         batches(parts / "train.index")
 
 
@@ -160,13 +160,13 @@ def craft(path, *, name="part-0.h5", rows=100, **storage):
         ({"rows": 0}, r"the shape \(0, 8\)"),
         ({"shape": ()}, r"the shape \(\)"),
         ({"dtype": "<f8"}, "has changed since"),
-        ({"dtype": "O"}, "no numbers"),
+        ({"dtype": "O"}, "the type object"),
         ({"storage": "chunked", "chunks": (0, 8)}, "and chunks of"),
         ({"storage": "chunked", "chunks": (1 << 60, 1 << 60)}, "and chunks of"),
         ({"storage": "chunked", "chunks": (1 << 30, 1 << 30)}, "too small"),
         ({"storage": "chunked", "chunks": (16, 8)}, "has changed since"),
         ({"name": "/dev/zero"}, "not a file"),
-        ({"name": ""}, "without a name"),
+        ({"name": ""}, "not a file"),
     ],
 )
 def test_an_index_of_a_stranger_cannot_do_harm(parts, changes, words):

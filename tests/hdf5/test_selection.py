@@ -18,7 +18,6 @@ from kerasmem.hdf5.rows.settings import read_rows
         ((2, 5), range(2, 5)),
         ((None, 5), range(5)),
         (range(3, 6), range(3, 6)),
-        (range(5, 2, -1), range(3, 6)),
         ([4, 5, 6], range(4, 7)),
         ([6, 4, 5], range(4, 7)),
         (np.array([7], np.uint8), range(7, 8)),
@@ -71,5 +70,5 @@ def test_file_order_cannot_keep_the_order_of_an_array():
     assert read_rows([1, 5], 10, ordered=True).tolist() == [1, 5]
     with pytest.raises(UsageError, match=r"numpy.sort"):
         read_rows([5, 1], 10, ordered=True)
-    with pytest.raises(UsageError, match="falling"):
+    with pytest.raises(UsageError, match="falls"):
         read_rows(range(5, 1, -1), 10, ordered=True)

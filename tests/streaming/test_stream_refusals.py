@@ -35,11 +35,8 @@ def test_what_is_no_whole_hdf5_file(numbered, tmp_path):
 def test_missing_names_say_what_exists(write):
     path = write(train__images=np.zeros((4, 2)), train__labels=np.zeros(4))
     message = refuse(DataError, "no dataset 'train/image'", path, "train/image", "train/labels")
-    assert "Did you mean 'train/images'?" in message
-    assert "'train/images' (4, 2) float64; 'train/labels' (4,) float64" in message
-    assert "Did you mean 'train/labels'?" in refuse(DataError, "no dataset 'labels'", path, "train/images", "labels")
-    assert "Did you mean" not in refuse(DataError, "no dataset", path, "zzzzzz", None)
-    refuse(DataError, "'train' is a group", path, "train", None)
+    assert "It holds: 'train/images' (4, 2); 'train/labels' (4,)" in message
+    refuse(DataError, "'train' is no dataset", path, "train", None)
 
 
 def test_an_empty_file_and_a_full_one(write, tmp_path):
@@ -56,13 +53,13 @@ def test_types_that_are_no_numbers(tmp_path):
         (np.array([b"a", b"b"]), "holds text"),
         (np.zeros(2, [("a", "f4"), ("b", "i4")]), "a table with the columns 'a', 'b'"),
         (np.zeros((2, 2), [("a", "f4")]), "a table"),
-        (np.zeros(2, complex), "complex numbers"),
-        (np.zeros(2, "V3"), "no plain number"),
-        (np.dtype("f4"), "named type"),
+        (np.zeros(2, complex), "complex128 values"),
+        (np.zeros(2, "V3"), r"holds \|V3 values"),
+        (np.dtype("f4"), "is no dataset"),
         (3.0, "single value"),
         (h5py.Empty("f4"), "empty"),
-        (np.zeros((0, 3)), r"empty: its shape is \(0, 3\)"),
-        (np.zeros((3, 0)), r"empty: its shape is \(3, 0\)"),
+        (np.zeros((0, 3)), r"empty .*shape \(0, 3\)"),
+        (np.zeros((3, 0)), r"empty .*shape \(3, 0\)"),
         ({"dtype": h5py.vlen_dtype(np.float32)}, "ragged"),
         ({"dtype": h5py.ref_dtype}, "references"),
         ({"dtype": "f4"}, "never written"),
@@ -169,9 +166,8 @@ def test_types_that_numpy_lacks(tmp_path):
     with h5py.File(path, "w") as file:
         h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D64LE, h5py.h5s.create_simple((5,)))
         file["times"] = np.arange(5.0)
-    refuse(DataError, "HDF5 type that NumPy lacks.*float64", path, "time", None)
-    message = refuse(DataError, "Did you mean 'times'", path, "tims", None)
-    assert "'time' (5,) of a type that NumPy lacks" in message
+    refuse(DataError, "type that NumPy lacks.*float64", path, "time", None)
+    refuse(DataError, r"It holds: 'time' \(5,\); 'times' \(5,\)", path, "tims", None)
 
 
 def test_names_that_are_no_utf8(tmp_path):
@@ -214,7 +210,6 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"workers": -1}, "workers: -1"),
         ({"remainder": True}, "remainder: True is not 'keep' or 'drop' or 'pad'"),
         ({"remainder": "pad", "y": None}, "remainder: 'pad' adds rows of weight 0"),
-        ({"remote": {"cache": "c"}}, "remote: .* leave it out"),
         ({"x": []}, "x: no dataset named"),
         ({"x": {}}, "x: no dataset named"),
         ({"x": 3}, "x: give a dataset's name"),
@@ -231,7 +226,6 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"scale": 10**400}, "scale: 1000"),
         ({"trust_file": 1}, "trust_file: 1 is neither"),
         ({"transform": 3}, "transform: 3 cannot be called"),
-        ({"transform": threading.Lock().acquire, "use_multiprocessing": True}, "can be pickled"),
         ({"memory_budget": "much"}, "memory_budget: 'much' is not a size"),
         ({"memory_budget": "10B"}, "memory_budget: 10 B is too small .* smallest that works is"),
         ({"rows": [0, 0]}, "rows: row 0"),
@@ -239,6 +233,12 @@ def test_hostile_names_are_shown_escaped(tmp_path):
 )
 def test_settings(numbered, settings, text):
     refuse((UsageError, DataError), text, numbered(), **settings)
+
+
+def test_a_transform_that_cannot_be_pickled(numbered):
+    stream = H5ChunkSequence(numbered(), transform=threading.Lock().acquire, use_multiprocessing=True)
+    with pytest.raises(UsageError, match="transform cannot be pickled"):
+        stream[0]
 
 
 def test_weights_have_one_value_a_row(write):

@@ -10,13 +10,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from kerasmem.hdf5.format.columns import Column
 from kerasmem.hdf5.format.filters import Scratch, view_of
-from kerasmem.hdf5.io.handle import CAN_SCATTER, MOST_VIEWS, FileHandle
+from kerasmem.hdf5.io.handle import MOST_VIEWS, FileHandle
 from kerasmem.units import KIB
 
 PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
@@ -75,29 +74,19 @@ def part_of(places: Places, first: int, last: int) -> Places:
     return places[first:last]
 
 
-@dataclass
+@dataclass(frozen=True)
 class WantedRows:
-    """The rows of a window, each of its forms made when it is needed.
+    """The rows of a window.
 
     Args:
-        make_numbers: returns the number of each row, counted through the files.
-        make_runs: returns the same rows as runs, in the order of reading.
+        numbers: returns the number of each row, counted through the files.
+        runs: returns the same rows as runs, in the order of reading.
         places: where in the window they go.
     """
 
-    make_numbers: Callable[[], np.ndarray]
-    make_runs: Callable[[], Sequence[RowRun]]
+    numbers: Callable[[], np.ndarray]
+    runs: Callable[[], Sequence[RowRun]]
     places: Places
-
-    @cached_property
-    def numbers(self) -> np.ndarray:
-        """The number of each row."""
-        return self.make_numbers()
-
-    @cached_property
-    def runs(self) -> Sequence[RowRun]:
-        """The rows as runs."""
-        return self.make_runs()
 
 
 class Delivery:
@@ -212,11 +201,6 @@ def _scatter(rows: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
         target.reshape(-1).view(item)[places] = rows.reshape(-1).view(item)
     else:
         target[places] = rows
-
-
-def can_scatter(row_bytes: int) -> bool:
-    """Return whether rows of so many bytes are worth reading this way, and whether this system can."""
-    return CAN_SCATTER and row_bytes >= SCATTER_BYTES
 
 
 @dataclass(eq=False)

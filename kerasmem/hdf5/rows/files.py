@@ -44,8 +44,7 @@ class OpenFiles:
         self.remote = any(is_url(file.path) for file in layout.files)
         self.traffic = Traffic()
         self._most = most_open()
-        self._lock = threading.Lock()
-        self._free = threading.Condition(self._lock)
+        self._free = threading.Condition(threading.Lock())
         self._closed = False
         self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
@@ -56,7 +55,14 @@ class OpenFiles:
 
     def __getitem__(self, number: int) -> OpenFile:
         """Return the handle of a file, open or closed."""
-        return self._files.get(number) or self._make(number)
+        if number not in self._files:
+            layout = self._layout
+            file, first = layout.files[number], layout.starts[number] if len(layout.files) > 1 else None
+            fetcher = self._start_fetcher if is_url(file.path) else None
+            opened = OpenFile(file, self._access, first, fetcher, self.traffic)
+            with self._free:
+                self._files.setdefault(number, opened)
+        return self._files[number]
 
     def numbers(self, rows: Any) -> Any:
         """Return the number of the file that each row lies in."""
@@ -87,8 +93,8 @@ class OpenFiles:
 
     def check(self, numbers: Sequence[int] | None = None) -> None:
         """Raise if an open file was changed: any, or one of those with these numbers."""
-        with self._lock:
-            files = set(self._open)
+        with self._free:
+            files = {*self._open, *self._unchecked}
             if numbers is not None:
                 files &= {self._files[number] for number in numbers if number in self._files}
         for file in files:
@@ -96,7 +102,7 @@ class OpenFiles:
 
     def break_off(self) -> None:
         """Make everyone who waits for a remote file fail at once."""
-        with self._lock:
+        with self._free:
             fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
             fetcher.close()
@@ -113,17 +119,8 @@ class OpenFiles:
                 file.rest()
         self.break_off()
 
-    def _make(self, number: int) -> OpenFile:
-        layout = self._layout
-        file, start = layout.files[number], layout.starts[number]
-        fetcher = self._start_fetcher if is_url(file.path) else None
-        first = start if len(layout.files) > 1 else None
-        made = OpenFile(file, self._access, first, fetcher, self.traffic)
-        with self._lock:
-            return self._files.setdefault(number, made)
-
     def _start_fetcher(self) -> RangeFetcher:
-        with self._lock:
+        with self._free:
             if self._fetcher is None:
                 self._fetcher = RangeFetcher(self._access.remote)
             return self._fetcher
@@ -142,8 +139,7 @@ def most_open() -> int:
     """Return how many files of a data set are kept open at a time."""
     try:
         import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    except (ImportError, OSError):
+    except ImportError:  # Windows
         return _MOST_OPEN // _SHARE
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST_OPEN if limit < 0 else max(16, min(_MOST_OPEN, limit // _SHARE))

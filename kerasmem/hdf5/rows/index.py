@@ -60,8 +60,6 @@ class DataIndex(Sequence[str]):
             self._paths = [self._absolute(name) for name, *_ in self._content.files]
         except (DataError, UsageError):
             raise
-        except OSError as error:
-            raise DataError(f"{shown(path)}: the index cannot be read: {error.strerror or error}") from error
         except Exception as error:  # NumPy and the JSON parser raise various errors for damaged files
             raise DataError(
                 f"{shown(path)}: this is no index of data files, or a damaged one ({one_line(str(error), 100)}); make "
@@ -96,8 +94,6 @@ class DataIndex(Sequence[str]):
 
     def _absolute(self, name: str) -> str:
         """Return the absolute path or URL of a file. Relative names count from the index."""
-        if not name or "\0" in name:
-            raise DataError(f"{shown(self.path)}: the index is damaged: it names a file without a name")
         if not is_url(self.path):
             return name if is_url(name) else os.path.normpath(os.path.join(os.path.dirname(self.path), name))
         scheme, _, rest = self.path.partition("://")
@@ -116,8 +112,6 @@ def _read_bytes(path: str, access: RemoteAccess) -> bytes:
             if remote.known.size > _MOST_BYTES:
                 raise ValueError(f"it has {remote.known.size:,} bytes, and {_MOST_BYTES:,} are read at most")
             return remote.read(remote.known.size)
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError("it is not a file")
     return Path(path).read_bytes()
 
 
@@ -129,11 +123,12 @@ def _refuse_nonsense(content: IndexContent) -> None:
         if not datasets or [each.name for each in datasets] != [each.name for each in layouts[0]]:
             raise ValueError("its files have no datasets, or other ones")
         for dataset in datasets:
-            extents = (*dataset.shape, *(dataset.chunks or ()))
-            if not dataset.shape or dataset.chunks == () or not all(0 < extent < _MOST_EXTENT for extent in extents):
-                raise ValueError(f"a dataset has the shape {dataset.shape} and chunks of {dataset.chunks}")
-            if np.dtype(dataset.dtype).kind not in "fiub" or dataset.rows != datasets[0].rows:
-                raise ValueError("a dataset has no numbers, or other rows than the rest")
+            shape, chunks, dtype = dataset.shape, dataset.chunks, np.dtype(dataset.dtype)
+            extents = all(0 < extent < _MOST_EXTENT for extent in (*shape, *(chunks or ())))
+            if not shape or chunks == () or not extents or dtype.kind not in "fiub":
+                raise ValueError(f"a dataset has the shape {shape}, the type {dtype} and chunks of {chunks}")
+            if dataset.rows != datasets[0].rows:
+                raise ValueError("the datasets of a file differ in their rows")
     if sum(layouts[number][0].rows for *_, number in files) >= 1 << 62:
         raise ValueError("its files have too many rows")
 

@@ -13,8 +13,9 @@ import numpy as np
 from kerasmem.hdf5.format.columns import Column
 from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.format.layout import DatasetLayout
+from kerasmem.hdf5.io.handle import CAN_SCATTER
 from kerasmem.hdf5.io.ranges import Claim
-from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, ScatterRead, WantedRows, can_scatter, part_of
+from kerasmem.hdf5.rows.delivery import SCATTER_BYTES, Delivery, Places, RowRun, ScatterRead, WantedRows, part_of
 from kerasmem.hdf5.rows.files import OpenFiles
 from kerasmem.hdf5.rows.opened import OpenFile
 from kerasmem.hdf5.rows.sources import Outputs
@@ -95,7 +96,7 @@ class DatasetRows:
             DataError: If a file has gone or has changed.
         """
         scattered = self._scattered(rows, *outputs[0]) if len(outputs) == 1 else None
-        return self.run_jobs(rows.runs, outputs) if scattered is None else scattered
+        return self.run_jobs(rows.runs(), outputs) if scattered is None else scattered
 
     def run_jobs(self, runs: Sequence[RowRun], outputs: Outputs) -> list[Job]:
         """Return a job for each run of rows. Each run lies in one file."""
@@ -109,14 +110,15 @@ class DatasetRows:
 
     def _scattered(self, rows: WantedRows, delivery: Delivery, target: np.ndarray) -> list[Task] | None:
         """Return jobs for rows that lie in the files as they are delivered; None if they do not."""
-        if not delivery.plain or not can_scatter(target[0].nbytes):
+        if not delivery.plain or not CAN_SCATTER or target[0].nbytes < SCATTER_BYTES:
             return None
-        numbers = self.files.numbers(rows.numbers)
+        wanted = rows.numbers()
+        numbers = self.files.numbers(wanted)
         bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         jobs: list[Task] = []
         for first, last in itertools.pairwise(bounds):
             number = int(numbers[first])
-            file, here = self.files[number], rows.numbers[first:last] - self.files.starts[number]
+            file, here = self.files[number], wanted[first:last] - self.files.starts[number]
             with self.files.use(file):
                 offsets = file.source(self.name).offsets(here)
             if offsets is None:
@@ -150,7 +152,7 @@ class ResidentRows:
     def jobs(self, rows: WantedRows, outputs: Outputs) -> Sequence[Task]:
         """Return the job that reads missing parts and delivers from memory. Remote parts are prefetched."""
         files = self._rows.files
-        needed = np.unique(files.numbers(rows.numbers))
+        needed = np.unique(files.numbers(rows.numbers()))
         missing = needed[~self._there[needed]].tolist()
         parts = [slice(int(files.starts[number]), int(files.starts[number + 1])) for number in missing]
         runs = [RowRun(part.start, part.stop, None, part) for part in parts]
@@ -166,5 +168,5 @@ class ResidentRows:
                     job(scratch)
                     self._there[number] = True
         for delivery, target in outputs:
-            delivery.put(self.values, rows.numbers, target, rows.places, scratch)
+            delivery.put(self.values, rows.numbers(), target, rows.places, scratch)
         return rows.places

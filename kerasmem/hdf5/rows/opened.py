@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import h5py
 import numpy as np
@@ -24,6 +25,7 @@ from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.sources import Source, UnreadableRowsError
 
 
+@dataclass(eq=False)
 class OpenFile:
     """One file and the sources of its datasets. It may rest and be opened again.
 
@@ -36,26 +38,20 @@ class OpenFile:
         traffic: what comes from stores is counted here.
     """
 
-    def __init__(
-        self,
-        layout: FileLayout,
-        access: Access,
-        first: int | None,
-        fetcher: Callable[[], RangeFetcher] | None = None,
-        traffic: Traffic | None = None,
-    ) -> None:
-        self._layout = layout
-        self._known = ObjectInfo(layout.size, layout.tag)  # of a remote file
-        self._access = access
-        self._first = first
-        self._fetcher = fetcher
+    layout: FileLayout
+    access: Access
+    first: int | None
+    fetcher: Callable[[], RangeFetcher] | None
+    traffic: Traffic
+
+    def __post_init__(self) -> None:
+        self.is_remote = self.fetcher is not None
+        self._known = ObjectInfo(self.layout.size, self.layout.tag)  # of a remote file
         self._lock = threading.RLock()
         self._file: h5py.File | None = None
         self._handle: Handle | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
         self._sources: dict[str, Source] = {}
-        self.is_remote = fetcher is not None
-        self._traffic = traffic or Traffic()
         self._spoiled = ""
 
     @property
@@ -87,7 +83,7 @@ class OpenFile:
         """
         with self._lock:  # another thread may be looking again just now
             if self._spoiled:
-                raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
+                raise DataError(f"{shown(self.layout.path)}: {self._spoiled}")
             return self._sources[name]
 
     def open(self) -> None:
@@ -115,7 +111,7 @@ class OpenFile:
                 return
             self._spoiled = self._spoiled or handle.changed()
             if self._spoiled:
-                raise DataError(f"{shown(self._layout.path)}: {self._spoiled}")
+                raise DataError(f"{shown(self.layout.path)}: {self._spoiled}")
 
     def rest(self) -> None:
         """Close the file but keep its sources. No job may be reading from it."""
@@ -133,30 +129,34 @@ class OpenFile:
     def _open_first(self) -> None:
         try:
             handle = self._handle = self._open_handle()
-            if self._layout.time:
-                _refuse_change(handle, self._layout.time)
+            now = (handle.length, handle.seen.st_mtime_ns) if isinstance(handle, FileHandle) else None
+            if self.layout.time and now != (self.layout.size, self.layout.time):
+                raise DataError(
+                    f"{shown(self.layout.path)}: the file was changed after its index was made; make the index again "
+                    "with `kerasmem data index`"
+                )
             file = self._hdf5()
             self.check()  # HDF5 may have opened another file under the same name
-            for layout in self._layout.datasets:
+            for layout in self.layout.datasets:
                 self._sources[layout.name] = self._open_source(file, layout, handle)
         except BaseException:
             self.rest()
             self._handle, self._sources, self._spoiled = None, {}, ""
             raise
-        if self._fetcher is not None:
+        if self.fetcher is not None:
             self._close_file()  # with its connection: what is read past HDF5 needs it no more
 
     def _open_handle(self) -> Handle:
-        if self._fetcher is None:
-            refuse_no_file(self._layout.path)
-            return FileHandle(self._layout.path, self._layout.size)
-        return RemoteHandle(self._layout.path, self._known, self._fetcher(), self._access.remote, self._traffic)
+        if self.fetcher is None:
+            refuse_no_file(self.layout.path)
+            return FileHandle(self.layout.path, self.layout.size)
+        return RemoteHandle(self.layout.path, self._known, self.fetcher(), self.access.remote, self.traffic)
 
     def _hdf5(self) -> h5py.File:
         if self._file is None:
-            path, remote = self._layout.path, self._access.remote
+            path, remote = self.layout.path, self.access.remote
             # Whole chunks are read, so that caching them would only cost a copy.
-            self._file = open_file(path, remote, self._known, self._traffic, rdcc_nbytes=0)
+            self._file = open_file(path, remote, self._known, self.traffic, rdcc_nbytes=0)
         return self._file
 
     def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:
@@ -165,7 +165,7 @@ class OpenFile:
             if layout.name in self._datasets:
                 return self._datasets[layout.name]
             file = self._hdf5()
-            dataset = find_dataset(file, layout.name, trust_file=self._access.trust_file)
+            dataset = find_dataset(file, layout.name, trust_file=self.access.trust_file)
             try:
                 shape, dtype = rows_of(dataset)
                 most = layout.rows if dataset.maxshape[0] is not None else shape[0]
@@ -175,7 +175,7 @@ class OpenFile:
                 shape, dtype, same = dataset.shape, np.dtype("V"), False
             if not same:
                 raise DataError(
-                    f"{shown(self._layout.path)}: dataset {shown(layout.name)} has changed since the sequence "
+                    f"{shown(self.layout.path)}: dataset {shown(layout.name)} has changed since the sequence "
                     f"was made: it was {layout.shape} {layout.dtype} and is {shape} {dtype.str}; "
                     "make the sequence again"
                 )
@@ -185,7 +185,7 @@ class OpenFile:
     def _open_source(self, file: h5py.File, layout: DatasetLayout, handle: Handle) -> Source:
         find = functools.partial(self._dataset, layout)
         try:
-            return open_source(file, find, layout, handle, trust_file=self._access.trust_file)
+            return open_source(file, find, layout, handle, trust_file=self.access.trust_file)
         except DataError:
             raise
         except (DecodeError, *DAMAGED) as error:
@@ -193,28 +193,12 @@ class OpenFile:
 
     def _refusal(self, name: str, start: int, stop: int, reason: str) -> DataError:
         changed = self._handle.changed() if self._handle is not None else ""
-        first = self._first
+        first = self.first
         whole = "" if first is None else f" (rows {first + start:,} to {first + stop:,} of all files)"
         return DataError(
-            f"{shown(self._layout.path)}: rows {start:,} to {stop:,} of dataset {shown(name)}{whole} "
+            f"{shown(self.layout.path)}: rows {start:,} to {stop:,} of dataset {shown(name)}{whole} "
             f"cannot be read: {reason}. {changed or _DAMAGE}"
         )
 
 
 _DAMAGE = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"
-
-
-def _refuse_change(handle: Handle, time: int) -> None:
-    """Refuse a local file that was changed after the index was made. Remote answers prove their version."""
-    if not isinstance(handle, FileHandle):
-        return
-    if handle.length != handle.size:
-        what = f"it had {handle.size:,} bytes and has {handle.length:,}"
-    elif handle.seen.st_mtime_ns != time:
-        what = "it has another time of change"
-    else:
-        return
-    raise DataError(
-        f"{shown(handle.path)}: the file was changed after the index was made ({what}); make "
-        "the index again with `kerasmem data index`"
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import warnings
 from collections.abc import Sequence
@@ -70,17 +69,13 @@ def open_file(
             return open_remote(path, remote or RemoteAccess(), known, traffic, **options)
         refuse_no_file(path)
         return h5py.File(path, "r", **options)
-    except KerasmemError:
-        raise
-    except PermissionError:
-        raise DataError(f"{shown(path)}: no permission to read it") from None
     except DAMAGED as error:
         raise DataError(f"{shown(path)}: {_why_not_open(redact(one_line(str(error))))}") from error
 
 
-def _why_not_open(reason: str) -> str:
+def _why_not_open(path: str, reason: str) -> str:
     if "truncated" in reason:
-        return f"the file is truncated, its header speaks of more bytes ({reason}); copy or write it again"
+        return f"the file is truncated; copy or write it again ({reason})"
     if any(text in reason for text in _IN_USE):
         return (
             "the file is locked, most likely open for writing somewhere; close it there; where the file system has no "
@@ -131,16 +126,15 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
         if isinstance(file, RemoteHdf5):
             size, tag = file.remote.known.size, file.remote.known.tag
             if tag is None:
-                warnings.warn(
-                    f"{shown(path)}: its store says neither which version it is (no ETag) nor when it was changed; "
-                    "that another file of the same length took its place would not be noticed, and no cache keeps it",
-                    stacklevel=2,
-                )
+                note = "its store names no version, so that a replaced file of the same length goes unnoticed"
+                warnings.warn(f"{shown(path)}: {note}", stacklevel=2)
         else:
             size = os.path.getsize(path)
         datasets = [look_at(file, path, name, access) for name in names]
-    except OSError as error:
-        raise DataError(f"{shown(path)}: the file cannot be read: {error.strerror}") from error
+    except DataError:
+        if isinstance(file, RemoteHdf5):
+            file.remote.raise_failure()
+        raise
     finally:
         close_file(file)
     lengths = {layout.rows for layout in datasets}
@@ -165,18 +159,16 @@ def find_dataset(file: h5py.File, name: str, *, trust_file: bool = False) -> h5p
     """
     where = shown(file.filename)
     try:
-        found = open_dataset(file, name, trust_file=trust_file and not isinstance(file, RemoteHdf5))
+        item = open_dataset(file, name, trust_file=trust_file and not isinstance(file, RemoteHdf5))
     except DataError:
         raise
     except DAMAGED as error:
-        raise DataError(f"{where} has no dataset {shown(name)}. {_what_exists(file, name)}") from error
-    if isinstance(found, h5py.Group):
-        if all(part in found for part in ("data", "indices", "indptr")):
-            raise DataError(f"{where}: {shown(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
-        raise DataError(f"{where}: {shown(name)} is a group, not a dataset. {_what_exists(file, name)}")
-    if not isinstance(found, h5py.Dataset):
-        raise DataError(f"{where}: {shown(name)} is a named type, not a dataset. {_what_exists(file, name)}")
-    return found
+        raise DataError(f"{where} has no dataset {shown(name)}. {_what_exists(file)}") from error
+    if isinstance(item, h5py.Group) and all(part in item for part in ("data", "indices", "indptr")):
+        raise DataError(f"{where}: {shown(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
+    if not isinstance(item, h5py.Dataset):
+        raise DataError(f"{where}: {shown(name)} is no dataset, but a group or a type. {_what_exists(file)}")
+    return item
 
 
 def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -210,21 +202,15 @@ def look_at(file: h5py.File, path: str, name: str, access: Access) -> DatasetLay
 def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
     dataset = find_dataset(file, name, trust_file=access.trust_file)
     here = f"{shown(path)}: dataset {shown(name)}"
-    if dataset.shape is None or dataset.shape == ():
-        kind = "is empty (it has no shape)" if dataset.shape is None else "is a single value"
-        raise DataError(f"{here} {kind}; training data needs rows along axis 0")
+    if not dataset.shape or 0 in dataset.shape:
+        raise DataError(f"{here} is empty or a single value (shape {dataset.shape}); data needs rows along axis 0")
     if dataset.is_scale:
         raise DataError(f"{here} is a dimension scale, the coordinates of other datasets (netCDF); name the data")
     try:
         shape, dtype = rows_of(dataset)
-    except TypeError as error:
-        raise DataError(
-            f"{here} has an HDF5 type that NumPy lacks ({one_line(str(error))}), as PyTables's Time64 is; "
-            "store it as plain numbers, for example float64"
-        ) from error
+    except TypeError as error:  # PyTables's Time64, for example
+        raise DataError(f"{here} has a type that NumPy lacks ({one_line(str(error))}); store it as float64") from error
     _refuse_dtype(here, dtype)
-    if 0 in shape:
-        raise DataError(f"{here} is empty: its shape is {shape}")
     creation = dataset.id.get_create_plist()
     storage = _STORAGE.get(creation.get_layout(), "unknown")
     _refuse_filters(here, creation, access)
@@ -312,37 +298,18 @@ def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
             f"{here} is a table with the columns {fields}; "
             "`kerasmem data convert --columns NAME=TABLE/COLUMN` writes them as datasets"
         )
-    if dtype.kind == "c":
-        raise DataError(
-            f"{here} holds complex numbers; store the real and imaginary parts as two channels, "
-            "np.stack([z.real, z.imag], -1)"
-        )
     if dtype.kind not in "fiub":
-        raise DataError(f"{here} has the type {dtype}, which is no plain number")
+        raise DataError(f"{here} holds {dtype} values; store them as integers or floats (complex ones as two channels)")
 
 
-def _what_exists(file: h5py.File, name: str) -> str:
+def _what_exists(file: h5py.File) -> str:
     try:
         objects, _ = walk_objects(file, _VISITED)
-        found = {
-            path: f"{shown(path)} {shape_of(item)} {_dtype_text(item)}"
-            for path, item in objects.items()
-            if isinstance(item, h5py.Dataset)
-        }
+        shapes = {path: shape_of(item) for path, item in objects.items() if isinstance(item, h5py.Dataset)}
     except DAMAGED:
         return "Its list of datasets cannot be read"
-    if not found:
+    if not shapes:
         return "It holds no datasets at all"
-    listed = "; ".join(list(found.values())[:_LISTED])
-    more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    by_name = {path.lower(): path for path in found} | {path.rsplit("/", 1)[-1].lower(): path for path in found}
-    near = difflib.get_close_matches(name.strip("/").lower(), by_name, n=1, cutoff=0.6)
-    hint = f"Did you mean {shown(by_name[near[0]])}? " if near else ""
-    return f"{hint}It holds: {listed}{more}"
-
-
-def _dtype_text(dataset: h5py.Dataset) -> str:
-    try:
-        return str(dataset.dtype)
-    except TypeError:
-        return "of a type that NumPy lacks"
+    listed = "; ".join(f"{shown(path)} {shape}" for path, shape in list(shapes.items())[:_LISTED])
+    more = f"; and {len(shapes) - _LISTED} more" if len(shapes) > _LISTED else ""
+    return f"It holds: {listed}{more}"

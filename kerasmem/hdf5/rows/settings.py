@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from kerasmem import checks
@@ -72,13 +71,13 @@ def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]
 
         return tuple(sorted(expand(one, remote or RemoteAccess()), key=natural_order)) if is_pattern(one) else (one,)
     if glob.has_magic(one) and not os.path.exists(one):
-        found = [name for name in glob.glob(one, recursive=True) if os.path.isfile(name)]
-        if not found:
+        matches = [name for name in glob.glob(one, recursive=True) if os.path.isfile(name)]
+        if not matches:
             raise DataError(
                 f"{shown(one)}: no file matches this pattern; give the path of a file, a list of paths, "
                 "or a pattern such as 'data/*.h5' that some match ('**' stands for folders within folders)"
             )
-        return tuple(sorted(found, key=natural_order))
+        return tuple(sorted(matches, key=natural_order))
     return (one,)
 
 
@@ -134,21 +133,6 @@ def read_parts(x: Any, y: Any, sample_weight: Any) -> tuple[Part, ...]:
     return tuple(read_part(role, value) for role, value in given if value is not None)
 
 
-def check_transform(transform: Any, processes: bool) -> None:
-    """Refuse a transform that cannot be called, or not be sent to worker processes."""
-    if transform is None:
-        return
-    checks.function("transform", transform)
-    if processes:
-        try:
-            cloudpickle.dumps(transform)
-        except Exception as error:
-            raise UsageError(
-                "transform must be one that can be pickled, to reach worker processes; use threads "
-                f"(use_multiprocessing=False). {type(error).__name__}: {error}"
-            ) from error
-
-
 def read_rows(rows: Any, length: int, *, ordered: bool) -> range | np.ndarray:
     """Return the selected rows: a `range` if they are one run, else a sorted int64 array.
 
@@ -169,20 +153,16 @@ def read_rows(rows: Any, length: int, *, ordered: bool) -> range | np.ndarray:
     if isinstance(rows, range):
         if not len(rows):
             raise DataError(f"rows: {rows.start:,} to {rows.stop:,} selects no rows; the file has {length:,}")
-        if rows.step < 0 and ordered:
-            raise UsageError("rows: with shuffle=False rows come in file order; a falling range cannot be kept")
-        low, high = min(rows), max(rows)
+        if rows.step < 0:
+            raise UsageError(f"rows: {rows} falls; give a rising range, as rows are taken in file order")
     else:
-        rows = _as_array(rows, length)
-        low, high = int(rows.min()), int(rows.max())
+        rows = _as_rising(rows, length, ordered)
+    low, high = int(rows[0]), int(rows[-1])
     if low < 0:
         raise DataError(f"rows: {low} is negative; count from the first row, 0 to {length - 1:,}")
     if high >= length:
         raise DataError(f"rows: {high:,} is past the end; the file has {format_count(length, 'row')}")
-    if isinstance(rows, range):
-        return range(low, high + 1) if abs(rows.step) == 1 else np.sort(np.asarray(rows, np.int64))
-    rows = _in_file_order(rows.astype(np.int64), ordered)
-    return range(low, high + 1) if high - low + 1 == len(rows) else rows
+    return range(low, high + 1) if high - low + 1 == len(rows) else np.asarray(rows, np.int64)
 
 
 def _as_range(rows: Any, length: int) -> range:
@@ -197,30 +177,23 @@ def _as_range(rows: Any, length: int) -> range:
     return range(start, stop, 1 if rows.step is None else checks.whole("rows", rows.step))
 
 
-def _as_array(rows: Any, length: int) -> np.ndarray:
+def _as_rising(rows: Any, length: int, ordered: bool) -> np.ndarray:
     try:
         array = np.asarray(rows)
     except (ValueError, TypeError) as error:
         raise UsageError(f"rows: {error}") from error
-    if array.ndim == 1 and array.dtype.kind == "b":
-        raise UsageError("rows: a boolean mask is not accepted; pass numpy.flatnonzero(mask)")
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise UsageError("rows: give a slice, a range, (start, stop) or a flat array of whole row numbers")
+        raise UsageError(
+            "rows: give a slice, a range, (start, stop) or row numbers (of a mask: numpy.flatnonzero(mask))"
+        )
     if not array.size:
         raise DataError(f"rows: the array is empty; the file has {format_count(length, 'row')}")
-    return array
-
-
-def _in_file_order(rows: np.ndarray, ordered: bool) -> np.ndarray:
-    if np.all(rows[1:] > rows[:-1]):
-        return rows
-    rows = np.sort(rows)
-    same = np.flatnonzero(rows[1:] == rows[:-1])
-    if same.size:
-        raise DataError(f"rows: row {int(rows[same[0]]):,} is named more than once")
-    if ordered:
+    rising, counts = np.unique(array.astype(np.int64), return_counts=True)
+    if len(rising) < len(array):
+        raise DataError(f"rows: row {int(rising[counts.argmax()]):,} is named more than once")
+    if ordered and not np.array_equal(rising, array):
         raise UsageError(
             "rows: with shuffle=False rows come in file order, and these are not in it; "
             "pass numpy.sort(rows), and use that order for the results"
         )
-    return rows
+    return rising

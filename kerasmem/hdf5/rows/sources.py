@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import h5py
 import numpy as np
@@ -18,6 +18,7 @@ from kerasmem.hdf5.format.filters import DecodeError, Pipeline, Scratch, view_of
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.hdf5.format.links import DAMAGED
 from kerasmem.hdf5.io.handle import FileHandle, Handle
+from kerasmem.hdf5.io.ranges import Claim
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead
 from kerasmem.units import KIB
 
@@ -41,11 +42,8 @@ class UnreadableRowsError(Exception):
         self.start, self.stop = start, stop
 
 
-class Reader(Protocol):
-    """Bytes of a file: its handle, or a claim on some of its ranges."""
-
-    def read(self, view: memoryview, offset: int) -> None:
-        """Fill a view with the bytes from `offset` on."""
+Reader = Handle | Claim
+"""Bytes of a file: its handle, or a claim on some of its ranges."""
 
 
 @dataclass(eq=False)
@@ -140,21 +138,10 @@ class Hdf5Source(Source):
             shape = (run.stop - run.start, *self.shape[1:])
             raw = self._scratch.take("rows", shape[0] * self.row_bytes)
             rows = raw.view(self.dtype).reshape(shape)
-            self._fetch(run.start, run.stop, rows)
+            self.find().read_direct(rows, np.s_[run.start : run.stop])
             self.handle.count(raw.nbytes)
             for delivery, target in outputs:
                 delivery.put(rows, run.picked, target, run.places, scratch)
-
-    def _fetch(self, start: int, stop: int, into: np.ndarray) -> None:
-        dataset = self.find()
-        if dataset.dtype.subdtype is None:
-            dataset.read_direct(into, np.s_[start:stop])
-            return
-        # Rows whose every element is an array (PyTables writes such), which `read_direct` cannot.
-        extent = (stop - start, *dataset.shape[1:])
-        there = dataset.id.get_space()
-        there.select_hyperslab((start, *[0] * (len(extent) - 1)), extent)
-        dataset.id.read(h5py.h5s.create_simple(extent), there, into, h5py.h5t.py_create(dataset.dtype))
 
 
 @dataclass(eq=False)
@@ -270,13 +257,13 @@ class ChunkedSource(DirectSource):
             self._check_size(chunk)
             self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch, reader)
             return
-        rows = self.decode(chunk, scratch, reader)[skipped : skipped + run.stop - run.start]
+        rows = self._decode(chunk, scratch, reader)[skipped : skipped + run.stop - run.start]
         index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
         rows = rows[index]
         for delivery, target in outputs:
             delivery.put(rows, run.picked, target, run.places, scratch, chunk.inner)
 
-    def decode(self, chunk: Chunk, scratch: Scratch, reader: Reader) -> np.ndarray:
+    def _decode(self, chunk: Chunk, scratch: Scratch, reader: Reader) -> np.ndarray:
         """Return a stored chunk without its filters, in `scratch` or elsewhere."""
         self._check_size(chunk)
         assert chunk.offset is not None
