@@ -57,11 +57,6 @@ class RowReader:
         self._now: tuple[int, int] | None = None  # the window announced last
         self._next: tuple[tuple[int, int], list[Job]] | None = None  # the window to come, announced already
 
-    @property
-    def checked_at_once(self) -> bool:
-        """Whether unchanged files can be recognized without a request."""
-        return not self.files.remote or self.files.proves_versions
-
     def tasks(
         self,
         order: EpochOrder,

@@ -44,7 +44,8 @@ class OpenFiles:
         self.remote = any(is_url(file.path) for file in layout.files)
         self.traffic = Traffic()
         self._most = most_open()
-        self._free = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._free = threading.Condition(self._lock)
         self._closed = False
         self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
 
@@ -60,7 +61,7 @@ class OpenFiles:
             file, first = layout.files[number], layout.starts[number] if len(layout.files) > 1 else None
             fetcher = self._start_fetcher if is_url(file.path) else None
             opened = OpenFile(file, self._access, first, fetcher, self.traffic)
-            with self._free:
+            with self._lock:
                 self._files.setdefault(number, opened)
         return self._files[number]
 
@@ -93,8 +94,8 @@ class OpenFiles:
 
     def check(self, numbers: Sequence[int] | None = None) -> None:
         """Raise if an open file was changed: any, or one of those with these numbers."""
-        with self._free:
-            files = {*self._open, *self._unchecked}
+        with self._lock:
+            files = set(self._open)
             if numbers is not None:
                 files &= {self._files[number] for number in numbers if number in self._files}
         for file in files:
@@ -102,7 +103,7 @@ class OpenFiles:
 
     def break_off(self) -> None:
         """Make everyone who waits for a remote file fail at once."""
-        with self._free:
+        with self._lock:
             fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
             fetcher.close()
@@ -120,7 +121,7 @@ class OpenFiles:
         self.break_off()
 
     def _start_fetcher(self) -> RangeFetcher:
-        with self._free:
+        with self._lock:
             if self._fetcher is None:
                 self._fetcher = RangeFetcher(self._access.remote)
             return self._fetcher

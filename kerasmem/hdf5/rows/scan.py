@@ -16,7 +16,7 @@ from kerasmem.errors import DataError, KerasmemError
 from kerasmem.hdf5.format.filters import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED, open_dataset, points_of, shape_of, walk_objects
-from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.format.urls import is_url, redact
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import Traffic
 from kerasmem.hdf5.io.objects import ObjectInfo
@@ -69,11 +69,13 @@ def open_file(
             return open_remote(path, remote or RemoteAccess(), known, traffic, **options)
         refuse_no_file(path)
         return h5py.File(path, "r", **options)
+    except KerasmemError:
+        raise
     except DAMAGED as error:
         raise DataError(f"{shown(path)}: {_why_not_open(redact(one_line(str(error))))}") from error
 
 
-def _why_not_open(path: str, reason: str) -> str:
+def _why_not_open(reason: str) -> str:
     if "truncated" in reason:
         return f"the file is truncated; copy or write it again ({reason})"
     if any(text in reason for text in _IN_USE):
@@ -131,10 +133,6 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
         else:
             size = os.path.getsize(path)
         datasets = [look_at(file, path, name, access) for name in names]
-    except DataError:
-        if isinstance(file, RemoteHdf5):
-            file.remote.raise_failure()
-        raise
     finally:
         close_file(file)
     lengths = {layout.rows for layout in datasets}
