@@ -184,7 +184,8 @@ def _as_rising(rows: Any, length: int, ordered: bool) -> np.ndarray:
         raise UsageError(f"rows: {error}") from error
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError(
-            "rows: give a slice, a range, (start, stop) or row numbers (of a mask: numpy.flatnonzero(mask))"
+            "rows: give a slice, a range, (start, stop) or a flat array of whole row numbers, such as "
+            "numpy.flatnonzero(mask)"
         )
     if not array.size:
         raise DataError(f"rows: the array is empty; the file has {format_count(length, 'row')}")
