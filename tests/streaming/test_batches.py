@@ -188,7 +188,7 @@ def fail(text):
 @pytest.mark.parametrize(
     ("transform", "text"),
     [
-        (lambda x, y: x / None, r"batch 1 of epoch 0, rows 8 to 15, raised TypeError: unsupported"),
+        (lambda x, y: x / None, r"batch 1 of epoch 0, raised TypeError: unsupported"),
         (lambda x, y: next(iter(())), "raised StopIteration"),
         (lambda x, y: {}["\x1b[2J\nb"], r"raised KeyError: '.x1b\[2J.nb'"),
         (lambda x, y: int("\x1b[2J"), r"raised ValueError: [^\x1b]+$"),

@@ -96,10 +96,10 @@ def test_copies_and_threads_read_for_themselves(data):
 def test_a_chunk_is_read_once_for_all_rows_asked_for_together(data):
     source = H5DataSource(data, "x", None)
     source.batch(range(16))
-    before = source._reader.peek().bytes_read
+    before = source._reader.peek().files.bytes_read
     assert before
     source.batch([15, 0, 7])
-    assert source._reader.peek().bytes_read == 2 * before
+    assert source._reader.peek().files.bytes_read == 2 * before
 
 
 def test_pytorch_shares_rows_among_ranks_and_processes(data):
