@@ -336,7 +336,7 @@ class TestChanges:
 
     def test_a_server_that_tells_nothing_is_warned_of(self, web, folder):
         web.etag = web.modified = False
-        with pytest.warns(UserWarning, match="says neither which version"):
+        with pytest.warns(UserWarning, match="its store names no version"):
             equal(epochs(web.url("gzip.h5")), epochs(folder / "gzip.h5"))
 
 

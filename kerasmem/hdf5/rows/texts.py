@@ -49,7 +49,7 @@ def read_attribute(
 
 
 def read_names(dataset: h5py.Dataset, most: int) -> list[str] | None:
-    """Return texts, one a row; None for other or larger datasets.
+    """Return texts or numbers, one a row, as texts; None for other or larger datasets.
 
     Args:
         dataset: a dataset that lies in its own file.
@@ -60,18 +60,20 @@ def read_names(dataset: h5py.Dataset, most: int) -> list[str] | None:
         DecodeError: If a chunk is damaged.
     """
     shape, text = dataset.shape, h5py.check_string_dtype(dataset.dtype)
-    if text is None or shape is None or len(shape) != 1 or not 0 < shape[0] <= most:
+    if shape is None or len(shape) != 1 or not 0 < shape[0] <= most:
+        return None
+    if text is None and dataset.dtype.kind not in "iufb":
         return None
     if max(shape + (dataset.chunks or ())) * dataset.id.get_type().get_size() > MOST_TEXT:
         return None
     check_chunks(dataset)
-    step = TEXTS_AT_ONCE if text.length is None else shape[0]
+    step = TEXTS_AT_ONCE if text is not None and text.length is None else shape[0]
     names: list[str] = []
     size = 0
     for start in range(0, shape[0], step):
         values = dataset[start : start + step].tolist()
-        names += map(text_of, values)
-        size += sum(map(len, values))
+        names += [text_of(value) if text is not None else str(value) for value in values]
+        size += sum(len(value) for value in values) if text is not None else 0
         if size > MOST_TEXT:
             raise DataError(f"the texts of {dataset.name} take more than {MOST_TEXT:,} bytes")
     return names
