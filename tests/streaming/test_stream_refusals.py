@@ -210,6 +210,7 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"workers": -1}, "workers: -1"),
         ({"remainder": True}, "remainder: True is not 'keep' or 'drop' or 'pad'"),
         ({"remainder": "pad", "y": None}, "remainder: 'pad' adds rows of weight 0"),
+        ({"remote": {"cache": "c"}}, "remote: .* leave it out"),
         ({"x": []}, "x: no dataset named"),
         ({"x": {}}, "x: no dataset named"),
         ({"x": 3}, "x: give a dataset's name"),
