@@ -11,7 +11,7 @@ import pytest
 from kerasmem import H5ChunkSequence
 from kerasmem.hdf5.io import handle as handles
 from kerasmem.hdf5.io.handle import FileHandle
-from kerasmem.hdf5.rows import delivery
+from kerasmem.hdf5.rows import delivery, jobs
 from kerasmem.hdf5.rows.delivery import ScatterRead
 from kerasmem.hdf5.rows.sources import Source
 
@@ -77,7 +77,7 @@ def test_rows_that_change_on_their_way_or_are_small_are_not(numbered, scattered_
 
 
 def test_without_the_systems_call_rows_are_read_all_the_same(numbered, scattered_reads, monkeypatch):
-    monkeypatch.setattr(delivery, "CAN_SCATTER", False)
+    monkeypatch.setattr(jobs, "CAN_SCATTER", False)
     stream = H5ChunkSequence(numbered(rows=200, chunks=8, width=WIDTH), batch_size=16, memory_budget="150KiB")
     rows = [(x[:, 0], y) for x, y in stream.next_epoch()]
     assert all(np.array_equal(x, y) for x, y in rows) and not scattered_reads
