@@ -58,7 +58,7 @@ def test_more_threads_than_cores_where_they_only_wait(monkeypatch):
     packed = replace(dataset(chunk=256), filters=("gzip",))
     assert plan(dataset(chunk=256)).threads > 2
     assert plan(packed).threads == 2, "one a core, as they unpack"
-    assert plan(packed, budget="20MiB").threads <= 2
+    assert plan(packed, budget=20 * MIB).threads <= 2
     monkeypatch.setattr("kerasmem.streaming.budget.usable_cores", lambda: 64)
     assert plan(dataset(chunk=256)).threads == 16
     assert 4 <= plan(packed).threads <= 16, "as many as the budget has buffers for"
@@ -67,7 +67,7 @@ def test_more_threads_than_cores_where_they_only_wait(monkeypatch):
 def test_batches_ahead_count_and_leave_the_windows_alone():
     for batch_size in (32, 256, 2000):
         none, some, many = (
-            plan(dataset(), budget="64MiB", batch_size=batch_size, ahead=ahead, workers=4) for ahead in (0, 4, 500)
+            plan(dataset(), budget=64 * MIB, batch_size=batch_size, ahead=ahead, workers=4) for ahead in (0, 4, 500)
         )
         assert none.window_rows == some.window_rows == many.window_rows, "the order of rows depends on it"
         assert many.total_bytes <= 64 * MIB
@@ -82,9 +82,9 @@ def test_the_smallest_budget_named_works_and_less_does_not(chunk, sparse, batch_
     layouts = [dataset(chunk=chunk, dtype="<f8"), dataset("y", row=(), dtype="<i8", chunk=1024)]
     selection = np.arange(0, 1_000_000, 3) if sparse else None
     with pytest.raises(UsageError, match="smallest that works") as caught:
-        plan(*layouts, budget="1kB", batch_size=batch_size, selection=selection)
+        plan(*layouts, budget=1000, batch_size=batch_size, selection=selection)
     smallest = re.search(r"works is '(\w+)'", str(caught.value))[1]
-    made = plan(*layouts, budget=smallest, batch_size=batch_size, selection=selection)
+    made = plan(*layouts, budget=parse_size(smallest), batch_size=batch_size, selection=selection)
     assert made.total_bytes <= parse_size(smallest)
     with pytest.raises(UsageError):
         plan(*layouts, budget=parse_size(smallest) * 9 // 10, batch_size=batch_size, selection=selection)
@@ -97,10 +97,10 @@ def test_the_default_leaves_room_for_large_batches():
 
 
 def test_light_datasets_are_cached_and_heavy_ones_share_the_blocks():
-    made = plan(dataset(chunk=100), dataset("y", row=(), dtype="<i8", chunk=4096), budget="512MiB")
+    made = plan(dataset(chunk=100), dataset("y", row=(), dtype="<i8", chunk=4096), budget=512 * MIB)
     assert made.cache_bytes.keys() == {"y"}
     packed = [dataset(chunk=10), dataset("z", chunk=640, row=(500,))]
-    heavy = plan(*(replace(layout, filters=("gzip",)) for layout in packed), budget="1GiB")
+    heavy = plan(*(replace(layout, filters=("gzip",)) for layout in packed), budget=GIB)
     assert not heavy.cache_bytes
     assert heavy.block_rows % 640 == 0
     assert heavy.total_bytes <= GIB
