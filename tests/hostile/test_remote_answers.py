@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kerasmem import H5ChunkSequence
+from kerasmem.errors import DataError
 
 GIB = 2**30
 READ = """
@@ -109,6 +110,22 @@ def ranges(data, seen):
         request.wfile.write(body)
 
     return answer
+
+
+def test_a_multipart_answer_is_refused(serve, data, monkeypatch):
+    def answer(request):
+        first, last = (int(part) for part in request.headers["Range"].removeprefix("bytes=").split("-"))
+        body = data[first : last + 1]
+        request.send_response(206)
+        request.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(data)}")
+        body = b"--x\r\nContent-Type: text/html\r\n\r\n" + body + b"\r\n--x--"
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    monkeypatch.setattr("kerasmem.hdf5.io.failures._FIRST_WAIT", 0.01)
+    with pytest.raises(DataError, match=r"failed 7 times in a row.*more than [0-9,]+ bytes came"):
+        H5ChunkSequence(f"{serve(answer)}/x.h5")
 
 
 def moved_to(address):

@@ -119,7 +119,10 @@ class HttpObject(RemoteObject):
             if answer.status != 206 or answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise PermanentError(_NO_RANGES)
             length, size = _read_range(answer.headers.get("Content-Range", ""), start, stop)
-            return Answer(await answer.content.readexactly(length), size, tag)
+            data = await answer.content.readexactly(length)
+            if await answer.content.read(1):
+                raise EOFError(f"more than {length:,} bytes came")
+            return Answer(data, size, tag)
 
 
 class OtherObject(RemoteObject):

@@ -110,8 +110,9 @@ class RemoteFile(io.RawIOBase):
         first, last = start // _BLOCK, -(-stop // _BLOCK)
         if last - first > _DIRECT:
             return self._fetch(start, stop)
-        blocks = [_blocks.get((*self._name, number)) for number in range(first, last)]
-        if None in blocks:
+        known = [_blocks.get((*self._name, number)) for number in range(first, last)]
+        blocks = [block for block in known if block is not None]
+        if len(blocks) < last - first:
             data = self._fetch(first * _BLOCK, min(last * _BLOCK, self.known.size))
             blocks = [data[at : at + _BLOCK] for at in range(0, len(data), _BLOCK)]
         for number, block in enumerate(blocks, first):
