@@ -245,9 +245,9 @@ def describe_plan(plan: StreamPlan) -> str:
     layouts = {layout.name: layout for layout in plan.layout.datasets}
     rows = format_count(plan.num_rows, "row")
     lines = [f"{plan.layout.title}: {rows} in {batches} of {format_count(plan.settings.batch_size)}"]
-    for part, uses in zip(plan.parts, plan.uses, strict=True):
-        for use in uses:
-            column = plan.columns[use]
+    for part, numbers in zip(plan.parts, plan.uses, strict=True):
+        for number in numbers:
+            column = plan.columns[number]
             layout = layouts[column.name]
             lines.append(f"  {part.role:<13} {shown(column.name)} {_conversion(column)}, {_storage(layout)}")
     lines.append(f"  order         {_order(plan)}; blocks of {format_count(memory.block_rows, 'row')}")
