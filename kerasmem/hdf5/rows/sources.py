@@ -257,13 +257,13 @@ class ChunkedSource(DirectSource):
             self._check_size(chunk)
             self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch, reader)
             return
-        rows = self._decode(chunk, scratch, reader)[skipped : skipped + run.stop - run.start]
+        rows = self.decode(chunk, scratch, reader)[skipped : skipped + run.stop - run.start]
         index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
         rows = rows[index]
         for delivery, target in outputs:
             delivery.put(rows, run.picked, target, run.places, scratch, chunk.inner)
 
-    def _decode(self, chunk: Chunk, scratch: Scratch, reader: Reader) -> np.ndarray:
+    def decode(self, chunk: Chunk, scratch: Scratch, reader: Reader) -> np.ndarray:
         """Return a stored chunk without its filters, in `scratch` or elsewhere."""
         self._check_size(chunk)
         assert chunk.offset is not None
