@@ -77,7 +77,7 @@ class ReportPage:
         Raises:
             OSError: it cannot be written.
         """
-        write_named("path", os.fspath(path), self.html.encode())
+        write_named(os.fspath(path), self.html.encode())
 
     def _repr_html_(self) -> str:
         inside = html.escape(self.html)  # in a frame, whose policy and style do not meet the notebook's

@@ -63,7 +63,7 @@ def command(model: str | None, steps: int, timeout: float, output: str | None, *
     if output is not None:
         from kerasmem.rendering.data import to_json
 
-        write_named("-o", output, (to_json(data) + "\n").encode())
+        write_named(output, (to_json(data) + "\n").encode())
     if options["as_json"]:
         show_json(data)
     else:

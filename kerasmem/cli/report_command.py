@@ -123,7 +123,7 @@ def _timeline(path: str) -> Any:
 def _write(option: str, path: str, data: bytes) -> None:
     """Write a file whole or not at all."""
     try:
-        write_named(option, path, data)
+        write_named(path, data)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"{option}: {path} cannot be written: {reason}; choose another place") from error

@@ -91,8 +91,8 @@ class LogFile:
         self._file = -1
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR if append else os.O_WRONLY
-            self._file = files.open_named("filename", str(self.path), flags | os.O_CREAT | os.O_APPEND)
+            flags = files.READ | (os.O_RDWR if append else os.O_WRONLY)
+            self._file = os.open(self.path, flags | os.O_CREAT | os.O_APPEND, 0o666)
             if not append and stat.S_ISREG(os.fstat(self._file).st_mode):
                 os.ftruncate(self._file, 0)
             is_empty = self._resume() if append else True

@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasmem.archives import open_archive
 from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
-from kerasmem.files import follow, open_kept, read_json, replacing
+from kerasmem.files import open_plain, read_json, replacing
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.records import Record
 from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe, variables
@@ -59,7 +59,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str, source: Source, *, keeps_before: bool = False) -> None:
-        self.path, self.source, self._keeps_before = follow("checkpoint", path), source, keeps_before
+        self.path, self.source, self._keeps_before = os.path.realpath(path), source, keeps_before
         self.saved: SavedRun | None = None
         self._arrays: ModelState = {}
 
@@ -194,12 +194,10 @@ def _replace_file(path: str, content: Mapping[str, np.ndarray], *, keep_before: 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
     try:
-        with open_kept(path) as file, open_archive(file) as content:
+        with open(open_plain(path), "rb") as file, open_archive(file) as content:
             saved = SavedRun.from_dict(read_json(content["saved"].tobytes()))
             _refuse_absurd(saved.run)
             yield saved, content
-    except UsageError as error:
-        raise UsageError(f"checkpoint: {error}") from None
     except InputError as error:
         raise DataError(f"{shown(path)}: {error}; {_DELETE}") from error
     except Exception as error:  # NumPy, zipfile and Python's parser raise many kinds for damaged files

@@ -50,7 +50,7 @@ def supervise(
     if not is_module and not os.path.isfile(script):
         raise UsageError(f"{script}: there is no such script")
     if folder is not None:
-        folder = files.follow("checkpoint", os.path.abspath(folder))
+        folder = os.path.realpath(folder)
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         files.own_folder("checkpoint", folder)
     command = [*(["-m"] if is_module else []), script, *arguments]

@@ -95,7 +95,7 @@ class TestSettings:
             ({"storage_options": {"f": lambda: "SECRET"}}, "storage_options: must be picklable"),
             ({"cache_size": "1GiB"}, "name a folder"),
             ({"cache": 3}, "cache: 3 is not a path"),
-            ({"cache": __file__}, "is not a folder"),
+            ({"cache": __file__}, "must be a folder"),
             ({"cache": "c", "cache_size": "many"}, "cache_size"),
         ],
     )

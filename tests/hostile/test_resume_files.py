@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from kerasmem.errors import DataError, UsageError
+from kerasmem.errors import DataError
 from kerasmem.training.checkpoint import Checkpoint
 from kerasmem.training.run_state import RunState
 from kerasmem.training.sources import CountedSource
@@ -182,7 +182,7 @@ def test_links_are_neither_read_nor_written_through(checkpoint, tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"the only copy")
     (tmp_path / "run.resume.before").symlink_to(victim)
-    with pytest.raises(UsageError, match="is a link, which is not followed"):
+    with pytest.raises(DataError, match="is a link, which is not followed"):
         checkpoint.points()
     checkpoint.write(RunState(), {"model": []})
     assert victim.read_bytes() == b"the only copy"

@@ -75,8 +75,8 @@ def read_remote(value: Any) -> RemoteAccess:
         raise UsageError(f"storage_options: must be picklable; got {type(error).__name__}") from None
     cache, size = settings.get("cache"), settings.get("cache_size", DEFAULT_CACHE)
     if cache is not None:
-        cache = files.follow("cache", os.path.abspath(os.path.expanduser(checks.path("cache", cache))))
-        files.refuse_shared("cache", cache)
+        cache = os.path.realpath(os.path.expanduser(checks.path("cache", cache)))
+        files.refuse_foreign("cache", cache)
     elif "cache_size" in settings:
         raise UsageError("cache_size: name a folder for it with cache")
     return RemoteAccess(options, cache, parse_size(size, field="cache_size"))
