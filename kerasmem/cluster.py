@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,13 +15,10 @@ from typing import Any, NamedTuple
 from kerasmem.errors import UsageError
 
 _TRAINING_TASKS = ("chief", "master", "worker")  # in the order in which TensorFlow counts them
-# What launchers put into the environment: torchrun, Horovod, Open MPI, MPICH and Intel MPI, srun. SLURM_NTASKS would
-# not do: a program that a batch script starts without srun has it too, and runs once.
+# Variables of launchers. SLURM_NTASKS would not do: a batch script's own program, started without srun, has it too.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE"),
-    "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "MPI": ("PMI_RANK", "PMI_SIZE"),
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 }
 _RANK = re.compile(r"(?<![A-Za-z])(?:rank|worker)[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)  # in a path
@@ -44,33 +42,29 @@ ALONE = Worker(0, 1)
 def find_worker(strategy: Any = None, environ: Mapping[str, str] | None = None) -> Worker | None:
     """Return the rank of this process among the workers; None if it trains alone or is an evaluator.
 
-    Looked at are, in this order, the strategy, JAX's processes (those of `keras.distribution` too), PyTorch's process
-    group, `TF_CONFIG`, and what launchers put into the environment: torchrun, Horovod, Open MPI, other MPIs, Slurm.
-    Nothing is imported for it.
+    The first of these counts: the strategy, JAX's processes (also those of `keras.distribution`), `TF_CONFIG`, and the
+    environment variables of torchrun, Open MPI or Slurm. Nothing is imported for it.
 
     Args:
-        strategy: the model's `tf.distribute` strategy, where it has one.
-        environ: environment variables; default: this process's.
+        strategy: the model's `tf.distribute` strategy, if it has one.
+        environ: environment variables. Defaults to this process's.
     """
-    for _, found in _sources(strategy, os.environ if environ is None else environ):
-        return found if found.size > 1 else None
-    return None
+    _, worker = next(_sources(strategy, os.environ if environ is None else environ), ("", ALONE))
+    return worker if worker.size > 1 else None
 
 
 def find_shard(environ: Mapping[str, str] | None = None) -> Worker:
     """Return the shard of the rows for this process; (0, 1) if it trains alone.
 
-    Looked at is what `find_worker` looks at, with the strategy whose scope is open, and first of all the distribution
-    set with `keras.distribution.set_distribution`, in which several processes may share one replica. Unlike
-    `find_worker` this refuses what it cannot understand, because rows would be lost or repeated. The first time in a
-    process that there are several workers, a line on stderr says which this one is and what says so.
+    The distribution of `keras.distribution.set_distribution` counts first, in which several processes may share one
+    replica; then what `find_worker` reads, with the strategy whose scope is open. The first time in a process that
+    there are several workers, a line on stderr names this one and the source.
 
     Args:
-        environ: environment variables; default: this process's.
+        environ: environment variables. Defaults to this process's.
 
     Raises:
-        UsageError: `TF_CONFIG` cannot be understood, two of the sources contradict each other, or Keras would share
-            out the rows once more.
+        UsageError: If `TF_CONFIG` is damaged, or Keras would share out the rows once more.
     """
     environ = os.environ if environ is None else environ
     text = environ.get("TF_CONFIG", "").strip()
@@ -83,16 +77,8 @@ def find_shard(environ: Mapping[str, str] | None = None) -> Worker:
             "mend it or give shard=(index, count)"
         ) from error
     replica = _of_keras_distribution()
-    sources = [*_sources(_open_strategy(), environ)] if replica is None else [("keras.distribution", replica)]
-    if not sources:
-        return ALONE
-    (name, worker), *others = sources
-    for other, another in others:
-        if not _agree(worker, another):
-            raise UsageError(
-                f"shard: 'auto' finds worker {worker.rank} of {worker.size:,} by {name}, and {another.rank} of "
-                f"{another.size:,} by {other}; give shard=(index, count), or take away what is not meant"
-            )
+    sources = _sources(_open_strategy(), environ)
+    name, worker = next(sources, ("", ALONE)) if replica is None else ("keras.distribution", replica)
     if worker.size > 1:
         _say_once(f"kerasmem: shard='auto': worker {worker.rank} of {worker.size:,}, by {name}")
     return worker
@@ -101,14 +87,6 @@ def find_shard(environ: Mapping[str, str] | None = None) -> Worker:
 @functools.cache
 def _say_once(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _agree(worker: Worker, other: Worker) -> bool:
-    """Whether two sources say the same, or `other` is of a launcher that started `worker`'s, one on each machine."""
-    if other == worker:
-        return True
-    inner, left = divmod(worker.size, other.size)
-    return other.size > 1 and inner > 1 and not left and worker.rank // inner == other.rank
 
 
 def worker_of(strategy: Any) -> Worker:
@@ -164,20 +142,17 @@ def in_cluster(cluster: Mapping[str, Any], kind: str | None, index: int | None) 
 
 def _sources(strategy: Any, environ: Mapping[str, str]) -> Iterator[tuple[str, Worker]]:
     """Yield each source of a rank and the rank; launchers only if they started several processes."""
-    asked = {
+    workers = {
         "the strategy": _of_strategy(strategy),
         "JAX's processes": _of_jax(),
-        "PyTorch's process group": _of_torch(),
         "TF_CONFIG": _of_tf_config(environ.get("TF_CONFIG", "")),
     }
-    yield from ((name, found) for name, found in asked.items() if found is not None)
+    yield from ((name, worker) for name, worker in workers.items() if worker is not None)
     for launcher, (rank, count) in _LAUNCHERS.items():
-        try:
-            found = Worker(int(environ[rank]), int(environ[count]))
-        except (KeyError, ValueError):
-            continue
-        if 0 <= found.rank < found.size and found.size > 1:
-            yield f"{launcher}'s {rank} and {count}", found
+        with contextlib.suppress(KeyError, ValueError):
+            worker = Worker(int(environ[rank]), int(environ[count]))
+            if 0 <= worker.rank < worker.size and worker.size > 1:
+                yield f"{launcher}'s {rank} and {count}", worker
 
 
 def _of_strategy(strategy: Any) -> Worker | None:
@@ -212,13 +187,6 @@ def _of_keras_distribution() -> Worker | None:
             ".auto_shard_dataset = False, and let shard='auto' share them out"
         )
     return Worker(distribution.data_shard_id, min(processes, distribution.num_model_replicas))
-
-
-def _of_torch() -> Worker | None:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return Worker(int(distributed.get_rank()), int(distributed.get_world_size()))
 
 
 def _of_jax() -> Worker | None:

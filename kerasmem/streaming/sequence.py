@@ -76,7 +76,7 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
             divides by equally many rows. Defaults to "keep".
         shard: (index, count), the part of the rows for worker `index` of `count`, or "auto" to take both from
             `keras.distribution`, the open scope of a `tf.distribute` strategy, JAX's or PyTorch's processes,
-            `TF_CONFIG`, or the launcher (torchrun, Horovod, MPI, Slurm). The parts are disjoint, complete, of
+            `TF_CONFIG`, or the launcher (torchrun, Open MPI, Slurm). The parts are disjoint, complete, of
             equally many batches, and the same in every epoch; each chunk is read by one worker, but for at most
             `count` - 1 on the borders. `batch_size` is then each worker's, in `fit` and `evaluate` under such a
             distribution too. On JAX, make it with `auto_shard_dataset=False`. Without shard every worker reads all

@@ -127,25 +127,6 @@ def test_padded_ends_add_up_to_one_process(numbered):
     assert np.mean(each) == pytest.approx(np.sum((0.5 * real.astype("f8")) ** 2) / 32, rel=1e-5)
 
 
-CHIEF = {"TF_CONFIG": json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "chief"}})}
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8"}
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        CHIEF | {"RANK": "1", "WORLD_SIZE": "2"},
-        CHIEF | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"},
-        TORCHRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
-        TORCHRUN | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"},
-    ],
-    ids=str,
-)
-def test_sources_that_contradict_each_other_are_an_error(environ):
-    with pytest.raises(UsageError, match=r"shard: 'auto' finds worker .* by .*, and .* give shard=\(index, count\)"):
-        find_shard(environ)
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
