@@ -8,13 +8,10 @@ tensorflow/core/util/port.cc. Threads: tensorflow/core/common_runtime/process_ut
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from kerasmem.compat.patching import ThreadStack
 from kerasmem.compat.tensorflow_runtime import onednn_is_on
 from kerasmem.devices.catalogue import DeviceTarget
 from kerasmem.devices.host import usable_cores
@@ -26,10 +23,7 @@ TITLES = {
     EIGEN: "TensorFlow's own CPU kernels (Eigen)",
     CUDA: "TensorFlow's CUDA kernels: predicted, not read off a card yet",
 }
-SHORT_TITLES = {ONEDNN: "oneDNN, CPU", EIGEN: "Eigen, CPU"}
 
-_X86 = ("x86_64", "AMD64")
-_assumed = ThreadStack()  # kinds of kernels
 # What oneDNN computes only where the CPU can (tensorflow/core/util/util.cc); elsewhere TensorFlow's own kernels do.
 _NEEDED_FOR = {
     "float32": None,
@@ -91,22 +85,11 @@ def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
 def cpu_kernels() -> CpuKernels:
     """Return the kernels of a step in this process, from TensorFlow."""
     flags = cpu_flags()
-    is_on = _assumed.stack[-1] == ONEDNN if _assumed.stack else onednn_is_on()
     inter_op, intra_op = _threads()
-    if not is_on:
+    if not onednn_is_on():
         return CpuKernels(EIGEN, (), inter_op, intra_op)
     copied = tuple(dtype for dtype, features in _COPIED_WHERE.items() if not flags.isdisjoint(features))
     return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied)
-
-
-def onednn_is_left_off() -> bool:
-    """Return whether TensorFlow's own kernels run in this process on a CPU that oneDNN's could run on."""
-    return platform.machine() in _X86 and cpu_kernels().kind == EIGEN
-
-
-def assumed(kind: str) -> contextlib.AbstractContextManager[None]:
-    """Have `cpu_kernels` report kernels of a kind to this thread, whichever run."""
-    return _assumed.pushed(kind)
 
 
 def last_cache_bytes() -> int:

@@ -30,7 +30,6 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
         verdict: on the device: "fits", "does not fit", "too close to call".
         method: of the estimates.
         code: a complete script.
-        kernels: whose kernels the figures hold for, such as "Eigen, CPU"; None where the method asks for none.
         stands_in: whether this machine's CPU stands in for the card, as in `Settings`.
         trial: real steps of it, whose verdict then counts; None where none were run.
     """
@@ -47,7 +46,6 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
     verdict: str
     method: str
     code: str
-    kernels: str | None = None
     trial: Trial | None = None
     stands_in: bool = False
 
@@ -84,10 +82,6 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
             nearest. Empty where nothing needs to be done.
         considered: what is not offered, and why.
         notes: what else a reader should know.
-        kernels: whose kernels `need` holds for, as in `Remedy`.
-        data_bytes: what Keras keeps on the device of arrays that it is given whole, at most: their copy, and of
-            `predict` all outputs, twice at its end. All figures count it. 0 without whole arrays, None if their shapes
-            are unknown.
     """
 
     model: ModelFacts
@@ -98,8 +92,6 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     plans: tuple[Remedy, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
-    kernels: str | None = None
-    data_bytes: int | None = 0
 
     @property
     def verdict(self) -> str:

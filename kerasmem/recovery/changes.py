@@ -19,7 +19,6 @@ from typing import Any
 
 from kerasmem.files import package_data
 
-STREAM = "stream"  # the kind of the change that no longer gives Keras whole arrays
 SAME, TRAINING = "same training trajectory", "same network, other training"
 # From the least to the most that a change does to the result, and how far apart these lie in `Change.harm`.
 RESULTS = {
@@ -64,7 +63,7 @@ class Change:
 
     Attributes:
         kind: "batch_size", "micro_batches", "recompute", "jit_compile", "dtype_policy", "optimizer", "freeze",
-            "lora", "replicas" or "stream".
+            "lora" or "replicas".
         value: what it is set to.
         name: in a few words.
         result: what becomes of the result, one of `RESULTS`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kerasmem.recovery.changes import OPTIMIZERS, STREAM, Change
+from kerasmem.recovery.changes import OPTIMIZERS, Change
 from kerasmem.recovery.traits import Traits
 
 _BUILT_POLICY = 'keras.config.set_dtype_policy("{value}")   # before the model is built'
@@ -31,21 +31,6 @@ _RUN_LINES = {
     "inference": "model.predict(x, batch_size={batch})",
 }
 _MICRO_BATCHES = "kerasmem.fit(model, x, y, batch_size={batch}, micro_batches={value})"
-_STREAMED = {
-    "train": "model.fit(data)",
-    "evaluate": "model.evaluate(data)",
-    "inference": (
-        "for n in range(0, len(x), {batch}):\n"
-        "    outputs = model.predict_on_batch(x[n : n + {batch}])   # NumPy arrays: save or collect them"
-    ),
-}
-_STREAMED_INPUTS = (
-    "for n in range(0, len(keras.tree.flatten(x)[0]), {batch}):\n"
-    "    inputs = keras.tree.map_structure(lambda each: each[n : n + {batch}], x)\n"
-    "    outputs = model.predict_on_batch(inputs)   # NumPy arrays: save or collect them"
-)
-_DATA = 'data = kerasmem.H5ChunkSequence("data.h5", batch_size={batch})   # or another PyDataset'
-_STREAMED_MICRO_BATCHES = "kerasmem.fit(model, data, micro_batches={value})"
 
 
 def code_of(changes: Iterable[Change], traits: Traits, mode: str, *, is_loaded: bool) -> str:
@@ -71,14 +56,8 @@ def code_of(changes: Iterable[Change], traits: Traits, mode: str, *, is_loaded: 
     if _COMPILED & set(values) or (is_loaded and "dtype_policy" in values):
         jit = f", jit_compile={values['jit_compile']}" if "jit_compile" in values else ""
         lines.append(f"model.compile(optimizer, loss=loss, metrics=metrics{jit})   # the rest as before")
-    streams = STREAM in values
-    if streams and mode != "inference":
-        lines.append(_DATA.format(**words))
     if "micro_batches" in values:
-        template = _STREAMED_MICRO_BATCHES if streams else _MICRO_BATCHES
-        lines.append(template.format(value=values["micro_batches"], **words))
-    elif streams and mode == "inference" and traits.sample and not traits.sample.has_one_input:
-        lines.append(_STREAMED_INPUTS.format(**words))
-    elif streams or "batch_size" in values:
-        lines.append((_STREAMED if streams else _RUN_LINES)[mode].format(**words))
+        lines.append(_MICRO_BATCHES.format(value=values["micro_batches"], **words))
+    elif "batch_size" in values:
+        lines.append(_RUN_LINES[mode].format(**words))
     return "\n".join(lines) + "\n"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kerasmem.checks import number, whole
+from kerasmem.checks import number
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.report import FITS, SPREAD, Bytes
+from kerasmem.estimation.report import FITS, Bytes
 from kerasmem.models.backend import import_keras
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.recovery.advice import Advice, Remedy
@@ -31,7 +31,6 @@ def advise(
     *,
     device: str | int,
     budget_seconds: float | None = DEFAULT_BUDGET_SECONDS,
-    samples: int | None = None,
     confirm: bool = False,
     progress: Callable[[str], object] | None = None,
     **settings: Unpack[StepSettings],
@@ -45,9 +44,6 @@ def advise(
         model: as for `kerasmem.estimate`.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes).
         budget_seconds: time for estimates, after which no further one is begun; None: as long as it takes.
-        samples: number of samples in the arrays that Keras is given whole. `fit` and `evaluate` keep a copy of them on
-            the device, `predict` a copy of the inputs and all outputs, twice at its end; all figures then count this.
-            Defaults to data that comes in batches.
         confirm: run three real steps of the first plan, in a process of its own under the device's limit, before it
             is recommended; where memory runs out the next plan is run. On a machine without a GPU they run on the CPU.
         progress: called with a few words before each estimate.
@@ -68,17 +64,14 @@ def advise(
     """
     if budget_seconds is not None:
         number("budget_seconds", budget_seconds)
-    if samples is not None:
-        whole("samples", samples)
     target = resolve_device(str(device))
     import_keras()  # refuses a backend for which no remedy is written
     spec = StepSpec(model, device=device, **settings)
     if spec.replicas != 1:
         raise UsageError("replicas: advise estimates several devices itself, as one of its remedies")
     estimator = StepEstimator(
-        spec, target, spec.batch_size, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress,
-        samples=samples,
-    )  # fmt: skip
+        spec, target, spec.batch_size, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress
+    )
     current = estimator.estimate_current()
     search, plans = RemedySearch(estimator), []
     try:
@@ -86,8 +79,6 @@ def advise(
     except KerasmemError as error:
         search.notes.append(f"no remedy can be estimated: {error}")
     else:
-        if search.traits.sample is not None:
-            estimator.count_arrays(search.traits.sample)
         plans = _search(search, budget_seconds, confirm)
     return _advice(search, plans)
 
@@ -115,28 +106,13 @@ def _advice(search: RemedySearch, plans: list[Remedy]) -> Advice:
     notes = [*current.notes, *search.notes]
     if unsure := [each.name for each in remedies if _may_save_nothing(each, current.bytes)]:
         notes.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
-    notes += _on_other_kernels(estimator)
     if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
         available = f"{format_size(target.available_bytes)} of {target.name}"
         notes.append(f"nothing that was estimated surely fits the {available}")
     return Advice(
         current.model, current.settings, current.bytes, current.device, tuple(remedies), tuple(plans),
-        tuple(search.considered), tuple(notes), estimator.kernels(estimator.method),
-        estimator.arrays_bytes,
+        tuple(search.considered), tuple(notes),
     )  # fmt: skip
-
-
-def _on_other_kernels(estimator: StepEstimator) -> Iterator[str]:
-    """Note the need on oneDNN's kernels if it is less."""
-    found = estimator.with_onednn()
-    now = estimator.current.bytes.total
-    if found is None or found.bytes.total > now * (1 - SPREAD["graph"]):
-        return
-    yield (
-        f"TF_ENABLE_ONEDNN_OPTS=1 in the environment, before Python starts: {format_size(found.bytes.total)} in place "
-        f"of {format_size(now)}, {found.verdict}, by the same simulation on oneDNN's kernels; TensorFlow runs its own "
-        "on this CPU. What it does to the time of a step was not measured"
-    )
 
 
 def _may_save_nothing(remedy: Remedy, now: Bytes) -> bool:

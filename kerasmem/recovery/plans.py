@@ -21,26 +21,20 @@ _NOT_COMBINED = {"replicas"}  # more hardware is another answer than fitting thi
 
 
 def find_plans(search: RemedySearch) -> list[Remedy]:
-    """Return the least harmful changes that fit, alone or combined; if none fits, the nearest.
-
-    Where the arrays alone are too large, every plan gives Keras its data in batches.
-    """
-    estimator, base = search.estimator, search.base
+    """Return the least harmful changes that fit, alone or combined; if none fits, the nearest."""
+    estimator = search.estimator
     if estimator.fits_now or not search.changes:
         return []
     offered = list(_options(search))
     changes = {change.key: change for change, _, _ in offered}
     options = [Option(change.key, change.group, change.harm, ratio, change.kind) for change, ratio, _ in offered]
-    needs: dict[Combination, Need] = {frozenset(): estimator.estimate(base)}
-    with_base = [search.remedy(base, needs[frozenset()])] if base else []
-    if needs[frozenset()].verdict == FITS:
-        return with_base
+    needs: dict[Combination, Need] = {frozenset(): estimator.estimate(())}
     needs |= {frozenset([change.key]): need for change, _, need in offered if need is not None}
     known = {keys: answer_of(need) for keys, need in needs.items()}
 
     def ask(keys: Combination) -> Answer | None:
         try:
-            needs[keys] = estimator.estimate([*base, *(changes[key] for key in keys)])
+            needs[keys] = estimator.estimate([changes[key] for key in keys])
         except OutOfTimeError:
             if _OUT_OF_TIME not in search.notes:
                 search.notes.append(_OUT_OF_TIME)
@@ -52,8 +46,7 @@ def find_plans(search: RemedySearch) -> list[Remedy]:
         return answer_of(needs[keys])
 
     chosen = search_combinations(options, known, ask, estimator.target.available_bytes)
-    plans = [search.remedy([*base, *(changes[key] for key in keys)], needs[keys]) for keys in chosen]
-    return plans or with_base
+    return [search.remedy([changes[key] for key in keys], needs[keys]) for keys in chosen]
 
 
 def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]]:
@@ -62,18 +55,17 @@ def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]
     Micro-batches and batches come in all powers of two: what those between need is guessed on the line through those
     that were estimated, and estimated before it is told.
     """
-    estimator, base = search.estimator, search.base
-    batch_size = estimator.batch_size
+    estimator, batch_size = search.estimator, search.estimator.batch_size
     lines: dict[str, list[tuple[float, float]]] = {}
     estimated = set()
     for change in search.changes:
-        before = estimator.baseline([*base, change]).bytes
-        need = estimator.estimate([*base, change])
+        before = estimator.baseline([change]).bytes
+        need = estimator.estimate([change])
         ratio = at_most(need.bytes) / max(at_most(before), 1)
         if change.kind in ("micro_batches", "batch_size"):
             share = 1 / change.value if change.kind == "micro_batches" else change.value / batch_size
             lines.setdefault(change.kind, [(1.0, 1.0)]).append((share, ratio))
-        if change.kind not in _NOT_COMBINED and change not in base and ratio < 1:
+        if change.kind not in _NOT_COMBINED and ratio < 1:
             estimated.add(change.key)
             yield change, ratio, need
     for kind, points in lines.items():
@@ -104,7 +96,7 @@ def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str
     """Run the plans until one fits, and move it to the front; those that ran out go to the end.
 
     Each is run in a process of its own: training steps on a batch of zeros and an evaluation, under the limit of the
-    device less the copy of the data. A plan of which the estimate says that it does not fit is not run.
+    device. A plan of which the estimate says that it does not fit is not run.
 
     Args:
         estimator: that estimated them.
@@ -131,7 +123,7 @@ def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str
 def _ran(estimator: StepEstimator, plan: Remedy) -> Remedy:
     """Run real steps of a plan and take over their verdict."""
     changes = [make_change(each["kind"], each["value"]) for each in plan.changes]
-    limit = estimator.limit_for(changes)
+    limit = estimator.target.available_bytes
     request = estimator.request(changes)
     trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
     return replace(plan, trial=trial, verdict=FITS if trial.fits else DOES_NOT_FIT)

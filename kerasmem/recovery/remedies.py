@@ -12,7 +12,7 @@ from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.building import is_loaded
-from kerasmem.recovery.changes import OPTIMIZERS, STREAM, Change, ordered, worst_result
+from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered, worst_result
 from kerasmem.recovery.code import code_of
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.recovery.traits import LORA_RANK, Traits
@@ -51,24 +51,9 @@ class RemedySearch:
     notes: list[str] = field(default_factory=list)
     _largest_batch: int | None = None  # that fits, where the whole one does not
 
-    @property
-    def base(self) -> list[Change]:
-        """Changes without which nothing fits: data in batches, if the arrays alone are too large."""
-        return [self._stream()] if self.estimator.must_stream else []
-
-    @property
-    def _base_fits(self) -> bool:
-        base, estimator = self.base, self.estimator
-        return estimator.estimate(base).verdict == FITS if base else estimator.fits_now
-
-    def _stream(self) -> Change:
-        return self.traits.change(STREAM, self.estimator.mode)
-
     def run(self) -> None:
         """Estimate them all."""
         estimator = self.estimator
-        if estimator.data_bytes:
-            self._try(self._stream())
         if estimator.method == "formula":
             self._reject("all but the batch", "the formula, which answers here, knows nothing else")
             self._batches()
@@ -143,17 +128,15 @@ class RemedySearch:
         if now == 1:
             self._reject(name, "it is 1 already")
             return
-        if self._base_fits:
+        if estimator.fits_now:
             self._try(self.traits.change("batch_size", now // 2))
             return
         if not estimator.has_time(_ESTIMATES_OF_A_SEARCH):
             self._reject(name, "there was no time for the search")
             return
-        data = estimator.target.available_bytes - estimator.limit_for(self.base)
         spec = replace(estimator.origin, **estimator.step_options(), method=estimator.method)
-        margin = data / estimator.target.available_bytes
         try:
-            search = max_batch_size(spec.model, **spec.settings(), maximum=now - 1, margin=margin)
+            search = max_batch_size(spec.model, **spec.settings(), maximum=now - 1)
         except KerasmemError as error:
             self._reject(name, str(error))
             return
@@ -182,14 +165,14 @@ class RemedySearch:
         """Try sizes until one fits; only the first if the step as it is fits."""
         for size in sizes:
             verdict = self._try(self.traits.change(kind, size), is_last=size == sizes[-1])
-            if verdict in (None, FITS) or self._base_fits:
+            if verdict in (None, FITS) or self.estimator.fits_now:
                 return
 
     def _try(self, change: Change, is_last: bool = True) -> str | None:
         """Estimate a change, and offer it if it saves memory and decides among sizes of its kind.
 
         Returns:
-            The verdict with the change and the base, or None without an estimate.
+            The verdict with the change, or None without an estimate.
         """
         if change.kind in _ON_TENSORFLOW and runs_on_jax():
             self._reject(change.name, "estimated and written for TensorFlow alone, and Keras runs on JAX")
@@ -197,22 +180,20 @@ class RemedySearch:
         try:
             need = self.estimator.estimate([change])
             before = self.estimator.baseline([change])
-            base = self.base
-            verdict = self.estimator.estimate([*base, change]).verdict if base else need.verdict
         except KerasmemError as error:
             out_of_time = isinstance(error, OutOfTimeError)
             self._reject(change.name, str(error) if out_of_time else f"it cannot be estimated: {error}")
             return None
         saving = before.bytes.total - need.bytes.total
         noise = _NOISE_OF_PLAN if need.method in ("xla", "gpu-target") else _NOISE
-        if saving < noise * (before.bytes.total - self.estimator.data_bytes):
+        if saving < noise * before.bytes.total:
             if is_last:
                 self._reject(change.name, f"by the estimate ({need.method}) it {_too_little(saving)}")
-            return verdict
+            return need.verdict
         self.changes.append(change)
-        if is_last or FITS in (before.verdict, verdict):
+        if is_last or FITS in (before.verdict, need.verdict):
             self.remedies.append(self.remedy([change], need))
-        return verdict
+        return need.verdict
 
     def remedy(self, changes: Iterable[Change], need: Need) -> Remedy:
         """Make a remedy of some changes and their need."""
@@ -232,7 +213,6 @@ class RemedySearch:
             verdict=need.verdict,
             method=need.method,
             code=code_of(made, self.traits, self.estimator.mode, is_loaded=is_loaded(self.estimator.origin)),
-            kernels=self.estimator.kernels(need.method),
             stands_in=need.stands_in,
         )
 

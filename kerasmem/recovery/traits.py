@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
-from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_step import has_own_step
-from kerasmem.models.sizes import element_bytes
 from kerasmem.models.spec import StepSpec
-from kerasmem.models.step import output_spec, step_targets
 from kerasmem.models.weightless import random_state_kept, weightless
 from kerasmem.recovery.building import build
 from kerasmem.recovery.changes import Change, make_change
 from kerasmem.recovery.transforms import head_start, takes_lora
 
 LORA_RANK = 8
-
-
-@dataclass(frozen=True)
-class SampleBytes:
-    """Bytes of one sample of the arrays that Keras takes and returns.
-
-    Attributes:
-        inputs: of all inputs.
-        targets: of all targets; 0 if the step takes none.
-        outputs: of all outputs; None if unknown.
-        has_one_input: the model takes one array.
-    """
-
-    inputs: int
-    targets: int
-    outputs: int | None
-    has_one_input: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,7 +27,6 @@ class Traits:
         has_batch_norm: the model normalizes by the statistics of a batch.
         head_start: index in `model.layers` at which the head begins; 0 if there is no backbone.
         can_lora: a layer of the backbone can train thin factors in place of its kernel.
-        sample: bytes of one sample; None if unknown.
         trains: the step is a training step.
     """
 
@@ -59,7 +35,6 @@ class Traits:
     has_batch_norm: bool
     head_start: int
     can_lora: bool
-    sample: SampleBytes | None = None
     trains: bool = True
 
     def change(self, kind: str, value: Any) -> Change:
@@ -86,29 +61,5 @@ def traits_of(origin: StepSpec, batch_size: int) -> Traits:
             has_batch_norm=any(isinstance(each, keras.layers.BatchNormalization) for each in layers),
             head_start=start if any(layer.weights for layer in backbone) else 0,
             can_lora=any(takes_lora(each, LORA_RANK) for each in backbone),
-            sample=_sample_bytes(model, origin),
             trains=origin.mode == "train",
         )
-
-
-def _sample_bytes(model: Any, origin: StepSpec) -> SampleBytes | None:
-    """Return the bytes of one sample, from the shapes of inputs, targets and outputs."""
-    keras = import_keras()
-    try:
-        structure, inputs = model_inputs(model, origin.input_shapes())
-    except UsageError:
-        return None
-    batch = next((each.shape[0] for each in inputs if each.shape[0] is not None), 1)
-    flat = [keras.KerasTensor((batch, *each.shape[1:]), each.dtype) for each in inputs]
-    outputs = partial(output_spec, model, structure, flat)
-    targets = step_targets(model, origin.targets(), outputs, batch)
-    try:
-        returned = _tensor_bytes(outputs()) // batch
-    except Exception:  # a model whose `train_step` takes something else than its `call`
-        returned = None
-    return SampleBytes(_tensor_bytes(flat) // batch, _tensor_bytes(targets) // batch, returned, len(flat) == 1)
-
-
-def _tensor_bytes(tensors: Any) -> int:
-    flat = import_keras().tree.flatten(tensors)
-    return sum(math.prod(each.shape) * element_bytes(each.dtype) for each in flat if each is not None)

@@ -34,10 +34,9 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     """
     settings = f"{settings_line(advice.settings)} · method: {printable(advice.settings.method, 30)}"
     need = advice.need
-    kernels = "" if advice.kernels is None else f", on kernels of {printable(advice.kernels, 80)}"
-    now = Text(f"Now: {_needs(need, advice.settings.stands_in)}{kernels}\n")
+    now = Text(f"Now: {_needs(need, advice.settings.stands_in)}\n")
     now.append_text(verdict_line(advice.device, need, stands_in=advice.settings.stands_in))
-    parts: list[RenderableType] = [*_answer(advice), *_arrays(advice), ""]
+    parts: list[RenderableType] = [*_answer(advice), ""]
     parts += [model_heading(advice.model, settings), "", now, ""]
     if advice.remedies:
         heading = Text("Remedies, by bytes saved for each unit of arithmetic", style="bold")
@@ -79,22 +78,6 @@ def _answer(advice: Advice) -> Iterator[Text]:
     needs = _needs(chosen, chosen.stands_in)
     yield _verdict_on(device, chosen.verdict, f"with {printable(chosen.name, 200)}", needs).append(_trial(chosen))
     yield from (Text(f"  {line}", style="cyan") for line in printable_lines(chosen.code).splitlines())
-
-
-_KEPT = {
-    "train": "the copy of the arrays that model.fit keeps on the device",
-    "evaluate": "the copy of the arrays that model.evaluate keeps on the device",
-    "inference": "what model.predict keeps on the device: the inputs and all outputs, these twice at its end",
-}
-
-
-def _arrays(advice: Advice) -> Iterator[Text]:
-    """Yield the share of whole arrays in the need as it is."""
-    if advice.data_bytes is None:
-        yield Text("The arrays are not counted: the model does not tell their shapes.")
-    elif advice.data_bytes:
-        kept, total = format_size(advice.data_bytes), format_size(advice.need.total)
-        yield Text(f"As it is, {kept} of {total} is {_KEPT[advice.settings.mode]}.")
 
 
 def _needs(need: Bytes | Remedy, stands_in: bool) -> str:

@@ -23,24 +23,11 @@ def test_this_process_is_asked(monkeypatch):
 
 
 def test_the_dtypes_of_onednn_follow_the_features_of_the_cpu(monkeypatch):
-    with kernels.assumed(ONEDNN):
-        monkeypatch.setattr(kernels, "cpu_flags", lambda: OLD)
-        assert (cpu_kernels().kind, cpu_kernels().dtypes) == (ONEDNN, ("float32",))
-        monkeypatch.setattr(kernels, "cpu_flags", lambda: NEW | {"avx512_fp16"})
-        assert cpu_kernels().dtypes == ("float32", "bfloat16", "float16")
-
-
-def test_other_kernels_may_be_assumed(monkeypatch):
-    monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
-    with kernels.assumed(EIGEN):
-        assert cpu_kernels().kind == EIGEN and cpu_kernels().dtypes == ()
-        assert kernels.onednn_is_left_off()
-        with kernels.assumed(ONEDNN):
-            assert cpu_kernels().kind == ONEDNN and "float32" in cpu_kernels().dtypes
-            assert not kernels.onednn_is_left_off()
-        assert cpu_kernels().kind == EIGEN
-        monkeypatch.setattr(kernels.platform, "machine", lambda: "aarch64")
-        assert not kernels.onednn_is_left_off()
+    monkeypatch.setattr(kernels, "onednn_is_on", lambda: True)
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: OLD)
+    assert (cpu_kernels().kind, cpu_kernels().dtypes) == (ONEDNN, ("float32",))
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: NEW | {"avx512_fp16"})
+    assert cpu_kernels().dtypes == ("float32", "bfloat16", "float16")
 
 
 def test_threads_are_one_for_each_core_that_taskset_leaves():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import advised_models
 import keras
-import numpy as np
 import pytest
 from advice_scripts import measured
 
@@ -21,7 +20,7 @@ from kerasmem.recovery.building import build, is_loaded
 from kerasmem.recovery.code import code_of
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
-from kerasmem.recovery.traits import SampleBytes, Traits, traits_of
+from kerasmem.recovery.traits import Traits, traits_of
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
@@ -124,10 +123,6 @@ COMPILE = "model.compile(optimizer, loss=loss, metrics=metrics"
         ({"batch_size": 16}, "train", "model.fit(x, y, batch_size=16)"),
         ({"batch_size": 16}, "evaluate", "model.evaluate(x, y, batch_size=16)"),
         ({"batch_size": 16}, "inference", "model.predict(x, batch_size=16)"),
-        ({"stream": "train"}, "train", "model.fit(data)"),
-        ({"stream": "train", "micro_batches": 4}, "train", "kerasmem.fit(model, data, micro_batches=4)"),
-        ({"stream": "evaluate", "batch_size": 16}, "evaluate", 'H5ChunkSequence("data.h5", batch_size=16)'),
-        ({"stream": "inference"}, "inference", "outputs = model.predict_on_batch(x[n : n + 64])"),
         ({"recompute": "auto", "micro_batches": 4}, "train", "model = kerasmem.recompute(model, batch_size=16)"),
         ({"optimizer": "sgd_momentum"}, "train", "optimizer = keras.optimizers.SGD(0.01, momentum=0.9)"),
         ({"freeze": True}, "train", "for layer in model.layers[:2]:"),
@@ -146,19 +141,7 @@ def test_code_has_the_changed_lines(kinds, mode, expected):
 def test_a_smaller_batch_trains_otherwise_and_predicts_alike():
     assert TRAITS.change("batch_size", 16).result == "same network, other training"
     predicts = replace(TRAITS, trains=False)
-    for kind, value in (("batch_size", 16), ("stream", "inference"), ("stream", "evaluate")):
-        assert predicts.change(kind, value).result == "same outputs"
-
-
-def test_a_loop_of_predict_slices_every_input():
-    several = replace(TRAITS, sample=SampleBytes(8, 0, 4, has_one_input=False))
-    code = code_of([several.change("stream", "inference")], several, "inference", is_loaded=False)
-
-    class Model:
-        def predict_on_batch(self, x):
-            assert {name: len(each) for name, each in x.items()} in ({"a": 64, "b": 64}, {"a": 6, "b": 6})
-
-    exec(code, {"keras": keras, "model": Model(), "x": {"a": np.zeros(70), "b": np.zeros(70)}})
+    assert predicts.change("batch_size", 16).result == "same outputs"
 
 
 def test_a_loaded_model_changes_the_policies_of_its_layers(tmp_path):
@@ -242,7 +225,6 @@ def test_a_model_without_a_configuration():
         ({"device": "1GB", "budget_seconds": -1}, "budget_seconds"),
         ({"device": "1GB", "batch_size": 0}, "batch_size"),
         ({"device": "1GB", "method": "guess"}, "method"),
-        ({"device": "1GB", "samples": 0}, "samples"),
     ],
 )
 def test_wrong_arguments(options, message):
