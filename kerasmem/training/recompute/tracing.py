@@ -15,10 +15,11 @@ from typing import Any
 
 from kerasmem.compat.graphs import loop_body
 from kerasmem.compat.keras_state import handle_only, mask_of, raw_value
+from kerasmem.devices.kernels import ONEDNN
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.graph.build import node_of, with_compiled_scratch
 from kerasmem.estimation.graph.program import Node, Tensor, tensor_of
-from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING, needs, seconds
+from kerasmem.estimation.graph.rules import ALIASES, FORWARDS, NOTHING, TABLES, needs, seconds
 from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.models.backend import import_keras, keras_reason, symbolic_outputs
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
@@ -192,7 +193,7 @@ class _Reader:
         return tuple(
             Step(
                 name=self._names[number],
-                seconds=sum(seconds(*_as_node(one)) for one in self._made_by(number)),
+                seconds=sum(seconds(*_as_node(one), _RATES) for one in self._made_by(number)),
                 working_bytes=max(
                     forward[number], working[number] + update_bytes(each.operation) if trained[number] else 0
                 ),
@@ -305,6 +306,7 @@ def _as_node(operation: Any) -> tuple[Node, tuple[Tensor, ...]]:
     return node_of(operation), tuple(map(tensor_of, operation.inputs))
 
 
+_RATES = TABLES[ONEDNN].rates  # only ratios of times count, which differ little between kernels
 # They look at a tensor's shape and not at its values.
 SHAPE_ONLY = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "VariableShape"))
 MAKE_NOTHING = NOTHING | ALIASES
