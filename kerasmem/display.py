@@ -101,10 +101,10 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
 
     Examples:
         >>> import kerasmem
-        >>> columns = ["run", "time", "phase", "peak_bytes"]
-        >>> rows = [[0, 0.5, "train", 900], [0, 0.75, "train", 700]]
-        >>> timeline = kerasmem.Timeline.from_dict({"format_version": 1, "columns": columns, "rows": rows})
-        >>> "Memory over time" in report_page(timeline).html
+        >>> import pathlib, tempfile
+        >>> log = pathlib.Path(tempfile.mkdtemp()) / "run.csv"
+        >>> _ = log.write_text("run,time,phase,peak_bytes\\n0,0.5,train,900\\n0,0.75,train,700\\n")
+        >>> "Memory over time" in report_page(kerasmem.read_timeline(log)).html
         True
     """
     from kerasmem.monitoring.log_summary import LogSummary, summarise

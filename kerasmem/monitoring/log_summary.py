@@ -120,8 +120,8 @@ def summarise(timeline: Timeline, name: str, points: int = 1000) -> LogSummary:
         points: for each curve, at most.
 
     Examples:
-        >>> log = Timeline.from_dict({"format_version": 1, "columns": ["run", "time", "phase", "peak_bytes"],
-        ...                           "rows": [[0, 0.5, "train", 900], [0, 0.75, "train", 700]]})
+        >>> from kerasmem.monitoring import Sample
+        >>> log = Timeline([Sample(0, 0.5, "train", 0, 7, 1, "GPU:0", 100, 900, *[None] * 6)])
         >>> summarise(log, "run.csv").runs[0].peak_bytes
         900
     """

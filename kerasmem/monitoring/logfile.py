@@ -19,14 +19,14 @@ import json
 import os
 import stat
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from kerasmem import files
 from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, KINDS, Sample, Timeline, make_sample
+from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, TEXTS, Sample, Timeline, make_sample, pack
 
 Format = Literal["csv", "jsonl"]
 _SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -196,59 +196,69 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
     for writer in list(writers):
         if writer.writes_to(Path(path)):
             writer.write_quietly()
+    name = os.fspath(path)
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+            is_json = file.read(1) == "{"
+            file.seek(0)
+            return _read_lines(_json_lines(file) if is_json else _csv_lines(file, name), name, is_json)
     except OSError as error:
-        raise InputError(f"{os.fspath(path)}: cannot be read: {error.strerror or error}") from error
-    return read_timeline_text(text, os.fspath(path))
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
 
 
-def read_timeline_text(text: str, name: str) -> Timeline:
-    """Read the text of a log; `name` is for messages.
-
-    Raises:
-        InputError: it is no such log.
-    """
-    is_json = text.lstrip().startswith("{")
-    samples: list[Sample] = []
+def _read_lines(lines: Iterator[tuple[int, Any]], name: str, is_json: bool) -> Timeline:
     phases: list[PhasePeaks] = []
     notes: dict[str, None] = {}
-    bad = []
-    number = 0
-    for number, data in _json_lines(text) if is_json else _csv_lines(text, name):
-        try:
-            kind = data["kind"]
-            if kind == "sample":
-                samples.append(make_sample(data))
-            elif kind == "run":
-                notes.update(dict.fromkeys(data.get("notes", ())))
-            elif kind == "phase":
-                phases.append(PhasePeaks.from_dict(data))
-            elif kind == "note":
-                notes[str(data["text"])] = None
-        except (InputError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            bad.append(number)
-            continue
-        if kind == "run":
-            check_format(name, data, FORMAT_VERSION)
-    if is_json and not samples and not notes and len(bad) == number:
+    bad: list[int] = []
+    good = 0
+
+    def samples() -> Iterator[Sample]:
+        nonlocal good
+        for number, data in lines:
+            try:
+                sample = _take(data, notes, phases)
+            except (InputError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
+                bad.append(number)
+                continue
+            good += 1
+            if sample is not None:
+                yield sample
+            elif data["kind"] == "run":
+                check_format(name, data, FORMAT_VERSION)
+
+    table = pack(samples())
+    if is_json and not good:
         raise InputError(f"{name}: no kerasmem log: none of its lines is a sample, or with numbers beyond any log's")
     if bad:
         shown = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
         notes[f"file: {len(bad)} line(s) are not whole and were left out (line {shown})"] = None
-    return Timeline(samples, notes, phases)
+    return Timeline(table, notes, phases)
 
 
-def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
+def _take(data: Any, notes: dict[str, None], phases: list[PhasePeaks]) -> Sample | None:
+    """Return the sample of a line, or keep the note or phase in it."""
+    kind = data["kind"]
+    if kind == "sample":
+        return make_sample(data)
+    if kind == "run":
+        notes.update(dict.fromkeys(data.get("notes", ())))
+    elif kind == "phase":
+        phases.append(PhasePeaks.from_dict(data))
+    elif kind == "note":
+        notes[str(data["text"])] = None
+    return None
+
+
+def _json_lines(file: Iterable[str]) -> Iterator[tuple[int, Any]]:
     """Yield the number of each line and the object in it, None where it is not whole."""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(file, start=1):
         data = None
         with contextlib.suppress(ValueError):
             data = files.read_json(line)
         yield number, data
 
 
-def _csv_lines(text: str, name: str) -> Iterator[tuple[int, Any]]:
+def _csv_lines(file: Iterable[str], name: str) -> Iterator[tuple[int, Any]]:
     """Yield the number of each line and its cells as an object of JSON lines has them, None where it is not whole.
 
     A line that is cut short is not whole: even a last number that looks so may lack its end.
@@ -256,25 +266,26 @@ def _csv_lines(text: str, name: str) -> Iterator[tuple[int, Any]]:
     Raises:
         InputError: the first line does not name the columns of a log.
     """
-    whole, _, rest = text.rpartition("\n")
-    first, *lines = whole.split("\n")
     columns: list[str] = []
-    with contextlib.suppress(csv.Error):  # NUL bytes (before Python 3.11) and endless cells
-        columns = _cells(first)
-    missing = [column for column in ("run", "time", "phase") if column not in columns]
-    if missing:
-        raise InputError(f"{name}: no kerasmem log: its first line has no {', '.join(missing)}")
-    for number, line in enumerate(lines, start=2):
-        data = None
-        with contextlib.suppress(csv.Error, ValueError):
-            data = {**dict(zip(columns, _cells(line), strict=True)), "kind": "sample"}
-        yield number, data
-    if rest:
-        yield len(lines) + 2, None
+    for number, line in enumerate(file, start=1):
+        cells = None
+        with contextlib.suppress(csv.Error):  # NUL bytes (before Python 3.11) and endless cells
+            cells = _cells(line)
+        if number == 1:
+            columns = cells or []
+            missing = [column for column in ("run", "time", "phase") if column not in columns]
+            if missing:
+                raise InputError(f"{name}: no kerasmem log: its first line has no {', '.join(missing)}")
+        elif cells is None or len(cells) != len(columns) or not line.endswith("\n"):
+            yield number, None
+        else:
+            yield number, {**dict(zip(columns, cells, strict=True)), "kind": "sample"}
+    if not columns:
+        raise InputError(f"{name}: no kerasmem log: it is empty")
 
 
 def _cells(line: str) -> list[Any]:
-    return [cell or None for cell in next(csv.reader([line.rstrip("\r")]), [])]
+    return [cell or None for cell in next(csv.reader([line.rstrip("\r\n")]), [])]
 
 
 def _csv_row(sample: Sample) -> str:
@@ -284,8 +295,8 @@ def _csv_row(sample: Sample) -> str:
 
 def _json_row(sample: Sample) -> str:
     cells = [
-        "null" if value is None else f'"{value}"' if kind == "text" else f"{value:.6f}" if kind == "float" else value
-        for value, kind in zip(sample, KINDS, strict=True)
+        "null" if value is None else f'"{value}"' if name in TEXTS else f"{value:.6f}" if name == "time" else value
+        for value, name in zip(sample, COLUMNS, strict=True)
     ]
     return _JSON_ROW % tuple(cells) + "\n"
 

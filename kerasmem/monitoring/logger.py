@@ -122,7 +122,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     @property
     def timeline(self) -> Timeline:
-        """All samples so far (the newest million), as an immutable copy; a sample takes 108 bytes."""
+        """All samples so far (the newest million), as an immutable copy; a sample takes 120 bytes."""
         return self._recorder.timeline
 
     @property

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 from kerasmem.checks import choice, number, path, whole
 from kerasmem.cluster import Worker, own_path
@@ -28,7 +32,7 @@ from kerasmem.monitoring.leak_watch import LeakWatch
 from kerasmem.monitoring.logfile import LogFile, format_of, writers
 from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhasePeaks
 from kerasmem.monitoring.sampler import Sampler
-from kerasmem.monitoring.timeline import KINDS, PackedRows, Sample, Timeline
+from kerasmem.monitoring.timeline import Sample, Table, Timeline, pack
 from kerasmem.processes.children import GOES_ON
 
 
@@ -66,7 +70,7 @@ class LoggerSettings:
 
 Kind = Literal["train", "test", "predict"]
 F = TypeVar("F", bound=Callable[..., Any])
-_MOST_SAMPLES = 1_000_000  # kept in memory, 108 bytes each; the file has all
+_MOST_BYTES = 120_000_000  # of samples kept in memory, about a million; the file has all
 _WRITE_SECONDS = 0.2  # from one writing of batches to the next
 _begun: set[str] = set()  # families whose file has been begun in this process
 
@@ -175,7 +179,8 @@ class Recorder:
         self._family = uuid.uuid4().hex  # shared by copies, which add to the same file
         self._pid = os.getpid()
         self._file: LogFile | None = None
-        self._rows = PackedRows(KINDS, _MOST_SAMPLES)
+        self._tables: deque[Table] = deque([pack(())])
+        self._held_bytes = 0  # of the tables
         self._leak_notes: tuple[str, ...] = ()  # of the latest run: the next one knows more
         self._notes: dict[str, None] = {}
         self._phases: list[PhasePeaks] = []
@@ -198,7 +203,7 @@ class Recorder:
     def timeline(self) -> Timeline:
         """The samples so far, as an immutable copy."""
         self._write_batches()
-        return Timeline(self._rows.copy(), self._notes, self.phases)
+        return Timeline(np.concatenate(self._tables), self._notes, self.phases)
 
     @property
     def phases(self) -> tuple[PhasePeaks, ...]:
@@ -238,6 +243,11 @@ class Recorder:
         self._write(lambda file: file.add_object(kind, **values))
 
     def _add_rows(self, samples: Sequence[Sample]) -> None:
+        """Keep samples and write them; beyond the limit the oldest are dropped."""
+        self._tables.append(pack(samples))
+        self._held_bytes += sys.getsizeof(self._tables[-1])
+        while self._held_bytes > _MOST_BYTES:
+            self._held_bytes -= sys.getsizeof(self._tables.popleft())
         self._write(lambda file: file.add(samples))
 
     def _write(self, action: Callable[[LogFile], None]) -> None:
@@ -416,11 +426,9 @@ class Recorder:
             self.phase.enter("epoch end")
             maxima.add_after(self._reader.read(self._sampler.latest))
             rows = maxima.rows(self.run or 0, self._moment())
-            for row in rows:
-                self._rows.append(row)
             self._add_rows(rows)
             if self.leak_watch is not None:
-                self.leak_watch.sample(self._rows.held_bytes)
+                self.leak_watch.sample(self._held_bytes)
             return maxima.logs(self._known, in_bytes=self.settings.epoch_logs == "bytes"), maxima.line()
 
     # ------------------------------------------------------------- batches
@@ -489,8 +497,6 @@ class Recorder:
         written: list[Sample] = []
         for batch in waiting:
             samples = batch.samples(self._moment(batch.clock), self._reader.unpack(batch.devices, batch.host))
-            for sample in samples:
-                self._rows.append(sample)
             if self._maxima is not None:
                 self._maxima.add(samples, batch.where)
             written += samples

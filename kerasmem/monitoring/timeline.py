@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerasmem.errors import InputError, UsageError, check_format
+from kerasmem.errors import UsageError
 from kerasmem.monitoring.phases import PhasePeaks, largest_known
 from kerasmem.records import MOST_ROWS, frame_of, html_table
 from kerasmem.units import format_size, printable
@@ -66,23 +65,33 @@ class Sample(NamedTuple):
 
 COLUMNS = Sample._fields
 _MOST_SECONDS = 1e12  # 30,000 years, which leaves room for what is made of them
+_MOST = 2**53  # the largest number that a float holds to the unit
 SIZES = tuple(name for name in COLUMNS if name.endswith("_bytes"))
 BATCH_PHASES = ("train", "validation", "evaluate", "predict")
+TEXTS = ("phase", "device")
+_TABLE = np.dtype([(name, object if name in TEXTS else float) for name in COLUMNS])
+Table = np.ndarray[Any, Any]
 
 
-def _kind(annotation: object) -> str:
-    text = str(annotation)
-    return "text" if "str" in text else "float" if "float" in text else "int"
+def pack(samples: Iterable[Sample]) -> Table:
+    """Return samples as a structured array of 120 bytes a row; an unknown number is NaN."""
+    return np.fromiter(samples, dtype=_TABLE)
 
 
-KINDS = tuple(_kind(annotation) for annotation in Sample.__annotations__.values())
+def _unpack(row: Sequence[Any]) -> Sample:
+    run, time, phase, epoch, batch, steps, device, *sizes = row
+    return Sample(int(run), time, phase, *map(_whole, (epoch, batch, steps)), device, *map(_whole, sizes))
+
+
+def _whole(value: float) -> int | None:
+    return None if value != value else int(value)
 
 
 class Timeline:
     """The readings of one or more runs, in the order they were made. Immutable.
 
     Args:
-        samples: the readings; packed rows are taken as they are, so nobody else may change them.
+        samples: the readings, or a table that `pack` returned.
         notes: what could not be read, and why.
         phases: what background readings found in each phase of each epoch.
 
@@ -96,15 +105,12 @@ class Timeline:
         (900, 7)
     """
 
-    notes: tuple[str, ...]
-    phases: tuple[PhasePeaks, ...]
-    _rows: PackedRows
-
     def __init__(
-        self, samples: Iterable[Sample] | PackedRows = (), notes: Iterable[str] = (), phases: Iterable[PhasePeaks] = ()
+        self, samples: Iterable[Sample] | Table = (), notes: Iterable[str] = (), phases: Iterable[PhasePeaks] = ()
     ) -> None:
-        rows = samples if isinstance(samples, PackedRows) else PackedRows(KINDS, rows=samples)
-        vars(self).update(notes=tuple(notes), phases=tuple(phases), _rows=rows)
+        self._table = samples if isinstance(samples, np.ndarray) else pack(samples)
+        self.notes = tuple(notes)
+        self.phases = tuple(phases)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -113,7 +119,7 @@ class Timeline:
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return each field of `Sample` as an array: numbers as float64, NaN where not known, and texts as objects."""
-        return {name: self._rows.column(place) for place, name in enumerate(COLUMNS)}
+        return {name: self._table[name].copy() for name in COLUMNS}
 
     def max(
         self, field: str = "peak_bytes", *, phase: str | None = None, epoch: int | None = None,
@@ -149,54 +155,21 @@ class Timeline:
         known = (row for row in rows if getattr(row, field) is not None and (phase or row.phase != "epoch"))
         return max(known, key=operator.attrgetter(field), default=None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the timeline as plain data: column names, then a list for each row."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "columns": list(COLUMNS),
-            "rows": [list(row) for row in self],
-            "notes": list(self.notes),
-            "phases": [peaks.to_dict() for peaks in self.phases],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
-        """Return the timeline that `to_dict` described; columns that are missing are unknown.
-
-        Raises:
-            InputError: the data is not a timeline, or one of a newer kerasmem.
-        """
-        check_format("timeline", data, FORMAT_VERSION)
-        try:
-            columns = list(data["columns"])
-            samples = [make_sample(dict(zip(columns, row, strict=True))) for row in data["rows"]]
-            phases = [PhasePeaks.from_dict(peaks) for peaks in data.get("phases", ())]
-            return cls(samples, map(str, data.get("notes", ())), phases)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"timeline: not rows of the columns named ({error})") from error
-
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._table)
 
     def __iter__(self) -> Iterator[Sample]:
-        return map(Sample._make, self._rows)
+        return (_unpack(row.item()) for row in self._table)
 
     def __getitem__(self, index: int) -> Sample:
-        return Sample._make(self._rows[index])
+        return _unpack(self._table[index].item())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Timeline):
             return NotImplemented
-        beside = self.notes == other.notes and self.phases == other.phases
-        return beside and len(self) == len(other) and all(map(operator.eq, self, other))
+        return (self.notes, self.phases, self.samples) == (other.notes, other.phases, other.samples)
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Timeline does not change")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Timeline, (self._rows, self.notes, self.phases)
 
     @property
     def peak(self) -> int | None:
@@ -242,89 +215,16 @@ def make_sample(values: Mapping[str, Any]) -> Sample:
         ValueError: a value is not of its column's kind.
     """
     row: list[Any] = []
-    for name, kind in zip(COLUMNS, KINDS, strict=True):
+    for name in COLUMNS:
         value = values.get(name)
         if value is None and name in ("run", "time", "phase"):
             raise KeyError(name)
         if value is not None:
-            value = {"int": int, "float": float, "text": str}[kind](value)
-            if (kind == "int" and not -(2**63) < value < 2**63) or (kind == "float" and abs(value) > _MOST_SECONDS):
-                raise ValueError(f"{name} is beyond any log's")
+            if name in TEXTS:
+                value = sys.intern(str(value))
+            else:
+                value = float(value) if name == "time" else int(value)
+                if not abs(value) <= (_MOST_SECONDS if name == "time" else _MOST):
+                    raise ValueError(f"{name} is beyond any log's")
         row.append(value)
     return Sample._make(row)
-
-
-_UNKNOWN = -(2**63)  # inside the integer arrays only; outside, unknown is None
-
-
-class PackedRows:
-    """Rows of one layout, held as one array a column.
-
-    Args:
-        kinds: for each column "float", "int" (None allowed) or "text" (None allowed; few distinct values).
-        keep: rows to hold at most; the oldest are dropped, some thousands at a time. None holds all.
-        rows: the first ones.
-    """
-
-    def __init__(self, kinds: Sequence[str], keep: int | None = None, rows: Iterable[Iterable[Any]] = ()) -> None:
-        self._kinds = tuple(kinds)
-        self._columns: list[array[Any]] = [array({"float": "d", "int": "q", "text": "H"}[kind]) for kind in kinds]
-        self._codes: dict[str | None, int] = {}  # of texts, in the order of their numbers
-        self._keep = keep
-        for row in rows:
-            self.append(row)
-
-    def append(self, row: Iterable[Any]) -> None:
-        """Add a row at the end."""
-        for kind, column, value in zip(self._kinds, self._columns, row, strict=True):
-            if kind == "text":
-                column.append(self._codes.setdefault(value, len(self._codes)))
-            else:
-                column.append(_UNKNOWN if value is None else value)
-        if self._keep is not None and len(self) >= self._keep + max(1, self._keep // 8):
-            self._drop(len(self) - self._keep)
-
-    def copy(self) -> PackedRows:
-        """Return an independent copy, one memory copy a column."""
-        twin = PackedRows(self._kinds, self._keep)
-        twin._columns = [column[:] for column in self._columns]
-        twin._codes = dict(self._codes)
-        return twin
-
-    def column(self, place: int) -> np.ndarray[Any, Any]:
-        """Return a column as an array: numbers as float64, NaN where they are None, and texts as objects."""
-        held = np.array(self._columns[place])
-        if self._kinds[place] == "text":
-            return np.array(list(self._codes), dtype=object)[held]
-        return np.where(held == _UNKNOWN, np.nan, held)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that the columns take from the system, room for more rows included."""
-        return sum(map(sys.getsizeof, self._columns))
-
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        if not -len(self) <= index < len(self):
-            raise IndexError("row index out of range")
-        place = index % len(self)
-        return next(self._unpacked([column[place : place + 1] for column in self._columns]))
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        return self._unpacked(self._columns)
-
-    def _unpacked(self, columns: list[array[Any]]) -> Iterator[tuple[Any, ...]]:
-        texts = list(self._codes)
-        values = (
-            (texts[value] for value in column)
-            if kind == "text"
-            else (None if value == _UNKNOWN else value for value in column)
-            for kind, column in zip(self._kinds, columns, strict=True)
-        )
-        return zip(*values, strict=True)
-
-    def _drop(self, count: int) -> None:
-        for column in self._columns:
-            del column[:count]

@@ -29,7 +29,7 @@ from recorded_nvml import RecordedNvml
 import kerasmem
 from kerasmem.devices.nvml import Nvml
 from kerasmem.devices.tracked_devices import AllocatorReading, TrackedDevice
-from kerasmem.monitoring import Timeline, device_reader, read_timeline
+from kerasmem.monitoring import device_reader, read_timeline
 
 MemoryLogger = functools.partial(kerasmem.MemoryLogger, epoch_logs="bytes")  # every size in History
 
@@ -523,7 +523,6 @@ def phases():
         "history": history.history,
         "same": read_timeline("log.jsonl").phases == logger.timeline.phases == logger.phases,
         "thawed": pickle.loads(pickle.dumps(logger.timeline)) == logger.timeline,
-        "in_json": Timeline.from_dict(json.loads(json.dumps(logger.timeline.to_dict()))) == logger.timeline,
         "off": [peaks.phase for peaks in _fitted(MemoryLogger(sampling=0)).phases],
     }
 

@@ -8,7 +8,7 @@ import pytest
 
 from kerasmem.devices.tracked_devices import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import device_reader, read_timeline
-from kerasmem.monitoring.logfile import read_timeline_text
+from kerasmem.monitoring import recorder as recorder_module
 from kerasmem.monitoring.recorder import LoggerSettings, Recorder
 
 
@@ -237,7 +237,18 @@ def test_a_forked_process_leaves_the_parents_batches_alone(ledger, tmp_path):
     child = os.fork()
     if child == 0:
         rec.write_quietly()
-        os._exit(len(read_timeline_text((tmp_path / "log.csv").read_text(), "log")))
+        os._exit((tmp_path / "log.csv").read_text().count("\n") - 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     rec.write_quietly()
     assert len(read_timeline(tmp_path / "log.csv")) == 1
+
+
+def test_the_oldest_samples_are_dropped_beyond_the_limit(ledger, monkeypatch):
+    monkeypatch.setattr(recorder_module, "_MOST_BYTES", 20_000)
+    rec = recorder()
+    rec.begin_run()
+    for batch in range(1000):
+        rec.begin_batch("train", batch)
+        rec.end_batch("train", "train", batch)
+    batches = [s.batch for s in rec.timeline]
+    assert batches == list(range(1000 - len(batches), 1000)) and 50 < len(batches) < 170

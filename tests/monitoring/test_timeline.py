@@ -1,6 +1,6 @@
-import json
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from kerasmem.errors import InputError, UsageError
 from kerasmem.monitoring import Sample, Timeline, read_timeline
 from kerasmem.monitoring.logfile import LogFile, format_of
 from kerasmem.monitoring.recorder import LoggerSettings
-from kerasmem.monitoring.timeline import COLUMNS, KINDS, PackedRows
+from kerasmem.monitoring.timeline import COLUMNS
 
 
 def sample(batch, peak, *, phase="train", epoch=0, device="GPU:0", run=0, **sizes):
@@ -36,33 +36,17 @@ def timeline():
     return Timeline(ROWS, ["a note"])
 
 
-# ----------------------------------------------------------------- rows
-
-
-def test_packed_rows_give_back_what_they_were_given():
-    rows = PackedRows(KINDS)
-    for row in ROWS:
-        rows.append(row)
-    assert list(rows) == [tuple(row) for row in ROWS]
-    assert rows[-1] == tuple(ROWS[-1]) and list(rows)[1:3] == [tuple(row) for row in ROWS[1:3]]
-    with pytest.raises(IndexError):
-        rows[len(ROWS)]
-    big = PackedRows(["int"])
-    big.append([2**62])
-    assert big[0] == (2**62,)
-
-
-@pytest.mark.parametrize("keep", [0, 1, 10, 1000])
-def test_the_oldest_rows_are_dropped_beyond_what_is_kept(keep):
-    rows = PackedRows(["int"], keep)
-    for number in range(5000):
-        rows.append([number])
-        assert len(rows) <= keep + max(1, keep // 8)
-    assert [row[0] for row in rows] == list(range(5000 - len(rows), 5000))
-    assert len(rows) >= keep
-
-
 # ------------------------------------------------------------- timeline
+
+
+def test_a_timeline_gives_back_what_it_was_given(timeline):
+    assert timeline.samples == tuple(ROWS)
+    assert timeline[-1] == ROWS[-1] and list(timeline)[1:3] == ROWS[1:3]
+    with pytest.raises(IndexError):
+        timeline[len(ROWS)]
+    assert Timeline([ROWS[0]._replace(peak_bytes=2**53 - 1)]).max() == 2**53 - 1
+    assert pickle.loads(pickle.dumps(timeline)) == timeline
+    assert timeline != Timeline(ROWS) and timeline != Timeline(ROWS[:-1], ["a note"])
 
 
 def test_the_largest_of_a_size(timeline):
@@ -77,40 +61,6 @@ def test_the_largest_of_a_size(timeline):
     assert timeline.largest("reserved_bytes") is None
     with pytest.raises(UsageError, match=r"'batch' is no size; choose one of in_use_bytes, peak_bytes"):
         timeline.max("batch")
-
-
-def test_plain_data_and_back(timeline):
-    data = json.loads(json.dumps(timeline.to_dict()))
-    assert data["format_version"] == 1 and data["columns"][0] == "run"
-    assert Timeline.from_dict(data) == timeline
-    assert pickle.loads(pickle.dumps(timeline)) == timeline
-    assert timeline != Timeline(ROWS) and timeline != Timeline(ROWS[:-1], ["a note"])
-
-
-def test_columns_of_another_version_are_tolerated(timeline):
-    data = timeline.to_dict()
-    data["columns"].append("new_bytes")
-    data["rows"] = [[*row, 1] for row in data["rows"]]
-    assert Timeline.from_dict(data) == timeline
-    few = {"format_version": 1, "columns": ["run", "time", "phase"], "rows": [[0, 1, "train"]]}
-    assert Timeline.from_dict(few)[0].peak_bytes is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"format_version": 2},
-        {"format_version": None},
-        {"rows": [[1]]},
-        {"rows": 3},
-        {"columns": ["run"], "rows": [[1]]},
-        {"columns": ["run", "time", "phase"], "rows": [[float("inf"), 0.5, "train"]]},
-        {"notes": None},
-    ],
-)
-def test_what_is_no_timeline_is_an_input_error(timeline, change):
-    with pytest.raises(InputError, match="timeline: "):
-        Timeline.from_dict({**timeline.to_dict(), **change})
 
 
 # ---------------------------------------------------------------- files
@@ -205,6 +155,23 @@ def test_a_file_that_cannot_be_made_is_a_usage_error(tmp_path):
         LogFile(tmp_path / "full.csv", False)
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
         LogFile(tmp_path / "folder.csv", False)
+
+
+def test_columns_of_another_version_are_tolerated(tmp_path):
+    (tmp_path / "log.csv").write_text("run,time,phase,new_bytes\n0,1,train,7\n")
+    (row,) = read_timeline(tmp_path / "log.csv")
+    assert row.time == 1.0 and row.peak_bytes is None
+
+
+def test_a_log_is_read_line_by_line(tmp_path):
+    """What reading holds beside the samples does not grow with the log."""
+    (tmp_path / "log.csv").write_text(",".join(COLUMNS) + "\n" + "0,0.5,train,0,1,1,GPU:0,1,2,3,4,5,6,7,8\n" * 5_000)
+    tracemalloc.start()
+    timeline = read_timeline(tmp_path / "log.csv")
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(timeline) == 5_000
+    assert held < 150 * len(timeline) and most < 2 * held
 
 
 def test_files_that_are_no_log(tmp_path):
