@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ import click
 from kerasmem.cli.command import COMMANDS_OF, GuardedCommand, LazyGroup
 from kerasmem.cli.options import FILE, TRUST, WRITING, all_of, option, read_lists
 from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
-from kerasmem.errors import UsageError
 
 COMMANDS = COMMANDS_OF["kerasmem data"]
 
@@ -112,37 +110,28 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
 
 @click.command("stats", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
-@all_of("--dataset", "--scale", "--workers", "--dask", TRUST, "--json")
-def stats(file: str, datasets: tuple[str, ...], scale: str, as_json: bool, **options: Any) -> None:
+@all_of("--dataset", "--workers", "--dask", TRUST, "--json")
+def stats(file: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
 
     One pass in bounded memory; the figures are those that keras.layers.Normalization(axis=-1).adapt would find.
 
     Examples:
       kerasmem data stats train.h5
-      kerasmem data stats train.h5 --scale 1/255
       kerasmem data stats train.h5 --dataset images --dataset labels --json
       kerasmem data stats train.index --workers 8
     """
     from kerasmem import data
     from kerasmem.rendering.data_tables import stats_table
 
-    factor = _read_scale(scale)
     with _working(options) as working:
-        found = data.stats(file, list(datasets) or None, scale=factor, **working, **options)
-    show_result(found, as_json, stats_table)
+        result = data.stats(file, list(datasets) or None, **working, **options)
+    show_result(result, as_json, stats_table)
 
 
 def _read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
     lists = read_lists("--columns", texts, "x='pixel*' or y=label")
     return {name: columns.split(",") for name, columns in lists.items()} or None
-
-
-def _read_scale(text: str) -> float:
-    try:
-        return float(Fraction(text))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        raise UsageError(f"--scale: {text!r} is no number; write for example 1/255 or 0.5") from None
 
 
 @click.command("index", cls=GuardedCommand, seconds=None)

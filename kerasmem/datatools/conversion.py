@@ -89,8 +89,8 @@ def convert(
         >>> import numpy as np
         >>> np.savez("/tmp/example.npz", x=np.random.rand(1000, 8), y=np.arange(1000) % 3)
         >>> done = convert("/tmp/example.npz", "/tmp/example-data.h5", shuffle=True, force=True)
-        >>> [(dataset.name, dataset.dtype) for dataset in done.datasets], done.float64_saved
-        ([('x', 'float32'), ('y', 'int64')], 32000)
+        >>> [(dataset.name, dataset.dtype) for dataset in done.datasets]
+        [('x', 'float32'), ('y', 'int64')]
     """
     started = time.monotonic()
     shares, memory = read_split(split), parse_size(memory_budget, field="memory_budget")
@@ -128,8 +128,6 @@ def convert(
             "by side in one dataset"
         )
     read_types = {field.name: type_name(field.unpacked or field.dtype) for field in plan.read}
-    columns_written = zip(plan.read, plan.cast, strict=True)
-    saved = sum(read.row_bytes - cast.row_bytes for read, cast in columns_written if not read.unpacked)
     datasets = [
         WrittenDataset(
             name=field.name,
@@ -147,7 +145,6 @@ def convert(
         rows=plan.rows,
         datasets=tuple(datasets),
         bytes_written=outcome.size,
-        float64_saved=plan.rows * saved,
         seconds=time.monotonic() - started,
         notes=tuple(notes),
         line=stream_line(outputs[0], written, features, target_name),

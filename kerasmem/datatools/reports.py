@@ -119,14 +119,12 @@ class DataStats(Record, what="statistics", version=1, rows="columns"):
     Args:
         path: the file.
         rows: rows looked at.
-        scale: factor of the features. If it is 1, packed values are unpacked.
         columns: a dataset each.
         code: lines of Python that put them to use.
     """
 
     path: str
     rows: int
-    scale: float
     columns: tuple[ColumnStats, ...]
     code: str
 
@@ -202,7 +200,6 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
         rows: rows read.
         datasets: datasets written.
         bytes_written: bytes of the files.
-        float64_saved: bytes saved by writing float64 as float32.
         seconds: duration.
         notes: further remarks.
         line: a line of Python that streams the result.
@@ -213,7 +210,6 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
     rows: int
     datasets: tuple[WrittenDataset, ...]
     bytes_written: int
-    float64_saved: int
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     line: str = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -36,7 +35,6 @@ def stats(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     datasets: Sequence[str] | None = None,
     *,
-    scale: float = 1.0,
     trust_file: bool = False,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -46,13 +44,12 @@ def stats(
     Means and variances are those that `Normalization(axis=-1).adapt` finds: over all axes but the last. They are taken
     piece by piece in float64 and put together as Chan, Golub and LeVeque do, which loses no digits however many rows
     there are and however far from 0 the values lie. NaN, infinity and netCDF's fill values are counted and left out.
-    Packed values (scale_factor, add_offset) are unpacked, unless `scale` is given. The figures are the same to the last
-    digit whatever reads the data.
+    Packed values (scale_factor, add_offset) are unpacked. The figures are the same to the last digit whatever reads the
+    data.
 
     Args:
         path: the HDF5 file, or an index, a list or a pattern of files that are read as one.
         datasets: names of datasets with equally many rows. Defaults to all that have as many as the largest.
-        scale: factor of the stored features, such as 1/255; labels are not scaled. Defaults to 1.
         trust_file: as for `H5ChunkSequence`.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
         progress: called with the step, the rows done and all rows.
@@ -71,7 +68,6 @@ def stats(
         >>> {label: round(weight, 3) for label, weight in result["y"].class_weight.items()}
         {0: 0.667, 1: 2.0}
     """
-    scale = checks.number("scale", scale, least=-math.inf)
     access = Access(checks.flag("trust_file", trust_file))
     files = read_files(path)
     if is_url(files[0]):
@@ -92,9 +88,9 @@ def stats(
         columns = _joined(columns, moments)
         if progress is not None:
             progress("adding up", task.stop, rows)
-    results = tuple(column.result(entry, scale) for column, entry in zip(columns, entries, strict=True))
+    results = tuple(column.result(entry) for column, entry in zip(columns, entries, strict=True))
     shown_path = read_path(path) if isinstance(path, (str, os.PathLike)) else contents.path
-    return DataStats(shown_path, rows, scale, results, _code(shown_path, results, features[0], target, datasets, scale))
+    return DataStats(shown_path, rows, results, _code(shown_path, results, features[0], target, datasets))
 
 
 def _sum_up(
@@ -141,13 +137,10 @@ class _Moments:
             self.squares + other.squares + np.square(shift) * (self.count * other.count / total),
         )  # fmt: skip
 
-    def result(self, entry: Entry, scale: float) -> ColumnStats:
-        """Return the figures of scaled or unpacked values, or of labels as they are."""
-        factor, offset = scale, 0.0
-        if self.labels is not None:
-            factor = 1.0
-        elif entry.packing is not None and scale == 1:
-            factor, offset = entry.packing.factor, entry.packing.offset
+    def result(self, entry: Entry) -> ColumnStats:
+        """Return the figures of unpacked values."""
+        packing = entry.packing or Packing()
+        factor, offset = packing.factor, packing.offset
         variance = self.squares / np.maximum(self.count, 1)
         known = self.low <= self.high
         ends = sorted(end * factor + offset for end in (self.low, self.high)) if known else [None, None]
@@ -187,9 +180,7 @@ def _moments(values: np.ndarray, entry: Entry) -> _Moments:
     )  # fmt: skip
 
 
-def _code(
-    path: str, columns: Sequence[ColumnStats], x: str, y: str | None, datasets: Sequence[str] | None, scale: float
-) -> str:
+def _code(path: str, columns: Sequence[ColumnStats], x: str, y: str | None, datasets: Sequence[str] | None) -> str:
     """Return lines of Python that use the statistics, if any are of use."""
     lines = []
     for column in columns:
@@ -202,5 +193,4 @@ def _code(
             lines.append(f"class_weight = {figures}.class_weight")
     arguments = repr(path)
     arguments += "" if datasets is None else f", {list(datasets)!r}"
-    arguments += "" if scale == 1 else f", scale={scale!r}"
     return "\n".join([f"stats = kerasmem.data.stats({arguments})", *lines] if lines else [])

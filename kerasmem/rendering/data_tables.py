@@ -51,7 +51,6 @@ def conversion_table(done: Conversion, terminal: int | None = None) -> Renderabl
 
 def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType:
     """Return a line for each dataset, and the lines that put its statistics to use."""
-    scaled = f", features × {stats.scale:.6g}" if stats.scale != 1 else ""
     rows = []
     for column in stats.columns:
         moments = [_listed([f"{value:.4g}" for value in values], 4) for values in (column.mean, column.variance)]
@@ -60,7 +59,7 @@ def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType
         rows.append((short_name(column.name), *moments, *limits, *counts))
     missing = "Missing" if any(column.missing_count for column in stats.columns) else None
     columns = ("Dataset", "Mean", "Variance", "Minimum", "Maximum", "NaN", "Infinite", missing)
-    title = Text(f"{printable(stats.path, 200)}: {stats.rows:,} rows{scaled}", style="bold")
+    title = Text(f"{printable(stats.path, 200)}: {stats.rows:,} rows", style="bold")
     parts: list[RenderableType] = [title, "", _data_table(terminal, columns, rows)]
     if any(column.nan_count + column.infinite_count + column.missing_count for column in stats.columns):
         parts.append(Text("NaN, infinity and missing values are left out of the other figures."))
@@ -111,8 +110,6 @@ def _datasets(inspection: Inspection, terminal: int | None) -> Table:
 
 
 def _remarks(done: Conversion) -> Iterator[str]:
-    if done.float64_saved:
-        yield f"float64 written as float32 saves {format_size(done.float64_saved)}."
     for dataset in done.datasets:
         if dataset.class_names is not None:
             names = [f"{number} {printable(name, 30)}" for number, name in enumerate(dataset.class_names)]

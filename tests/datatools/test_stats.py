@@ -83,16 +83,16 @@ def test_nan_and_infinity_are_left_out(tmp_path):
     assert stats.maximum == np.nanmax(finite) and stats.minimum == np.nanmin(finite)
 
 
-def test_scale_names_and_refusals(tmp_path):
+def test_names_and_refusals(tmp_path):
     x = RNG.integers(0, 256, (300, 5, 5, 3), "u1")
     path = write(tmp_path / "d.h5", x=x, y=np.arange(300), w=RNG.random(300), other=RNG.random((10, 2)))
-    stats = kerasmem.data.stats(path, scale=1 / 255)
-    assert np.allclose(stats["x"].mean, (x / 255).mean(axis=(0, 1, 2))) and {c.name for c in stats.columns} == {
+    stats = kerasmem.data.stats(path)
+    assert np.allclose(stats["x"].mean, x.mean(axis=(0, 1, 2))) and {c.name for c in stats.columns} == {
         "x",
         "y",
         "w",
     }
-    with H5ChunkSequence(path, "x", "y", scale=1 / 255, shuffle=False, batch_size=300) as sequence:
+    with H5ChunkSequence(path, "x", "y", shuffle=False, batch_size=300) as sequence:
         normal = np.asarray(run(stats.code)["normalization"](sequence[0][0]))
     assert abs(normal.mean()) < 1e-3 and abs(normal.std() - 1) < 1e-2
     assert [column.name for column in kerasmem.data.stats(path, ["w"]).columns] == ["w"]
@@ -100,8 +100,6 @@ def test_scale_names_and_refusals(tmp_path):
         kerasmem.data.stats(path, ["x", "other"])
     with pytest.raises(UsageError, match="there is no dataset 'nope'"):
         kerasmem.data.stats(path, ["nope"])
-    with pytest.raises(UsageError, match="scale"):
-        kerasmem.data.stats(path, scale=float("nan"))
     with h5py.File(tmp_path / "text.h5", "w") as file:
         file["words"] = ["a"]
     with pytest.raises(DataError, match=r"nothing that could be trained from.*holds text"):

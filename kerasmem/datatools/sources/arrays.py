@@ -18,9 +18,8 @@ from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import one_line, shown
-from kerasmem.units import MIB, format_size
+from kerasmem.units import format_size
 
-_MOST_FORTRAN = 64 * MIB  # bytes of a Fortran-ordered array in an archive, which is loaded whole
 _DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)
 
 
@@ -83,8 +82,8 @@ class ArraySource(RowSource):
         if needed != there:
             sizes = f"{format_size(needed)}, and there are {format_size(there)}"
             raise DataError(f"{where}: its header claims {shape} {dtype}, {sizes}; it is cut off or damaged")
-        if self._is_archive and fortran and needed > _MOST_FORTRAN:
-            raise DataError(f"{where}: is in Fortran order in an archive and too large to be loaded; save it as .npy")
+        if self._is_archive and fortran:
+            raise DataError(f"{where}: is in Fortran order; save it as .npy, or by np.ascontiguousarray")
         return Field(name, dtype.str, shape[1:]), shape[0]
 
     def pieces(self, rows: int) -> Iterator[Rows]:
@@ -103,11 +102,7 @@ class ArraySource(RowSource):
             return
         file: Any
         with zipfile.ZipFile(self.paths[0]) as archive, archive.open(entry) as file:
-            shape, fortran, dtype = read_npy_header(file)
-            if fortran:
-                whole = np.frombuffer(file.read(), dtype).reshape(shape, order="F")
-                yield from (whole[first : min(first + rows, stop)] for first in firsts)
-                return
+            _, _, dtype = read_npy_header(file)
             file.seek(self.first * field.row_bytes, os.SEEK_CUR)
             for first in firsts:
                 values = np.empty((min(rows, stop - first), *field.shape), dtype)
