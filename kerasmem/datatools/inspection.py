@@ -153,10 +153,8 @@ def find_entry(contents: Contents, option: str, name: str) -> Entry:
 def _report(entry: Entry, batch_size: int) -> DatasetReport:
     layout = entry.layout
     if layout is None:
-        has_values = entry.kind and entry.shape is not None
-        size = 4 * prod(entry.shape or ()) if has_values else None
         return DatasetReport(
-            entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, size, None, entry.problem
+            entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, None, None, entry.problem
         )
     return DatasetReport(
         name=entry.name,

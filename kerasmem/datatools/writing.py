@@ -6,7 +6,6 @@ import contextlib
 import io
 import itertools
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -22,12 +21,12 @@ from kerasmem.datatools.packing import UNPACKED
 from kerasmem.datatools.reports import Progress, ignore_progress
 from kerasmem.datatools.settings import ReadOptions, WriteOptions
 from kerasmem.datatools.sources.rows import RowSource, even_pieces, rows_in
-from kerasmem.errors import DataError, KerasmemError, UsageError
+from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.files import replacing
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.links import DAMAGED, encoded
 from kerasmem.hdf5.rows.texts import TEXTS_AT_ONCE, read_attribute
-from kerasmem.units import KIB, MIB, format_size
+from kerasmem.units import KIB, MIB
 
 _CHUNK_BYTES = MIB
 _LEAST_CHUNK = 4 * KIB
@@ -42,7 +41,6 @@ class WritePlan:
 
     Args:
         read: the columns as read, as far as they are written.
-        cast: the same columns in the types written.
         datasets: the datasets written.
         rows: number of rows.
         piece_rows: rows that are read and written at a time.
@@ -51,7 +49,6 @@ class WritePlan:
     """
 
     read: tuple[Field, ...]
-    cast: tuple[Field, ...]
     datasets: tuple[Field, ...]
     rows: int
     piece_rows: int
@@ -86,7 +83,7 @@ def make_plan(source: RowSource, reading: ReadOptions, writing: WriteOptions) ->
     piece_bytes = min(_PIECE_BYTES, writing.memory // 24)
     chunk_bytes = max(_LEAST_CHUNK, min(_CHUNK_BYTES, writing.memory // 4 // (len(datasets) * files)))
     piece_rows = max(1, min(_PIECE_ROWS, piece_bytes // max(row_bytes, 1)))
-    return WritePlan(read, cast, datasets, source.rows, piece_rows, chunk_bytes, writing.memory // 8)
+    return WritePlan(read, datasets, source.rows, piece_rows, chunk_bytes, writing.memory // 8)
 
 
 def write_files(
@@ -115,7 +112,6 @@ def write_files(
     if len(set(bounds)) < len(bounds):
         raise UsageError(f"split: {plan.rows:,} rows are too few for a file each; give larger shares")
     folder = os.path.dirname(outputs[0])
-    _check_space(plan, writing, folder)
     before = source.losses.copy()
     pieces = _pieces(source, plan)
     if writing.shuffle:
@@ -134,14 +130,6 @@ def write_files(
             raise
         raise KerasmemError(f"{shown(outputs[0])}: cannot be written: {os.strerror(error.errno)}") from error
     return Outcome(sum(map(os.path.getsize, outputs)), source.losses - before)
-
-
-def _check_space(plan: WritePlan, writing: WriteOptions, folder: str) -> None:
-    copies = int(writing.shuffle) + int(not writing.compression)
-    needed, free = copies * plan.rows * plan.row_bytes, shutil.disk_usage(folder).free
-    if needed > free:
-        space = f"{format_size(free)} free, and {format_size(needed)} are needed"
-        raise DataError(f"{shown(folder)}: has {space}; choose another disk, compression, or fewer columns")
 
 
 def _pieces(source: RowSource, plan: WritePlan) -> Iterator[Rows]:

@@ -194,17 +194,6 @@ def test_hostile_archives(tmp_path):
     assert left_in(tmp_path, path) == []
 
 
-def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
-    import shutil
-    from collections import namedtuple
-
-    np.save(tmp_path / "x.npy", X)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "total used free")(1, 1, 1000))
-    with pytest.raises(DataError, match=r"has 1000 B free, and 117 KiB are needed"):
-        convert(tmp_path / "x.npy", tmp_path / "out.h5", shuffle=True)
-    assert left_in(tmp_path, "x.npy") == []
-
-
 def test_sources_that_do_not_fit_together(tmp_path):
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", np.arange(499))
