@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -92,7 +91,6 @@ def convert(
         >>> [(dataset.name, dataset.dtype) for dataset in done.datasets]
         [('x', 'float32'), ('y', 'int64')]
     """
-    started = time.monotonic()
     shares, memory = read_split(split), parse_size(memory_budget, field="memory_budget")
     writing = WriteOptions(
         bool(shares) or shuffle, seed, read_compression(compression), memory, float32, shares, remote
@@ -145,7 +143,6 @@ def convert(
         rows=plan.rows,
         datasets=tuple(datasets),
         bytes_written=outcome.size,
-        seconds=time.monotonic() - started,
         notes=tuple(notes),
         line=stream_line(outputs[0], written, features, target_name),
     )

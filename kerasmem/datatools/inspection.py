@@ -60,7 +60,7 @@ def inspect(
     if last_axis:
         notes.append(last_axis)
     features, target = choose_columns(contents, x, y)
-    reports = tuple(_report(entry, batch_size) for entry in contents.entries)
+    reports = tuple(_report(entry) for entry in contents.entries)
     inspection = Inspection(contents.path, os.path.getsize(contents.path), reports, batch_size, notes=tuple(notes))
     if not features or (last_axis and x is None):
         return inspection
@@ -150,11 +150,11 @@ def find_entry(contents: Contents, option: str, name: str) -> Entry:
     raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
 
 
-def _report(entry: Entry, batch_size: int) -> DatasetReport:
+def _report(entry: Entry) -> DatasetReport:
     layout = entry.layout
     if layout is None:
         return DatasetReport(
-            entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, None, None, entry.problem
+            entry.name, entry.shape, entry.dtype, "", None, (), entry.stored_bytes, None, entry.problem
         )
     return DatasetReport(
         name=entry.name,
@@ -165,6 +165,5 @@ def _report(entry: Entry, batch_size: int) -> DatasetReport:
         filters=layout.filters,
         stored_bytes=layout.stored_bytes,
         float32_bytes=4 * prod(layout.shape),
-        batch_bytes=4 * prod(layout.row_shape) * min(batch_size, layout.rows),
         class_names=entry.class_names,
     )

@@ -29,7 +29,6 @@ class DatasetReport:
         filters: filters of a chunk.
         stored_bytes: bytes taken in the file.
         float32_bytes: bytes of its values as float32, or None if unknown.
-        batch_bytes: bytes of a batch as float32.
         problem: why it cannot be trained from, or "".
         class_names: names of its classes.
     """
@@ -42,7 +41,6 @@ class DatasetReport:
     filters: tuple[str, ...]
     stored_bytes: int
     float32_bytes: int | None
-    batch_bytes: int | None
     problem: str = ""
     class_names: tuple[str, ...] | None = None
 
@@ -200,7 +198,6 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
         rows: rows read.
         datasets: datasets written.
         bytes_written: bytes of the files.
-        seconds: duration.
         notes: further remarks.
         line: a line of Python that streams the result.
     """
@@ -210,7 +207,6 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
     rows: int
     datasets: tuple[WrittenDataset, ...]
     bytes_written: int
-    seconds: float = 0.0
     notes: tuple[str, ...] = ()
     line: str = ""
 

@@ -36,7 +36,6 @@ def conversion_table(done: Conversion, terminal: int | None = None) -> Renderabl
     """Return the datasets written, and the line to paste."""
     names = ", ".join(printable(os.path.basename(path), 80) for path in done.outputs)
     first = Text(f"{names}: {done.rows:,} rows, {format_size(done.bytes_written)}", style="bold")
-    first.append(f" in {done.seconds:.1f} s", style="dim")
     rows = [
         (
             short_name(dataset.name), _extents(dataset.shape) or "one number", dataset.dtype,
@@ -95,7 +94,7 @@ def _line_to_paste(line: str) -> Iterator[RenderableType]:
 
 
 def _datasets(inspection: Inspection, terminal: int | None) -> Table:
-    sizes = ("Stored", "As float32", f"Batch of {inspection.batch_size:,}")
+    sizes = ("Stored", "As float32")
     columns = ("Dataset", "Shape", "Type", "Chunks", "Filters", *sizes)
     rows = []
     for dataset in inspection.datasets:
@@ -104,7 +103,7 @@ def _datasets(inspection: Inspection, terminal: int | None) -> Table:
         chunks = dataset.storage or "–" if dataset.chunks is None else _extents(dataset.chunks)
         filters = printable("+".join(dataset.filters), 40) or "–"
         facts = (short_name(dataset.name) + role, shape, printable(dataset.dtype, 30), chunks, filters)
-        bytes_taken = (dataset.stored_bytes, dataset.float32_bytes, dataset.batch_bytes)
+        bytes_taken = (dataset.stored_bytes, dataset.float32_bytes)
         rows.append((*facts, *bytes_taken))
     return _data_table(terminal, columns, rows)
 
