@@ -35,7 +35,7 @@ def command(model: str | None, budget_seconds: float, code: bool, **options: Any
         raise UsageError("--code and --json: choose one")
     from kerasmem.rendering.advice_table import advice_code, advice_table
 
-    with quiet_tensorflow(), spinner("estimating remedies", options["method"]) as say:
+    with quiet_tensorflow(), spinner("estimating remedies") as say:
         from kerasmem.recovery.facade import advise
 
         settings = {"confirm": options["confirm"], **step_settings(options)}

@@ -31,7 +31,7 @@ def command(model: str | None, **options: Any) -> int:
         raise UsageError("--device: cards asks about all of them; kerasmem estimate takes a device")
     from kerasmem.rendering.search_tables import cards_table
 
-    with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}", options["method"]):
+    with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}"):
         from kerasmem.estimation.card_ranking import rank_cards
 
         ranking = rank_cards(model, **step_settings(options))

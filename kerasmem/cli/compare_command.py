@@ -48,7 +48,7 @@ def command(
     settings = {
         name: options[name] for name in _SAME if context.get_parameter_source(name) is not is_default
     }  # those of a saved report serve in place of a default
-    with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}", options["method"]):
+    with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}"):
         from kerasmem.estimation.comparing import compare
 
         arguments = {name: value for name, value in step_settings(options).items() if name not in _SAME}

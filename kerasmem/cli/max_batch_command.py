@@ -31,7 +31,7 @@ def command(model: str | None, **options: Any) -> int:
     check_options("max-batch", model, options, needs_device=True)
     from kerasmem.rendering.search_tables import search_table
 
-    with quiet_tensorflow(), spinner("searching for the largest batch", options["method"]):
+    with quiet_tensorflow(), spinner("searching for the largest batch"):
         from kerasmem.estimation.sizing import max_batch_size
 
         own = {name: options[name] for name in ("maximum", "margin", "confirm", "timeout")}

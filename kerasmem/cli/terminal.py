@@ -89,40 +89,27 @@ def quiet_tensorflow() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def spinner(text: str, method: str = "") -> Iterator[Callable[[str], None]]:
-    """Show the task, its stage and its time on standard error, if that is a terminal.
+def spinner(text: str) -> Iterator[Callable[[str], None]]:
+    """Show the task and its time on standard error, if that is a terminal.
 
     Use it inside `quiet_tensorflow`, which keeps a way to the terminal in `sys.stderr`.
 
     Args:
-        text: what goes on; it may come from a file name.
-        method: of the estimate; the formula is instant and shows nothing.
+        text: the task; it may come from a file name.
 
     Yields:
-        A function that says in other words what goes on.
+        A function that shows another text.
     """
-    doing = text
-    if method == "formula" or not _is_watched():
+    if not _is_watched():
         yield lambda _: None
         return
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from kerasmem.processes.guarding import told_of_stages
     from kerasmem.rendering.escape import printable
 
     with _progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()) as progress:
         task = progress.add_task(printable(text, 60), total=None)
-
-        def say(text: str) -> None:
-            nonlocal doing
-            doing = text
-            progress.update(task, description=printable(text, 60))
-
-        def show(stage: str) -> None:
-            progress.update(task, description=f"{printable(doing, 60)}: {printable(stage, 60)}")
-
-        with told_of_stages(show):
-            yield say
+        yield lambda text: progress.update(task, description=printable(text, 60))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from kerasmem.estimation.shapes import ShapedStep
 from kerasmem.estimation.unmodelled import formula_notes, not_in_the_formula
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.own_step import loop_is_compiled
-from kerasmem.processes.guarding import note_stage
 
 # "auto" runs real steps only if the formula's figure is at most this share of the free memory.
 PROBED_SHARE = 0.25
@@ -110,7 +109,6 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
     Raises:
         KerasmemError: If the method cannot estimate the step.
     """
-    note_stage(f"asking method {name}")
     method = METHODS[name]
     if (reason := method.unavailable(step)) is not None:
         raise UsageError(reason)
@@ -174,7 +172,6 @@ def _gpu_target(step: ShapedStep) -> Outcome:
     assert step.target is not None
     card = find_card(step.target.name)
     spec = step.spec.portable(batch_size=step.batch_size, jit_compile=True)
-    note_stage(f"compiling for {card.name}")
     return gpu_target_outcome(gpu_target_plan(spec, card), card, step.rows, step.weights())
 
 

@@ -21,7 +21,6 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.op_names import Attribution, Instant
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import PreparedStep, trace_step
-from kerasmem.processes.guarding import note_stage
 
 
 def traced_outcome(
@@ -47,10 +46,8 @@ def traced_outcome(
     notes: tuple[str, ...] = ()
     if prepared.jit_compile:
         batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
-        note_stage("compiling with XLA for this machine")
         outcome = xla_outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
     else:
-        note_stage("optimising the graph")
         program, notes = build_program(traced, kernels)
         outcome = graph_outcome(program, layer_of, attribution, kernels)
     return replace(outcome, notes=(*prepared.notes, *notes, *outcome.notes))

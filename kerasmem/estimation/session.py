@@ -20,7 +20,6 @@ from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.training import with_replaced
 from kerasmem.models.weightless import random_state_kept
-from kerasmem.processes.guarding import note_stage
 
 
 class EstimateSession:
@@ -78,7 +77,6 @@ class EstimateSession:
         spec = self._spec
         if self._opened is None:
             self._cache = StepCache()
-            note_stage(f"opening {spec.label}")
             try:  # for the formula alone a model object is used as it is
                 opened = self._stack.enter_context(spec.opened(shapes_only=spec.method != "formula"))
             except NotRebuiltError as error:

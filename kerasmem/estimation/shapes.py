@@ -18,7 +18,6 @@ from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE, StepSpec
 from kerasmem.models.step import PreparedStep, prepare_step, trace_step
 from kerasmem.models.training import TrainingSettings, optimizer_slot_bytes
-from kerasmem.processes.guarding import note_stage
 
 LARGEST_TRACED_BATCH = 1024
 
@@ -101,7 +100,6 @@ class ShapedStep:
 
     def prepare(self, jit_compile: bool) -> PreparedStep:
         """Prepare the step, from the last one if that was prepared for the same mode and execution."""
-        note_stage("tracing the step")
         known, mode = self.cache.prepared, self.spec.mode
         if known is not None and (known.mode, known.jit_compile) != (mode, jit_compile):
             known = None
@@ -119,7 +117,6 @@ def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel,
         UsageError: If the shapes or the batch contradict the model's.
         ModelError: If the model cannot be called on them.
     """
-    note_stage("calling the model on shapes")
     is_training = spec.mode == "train"
     structure, inputs = _inputs(opened, spec)
     fixed = [each.shape[0] for each in inputs if each.shape[0] is not None]

@@ -6,32 +6,12 @@ before anything heavy is loaded: the child does the work, and the parent sees to
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
 
 from kerasmem.processes.children import SIGKILL, ChildFailure, Limits, die_with_parent, exit_reason
-
-_listeners: list[Callable[[str], object]] = []
-
-
-@contextlib.contextmanager
-def told_of_stages(listener: Callable[[str], object]) -> Iterator[None]:
-    """Have a function called with each stage as long as the context lasts: to show it."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
-
-
-def note_stage(text: str) -> None:
-    """Report the current stage, such as "opening model.h5", to those that show it."""
-    for listener in _listeners:
-        listener(text)
 
 
 def go_on_in_child(limits: Limits) -> int | None:

@@ -43,7 +43,6 @@ def errors_on_a_terminal(*arguments):
 def test_a_spinner_on_a_terminal_only(program):
     shown, out = errors_on_a_terminal("estimate", f"{MODELS}:perceptron", "--method", "graph", "--json")
     assert "estimating" in shown
-    assert any(f": {stage}" in shown for stage in ("opening", "tracing", "optimising", "simulating step"))
     assert "0:00:0" in shown
     assert json.loads(out)["settings"]["method"] == "graph"  # nothing of it in the result
     assert shown.rstrip().endswith("\x1b[2K")  # and it is wiped
@@ -51,19 +50,16 @@ def test_a_spinner_on_a_terminal_only(program):
     assert program("-m", "kerasmem", *arguments).err == ""
 
 
-def test_stages_are_named_and_quiet_is_silent(monkeypatch):
+def test_progress_is_escaped_and_quiet_is_silent(monkeypatch):
     from kerasmem.cli import cli as whole
     from kerasmem.cli.terminal import QUIET
-    from kerasmem.processes.guarding import note_stage
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Screen())
-    with spinner("advising") as say:
+    with spinner("advising [red]m\x1b[2J.h5") as say:
+        assert "advising [red]m\\x1b[2J.h5" in sys.stderr.getvalue()
         say("half precision\x1b[2J")
-        note_stage("simulating step 3 of 5")
-    note_stage("nobody listens any more")
-    assert "half precision\\x1b[2J: simulating step 3 of 5" in sys.stderr.getvalue()
-    assert "nobody" not in sys.stderr.getvalue()
+    assert "half precision\\x1b[2J" in sys.stderr.getvalue()
     monkeypatch.setattr(sys, "stderr", Screen())
     with click.Context(whole) as context:
         context.meta[QUIET] = True
@@ -75,15 +71,3 @@ def test_stages_are_named_and_quiet_is_silent(monkeypatch):
 class Screen(io.StringIO):
     def isatty(self):
         return True
-
-
-def test_the_formula_needs_no_spinner_and_names_are_escaped(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    shown = []
-    for method in ("graph", "formula"):
-        monkeypatch.setattr(sys, "stderr", Screen())
-        with spinner("estimating [red]m\x1b[2J.h5", method):
-            pass
-        shown.append(sys.stderr.getvalue())
-    assert "estimating [red]m\\x1b[2J.h5" in shown[0]
-    assert shown[1] == ""

@@ -26,7 +26,6 @@ from kerasmem.estimation.graph.scratch import Kernels
 from kerasmem.estimation.report import SPREAD, Outcome, Pool, Shares, Unmodelled
 from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT, beside_a_card, copied_operands, without_a_rule
 from kerasmem.models.op_names import CATEGORIES, Attribution
-from kerasmem.processes.guarding import note_stage
 
 PROCESSES, WARM_UP_STEPS, STEPS = 8, 2, 4
 MOST_OPERATIONS = 300_000  # to simulate in all; of a longer step fewer processes are simulated
@@ -148,7 +147,6 @@ def _simulate(program: Program, kernels: Kernels) -> list[_Step]:
     one_at_a_time = min(math.ceil(processes * without_tick), processes - 1)
     steps = []
     for process in range(processes):
-        note_stage(f"simulating process {process + 1} of {processes}")
         heap = Heap(BFCAllocator(descending=isinstance(kernels, CpuKernels)))
         memory = Memory(program, recipes, heap)
         threads = 1 if process < one_at_a_time else threads_of(kernels)
