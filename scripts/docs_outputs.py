@@ -153,13 +153,13 @@ def draw_estimate(path: Path) -> None:
     from rich.text import Text
 
     from kerasmem import estimate
-    from kerasmem.rendering.estimate_table import answer
+    from kerasmem.rendering.estimate_table import estimate_table
 
     width = 110
     report = estimate("keras.applications:ResNet50", batch_size=32, device="t4")
     console = Console(width=width, record=True, file=StringIO())
     console.print(Text("$ kerasmem estimate keras.applications:ResNet50 --batch-size 32 --device t4"))
-    console.print(answer(report, width))
+    console.print(estimate_table(report, width))
     path.write_text(console.export_svg(title="kerasmem"))
 
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.options import EXIT_CODES, check_options, model_options, read_lists, step_settings, worst
-from kerasmem.cli.terminal import is_terminal, progress_bar, quiet_tensorflow, show_json, show_text, spinner
-from kerasmem.errors import UsageError
-
-_ROWS_ON_A_SCREEN = 60  # a longer model is shown by its largest layers
-_LARGEST = 25
+from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result, show_text, spinner
 
 
 def _is_many(options: Mapping[str, Any]) -> bool:
-    models = options["models"]
-    return len(models) > 1 or bool(options["grid"] or options["workers"] or options["dask"] or _patterns(models))
-
-
-def _patterns(models: Sequence[str]) -> list[str]:
-    return [each for each in models if glob.has_magic(each) and not os.path.lexists(each)]
+    return len(options["models"]) > 1 or bool(options["grid"] or options["workers"] or options["dask"])
 
 
 @click.command("estimate", cls=GuardedCommand, parted=_is_many)
@@ -52,7 +42,7 @@ def command(
       kerasmem estimate model.keras --method graph --optimizer adam --top 10
       kerasmem estimate mymodels.unet:build --factory-arg depth=5 --json
       kerasmem estimate model.keras --batch-size 256 --replicas 4
-      kerasmem estimate a.keras b.keras 'models/*.h5' --grid batch_size=16,32,64 -d t4
+      kerasmem estimate models/*.h5 --grid batch_size=16,32,64 -d t4
       kerasmem estimate unet.py:build --grid depth=3,4,5 --grid optimizer=sgd,adam --workers 4
 
     Exit codes: 0 done (and fits) · 1 a model failed · 2 wrong usage or unreadable
@@ -62,10 +52,10 @@ def command(
         from kerasmem.processes.executors import open_executor
 
         with open_executor(workers, dask) as executor:
-            return _estimate_many(_expanded(models), _read_grid(grid), executor, limits, options)
+            return _estimate_many(models, _read_grid(grid), executor, limits, options)
     model = models[0] if models else None
     check_options("estimate", model, options)
-    with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}", options["method"]):
+    with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}"):
         from kerasmem.estimation.facade import estimate
 
         report = estimate(model, **step_settings(options))
@@ -76,32 +66,24 @@ def show_report(report: Any, options: dict[str, Any]) -> int:
     """Print a `MemoryReport` as the options say, and return the exit code."""
     from kerasmem.estimation.report import fitting_cards
     from kerasmem.rendering.data import layers_to_csv
-    from kerasmem.rendering.estimate_table import answer, estimate_table
+    from kerasmem.rendering.estimate_table import estimate_table
 
-    sort, top = options["sort"], options["top"]
-    if options["as_json"]:
-        show_json(report.to_dict())
-    elif options["as_csv"]:
+    if options["as_csv"]:
         click.echo(layers_to_csv(report), nl=False)
-    elif not options["verbose"]:
-        cards = fitting_cards(report.bytes) if report.device is None else []
-        show_text(lambda terminal: answer(report, terminal, cards=cards, sort=sort or "size", top=top))
     else:
-        sort = sort or "order"
-        if is_terminal() and top is None and sort == "order" and len(report.layers) > _ROWS_ON_A_SCREEN:
-            top = _LARGEST
-        show_text(lambda terminal: estimate_table(report, terminal, sort=sort, top=top))
+        cards = fitting_cards(report.bytes) if report.device is None else []
+        look = {"cards": cards, "top": options["top"], "is_brief": not options["verbose"]}
+        show_result(report, options["as_json"], partial(estimate_table, **look))
     return 0 if report.device is None else EXIT_CODES[report.device.verdict]
 
 
 def _estimate_many(
-    models: Sequence[str | None], grid: Mapping[str, list[Any]], executor: Any, limits: Any,
-    options: dict[str, Any],
-) -> int:  # fmt: skip
-    for model in models:
-        check_options("estimate", model, options)
-    if None in models:  # and a factory is named
+    models: Sequence[str], grid: Mapping[str, list[Any]], executor: Any, limits: Any, options: dict[str, Any]
+) -> int:
+    if not models and options["factory"] is not None:
         models, options = [options["factory"]], {**options, "factory": None}
+    for model in models or [None]:
+        check_options("estimate", model, options)
     from kerasmem.estimation.many import estimate_many
     from kerasmem.rendering.data import rows_to_csv
     from kerasmem.rendering.search_tables import many_table
@@ -118,33 +100,14 @@ def _estimate_many(
             models, grid=grid, executor=executor, timeout=limits.seconds, host_memory_limit=limits.host_bytes,
             progress=progress, **step_settings(options),
         )  # fmt: skip
-    found = table.candidates
+    candidates = table.candidates
     if options["as_csv"]:
-        click.echo(rows_to_csv([each.row() for each in found]), nl=False)
+        click.echo(rows_to_csv([candidate.row() for candidate in candidates]), nl=False)
     elif not options["as_json"]:
-        sort, top = options["sort"] or "order", options["top"]
-        show_text(lambda terminal: many_table(table, terminal, sort=sort, top=top))
-    if any(each.report is None for each in found):
+        show_text(lambda terminal: many_table(table, terminal, top=options["top"]))
+    if table.failed:
         return 1
-    return worst(each.verdict for each in found if each.verdict is not None)
-
-
-def _expanded(models: Sequence[str]) -> list[str | None]:
-    """Return the models that were named, a pattern's files in its place.
-
-    Raises:
-        UsageError: no file matches a pattern.
-    """
-    from kerasmem.hdf5.rows.settings import natural_order
-
-    found: list[str | None] = []
-    patterns = _patterns(models)
-    for model in models:
-        matching = sorted(glob.glob(model, recursive=True), key=natural_order) if model in patterns else [model]
-        if not matching:
-            raise UsageError(f"{model}: no file matches this pattern")
-        found += matching
-    return found or [None]
+    return worst(candidate.verdict for candidate in candidates if candidate.verdict is not None)
 
 
 def _read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -154,7 +117,7 @@ def _read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
         try:
             grid[name] = json.loads(f"[{values}]")
         except ValueError:
-            grid[name] = [_value(each) for each in values.split(",")]
+            grid[name] = [_value(text) for text in values.split(",")]
     return grid
 
 

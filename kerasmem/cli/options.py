@@ -22,7 +22,6 @@ EXIT_CODES = {
     "fits": 0, "within the limit": 0, "does not fit": 3, "exceeds the limit": 3, "too close to call": 4,
 }  # fmt: skip
 _SEVERITY = (0, 4, 3)
-_UNSAID = ("x>=0", "x>=1", "x>0")  # ranges that help leaves out
 
 
 class Choice(click.Choice[str]):
@@ -33,23 +32,9 @@ class Choice(click.Choice[str]):
         return super().get_invalid_choice_message(value, ctx).rstrip(".") + (nearest(value, self.choices) or ".")
 
 
-class Count(click.IntRange):
-    """A whole number."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert a text to the number."""
-        try:
-            int(value)
-        except ValueError:
-            is_list = "," in value and ctx is not None and any(each.name == "grid" for each in ctx.command.params)
-            several = f" Several: --grid {param.name}={value}" if is_list and param is not None else ""
-            self.fail(f"{value!r} is not a whole number.{several}", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 _TYPES: dict[str, Any] = {
-    "count": Count(min=1),
-    "whole": Count(min=0),
+    "count": click.IntRange(min=1),
+    "whole": click.IntRange(min=0),
     "number": click.FLOAT,
     "seconds": click.FloatRange(min=0, min_open=True),
     "seconds or 0": click.FloatRange(min=0),
@@ -57,7 +42,6 @@ _TYPES: dict[str, Any] = {
     "file": click.Path(),
     "output": click.Path(dir_okay=False),
     "folder": click.Path(file_okay=False),
-    "order": Choice(["order", "size"]),
     "method": Choice(get_args(MethodName)),
     "mode": Choice(get_args(Mode)),
     "backend": Choice(["tensorflow", "jax"]),
@@ -85,15 +69,6 @@ class Option(click.Option):
     def __init__(self, *names: Any, panel: str = FIRST, **options: Any) -> None:
         super().__init__(*names, **options)
         self.panel = panel
-
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return the brackets of help: a default in plain words, and no self-evident range."""
-        extra = super().get_help_extra(ctx)
-        if isinstance(self.show_default, str):
-            extra["default"] = self.show_default
-        if extra.get("range") in _UNSAID:
-            del extra["range"]
-        return extra
 
 
 def make_option(name: str, **more: Any) -> Option:
@@ -146,7 +121,7 @@ _STEP: tuple[Decorator | str, ...] = (
     "--input-shape", "--factory", "--factory-arg", "--custom-objects", "--trust",
     option("--backend", callback=_choose_backend, expose_value=False, is_eager=True),
 )  # fmt: skip
-_REPORT = ("--verbose", "--sort", option("--top", show_default="8; with -v all"), "--json", "--csv")
+_REPORT = ("--verbose", option("--top", show_default="8; with -v all"), "--json", "--csv")
 TRUST = "--trust-file"
 # The datasets of a file that are features and targets, and how much is read at once.
 FILE: tuple[Decorator | str, ...] = (click.argument("file", type=click.Path()), "--x", "--y", "--batch-size")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -41,7 +41,11 @@ def command(files: tuple[str, ...], output: str | None, as_json: bool) -> None:
     if output is not None:
         from kerasmem.rendering.page import render_page
 
-        _write("--output", output, render_page(contents).encode())
+        try:
+            write_named(output, render_page(contents).encode())
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"--output: {output} cannot be written: {reason}; choose another path") from error
     if as_json:
         reports = [{"source": saved.source, **saved.report.to_dict()} for saved in contents.reports]
         show_json({"format_version": 1, "logs": [log.to_dict() for log in contents.logs], "reports": reports})
@@ -66,34 +70,28 @@ def _check_output(files: tuple[str, ...], output: str | None) -> None:
 
 
 def _read(files: tuple[str, ...]) -> PageContents:
+    from kerasmem.monitoring import read_timeline
     from kerasmem.monitoring.log_summary import LogSummary, summarise
     from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 
     reports: list[SavedReport] = []
     logs: list[LogSummary] = []
     for path in files:
-        data = _saved_report(path)
-        if data is None:
-            logs.append(summarise(_timeline(path), path))
-        else:
+        _check_readable(path)
+        data = json_object(path)
+        if data is None or "kind" in data:
+            timeline = read_timeline(path)
+            if not len(timeline):
+                raise InputError(f"{path}: holds no sample; was the run cut short before its first batch?")
+            logs.append(summarise(timeline, path))
+        elif "bytes" in data:
             reports.append(read_report(data, path))
+        else:
+            raise InputError(
+                f"{path}: a JSON object without the field bytes, so no kerasmem estimate or profile; "
+                "write one: kerasmem estimate MODEL --json > estimate.json"
+            )
     return PageContents(tuple(logs), tuple(reports))
-
-
-def _saved_report(path: str) -> dict[str, Any] | None:
-    """Return the saved report in a file, or None if it may be a log."""
-    from kerasmem.rendering.contents import is_report
-
-    _check_readable(path)
-    data = json_object(path)
-    if data is None or is_report(data):
-        return data
-    if "kind" in data:
-        return None
-    raise InputError(
-        f"{path}: a JSON object without the field bytes, so no kerasmem estimate or profile; "
-        "write one: kerasmem estimate MODEL --json > estimate.json"
-    )
 
 
 def _check_readable(path: str) -> None:
@@ -109,21 +107,3 @@ def _check_readable(path: str) -> None:
         raise InputError(f"{path}: larger than 2 GiB; log fewer batches: MemoryLogger(update_freq=100)")
     if status.st_size == 0:
         raise InputError(f"{path}: is empty; give a log of MemoryLogger or a saved estimate")
-
-
-def _timeline(path: str) -> Any:
-    from kerasmem.monitoring import read_timeline
-
-    timeline = read_timeline(path)
-    if not len(timeline):
-        raise InputError(f"{path}: holds no sample; was the run cut short before its first batch?")
-    return timeline
-
-
-def _write(option: str, path: str, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    try:
-        write_named(path, data)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"{option}: {path} cannot be written: {reason}; choose another place") from error

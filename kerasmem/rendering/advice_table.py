@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.estimation.report import Bytes, DeviceVerdict
+from kerasmem.estimation.report import Bytes
 from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.rendering.escape import printable, printable_lines
-from kerasmem.rendering.layout import (
-    figures,
-    model_heading,
-    note_lines,
-    table,
-    verdict_heading,
-    verdict_text,
-    words,
-)
+from kerasmem.rendering.layout import figures, note_lines, table, verdict_text, words
 from kerasmem.rendering.peak_text import settings_line, verdict_line
 from kerasmem.units import format_size
 
@@ -32,12 +25,10 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
         terminal: columns of a terminal, or None for plain text.
         is_brief: leave out costs, plans, what is not offered, and notes.
     """
-    settings = f"{settings_line(advice.settings)} · method: {printable(advice.settings.method, 30)}"
-    need = advice.need
-    now = Text(f"Now: {_needs(need, advice.settings.stands_in)}\n")
-    now.append_text(verdict_line(advice.device, need, stands_in=advice.settings.stands_in))
-    parts: list[RenderableType] = [*_answer(advice), ""]
-    parts += [model_heading(advice.model, settings), "", now, ""]
+    stands_in = advice.settings.stands_in
+    now = Text(f"Now: {_needs(advice.need, stands_in)}: ").append_text(verdict_text(advice.device.verdict))
+    model = f"{printable(advice.model.name, 60)} · {settings_line(advice.settings)}"
+    parts: list[RenderableType] = [*_answer(advice), Text(model, style="dim"), "", now, ""]
     if advice.remedies:
         heading = Text("Remedies, by bytes saved for each unit of arithmetic", style="bold")
         parts += [heading, _remedies(advice, terminal)]
@@ -70,14 +61,16 @@ def advice_code(advice: Advice) -> str:
 
 def _answer(advice: Advice) -> Iterator[Text]:
     """Yield what to do, and the lines of code that do it."""
-    device, chosen = advice.device, winner(advice)
-    if chosen is None:
-        need, how = advice.need, "as it is" if device.verdict == "fits" else ""
-        yield _verdict_on(device, device.verdict, how, _needs(need, advice.settings.stands_in))
+    device = advice.device
+    if not advice.plans or device.verdict == "fits":
+        how = "as it is" if device.verdict == "fits" else ""
+        yield verdict_line(device, f"needs {_needs(advice.need, advice.settings.stands_in)}", how)
         return
-    needs = _needs(chosen, chosen.stands_in)
-    yield _verdict_on(device, chosen.verdict, f"with {printable(chosen.name, 200)}", needs).append(_trial(chosen))
-    yield from (Text(f"  {line}", style="cyan") for line in printable_lines(chosen.code).splitlines())
+    plan = advice.plans[0]
+    needs = f"needs {_needs(plan, plan.stands_in)}"
+    line = verdict_line(replace(device, verdict=plan.verdict), needs, f"with {printable(plan.name, 200)}")
+    yield line.append(_trial(plan), style="not bold default")
+    yield from (Text(f"  {line}", style="cyan") for line in printable_lines(plan.code).splitlines())
 
 
 def _needs(need: Bytes | Remedy, stands_in: bool) -> str:
@@ -86,17 +79,6 @@ def _needs(need: Bytes | Remedy, stands_in: bool) -> str:
         return total
     most = format_size(need.high)
     return f"{total}, at most {most}" if stands_in else f"{total} ({format_size(need.low)} to {most})"
-
-
-def winner(advice: Advice) -> Remedy | None:
-    """Return the plan to follow; None where it fits as it is, or nothing helps."""
-    return advice.plans[0] if advice.plans and advice.device.verdict != "fits" else None
-
-
-def _verdict_on(device: DeviceVerdict, verdict: str, how: str, needs: str) -> Text:
-    line = verdict_heading(verdict, device.name)
-    line.append(f" {how}" if how else "", style="bold")
-    return line.append(f": needs {needs}, of {format_size(device.available_bytes)}", style="not bold default")
 
 
 def _remedies(advice: Advice, terminal: int | None) -> Table:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kerasmem.estimation.comparing import Comparison, Difference, LimitVerdict
-from kerasmem.estimation.report import MemoryReport
 from kerasmem.rendering.escape import printable
 from kerasmem.rendering.layout import (
-    category_name,
-    change_text,
     figures,
     note_lines,
     signed_share,
@@ -23,15 +20,15 @@ from kerasmem.rendering.layout import (
     verdict_text,
     words,
 )
-from kerasmem.rendering.peak_text import claim, how, settings_line, verdict_line
+from kerasmem.rendering.peak_text import asked_line, category_name, settings_line, verdict_line
 from kerasmem.units import format_size
 
+_TOTAL = "Total in use at the peak"
 _MOST_IN_A_COMMENT = 25  # layers
 _MARKS = {  # of a comment, the worst verdict first
     "exceeds the limit": "❌ ", "does not fit": "❌ ", "too close to call": "⚠️ ",
     "within the limit": "✅ ", "fits": "✅ ",
 }  # fmt: skip
-_TOTAL = "total in use at the peak"
 
 
 def comparison_table(comparison: Comparison, terminal: int | None = None, *, top: int | None = None) -> RenderableType:
@@ -42,67 +39,50 @@ def comparison_table(comparison: Comparison, terminal: int | None = None, *, top
         terminal: columns of one, None for plain text.
         top: how many layers to list; None lists all that differ.
     """
-    changed = [each for each in comparison.layers if each.change or each.is_in != "both"]
-    shown = changed[:top] if top else changed
-    sides = (("A", comparison.before), ("B", comparison.after))
-    parts: list[RenderableType] = [_heading(*side) for side in sides]
-    parts += ["", _differences("Category", comparison.categories, (), terminal), ""]
-    if changed:
-        parts.append(_differences("Layer (class)", shown, changed[len(shown) :], terminal))
-    if any(each.change is not None for each in comparison.layers):
-        same = len(comparison.layers) - len(changed)
-        layers = "layer takes" if same == 1 else "layers take"
-        parts.append(Text(f"{same} {layers} the same in both." if changed else "No layer differs.", style="dim"))
-    parts += note_lines(comparison.notes)
-    for name, report in sides:
-        if spread := claim(report):
-            parts.append(Text(f"{name}: {format_size(report.bytes.total)}, {spread}."))
-    if comparison.limits or comparison.after.device is not None:
-        parts.append("")
-    parts += [_limit(each) for each in comparison.limits]
-    after = comparison.after
-    if after.device is not None:
-        parts.append(
-            Text("B on ").append_text(verdict_line(after.device, after.bytes, stands_in=after.settings.stands_in))
-        )
-    return Group(*parts)
+    changed = _changed(comparison)
+    parts: list[RenderableType] = [
+        Text(f"A: {asked_line(comparison.before)}"),
+        Text(f"B: {asked_line(comparison.after)}"),
+        "",
+        _differences("Category", comparison.categories, terminal),
+        "",
+        _differences("Layer (class)", changed[: top or None], terminal) if changed else Text("No layer differs."),
+    ]
+    if top and top < len(changed):
+        parts.append(Text(f"{len(changed) - top} more layers differ: --top 0 lists all", style="dim"))
+    return Group(*parts, *note_lines(comparison.notes), *_verdicts(comparison))
 
 
-def _heading(letter: str, report: MemoryReport) -> Text:
-    settings = report.settings
-    line = Text(f"{letter}: ").append(printable(report.model.name, 60), style="bold")
-    if report.model.source != report.model.name:
-        line.append(f"  {printable(report.model.source, 120)}", style="dim")
-    return line.append(f"\n   {settings_line(settings)} · method: {printable(settings.method, 30)} ({how(report)})")
+def _changed(comparison: Comparison) -> list[Difference]:
+    return [layer for layer in comparison.layers if layer.change or layer.is_in != "both"]
 
 
-def _differences(first: str, shown: Iterable[Difference], rest: Sequence[Difference], terminal: int | None) -> Table:
+def _differences(first: str, differences: Iterable[Difference], terminal: int | None) -> Table:
     rows = table(terminal, words(first), *map(figures, ("A", "B", "Change")))
-    for row in shown:
-        name = _category(row).capitalize()
-        if row.class_name:
-            name = f"{printable(row.name, 100)} ({printable(row.class_name, 40)})"
-        change = change_text(row.change, signed_size(row.change) + _percent(row))
-        is_total = row.name == "total" and not row.class_name
-        rows.add(name, *_sides(row), change, style="bold" if is_total else None)
-    if rest:
-        old, new = sum(row.before or 0 for row in rest), sum(row.after or 0 for row in rest)
-        rows.add(f"{len(rest)} more layers", old, new, signed_size(new - old))
+    for row in differences:
+        name, before, after, change = _cells(row)
+        label = f"{printable(name, 100)} ({printable(row.class_name, 40)})" if row.class_name else name
+        colour = "" if not row.change else "red" if row.change > 0 else "green"
+        rows.add(label, before, after, Text(change, style=colour), style="bold" if name == _TOTAL else None)
     return rows
 
 
-def _category(row: Difference) -> str:
-    return _TOTAL if row.name == "total" else category_name(row.name)
-
-
-def _sides(row: Difference) -> tuple[str, str]:
-    """Return the sizes before and after; a dash on the side that has no such layer."""
+def _cells(row: Difference) -> tuple[str, str, str, str]:
+    """Return the name, both sizes, a dash if there is no such layer, and the change."""
     before = "–" if row.is_in == "second" else format_size(row.before)
-    return before, "–" if row.is_in == "first" else format_size(row.after)
+    after = "–" if row.is_in == "first" else format_size(row.after)
+    change = signed_size(row.change)
+    if row.class_name:
+        return row.name, before, after, change
+    name = _TOTAL if row.name == "total" else category_name(row.name).capitalize()
+    return name, before, after, change + signed_share(row.change, row.before)
 
 
-def _percent(row: Difference) -> str:
-    return "" if row.class_name else signed_share(row.change, row.before)
+def _verdicts(comparison: Comparison) -> list[Text]:
+    verdicts = [_limit(limit) for limit in comparison.limits]
+    if comparison.after.device is not None:
+        verdicts.append(Text("B ").append_text(verdict_line(comparison.after.device, comparison.after.needs)))
+    return verdicts
 
 
 def _limit(limit: LimitVerdict) -> Text:
@@ -122,44 +102,36 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
         comparison: of two estimates.
         top: how many layers to list; None lists 25.
     """
-    before, after = comparison.before, comparison.after
-    total = comparison.categories[-1]
-    judged = [*(each.verdict for each in comparison.limits), *([after.device.verdict] if after.device else [])]
+    before, after, changed = comparison.before, comparison.after, _changed(comparison)
+    *_, total, change = _cells(comparison.categories[-1])
+    judged = [*(limit.verdict for limit in comparison.limits), after.device.verdict if after.device else ""]
     mark = next((mark for verdict, mark in _MARKS.items() if verdict in judged), "")
-    verdicts = [_limit(each).plain for each in comparison.limits]
-    if after.device is not None:
-        verdicts.append("B on " + verdict_line(after.device, after.bytes, stands_in=after.settings.stands_in).plain)
     lines = [
-        f"### {mark}Memory of {_code(after.model.name)}: {format_size(total.after)}, {_change(total)}",
+        f"### {mark}Memory of {_code(after.model.name)}: {total}, {change}",
         "",
-        *(f"- {_plain(verdict)}" for verdict in verdicts),
+        *(f"- {_plain(verdict.plain)}" for verdict in _verdicts(comparison)),
         "",
         f"A: {_code(before.model.source or before.model.name)}, B: {_code(after.model.source or after.model.name)}; "
-        f"{_plain(settings_line(after.settings))} · method {_plain(after.settings.method)}",
+        f"{_plain(settings_line(after.settings))}",
         "",
         *_markdown_rows("At the peak", comparison.categories),
     ]
-    changed = [each for each in comparison.layers if each.change or each.is_in != "both"]
-    shown = changed[: top or _MOST_IN_A_COMMENT]
-    if shown:
-        rest = f", the first {len(shown)} of {len(changed)}" if len(changed) > len(shown) else ""
-        title = f"<details><summary>Layers that differ{rest}</summary>"
+    if changed:
+        shown = changed[: top or _MOST_IN_A_COMMENT]
+        title = f"<details><summary>Layers that differ: {len(shown)} of {len(changed)}</summary>"
         lines += ["", title, "", *_markdown_rows("Layer", shown), "", "</details>"]
     for note in comparison.notes:
         lines += ["", f"Note: {_plain(note)}."]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_rows(first: str, rows: Iterable[Difference]) -> list[str]:
+def _markdown_rows(first: str, differences: Iterable[Difference]) -> list[str]:
     lines = [f"| {first} | A | B | Change |", "|---|---:|---:|---:|"]
-    for row in rows:
-        name = f"{_code(row.name)} {_code(row.class_name)}" if row.class_name else _category(row)
-        lines.append(f"| {' | '.join([name, *_sides(row), _change(row)])} |")
+    for row in differences:
+        name, *sizes = _cells(row)
+        label = f"{_code(name)} {_code(row.class_name)}" if row.class_name else name
+        lines.append(f"| {' | '.join([label, *sizes])} |")
     return lines
-
-
-def _change(row: Difference) -> str:
-    return signed_size(row.change) + _percent(row)
 
 
 def _code(name: str) -> str:

@@ -47,11 +47,6 @@ class PageContents:
     title: str = "Memory report"
 
 
-def is_report(data: object) -> bool:
-    """Return whether JSON data looks like an estimate or a profile."""
-    return isinstance(data, dict) and "bytes" in data and "kind" not in data
-
-
 def read_report(data: Mapping[str, Any], source: str) -> SavedReport:
     """Read the JSON of an estimate or a profile.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -18,9 +18,6 @@ from rich.text import Text
 
 from kerasmem.rendering.escape import printable
 from kerasmem.units import format_size
-
-if TYPE_CHECKING:
-    from kerasmem.estimation.report import ModelFacts
 
 VERDICT_STYLES = {
     "fits": "bold green", "within the limit": "bold green",
@@ -114,22 +111,6 @@ def fact_list(facts: Iterable[tuple[str, str]], style: str = "bold") -> Table:
     return grid
 
 
-def model_heading(model: ModelFacts, settings: str) -> Text:
-    """Return the model's name, where it came from, and how it is trained."""
-    title = Text(printable(model.name, 60), style="bold")
-    if model.source and model.source != model.name:
-        title.append(f"  {printable(model.source, 120)}", style="dim")
-    return title.append(f"\n{settings}")
-
-
-def verdict_heading(verdict: str, device: str) -> Text:
-    """Return the verdict on a device, with its mark and in its colour: "✔ fits t4"."""
-    from kerasmem.estimation.report import verdict_on  # late, as a list of devices needs none
-
-    text = f"{VERDICT_MARKS.get(verdict, '?')} {verdict_on(verdict, printable(device, 80))}"
-    return Text(text, style=VERDICT_STYLES.get(verdict, "bold"))
-
-
 def verdict_text(verdict: str, otherwise: str = "") -> Text:
     """Return a verdict in its colour."""
     return Text(verdict, style=VERDICT_STYLES.get(verdict, otherwise))
@@ -139,13 +120,6 @@ def note_lines(notes: Iterable[str], limit: int | None = None) -> Iterator[Text]
     """Yield a line for each note."""
     for note in notes:
         yield Text(f"Note: {printable(note, limit)}.")
-
-
-def category_name(name: str, method: str | None = None) -> str:
-    """Return the words for a category of bytes; the formula counts all activations, other methods those held."""
-    if name == "activations" and method != "formula":
-        return "activations held"
-    return "allocator waste" if name == "allocator" else name
 
 
 def known_size(count: int | None) -> str:
@@ -165,11 +139,6 @@ def signed_share(change: int | None, whole: int | None) -> str:
     if not change or not whole:
         return ""
     return f" ({'+' if change > 0 else '−'}{percent(abs(change), whole)})"
-
-
-def change_text(change: int | None, text: str) -> Text:
-    """Return a text about a change of memory: red for more, green for less."""
-    return Text(text, style="" if not change else "red" if change > 0 else "green")
 
 
 def percent(part: float, whole: float) -> str:

@@ -12,18 +12,17 @@ from kerasmem.estimation.card_ranking import CardRanking
 from kerasmem.estimation.many import Candidate, EstimateTable
 from kerasmem.estimation.search import SearchResult
 from kerasmem.rendering.escape import printable, short_name
-from kerasmem.rendering.layout import VERDICT_STYLES, figures, model_heading, note_lines, table, verdict_text, words
-from kerasmem.rendering.peak_text import asked_line, how, settings_line
+from kerasmem.rendering.layout import VERDICT_STYLES, figures, note_lines, table, verdict_text, words
+from kerasmem.rendering.peak_text import asked_line, settings_line
 from kerasmem.units import format_size
 
 
 def search_table(result: SearchResult, terminal: int | None = None) -> RenderableType:
     """Return the answer, the sizes that were asked, and the real steps that ran."""
-    report, settings = result.report, result.report.settings
-    line = settings_line(settings, with_batch=False)
-    heading = model_heading(report.model, f"{line} · method: {printable(settings.method, 30)} ({how(report)})")
+    report = result.report
+    model = f"{printable(report.model.name, 60)} · {settings_line(report.settings, with_batch=False)}"
     answer = [_answer_of_trials(result)] if result.trials else _answer(result)
-    parts: list[RenderableType] = [*answer, "", heading, "", _evaluations(result, terminal)]
+    parts: list[RenderableType] = [*answer, Text(model, style="dim"), "", _evaluations(result, terminal)]
     if result.trials:
         parts += ["", _trials(result, terminal)]
     return Group(*parts, *note_lines(result.notes))
@@ -103,33 +102,25 @@ def cards_table(ranking: CardRanking, terminal: int | None = None) -> Renderable
     return Group(answer, Text(asked_line(report), style="dim"), "", rows)
 
 
-_REASON = 300  # characters
-
-
-def many_table(
-    found: EstimateTable, terminal: int | None = None, *, sort: str = "order", top: int | None = None
-) -> RenderableType:
+def many_table(result: EstimateTable, terminal: int | None = None, *, top: int | None = None) -> RenderableType:
     """Return the answer, a row for each candidate, and the reasons of those that failed.
 
     Args:
-        found: the candidates.
+        result: the candidates.
         terminal: columns of one, None for plain text.
-        sort: "order", or "size" for the largest first.
         top: how many rows; None or 0 for all.
     """
-    shown = list(found.candidates)
-    if sort == "size":
-        shown.sort(key=lambda each: -1 if each.report is None else each.report.peak, reverse=True)
-    shown = shown[: top or None]
-    names = list(dict.fromkeys(name for each in found.candidates for name in each.grid))
+    shown = result.candidates[: top or None]
+    names = list(dict.fromkeys(name for candidate in result.candidates for name in candidate.grid))
     varied = [Column(printable(name, 40), justify="right", overflow="fold") for name in names]
     sizes = map(figures, ("Parameters", "Needs", "At least", "At most"))
     rows = table(terminal, words("Model"), *varied, *sizes, "Method", "Verdict")
-    for each in shown:
-        rows.add(short_name(each.model, 60), *(_value(each.grid.get(name)) for name in names), *_cells(each))
-    left = len(found.candidates) - len(shown)
+    for candidate in shown:
+        values = (_value(candidate.grid.get(name)) for name in names)
+        rows.add(short_name(candidate.model, 60), *values, *_cells(candidate))
+    left = len(result.candidates) - len(shown)
     more = [Text(f"{left:,} more: --top 0 lists all", style="dim")] if left else []
-    return Group(Text(str(found), style="bold"), "", rows, *more, *_reasons(found, names))
+    return Group(Text(str(result), style="bold"), "", rows, *more, *_reasons(result))
 
 
 def _cells(candidate: Candidate) -> tuple[str | Text | int | None, ...]:
@@ -143,14 +134,13 @@ def _value(value: object) -> Text:
     return Text(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value), 40))
 
 
-def _reasons(found: EstimateTable, names: list[str]) -> Iterator[Text]:
-    """Yield a line for each reason, with those that it is the reason of."""
-    told: dict[str, list[Candidate]] = {}
-    for each in found.failed:
-        told.setdefault(each.reason or "", []).append(each)
-    for reason, failed in told.items():
-        first = failed[0]
-        settings = ", ".join(f"{name} {first.grid[name]}" for name in names)
-        others = f" and {len(failed) - 1:,} more" if len(failed) > 1 else ""
-        where = f"{short_name(first.model, 60)}{f' ({settings})' if settings else ''}{others}"
-        yield Text(f"Failed: {printable(where, 200)}: {printable(reason, _REASON)}")
+def _reasons(result: EstimateTable) -> Iterator[Text]:
+    """Yield a line for each reason, with the first candidate that failed for it."""
+    reasons: dict[str, list[Candidate]] = {}
+    for candidate in result.failed:
+        reasons.setdefault(candidate.reason or "", []).append(candidate)
+    for reason, (first, *others) in reasons.items():
+        settings = ", ".join(f"{name} {value}" for name, value in first.grid.items())
+        name = f"{short_name(first.model, 60)}{f' ({settings})' if settings else ''}"
+        more = f" and {len(others):,} more" if others else ""
+        yield Text(f"Failed: {printable(name + more, 200)}: {printable(reason, 300)}")

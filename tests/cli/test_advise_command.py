@@ -45,7 +45,7 @@ def test_data_a_table_and_code(cli, monkeypatch):
         answer, line, *_ = shown.splitlines()
         assert answer.startswith(f"✔ fits 9MB with {plan.name}: needs ") and answer.endswith("of 8.58 MiB")
         assert line.startswith("  ") and line.strip() in plan.code
-        assert "\nnet  net.py:build\nbatch 1,024 · training · float32 · adam · method: graph\n\nNow: " in shown
+        assert "\nnet · batch 1,024 · training · float32 · adam · method graph\n\nNow: " in shown
     assert "-v shows costs" in brief.out and len(brief.out.splitlines()) <= 24
     assert code.out.startswith(f"# {plan.name}: fits, same training trajectory\n{plan.code}")
     assert all(each.code in code.out for each in (*advice.remedies, *advice.plans))

@@ -75,8 +75,7 @@ def test_exit_codes_of_the_verdict(cli, model_file, device, code, verdict):
         (["estimate", "absent.h5"], "absent.h5: no such file"),
         (["estimate", "absent.h5", "--bad-option"], "No such option"),
         (["estimate", "absent.h5", "--batch-size", "0"], "0 is not in the range"),
-        (["estimate", "absent.h5", "--batch-size", "many"], "'many' is not a whole number"),
-        (["estimate", "absent.h5", "--batch-size", "64k"], "'64k' is not a whole number"),
+        (["estimate", "absent.h5", "--batch-size", "many"], "'many' is not a valid integer"),
         (
             ["estimate", "absent.h5", "--batch-size", "10000000000"],
             "--batch-size: 10,000,000,000 is too large; it must be",

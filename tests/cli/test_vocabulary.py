@@ -22,7 +22,7 @@ FUNCTIONS = {
 }  # fmt: skip
 # of the process or of what is printed, not of the call
 OWN = {
-    "as_csv", "as_json", "backend", "code", "dask", "debug", "memory_limit", "output", "sort", "time_limit", "top",
+    "as_csv", "as_json", "backend", "code", "dask", "debug", "memory_limit", "output", "time_limit", "top",
     "verbose", "workers",
 }  # fmt: skip
 

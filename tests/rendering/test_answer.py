@@ -12,7 +12,7 @@ from rich.console import Console
 from kerasmem import estimate
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.estimation.report import device_verdict, fitting_cards
-from kerasmem.rendering.estimate_table import answer
+from kerasmem.rendering.estimate_table import estimate_table
 from kerasmem.rendering.layout import plain_text
 
 
@@ -48,17 +48,17 @@ GIB = 2**30
     ],
 )  # fmt: skip
 def test_the_first_line_answers(report, device, total, low, high, line):
-    assert plain_text(answer(on(report, device, total=total, low=low, high=high))).splitlines()[0] == line
+    assert plain_text(estimate_table(on(report, device, total=total, low=low, high=high))).splitlines()[0] == line
 
 
 def test_without_a_device_it_says_which_cards_fit(report):
     need = dataclasses.replace(report.bytes, total=30 * GIB, low=29 * GIB, high=31 * GIB)
     cards = fitting_cards(need)
     asked = dataclasses.replace(report, bytes=need)
-    first = plain_text(answer(asked, cards=cards)).splitlines()[0]
+    first = plain_text(estimate_table(asked, cards=cards)).splitlines()[0]
     assert first == f"needs 30.0 GiB, at most 31.0 GiB: fits {len(cards)} of the known cards, from {cards[0]} up"
     assert 1 < len(cards) < len(fitting_cards(report.bytes))
-    assert plain_text(answer(asked)).splitlines()[0].endswith("fits no known card")
+    assert plain_text(estimate_table(asked)).splitlines()[0].endswith("fits no known card")
 
 
 @pytest.mark.parametrize("width", [80, 110, 200])
@@ -66,20 +66,20 @@ def test_it_fits_a_screen(report, width):
     buffer = io.StringIO()
     named = dataclasses.replace(report.model, name="deep[bold]")
     asked = on(dataclasses.replace(report, model=named), "16GB")
-    Console(file=buffer, width=width, force_terminal=True, color_system=None).print(answer(asked, width))
+    Console(file=buffer, width=width, force_terminal=True, color_system=None).print(estimate_table(asked, width))
     lines = buffer.getvalue().splitlines()
     assert len(lines) <= 24 and "deep[bold]" in lines[1]
-    assert len(plain_text(answer(asked)).splitlines()) <= 24
+    assert len(plain_text(estimate_table(asked)).splitlines()) <= 24
     assert sum("dense" in line for line in lines) == 8
 
 
 def test_top_and_notes(report):
-    text = plain_text(answer(dataclasses.replace(report, notes=("a", "b")), top=2))
+    text = plain_text(estimate_table(dataclasses.replace(report, notes=("a", "b")), top=2))
     assert sum("(Dense)" in line for line in text.splitlines()) == 2
     assert text.splitlines()[-1].endswith("2 notes")
 
 
-def test_a_report_prints_as_its_answer(report):
+def test_a_report_prints_as_its_estimate_table(report):
     asked = on(report, "16GiB", total=3 * GIB, low=2 * GIB, high=4 * GIB)
     assert str(asked) == "deep fits 16GiB: needs 3.00 GiB, at most 4.00 GiB, of 16.0 GiB"
     assert (asked.fits, asked.peak, report.fits) == (True, 3 * GIB, None)
