@@ -14,7 +14,7 @@ from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.rendering.escape import printable, printable_lines
 from kerasmem.rendering.layout import figures, note_lines, table, verdict_text, words
 from kerasmem.rendering.peak_text import settings_line, verdict_line
-from kerasmem.units import format_size
+from kerasmem.units import format_count, format_size
 
 
 def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool = False) -> RenderableType:
@@ -36,7 +36,7 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
         parts.append(Text("No remedy was found that saves memory."))
     if is_brief:
         more = ["costs, plans, what is not offered" if advice.remedies else "what is not offered"]
-        more += [f"{len(advice.notes)} notes"] if advice.notes else []
+        more += [format_count(len(advice.notes), "note")] if advice.notes else []
         code = "; --code the lines of each remedy" if advice.remedies else ""
         return Group(*parts, Text(f"-v shows {', '.join(more)}{code}", style="dim"))
     if advice.remedies:
