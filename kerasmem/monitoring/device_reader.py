@@ -2,14 +2,14 @@
 
 The allocator's peak is that since the last reset. The reader resets it at every reading, so that each peak is
 that of the stretch since the reading before, and keeps the largest of them: nothing is lost to the resets but
-what `tf.config.experimental.get_memory_info` says afterwards, and `process_peaks` has that. Several meters share
+what `tf.config.experimental.get_memory_info` says afterwards. Several meters share
 what each of them reads (`peaks.py`), so that the resets of one do not spoil the peaks of another.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,7 +46,6 @@ class _Device:
     name: str | None
     allocator: Allocator | None
     card: NvmlDevice | None
-    resets: bool
     ledger: PeakLedger | None
     account: LedgerAccount
     driver: _Driver = (None, None)
@@ -58,30 +57,18 @@ class DeviceReader:
 
     Args:
         note: called with each new sentence on what cannot be read and why.
-        nvml: a connection to the driver to use; True or "auto" opens one where there is a GPU; False none.
-        reset_peaks: False leaves the allocator's peak alone; a stretch's peak is then known only where it
-            rose above all before it.
+        nvml: True or "auto" opens a connection to the driver where there is a GPU; False none.
     """
 
-    def __init__(
-        self,
-        note: Callable[[str], None],
-        *,
-        nvml: Nvml | bool | str = "auto",
-        reset_peaks: bool = True,
-    ) -> None:
+    def __init__(self, note: Callable[[str], None], nvml: bool | str = "auto") -> None:
         self._note = note
         self._nvml: Nvml | None = None
-        self._owns_nvml = False
         found, notes = tracked_devices()
         for text in notes:
             note(text)
         has_gpu = any(device.ordinal is not None for device in found)
-        if isinstance(nvml, Nvml):
-            self._nvml = nvml
-        elif nvml is True or (nvml and has_gpu):
+        if nvml is True or (nvml and has_gpu):
             self._nvml, reason = Nvml.open()
-            self._owns_nvml = True
             if reason is not None:
                 note(f"driver: {reason}")
         elif nvml and any(device.name for device in found):
@@ -90,40 +77,34 @@ class DeviceReader:
         for device in found:
             card = self._card(device.ordinal, device.card) if device.ordinal is not None else None
             ledger = None if device.allocator is None else ledger_of(device.allocator)
-            self._devices.append(_Device(device.name, device.allocator, card, reset_peaks, ledger, LedgerAccount()))
+            self._devices.append(_Device(device.name, device.allocator, card, ledger, LedgerAccount()))
 
     @property
     def names(self) -> list[str | None]:
         """The devices read, in order."""
         return [device.name for device in self._devices]
 
-    @property
-    def run_peaks(self) -> dict[str, int]:
-        """The largest allocator peak of each device since `start_run`, in bytes, where it is known."""
-        return _known((device.name, device.run_peak) for device in self._devices)
-
-    @property
-    def process_peaks(self) -> dict[str, int]:
-        """The largest allocator peak of each device since the process began, in bytes, where it is known."""
-        return _known((device.name, device.ledger.process_peak) for device in self._devices if device.ledger)
-
     def start_run(self, host: BackgroundReading) -> list[DeviceReading]:
-        """Forget the run's peaks, not the process's, and return a first reading; ask the driver before."""
+        """Return a first reading, after asking the driver; the run's peaks begin with what is in use."""
         for device in self._devices:
             if device.ledger is not None:
                 device.ledger.join(device.account)
         self._note_circumstances()
         readings = self.read(host)
         for device, reading in zip(self._devices, readings, strict=True):
-            device.run_peak = reading.in_use_bytes if device.resets else None
+            device.run_peak = reading.in_use_bytes if reading.peak_bytes is not None else None
         return readings
 
-    def end_run(self) -> None:
-        """Take the run's last peaks and leave the ledger of shared peaks."""
+    def end_run(self) -> dict[str, int]:
+        """Let go of the devices and the driver, and return each device's largest peak of the run, in bytes."""
         self.peaks()
         for device in self._devices:
             if device.ledger is not None:
                 device.ledger.leave(device.account)
+        if self._nvml is not None:
+            self._nvml.close()
+        peaks = ((device.name, device.run_peak) for device in self._devices)
+        return {name: size for name, size in peaks if name and size is not None}
 
     def peaks(self) -> list[int | None]:
         """Return each device's peak since the reading before; the cheap half of a reading."""
@@ -156,25 +137,19 @@ class DeviceReader:
             device.driver = self._driver(device)
         return largest_known(device.driver[0] for device in self._devices)
 
-    def close(self) -> None:
-        """Let go of the driver; may be called more than once."""
-        if self._nvml is not None and self._owns_nvml:
-            self._nvml.close()
-
     def _take(self, device: _Device) -> _Sizes:
         """Return in use, peak since last time and reserved, and fold the peak into the largest."""
         allocator, ledger = device.allocator, device.ledger
         if allocator is None or ledger is None:
             return None, None, None
         try:
-            in_use, peak, reserved = ledger.take(allocator, device.account, device.resets)
+            in_use, peak, reserved = ledger.take(allocator, device.account)
         except Exception as error:  # a device that went away must not stop training
             device.allocator = None
             self._note(f"allocator: {device.name} could no longer be read: {error}")
             return None, None, None
-        if device.resets and ledger.refusal is not None:
-            device.resets = False
-            self._note(f"peaks: {device.name} cannot reset its own ({ledger.refusal}); known only where it rose")
+        if ledger.refusal is not None:
+            self._note(f"peaks: {device.name} cannot reset its own ({ledger.refusal}), so they are not known")
         if peak is not None and (device.run_peak is None or peak > device.run_peak):
             device.run_peak = peak
         return in_use, peak, reserved
@@ -206,8 +181,3 @@ class DeviceReader:
         if card is None:
             self._note(f"driver: GPU:{ordinal}: the driver does not list this card, or several of its name")
         return card
-
-
-def _known(sizes: Iterable[tuple[str | None, int | None]]) -> dict[str, int]:
-    """Return the sizes that are known, by the names of their devices."""
-    return {name: size for name, size in sizes if name and size is not None}

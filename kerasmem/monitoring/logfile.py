@@ -18,10 +18,9 @@ import csv
 import json
 import os
 import stat
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from kerasmem import files
 from kerasmem.errors import InputError, UsageError, check_format
@@ -34,27 +33,25 @@ _HEADER = ",".join(COLUMNS)
 _JSON_ROW = '{"kind":"sample",' + ",".join(f'"{name}":%s' for name in COLUMNS) + "}"
 
 
-class Writer(Protocol):
-    """What adds rows to a log, and may hold some back for a moment."""
-
-    def writes_to(self, target: Path) -> bool:
-        """Return whether it has this log open."""
-
-    def lose_file(self) -> None:
-        """Write what waits, and no more."""
-
-    def write_quietly(self) -> None:
-        """Write what waits; raises nothing."""
+open_logs: dict[Path, Callable[[], None]] = {}  # of this process, and what writes the rows that wait
 
 
-writers: weakref.WeakSet[Writer] = weakref.WeakSet()  # of this process
+def write_waiting(path: str | os.PathLike[str]) -> None:
+    """Write what waits for a log, if this process has it open."""
+    write = open_logs.get(Path(path).resolve())
+    if write is not None:
+        write()
 
 
 @atexit.register
 def _before_exit() -> None:
     """Write what waits: a program that ends by an exception in `fit` closes nothing."""
-    for writer in list(writers):
-        writer.write_quietly()
+    for write in list(open_logs.values()):
+        write()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=open_logs.clear)  # the rows are the parent's to write
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
@@ -125,11 +122,6 @@ class LogFile:
         except OSError as error:
             raise self._refusal(error) from error
 
-    @property
-    def is_open(self) -> bool:
-        """Whether rows can be added."""
-        return self._file >= 0
-
     def close(self) -> None:
         """Close the file; may be called more than once."""
         file, self._file = self._file, -1
@@ -145,8 +137,6 @@ class LogFile:
         return UsageError(f"filename: {str(self.path)!r} cannot be written: {error.strerror or error}")
 
     def _write(self, text: str) -> None:
-        if self._file < 0:
-            raise OSError("another MemoryLogger has taken the file over; give each a file of its own")
         data = text.encode()
         written = os.write(self._file, data)
         if written != len(data):  # a disk that is just filling up; try the rest, which tells why
@@ -193,9 +183,7 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
         >>> read_timeline(log).max("peak_bytes")
         900
     """
-    for writer in list(writers):
-        if writer.writes_to(Path(path)):
-            writer.write_quietly()
+    write_waiting(path)
     name = os.fspath(path)
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:

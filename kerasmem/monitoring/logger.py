@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import keras
 
+from kerasmem.checks import choice
 from kerasmem.cluster import find_worker
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
-from kerasmem.devices.nvml import Nvml
 from kerasmem.errors import warn_user
 from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.leak_watch import LeakReport
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.monitoring.recorder import Kind, LoggerSettings, Recorder
+from kerasmem.monitoring.recorder import Kind, Recorder
 from kerasmem.monitoring.timeline import Timeline
 
 
@@ -23,12 +23,14 @@ class MemoryLogger(keras.callbacks.Callback):
     """Log the memory that `fit`, `evaluate` and `predict` use, batch by batch.
 
     For each batch and device: what the allocator has in use, its true peak during that batch, what the driver
-    sees, and the host's side. For each epoch `memory_mib` goes into `logs`: the largest device's peak, or this
-    process's memory where no device tells, in MiB. With `epoch_logs="bytes"` all sizes go there, as
-    `memory_peak_bytes`, `memory_in_use_bytes`, `memory_driver_used_bytes`, `memory_rss_bytes`,
-    `memory_tree_bytes` (this process and its workers) and `memory_swap_bytes` (those that can be read here; the
-    same every epoch), so that `History` and callbacks placed after this one, such as `CSVLogger`, have them. Put
-    it first in the list.
+    sees, and the host's side. A batch's peak needs a reset of the allocator's statistics, so
+    `tf.config.experimental.get_memory_info` then returns the peak since the last batch only.
+
+    For each epoch `memory_mib` goes into `logs`: the largest device's peak, or this process's memory where no device
+    tells, in MiB. With `epoch_logs="bytes"` all sizes go there, as `memory_peak_bytes`, `memory_in_use_bytes`,
+    `memory_driver_used_bytes`, `memory_rss_bytes`, `memory_tree_bytes` (this process and its workers) and
+    `memory_swap_bytes` (those that can be read here; the same every epoch), so that `History` and callbacks after
+    this one, such as `CSVLogger`, have them. Put it first in the list.
 
     A background thread reads the host, the processes under this one and the driver, so that peaks in loading,
     validation and callbacks are seen too: `phases` has the largest sizes of each phase. It ends with
@@ -43,26 +45,22 @@ class MemoryLogger(keras.callbacks.Callback):
     prints.
 
     Several loggers at once, in one `fit` or in nested ones, each have their own true peaks. One logger logs one
-    run at a time, and `evaluate` and `predict` inside `fit` are parts of it. A method in another thread is not
-    logged meanwhile, and a `fit` inside another ends the log of the outer one; one warning says so.
+    `fit` at a time, with the `evaluate` and `predict` inside it. A method in another thread is not logged meanwhile,
+    and a `fit` inside another ends the log of the outer one; one warning says so.
 
     Args:
         filename: file to log to, `.csv` or `.jsonl`; None keeps the samples in `timeline` alone. One row a
             batch and device. Without `append`, the logger's first run overwrites the file; a copy of the logger
             (`copy.deepcopy`) adds to what the others have written in this process. Loggers and processes need a
-            file each (another logger's log ends there); processes that train together get one.
+            file each; processes that train together get one.
         update_freq: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
             row's `between_peak_bytes`.
         append: add to a file of an earlier process; so it is in a script that `kerasmem run` runs again.
         memory_growth: ask TensorFlow for memory growth on construction (see `kerasmem.enable_memory_growth`);
             where that is too late, one warning says so.
         nvml: "auto" asks the NVIDIA driver where a GPU is used; True warns where that fails; False does
-            not ask; or an open `kerasmem.devices.nvml.Nvml`.
+            not ask.
         verbose: 1 prints a line an epoch; 0 is silent.
-        reset_peaks: a batch's peak is had by resetting the allocator's statistics, so
-            `tf.config.experimental.get_memory_info` then tells the peak since the last batch only (`run_peak`
-            and `process_peak` have the largest). False leaves it alone; a batch's peak is then known only
-            where it rose above all before it.
         epoch_logs: True puts one short key into `logs`, and so into Keras's progress line; "bytes" puts every size
             there, in bytes; False nothing.
         sampling: background readings a second; 0 reads the driver and the host at the beginning and end of epochs
@@ -93,27 +91,22 @@ class MemoryLogger(keras.callbacks.Callback):
         update_freq: int = 1,
         append: bool = False,
         memory_growth: bool = True,
-        nvml: Nvml | bool | Literal["auto"] = "auto",
+        nvml: bool | Literal["auto"] = "auto",
         verbose: int = 0,
-        reset_peaks: bool = True,
         epoch_logs: bool | Literal["bytes"] = True,
         sampling: float = 20.0,
         leaks: bool = False,
     ) -> None:
         super().__init__()
-        settings = LoggerSettings(
-            filename, append, update_freq, nvml, verbose, reset_peaks, epoch_logs, sampling, leaks
-        )
+        self._recorder = Recorder(
+            filename, append=append, update_freq=update_freq, nvml=nvml, epoch_logs=epoch_logs,
+            sampling=sampling, leaks=leaks,
+        )  # fmt: skip
+        self._verbose = choice("verbose", verbose, (0, 1, False, True))
         self._memory_growth = memory_growth
-        self._recorder = Recorder(settings)
         self._kind: Kind = "train"  # of the run under way
         self._test_phase = "evaluate"
-        self._thread: threading.Thread | None = None  # in which Keras began the run
-        self._thread_number: int | None = None  # of that thread
-        self._guests: set[int] = set()  # threads whose method is not logged
-        self._is_taken_up = False  # a Keras method has, and has not begun yet
-        self._has_displaced = False  # the latest run began while another was under way
-        self._totals: dict[Kind, int | None] = {}  # batches an epoch, where Keras knows
+        self._thread: int | None = None  # in which the run under way began
         self._line: str | None = None  # waits until the progress bar has ended its own
         self.growth: GrowthStatus | None = None
         self._try_growth()
@@ -138,21 +131,16 @@ class MemoryLogger(keras.callbacks.Callback):
 
     @property
     def run_peaks(self) -> dict[str, int]:
-        """Each device's largest allocator peak in the latest run, in bytes, where it can be read.
+        """Each device's largest allocator peak in the latest run that has ended, in bytes, where it can be read.
 
         The time between batches, and batches that were skipped (`update_freq`), count.
         """
-        return self._recorder.peaks[0]
+        return self._recorder.run_peaks
 
     @property
     def run_peak(self) -> int | None:
         """The largest of `run_peaks`; None where no device's allocator can be read."""
         return max(self.run_peaks.values(), default=None)
-
-    @property
-    def process_peak(self) -> int | None:
-        """The largest allocator peak since the process began, as TensorFlow would say without the resets."""
-        return max(self._recorder.peaks[1].values(), default=None)
 
     @property
     def phases(self) -> tuple[PhasePeaks, ...]:
@@ -171,13 +159,12 @@ class MemoryLogger(keras.callbacks.Callback):
         return self._recorder.overhead
 
     def close(self) -> None:
-        """Close the file and let go of the driver, also after an exception in `fit`; may be called again.
+        """Close the file and let go of the driver after an exception in `fit`; may be called again.
 
-        A run that ends well closes its file itself. After one that did not, nothing is lost without this, and
+        A run that ends well does so itself. After one that did not, nothing is lost without this, and
         the logger can be used again either way.
         """
         self._end_run()
-        self._recorder.close()
 
     def _try_growth(self) -> None:
         """Ask for memory growth, once a process, and say so where it was not granted."""
@@ -190,168 +177,116 @@ class MemoryLogger(keras.callbacks.Callback):
 
     # ---------------------------------------------------------- Keras's hooks
 
-    def set_model(self, model: Any) -> None:
-        """Note that a Keras method has taken the callback up (validation inside `fit` does not)."""
-        self._guests.discard(threading.get_ident())
-        if self._is_guest():
-            self._guests.add(threading.get_ident())
-            self._refuse("a method was called in another thread while a run was under way and is not logged")
-            return
-        super().set_model(model)
-        self._is_taken_up = True
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run: try memory growth if that was not done, open the file and the devices."""
-        if not self._is_guest():
-            self._begin_run("train")
+        self._begin("train", "between")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """End the run."""
-        if not self._is_guest():
-            if self._recorder.run is None:
-                self._has_displaced = False
-            self._end_run()
+        self._end("train")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begin an epoch's maxima."""
-        if self._is_guest():
-            return
         self._print_line()
-        if self._is_in_run("train"):
+        if self._is_logged():
             self._recorder.begin_epoch(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the epoch's maxima, and put them into `logs`."""
-        if self._is_guest():
-            return
-        ended = self._recorder.end_epoch()
+        ended = self._recorder.end_epoch() if self._is_logged() else None
         if ended is None:
             return
         values, line = ended
-        if logs is not None and self._recorder.settings.epoch_logs:
+        if logs is not None and self._recorder.epoch_logs:
             logs.update(values)
-        worker = self._recorder.worker
-        self._line = line if self._recorder.settings.verbose and (worker is None or worker.rank == 0) else None
+        self._line = line if self._verbose and self.rank in (None, 0) else None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read the peak since the batch before, and start this batch's own."""
-        self._begin_batch("train", batch)
+        if self._is_logged():
+            self._recorder.begin_batch("train", batch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the batch."""
-        self._end_batch("train", "train", batch)
+        if self._is_logged():
+            self._recorder.end_batch("train", "train", batch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin validation inside `fit`, or a run of `evaluate`."""
-        if self._is_guest():
-            return
-        is_taken_up = self._is_taken_up
-        part = self._begin_part("test")
-        if part is None:
-            return
-        validation = part and not is_taken_up
-        self._test_phase = "validation" if validation else "evaluate"
-        self._recorder.phase.enter(self._test_phase)
-        if validation:
-            iterator = getattr(self._model, "_eval_epoch_iterator", None)
-            self._totals["test"] = getattr(iterator, "num_batches", None)
+        is_inside = self._kind == "train" and self._recorder.run is not None
+        self._test_phase = "validation" if is_inside else "evaluate"
+        self._begin("test", self._test_phase)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """End validation, or the run of `evaluate`."""
-        self._end_part("test")
+        self._end("test")
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read the peak since the batch before, and start this batch's own."""
-        self._begin_batch("test", batch)
+        if self._is_logged():
+            self._recorder.begin_batch("test", batch)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the batch."""
-        self._end_batch("test", self._test_phase, batch)
+        if self._is_logged():
+            self._recorder.end_batch("test", self._test_phase, batch)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin a run of `predict`, or a part of the run under way."""
-        if not self._is_guest() and self._begin_part("predict") is not None:
-            self._recorder.phase.enter("predict")
+        self._begin("predict", "predict")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
         """End the run of `predict`."""
-        self._end_part("predict")
+        self._end("predict")
 
     def on_predict_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read the peak since the batch before, and start this batch's own."""
-        self._begin_batch("predict", batch)
+        if self._is_logged():
+            self._recorder.begin_batch("predict", batch)
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the batch."""
-        self._end_batch("predict", "predict", batch)
+        if self._is_logged():
+            self._recorder.end_batch("predict", "predict", batch)
 
     # ------------------------------------------------------------------ runs
 
-    def _begin_run(self, kind: Kind) -> None:
-        self._try_growth()
-        self._has_displaced = self._recorder.run is not None
-        worker = find_worker(getattr(self._model, "distribute_strategy", None))
-        self._recorder.begin_run(worker)
-        self._kind = kind
-        # Hooks called by hand leave `params` as the last Keras method had them.
-        self._totals = {kind: (self.params or {}).get("steps") if self._is_taken_up else None}
-        self._thread = threading.current_thread() if self._is_taken_up else None
-        self._thread_number = None if self._thread is None else self._thread.ident
-        self._is_taken_up = False
+    def _begin(self, kind: Kind, phase: str) -> None:
+        """Begin a run, or validation and the like inside the `fit` under way; a run that broke off ends."""
+        here = threading.get_ident()
+        if self._thread not in (None, here) and self._thread in {thread.ident for thread in threading.enumerate()}:
+            self._refuse()
+            return
+        if kind == "train" or self._kind != "train" or self._recorder.run is None:
+            self._try_growth()
+            self._recorder.begin_run(find_worker(getattr(self._model, "distribute_strategy", None)))
+            self._kind, self._thread = kind, here
+        self._recorder.begin_part(kind)
+        self._recorder.phase.enter(phase)
+
+    def _end(self, kind: Kind) -> None:
+        if self._is_logged():
+            self._recorder.begin_part(kind)
+            self._recorder.phase.enter("between")
+            if self._kind == kind:
+                self._end_run()
 
     def _end_run(self) -> None:
         self._print_line()
-        self._thread = self._thread_number = None
+        self._thread = None
         self._recorder.end_run()
 
-    def _is_in_run(self, kind: Kind) -> bool:
-        """Return whether a run is under way; begin one for a custom loop that skips on_…_begin."""
-        if self._recorder.run is None and not self._recorder.broken:
-            if self._has_displaced:
-                self._refuse("fit was called inside another, and the rest of the outer one is not logged")
-                return False
-            self._begin_run(kind)
-        return True
+    def _is_logged(self) -> bool:
+        """Return whether a hook belongs to the run under way."""
+        if self._thread == threading.get_ident():  # nearly always, and a batch's hook is to be quick
+            return True
+        if self._thread is None:
+            self._refuse()
+        return False
 
-    def _begin_batch(self, kind: Kind, batch: int) -> None:
-        if not self._is_guest() and self._is_in_run(kind):
-            self._recorder.begin_batch(kind, batch)
-
-    def _end_batch(self, kind: Kind, phase: str, batch: int) -> None:
-        if not self._is_guest():
-            self._recorder.end_batch(kind, phase, batch, self._totals.get(kind))
-
-    def _begin_part(self, kind: Kind) -> bool | None:
-        """Begin a run, or a part of the one under way; return whether it is a part, None for neither."""
-        is_taken_up = self._is_taken_up
-        part = self._recorder.run is not None and (not is_taken_up or self._kind == "train")
-        if part:
-            self._totals[kind] = (self.params or {}).get("steps") if is_taken_up else None
-            self._is_taken_up = False
-        elif is_taken_up:
-            self._begin_run(kind)
-        elif not self._is_in_run(kind):
-            return None
-        self._recorder.begin_part(kind)
-        return part
-
-    def _end_part(self, kind: Kind) -> None:
-        if self._is_guest():
-            return
-        self._recorder.begin_part(kind)
-        self._recorder.phase.enter("between")
-        if self._kind == kind:
-            self._end_run()
-
-    def _is_guest(self) -> bool:
-        """Return whether a hook comes from another thread than that of the run under way, or of one before."""
-        here = threading.get_ident()
-        if here == self._thread_number:  # nearly always, and a batch's hook is to be quick
-            return False
-        return here in self._guests or (self._thread is not None and self._thread.is_alive())
-
-    def _refuse(self, reason: str) -> None:
-        self._recorder.note(f"run: {reason}; give it a MemoryLogger of its own", say=True)
+    def _refuse(self) -> None:
+        text = "a fit inside another, a method in another thread or a loop without on_train_begin is not logged"
+        self._recorder.note(f"run: {text}; give it a MemoryLogger of its own", say=True)
 
     def _print_line(self) -> None:
         line, self._line = self._line, None
@@ -360,8 +295,4 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds the settings; results, the model, open files and the driver stay with the original."""
-        return {
-            **self.__dict__,
-            **dict.fromkeys(("_model", "_thread", "_thread_number", "_line", "growth")),
-            "_guests": set(),
-        }
+        return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_line", "growth"))}

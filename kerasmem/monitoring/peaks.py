@@ -13,86 +13,67 @@ import threading
 from kerasmem.compat.tensorflow_runtime import devices_are_started
 from kerasmem.devices.tracked_devices import Allocator, tracked_devices
 
-_NOTHING = -1  # below any number of bytes
-
 
 class LedgerAccount:
-    """One reader's account of a ledger: what has happened since its last reading.
+    """One reader's account of a ledger: the largest peak since its last reading, in bytes."""
 
-    Attributes:
-        peak: the largest known peak since then.
-        bound: what the peak may have been where it is not known (it had been that high before).
-    """
-
-    __slots__ = ("bound", "peak")
+    __slots__ = ("peak",)
 
     def __init__(self) -> None:
-        self.peak = self.bound = _NOTHING
+        self.peak = 0
 
 
 class PeakLedger:
     """All readings of one allocator. Use `ledger_of` to have the one of this process.
 
     Attributes:
-        process_peak: the largest peak read since the process began, by anybody; None before the first.
-        refusal: the error of the latest reset that did not work.
+        refusal: the error of a reset that did not work; peaks are unknown from then on.
     """
 
-    __slots__ = ("_accounts", "_fresh", "_lock", "_seen", "process_peak", "refusal")
+    __slots__ = ("_accounts", "_lock", "refusal")
 
     def __init__(self) -> None:
-        self.process_peak: int | None = None
         self.refusal: Exception | None = None
         self._lock = threading.RLock()
         self._accounts: list[LedgerAccount] = []
-        self._fresh = False  # nobody has read since the last reset, so the allocator's peak is new
-        self._seen = _NOTHING  # the allocator's peak when it was last read without a reset
 
     def join(self, account: LedgerAccount) -> None:
         """Add what happens from now on to an account, until it leaves."""
         with self._lock:
-            account.peak = account.bound = _NOTHING
-            self._accounts = [*(other for other in self._accounts if other is not account), account]
+            account.peak = 0
+            self._accounts.append(account)
 
     def leave(self, account: LedgerAccount) -> None:
         """Add nothing to an account any more."""
         with self._lock:
             self._accounts = [other for other in self._accounts if other is not account]
 
-    def take(self, allocator: Allocator, account: LedgerAccount, resets: bool) -> tuple[int, int | None, int | None]:
-        """Read the allocator, and reset its peak if `resets`; `refusal` tells whether that did not work.
+    def take(self, allocator: Allocator, account: LedgerAccount) -> tuple[int, int | None, int | None]:
+        """Read the allocator and reset its peak.
 
         It runs twice a batch, each time with cold caches, so it calls as little as it can.
 
         Args:
             allocator: what to read; one of those equal to the ledger's.
             account: the reader's.
-            resets: whether to start a new peak.
 
         Returns:
-            In use, the peak since the account's last reading (None where it is not known) and reserved.
+            In use, the peak since the account's last reading (None if the allocator cannot reset it) and reserved.
         """
         with self._lock:
             in_use, peak, reserved = allocator.read()
-            is_new = self._fresh or peak > self._seen
+            if self.refusal is not None:
+                return in_use, None, reserved
             for other in self._accounts:
-                if is_new:
-                    if peak > other.peak:
-                        other.peak = peak
-                elif self._seen > other.bound:  # it may have come up to there again
-                    other.bound = self._seen
-            if self.process_peak is None or peak > self.process_peak:
-                self.process_peak = peak
-            self._fresh, self._seen = False, peak
-            if resets:
-                try:
-                    allocator.reset()
-                    self._fresh = True
-                except Exception as error:  # not every allocator can; the reading is good all the same
-                    self.refusal = error
-            own = account.peak if account.peak >= account.bound else _NOTHING
-            account.peak = account.bound = _NOTHING
-            return in_use, None if own == _NOTHING else own, reserved
+                if peak > other.peak:
+                    other.peak = peak
+            try:
+                allocator.reset()
+            except Exception as error:  # not every allocator can; the reading is good all the same
+                self.refusal = error
+                return in_use, None, reserved
+            own, account.peak = account.peak, 0
+            return in_use, own, reserved
 
 
 _ledgers: dict[Allocator, PeakLedger] = {}

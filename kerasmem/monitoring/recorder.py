@@ -14,7 +14,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -23,67 +22,22 @@ import numpy as np
 
 from kerasmem.checks import choice, number, path, whole
 from kerasmem.cluster import Worker, own_path
-from kerasmem.devices.nvml import Nvml
 from kerasmem.errors import KerasmemError, UsageError, warn_user
 from kerasmem.monitoring.cost import Overhead, Timer
 from kerasmem.monitoring.device_reader import DeviceReader, DeviceReading, RawReading
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
-from kerasmem.monitoring.logfile import LogFile, format_of, writers
+from kerasmem.monitoring.logfile import LogFile, format_of, open_logs, write_waiting
 from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhasePeaks
 from kerasmem.monitoring.sampler import Sampler
 from kerasmem.monitoring.timeline import Sample, Table, Timeline, pack
 from kerasmem.processes.children import GOES_ON
-
-
-@dataclass
-class LoggerSettings:
-    """What a logger is to do; `MemoryLogger` has the meaning of each.
-
-    Raises:
-        UsageError: an argument cannot be right.
-    """
-
-    filename: str | os.PathLike[str] | None
-    append: bool
-    update_freq: int
-    nvml: Nvml | bool | str
-    verbose: int
-    reset_peaks: bool
-    epoch_logs: bool | str
-    sampling: float
-    leaks: bool
-
-    def __post_init__(self) -> None:
-        if self.filename is not None and os.path.isdir(path("filename", self.filename)):
-            folder = os.fspath(self.filename)
-            raise UsageError(f"filename: {folder!r} is a folder; name a file in it, such as memory.csv")
-        self.update_freq = whole("update_freq", self.update_freq)
-        if not isinstance(self.nvml, Nvml):
-            choice("nvml", self.nvml, ("auto", True, False))
-        choice("epoch_logs", self.epoch_logs, (True, False, "bytes"))
-        choice("verbose", self.verbose, (0, 1, False, True))
-        self.sampling = number("sampling", self.sampling, 0, 1000)
-        if self.filename is not None:
-            format_of(self.filename)
-
 
 Kind = Literal["train", "test", "predict"]
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_BYTES = 120_000_000  # of samples kept in memory, about a million; the file has all
 _WRITE_SECONDS = 0.2  # from one writing of batches to the next
 _begun: set[str] = set()  # families whose file has been begun in this process
-
-
-class OpenBatch:
-    """A sampled batch that has begun: its number, the peaks before it, and its own if known early."""
-
-    __slots__ = ("batch", "between", "settled")
-
-    def __init__(self, batch: int, between: list[int | None]) -> None:
-        self.batch = batch
-        self.between = between
-        self.settled: list[int | None] | None = None
 
 
 class RawBatch(NamedTuple):
@@ -95,7 +49,6 @@ class RawBatch(NamedTuple):
         devices: readings of the devices.
         host: the latest background reading.
         between: each device's peak before the batch.
-        settled: each device's peak of the batch, where that was known early.
     """
 
     run: int
@@ -107,7 +60,6 @@ class RawBatch(NamedTuple):
     devices: RawReading
     host: BackgroundReading
     between: list[int | None]
-    settled: list[int | None] | None
 
     @property
     def where(self) -> str:
@@ -117,10 +69,9 @@ class RawBatch(NamedTuple):
     def samples(self, seconds: float, readings: list[DeviceReading]) -> list[Sample]:
         """Return the batch's rows, one a device."""
         head = (self.run, seconds, self.phase, self.epoch, self.batch, self.steps)
-        peaks = [reading.peak_bytes for reading in readings] if self.settled is None else self.settled
         return [
             Sample(*head, device, in_use, peak, before, *rest)
-            for (device, in_use, _, *rest), peak, before in zip(readings, peaks, self.between, strict=True)
+            for (device, in_use, peak, *rest), before in zip(readings, self.between, strict=True)
         ]
 
 
@@ -150,34 +101,59 @@ class Recorder:
     batches at once when 0.2 s have passed since the last time, at the end of an epoch, and where somebody asks.
 
     Args:
-        settings: the arguments of `MemoryLogger`, checked.
+        filename, append, update_freq, nvml, epoch_logs, sampling, leaks: as in `MemoryLogger`.
         clock: seconds that only go forward.
 
     Attributes:
-        settings: as given; a copy opens its own connection to the driver.
         run: number of the run under way; None between runs.
         epoch: number of the epoch under way; None outside.
+        run_peaks: largest peak of each device in the latest run that has ended.
         worker: which of several this process is in the run; None where it trains alone.
         phase: that training is in.
         broken: True once an unexpected error has ended the recording.
         leak_watch: what watches for memory that epochs keep, where that is asked for.
+
+    Raises:
+        UsageError: If an argument is wrong.
     """
 
-    def __init__(self, settings: LoggerSettings, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        filename: str | os.PathLike[str] | None,
+        *,
+        append: bool = False,
+        update_freq: int = 1,
+        nvml: bool | str = "auto",
+        epoch_logs: bool | str = True,
+        sampling: float = 20.0,
+        leaks: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if filename is not None:
+            if os.path.isdir(path("filename", filename)):
+                folder = os.fspath(filename)
+                raise UsageError(f"filename: {folder!r} is a folder; name a file in it, such as memory.csv")
+            format_of(filename)
+        self.filename = filename
+        self.append = append
+        self.update_freq = whole("update_freq", update_freq)
+        self.nvml = choice("nvml", nvml, ("auto", True, False))
+        self.epoch_logs = choice("epoch_logs", epoch_logs, (True, False, "bytes"))
+        self.sampling = number("sampling", sampling, 0, 1000)
+        self.leaks = leaks
         self.clock = clock
         self.run: int | None = None
         self.epoch: int | None = None
+        self.run_peaks: dict[str, int] = {}
         self.broken = False
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
-        self.settings = settings
-        self.leak_watch = LeakWatch("epochs") if settings.leaks else None
+        self.leak_watch = LeakWatch("epochs") if leaks else None
         self._hooks, self._batch_hooks = Timer(clock), Timer(clock)
         self._step_seconds = self._background_seconds = 0.0
         self._step_start: float | None = None
         self._batches = 0
         self._family = uuid.uuid4().hex  # shared by copies, which add to the same file
-        self._pid = os.getpid()
         self._file: LogFile | None = None
         self._tables: deque[Table] = deque([pack(())])
         self._held_bytes = 0  # of the tables
@@ -186,16 +162,14 @@ class Recorder:
         self._phases: list[PhasePeaks] = []
         self._next_run = 0
         self._zero: float | None = None  # the clock at the time line's zero
-        self._peaks: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._known: set[str] = set()
         self._reader: DeviceReader | None = None
         self._maxima: EpochMaxima | None = None
         self._sampler: Sampler | None = None
-        self._open: dict[str, OpenBatch] = {}
+        self._open: dict[str, tuple[int, list[int | None]]] = {}  # batches that have begun, and the peaks before them
         self._due: dict[str, int] = {}
         self._waiting: list[RawBatch] = []
         self._write_at = 0.0
-        writers.add(self)
 
     # ------------------------------------------------------------- results
 
@@ -214,11 +188,6 @@ class Recorder:
     def notes(self) -> tuple[str, ...]:
         """What could not be read, and why."""
         return (*self._notes, *self._leak_notes)
-
-    @property
-    def peaks(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Each device's largest peak in the latest run, and in the process."""
-        return self._peaks if self._reader is None else (self._reader.run_peaks, self._reader.process_peaks)
 
     @property
     def overhead(self) -> Overhead:
@@ -259,11 +228,12 @@ class Recorder:
         except OSError as error:
             self._close_file()
             reason = error.strerror or error
-            self.note(f"file: writing to {self.settings.filename} stopped: {reason}; .timeline goes on", say=True)
+            self.note(f"file: writing to {self.filename} stopped: {reason}; .timeline goes on", say=True)
 
     def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
+            open_logs.pop(file.path.resolve(), None)
             file.close()
 
     # ---------------------------------------------------------------- runs
@@ -290,10 +260,8 @@ class Recorder:
             self._zero = self.clock()
         self.worker = worker
         self._open_file(worker)
-        if self._reader is None:
-            asked = self.settings
-            self._reader = DeviceReader(self._reader_note, nvml=asked.nvml, reset_peaks=asked.reset_peaks)
-        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self.settings.sampling)
+        self._reader = DeviceReader(self._reader_note, self.nvml)
+        sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self.sampling)
         readings = self._reader.start_run(sampler.latest)
         self._known = {name for r in readings for name, value in r._asdict().items() if value is not None}
         if "in_use_bytes" in self._known:
@@ -310,37 +278,22 @@ class Recorder:
 
     def _open_file(self, worker: Worker | None) -> None:
         """Open the log, under the worker's own name if there are several, to add to what this recorder has begun."""
-        name = self.settings.filename
-        if name is None:
+        if self.filename is None:
             return
-        target = own_path(Path(name), worker)
-        for other in list(writers):
-            if other is not self and other.writes_to(target):
-                other.lose_file()
+        target = own_path(Path(self.filename), worker)
+        write_waiting(target)  # of a logger whose run broke off
         has_begun = self._next_run > 0 or self._family in _begun
-        append = self.settings.append or has_begun or bool(os.environ.get(GOES_ON))
+        append = self.append or has_begun or bool(os.environ.get(GOES_ON))
         self._file = LogFile(target, append)
+        open_logs[target.resolve()] = self.write_quietly
         self._next_run = max(self._next_run, self._file.next_run)
         _begun.add(self._family)
 
-    def writes_to(self, target: Path) -> bool:
-        """Return whether this recorder has a log file open."""
-        return self._file is not None and self._file.is_open and self._file.path.resolve() == target.resolve()
-
-    def lose_file(self) -> None:
-        """Write what waits, and no more: another logger of this process takes the file over."""
-        self.write_quietly()
-        if self._file is not None:
-            self._file.close()
-
-    def end_run(self) -> None:
-        """Close the files; the devices stay open for the next run."""
-        with self._hooks:
-            self._end_run()
-
     @_survives
-    def _end_run(self) -> None:
-        self._finish()
+    def end_run(self) -> None:
+        """Close the file and let go of the devices; recording again opens them again."""
+        with self._hooks:
+            self._finish()
 
     def break_off(self, error: Exception) -> None:
         """End the recording because of a fault in it; training goes on."""
@@ -354,8 +307,6 @@ class Recorder:
     def _finish(self) -> None:
         self._end_sampler()
         if self.run is not None:
-            if self._reader is not None:
-                self._reader.end_run()
             if self.leak_watch is not None:
                 report = self.leak_watch.report()
                 is_telling = report.leaks or (report.iterations and report.too_short)
@@ -384,17 +335,12 @@ class Recorder:
     def _finish_files(self) -> None:
         self._write_batches()
         self._close_file()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self.run_peaks = reader.end_run()
         self.run = self.epoch = self._maxima = None
         self._open.clear()
         self._due.clear()
-
-    def close(self) -> None:
-        """End a run that broke off, and let go of everything; recording again opens it again."""
-        self.end_run()
-        if self._reader is not None:
-            self._peaks = self.peaks
-            self._reader.close()
-            self._reader = None
 
     # -------------------------------------------------------------- epochs
 
@@ -429,7 +375,7 @@ class Recorder:
             self._add_rows(rows)
             if self.leak_watch is not None:
                 self.leak_watch.sample(self._held_bytes)
-            return maxima.logs(self._known, in_bytes=self.settings.epoch_logs == "bytes"), maxima.line()
+            return maxima.logs(self._known, in_bytes=self.epoch_logs == "bytes"), maxima.line()
 
     # ------------------------------------------------------------- batches
 
@@ -446,44 +392,30 @@ class Recorder:
             self.phase.batch("train batch" if kind == "train" else self.phase.rest)
             if batch < self._due.get(kind, 0) or self._reader is None:
                 return
-            peaks = self._reader.peaks()
-            for outer in self._open.values():  # its end hooks are running this batch: its own work is done
-                if outer.settled is None:
-                    outer.settled = peaks
-            self._open[kind] = OpenBatch(batch, peaks)
+            self._open[kind] = batch, self._reader.peaks()
 
     @_survives
-    def end_batch(self, kind: Kind, phase: str, last: int, total: int | None = None) -> None:
-        """Record the batch, or, with several steps an execution, the batches up to `last`.
-
-        With several steps an execution, Keras counts beyond the last batch of the epoch; `total`, where it is
-        known, is how many there are.
-        """
+    def end_batch(self, kind: Kind, phase: str, last: int) -> None:
+        """Record the batch, or, with several steps an execution, the batches up to `last`."""
         with self._batch_hooks:
-            self._end_batch(kind, phase, last, total)
+            self._end_batch(kind, phase, last)
         if self._step_start is not None:
             self._step_seconds += self._batch_hooks.end - self._step_start
             self._step_start = None
 
-    def _end_batch(self, kind: Kind, phase: str, last: int, total: int | None) -> None:
+    def _end_batch(self, kind: Kind, phase: str, last: int) -> None:
         self._batches += 1
         current = self.phase
         current.phase, current.changes = current.rest, current.changes + 1
-        opened = self._open.pop(kind, None)
-        if total is not None and total > (0 if opened is None else opened.batch):
-            last = min(last, total - 1)
-        if opened is not None:
-            last = max(last, opened.batch)
         if self._maxima is not None and kind == "train":
             self._maxima.steps = last + 1
-        if opened is None or self._reader is None or self._sampler is None:
+        if kind not in self._open or self._reader is None or self._sampler is None:
             return
-        batch = opened.batch
+        batch, between = self._open.pop(kind)
         devices, host = self._reader.read_raw(), self._sampler.latest
-        self._due[kind] = max(batch + self.settings.update_freq, last + 1)
-        steps = last - batch + 1
+        self._due[kind] = max(batch + self.update_freq, last + 1)
         now = self.clock()
-        ended = (self.run or 0, phase, self.epoch, batch, steps, now, devices, host, opened.between, opened.settled)
+        ended = (self.run or 0, phase, self.epoch, batch, last - batch + 1, now, devices, host, between)
         self._waiting.append(RawBatch._make(ended))
         if now >= self._write_at:
             self._write_batches()
@@ -503,26 +435,23 @@ class Recorder:
         self._add_rows(written)
 
     def write_quietly(self) -> None:
-        """Write what waits, and raise nothing; a forked process leaves its parent's batches alone."""
-        if self._pid == os.getpid():
-            with contextlib.suppress(Exception):
-                self._write_batches()
+        """Write what waits, and raise nothing."""
+        with contextlib.suppress(Exception):
+            self._write_batches()
 
     def _moment(self, now: float | None = None) -> float:
         now = self.clock() if now is None else now
         return int((now - (self._zero or 0.0)) * 1e6) / 1e6  # whole microseconds, as the file has them
 
     def _reader_note(self, text: str) -> None:
-        self.note(text, say=self.settings.nvml is True and text.startswith("driver:"))
+        self.note(text, say=self.nvml is True and text.startswith("driver:"))
 
     # ------------------------------------------------------------- copies
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = self.settings
-        if isinstance(settings.nvml, Nvml):
-            settings = replace(settings, nvml="auto")
-        return {"settings": settings, "family": self._family}
+        settings = ("filename", "append", "update_freq", "nvml", "epoch_logs", "sampling", "leaks")
+        return {"settings": {name: getattr(self, name) for name in settings}, "family": self._family}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["settings"])  # type: ignore[misc]
+        self.__init__(**state["settings"])  # type: ignore[misc]
         self._family = state["family"]

@@ -30,8 +30,8 @@ class Sample(NamedTuple):
             epoch up (its sizes are the epoch's largest, validation and everything between batches included).
         epoch: Keras's number of the epoch, from 0; None outside `fit`.
         batch: number of the first batch of the step, from 0 in each epoch; None in an "epoch" row.
-        steps: batches in the step: 1, more with `steps_per_execution` (where the data's length is not known,
-            Keras counts the last step as full); in an "epoch" row, batches in the epoch.
+        steps: batches in the step: 1, more with `steps_per_execution` (Keras counts the last step as full); in an
+            "epoch" row, batches in the epoch.
         device: logical device, such as "GPU:0"; None where the backend names none.
         in_use_bytes: handed out by the allocator after the batch.
         peak_bytes: the largest handed out at once during the batch.

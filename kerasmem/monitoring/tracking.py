@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
+import math
 import os
 import threading
 import time
@@ -18,59 +19,12 @@ from kerasmem.devices.nvml import Nvml
 from kerasmem.devices.tracked_devices import Allocator
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.peaks import LedgerAccount, ledger_of, running_allocators
-from kerasmem.monitoring.phases import BackgroundReading, PhaseMaxima, largest_known
-from kerasmem.monitoring.sampler import MachineReader, PeriodicThread
+from kerasmem.monitoring.phases import CurrentPhase, largest_known
+from kerasmem.monitoring.sampler import Sampler
 from kerasmem.records import Record
 from kerasmem.units import format_size, printable
 
-_PERIOD = 0.05
-_PHASE = "action"
-
-
-class HostWatch:
-    """Reads host and driver in a thread while an action is under way.
-
-    Attributes:
-        before: the first reading.
-        peaks: the largest sizes so far.
-    """
-
-    def __init__(self) -> None:
-        self._nvml, _ = Nvml.open()
-        devices = () if self._nvml is None else self._nvml.devices
-        self._cards = visible_devices(devices, os.environ)
-        self._machine = MachineReader(self._on_cards, lambda _: None)
-        self._lock = threading.Lock()
-        self.peaks = PhaseMaxima()
-        self.before = self._read()
-        self._thread = PeriodicThread("kerasmem track", self._tick, _PERIOD)
-        self._thread.start()
-
-    def end(self) -> BackgroundReading:
-        """End the thread, and return a last reading."""
-        self._thread.stop()
-        last = self._read()
-        if self._nvml is not None:
-            self._nvml.close()
-        return last
-
-    def _tick(self) -> float:
-        start = time.thread_time()
-        self._read()
-        return time.thread_time() - start
-
-    def _on_cards(self) -> int | None:
-        if self._nvml is None:
-            return None
-        readings = [self._nvml.memory(card)[0] for card in self._cards]
-        return largest_known(memory.used_bytes for memory in readings if memory is not None)
-
-    def _read(self) -> BackgroundReading:
-        reading = self._machine.read()
-        with self._lock:
-            self.peaks.add(_PHASE, 0, reading)
-        return reading
-
+_HERTZ = 20.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -208,7 +162,11 @@ class _OpenSpan:
             in_use = _take(allocator, account)[0]
             if in_use is not None:
                 self._accounts[allocator] = (account, in_use)
-        self._watch = HostWatch()
+        self._nvml, _ = Nvml.open()
+        self._cards = visible_devices(() if self._nvml is None else self._nvml.devices, os.environ)
+        self._sampler = Sampler(CurrentPhase(), self._on_cards, lambda _: None, _HERTZ, math.inf, "kerasmem track")
+        self._before = self._sampler.latest
+        self._sampler.start()
         self._start = time.perf_counter()
 
     def end(self, error: str | None) -> Span:
@@ -221,8 +179,11 @@ class _OpenSpan:
             ledger_of(device).leave(account)
             if in_use is not None:  # a device that TensorFlow has started since had nothing in use before
                 allocator[device.device] = Use(earlier or 0, in_use, None if earlier is None else peak)
-        after = self._watch.end()
-        before, largest = self._watch.before, self._watch.peaks.largest
+        self._sampler.stop()
+        self._sampler.read()
+        if self._nvml is not None:
+            self._nvml.close()
+        before, after, largest = self._before, self._sampler.latest, self._sampler.largest
         _path.reset(self._token)
         return Span(
             label=self._path[-1],
@@ -236,9 +197,15 @@ class _OpenSpan:
             error=error,
         )
 
+    def _on_cards(self) -> int | None:
+        if self._nvml is None:
+            return None
+        readings = [self._nvml.memory(card)[0] for card in self._cards]
+        return largest_known(memory.used_bytes for memory in readings if memory is not None)
+
 
 def _take(allocator: Allocator, account: LedgerAccount) -> tuple[int | None, int | None]:
     try:
-        return ledger_of(allocator).take(allocator, account, True)[:2]
+        return ledger_of(allocator).take(allocator, account)[:2]
     except Exception:  # a device that went away must not stop the action
         return None, None

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import kerasmem
-from kerasmem.monitoring.recorder import LoggerSettings, Recorder
+from kerasmem.monitoring.recorder import Recorder
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training import supervising
 from kerasmem.training.run_state import RunState
@@ -251,11 +251,7 @@ def test_a_signal_to_the_command_alone_reaches_the_script(tmp_path, number, code
 
 def test_a_log_is_added_to_by_a_script_that_is_run_again(tmp_path, monkeypatch):
     def write():
-        settings = LoggerSettings(
-            tmp_path / "log.jsonl", append=False, update_freq=1, nvml=False, verbose=0, reset_peaks=True,
-            epoch_logs=False, sampling=0, leaks=False,
-        )  # fmt: skip
-        recorder = Recorder(settings)
+        recorder = Recorder(tmp_path / "log.jsonl", nvml=False, sampling=0)
         recorder.begin_run()
         recorder.end_run()
         return {json.loads(line)["run"] for line in (tmp_path / "log.jsonl").read_text().splitlines()}

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from kerasmem.devices.tracked_devices import AllocatorReading, TrackedDevice
-from kerasmem.monitoring import device_reader, read_timeline
+from kerasmem.monitoring import device_reader, logfile, read_timeline
 from kerasmem.monitoring import recorder as recorder_module
-from kerasmem.monitoring.recorder import LoggerSettings, Recorder
+from kerasmem.monitoring.recorder import Recorder
 
 
 class Clock:
@@ -54,11 +54,8 @@ def ledger(monkeypatch):
 
 
 def recorder(**changes):
-    settings = {
-        "filename": None, "append": False, "update_freq": 1, "nvml": False, "verbose": 0,
-        "reset_peaks": True, "epoch_logs": "bytes", "sampling": 0.0, "leaks": False,
-    }  # fmt: skip
-    return Recorder(LoggerSettings(**{**settings, **changes}), Clock())
+    settings = {"filename": None, "nvml": False, "epoch_logs": "bytes", "sampling": 0.0}
+    return Recorder(**{**settings, **changes}, clock=Clock())
 
 
 def test_an_epoch_of_three_batches(ledger):
@@ -80,7 +77,7 @@ def test_an_epoch_of_three_batches(ledger):
     assert logs["memory_reserved_bytes"] == 4.0
     assert "peak 901 B in batch 1, in use up to 3 B" in line
     rec.end_run()
-    assert rec.peaks == ({"GPU:0": 901}, {"GPU:0": 10_000})
+    assert rec.run_peaks == {"GPU:0": 901}, "the peak before the run is none of it"
     assert rec.notes == ("a note",)
 
 
@@ -118,8 +115,8 @@ def test_two_recorders_at_once_have_every_peak_each(ledger):
     first.end_run()
     ledger.spike(5_000)
     second.end_run()
-    assert first.peaks == ({"GPU:0": 900}, {"GPU:0": 10_000}), "its run had ended"
-    assert second.peaks == ({"GPU:0": 5_000}, {"GPU:0": 10_000})
+    assert first.run_peaks == {"GPU:0": 900}, "its run had ended"
+    assert second.run_peaks == {"GPU:0": 5_000}
 
 
 def test_threads_that_read_one_allocator_lose_no_peak(ledger):
@@ -146,7 +143,7 @@ def test_threads_that_read_one_allocator_lose_no_peak(ledger):
         thread.join()
     for rec in recorders:
         rec.end_run()
-    assert [rec.peaks[0] for rec in recorders] == [{"GPU:0": 199}] * 4
+    assert [rec.run_peaks for rec in recorders] == [{"GPU:0": 199}] * 4
 
 
 def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_path):
@@ -195,7 +192,7 @@ def test_what_fails_after_the_start_is_nan_in_the_logs(ledger, monkeypatch):
     assert rec.notes[-1] == "allocator: GPU:0 could no longer be read: division by zero"
 
 
-def test_an_allocator_that_cannot_be_reset_has_peaks_where_they_rise(ledger, monkeypatch):
+def test_an_allocator_that_cannot_be_reset_has_unknown_peaks(ledger, monkeypatch):
     def refuse():
         raise ValueError("Cannot reset memory stats for device 'GPU:0'")
 
@@ -207,8 +204,9 @@ def test_an_allocator_that_cannot_be_reset_has_peaks_where_they_rise(ledger, mon
         rec.begin_batch("train", batch)
         ledger.spike(size)
         rec.end_batch("train", "train", batch)
-    assert [s.peak_bytes for s in rec.timeline] == [None, 200, None, 300]
-    assert rec.peaks == ({"GPU:0": 300}, {"GPU:0": 300})
+    assert [(s.in_use_bytes, s.peak_bytes) for s in rec.timeline] == [(0, None)] * 4
+    rec.end_run()
+    assert rec.run_peaks == {}
     assert [note for note in rec.notes if "Cannot reset" in note] and len(rec.notes) == 2
 
 
@@ -236,7 +234,7 @@ def test_a_forked_process_leaves_the_parents_batches_alone(ledger, tmp_path):
     rec.end_batch("train", "train", 0)
     child = os.fork()
     if child == 0:
-        rec.write_quietly()
+        logfile._before_exit()
         os._exit((tmp_path / "log.csv").read_text().count("\n") - 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     rec.write_quietly()

@@ -2,21 +2,19 @@
 
 import time
 
-from kerasmem.monitoring import sampler as sampler_module
 from kerasmem.monitoring.phases import CurrentPhase
 from kerasmem.monitoring.sampler import Sampler
 
 
-def test_a_sampler_gives_up_where_no_hook_comes_and_starts_again_with_the_next_epoch(monkeypatch):
-    monkeypatch.setattr(sampler_module, "_PATIENCE", 0.1)
+def test_a_sampler_gives_up_where_no_hook_comes_and_starts_again_with_the_next_epoch():
     phase = CurrentPhase()
-    sampler = Sampler(phase, lambda: None, lambda text: None, 100.0)
+    sampler = Sampler(phase, lambda: None, lambda text: None, 100.0, patience=0.1)
     sampler.start()
     deadline = time.monotonic() + 20
-    while sampler._thread._thread.is_alive() and time.monotonic() < deadline:
+    while sampler.is_running and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not sampler._thread._thread.is_alive()
+    assert not sampler.is_running
     phase.enter("train batch")
     sampler.start()
-    assert sampler._thread._thread.is_alive()
+    assert sampler.is_running
     sampler.stop()

@@ -8,7 +8,7 @@ import pytest
 from kerasmem.errors import InputError, UsageError
 from kerasmem.monitoring import Sample, Timeline, read_timeline
 from kerasmem.monitoring.logfile import LogFile, format_of
-from kerasmem.monitoring.recorder import LoggerSettings
+from kerasmem.monitoring.recorder import Recorder
 from kerasmem.monitoring.timeline import COLUMNS
 
 
@@ -194,23 +194,16 @@ def test_formats():
 
 # ------------------------------------------------------------ arguments
 
-GOOD = {
-    "filename": "a.csv", "update_freq": 1, "nvml": "auto", "verbose": 0, "sampling": 20,
-    **dict.fromkeys(("append", "reset_peaks", "leaks")), "epoch_logs": True,
-}  # fmt: skip
-
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"filename": 3}, {"filename": "/tmp"}, {"update_freq": 0}, {"update_freq": True}, {"update_freq": 1.5},
-        {"nvml": "yes"}, {"epoch_logs": "byte"},
-        {"nvml": None}, {"verbose": 2}, {"verbose": "auto"}, {"sampling": -1}, {"update_freq": np.bool_(True)},
+        {"nvml": "yes"}, {"epoch_logs": "byte"}, {"nvml": None}, {"sampling": -1}, {"update_freq": np.bool_(True)},
         {"update_freq": np.float32(2)}, {"update_freq": np.int64(0)}, {"filename": "a\0.csv"},
         {"filename": "\ud800.csv"},
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(wrong):
-    LoggerSettings(**GOOD)
     with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: "):
-        LoggerSettings(**{**GOOD, **wrong})
+        Recorder(**{"filename": "a.csv", **wrong})
