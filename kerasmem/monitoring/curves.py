@@ -16,7 +16,6 @@ DRAWN = ("peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "r
 OF_THE_HOST = ("rss_bytes", "swap_bytes")
 HIGHEST = "highest"  # the column of peaks that counts the time between batches
 _MOST_LINES = 24  # in one chart
-_MOST_STARTS = 1000
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,12 @@ class Curve:
         device: whose; None for the host, and where the backend names no device.
         seconds: shape (n,), ascending.
         values: shape (n,), bytes.
-        readings: how many there were before thinning.
-        starts: places at which another phase begins; no line leads there from the value before.
     """
 
     size: str
     device: str | None
     seconds: tuple[float, ...]
     values: tuple[int, ...]
-    readings: int
-    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,25 +53,21 @@ class Curves:
     epochs: tuple[EpochStart, ...]
 
 
-def curves(column: Mapping[str, Array], points: int, most: int) -> tuple[tuple[Curves, ...], int]:
-    """Return the curves of each stretch of continuous time, and how many stretches beyond `most` were left out.
+def curves(column: Mapping[str, Array], points: int) -> tuple[Curves, ...]:
+    """Return the curves of each stretch of continuous time.
 
     A process that appends to a log starts its clock from 0, so a step back in time begins another stretch.
 
     Args:
         column: the columns of a timeline, and `HIGHEST`; not known are NaN.
         points: of each curve, at most.
-        most: stretches.
     """
     usable = np.flatnonzero(~np.isnan(column["time"]))
     if not len(usable):
-        return (), 0
+        return ()
     cuts = np.flatnonzero(np.diff(column["time"][usable]) < -1e-3) + 1
-    stretches = np.split(usable, cuts)
-    found = tuple(
-        _stretch({name: values[rows] for name, values in column.items()}, points) for rows in stretches[:most]
-    )
-    return found, max(0, len(stretches) - most)
+    stretches = [{name: values[rows] for name, values in column.items()} for rows in np.split(usable, cuts)]
+    return tuple(_stretch(stretch, points) for stretch in stretches)
 
 
 def _stretch(column: Mapping[str, Array], points: int) -> Curves:
@@ -94,10 +85,7 @@ def _stretch(column: Mapping[str, Array], points: int) -> Curves:
                 continue  # a line at zero says less than its absence
             kept = thin(values, points)
             seconds = tuple(np.round(column["time"][known][kept], 4).tolist())
-            stretches = np.cumsum(_changes(column["phase"][known]))[kept]
-            starts = tuple(np.flatnonzero(_changes(stretches))[1:].tolist())
-            drawn = tuple(map(int, values[kept]))
-            lines.append(Curve(size, None if of_host else device, seconds, drawn, len(values), starts))
+            lines.append(Curve(size, None if of_host else device, seconds, tuple(map(int, values[kept]))))
     runs = (int(column["run"].min()), int(column["run"].max()))
     return Curves(runs, tuple(lines[:_MOST_LINES]), _epoch_starts(column))
 
@@ -105,17 +93,9 @@ def _stretch(column: Mapping[str, Array], points: int) -> Curves:
 def _epoch_starts(column: Mapping[str, Array]) -> tuple[EpochStart, ...]:
     inside = ~np.isnan(column["epoch"])
     run, epoch, seconds = (column[name][inside] for name in ("run", "epoch", "time"))
-    begins = _changes(run) | _changes(epoch)
-    places = np.flatnonzero(begins)
-    every = max(1, -(-len(places) // _MOST_STARTS))
-    return tuple(
-        EpochStart(int(run[place]), int(epoch[place]), round(float(seconds[place]), 4)) for place in places[::every]
-    )
-
-
-def _changes(values: Array) -> Array:
-    """Return for each value whether it differs from the one before it; the first does."""
-    return np.r_[np.ones(len(values[:1]), dtype=bool), values[1:] != values[:-1]]
+    begins = np.r_[True, (np.diff(run) != 0) | (np.diff(epoch) != 0)][: len(run)]
+    starts = zip(run[begins].tolist(), epoch[begins].tolist(), seconds[begins].tolist(), strict=True)
+    return tuple(EpochStart(int(run), int(epoch), round(second, 4)) for run, epoch, second in starts)
 
 
 def thin(values: np.ndarray[Any, Any], limit: int) -> np.ndarray[Any, Any]:

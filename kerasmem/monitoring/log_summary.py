@@ -13,8 +13,6 @@ from kerasmem.monitoring.phases import PhasePeaks, largest_known, over_epochs
 from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, Timeline
 from kerasmem.records import Record
 
-MOST_STRETCHES = 16
-
 
 @dataclass(frozen=True)
 class RunSummary(Record, what="run"):
@@ -24,36 +22,27 @@ class RunSummary(Record, what="run"):
         run: its number in the log.
         kind: "fit", "evaluate", "predict" or what the log calls its rows.
         seconds: from the first row to the last.
-        epochs: how many have rows; 0 outside `fit`.
         batches: logged batches that were trained (evaluated, predicted), each device's counted once.
-        devices: the devices' names.
         peak_bytes: the allocator's largest, the time between batches included.
-        peak_device, peak_phase, peak_epoch, peak_batch: where that was; batch None where it was between logged ones.
+        peak_phase, peak_epoch, peak_batch: where that was; batch None where it was between logged ones.
         mean_in_use_bytes: in use after a batch, on the device with the largest peak.
-        reserved_bytes, driver_used_bytes, rss_bytes, swap_bytes: the largest of each, background readings included.
+        driver_used_bytes, rss_bytes: the largest of each, background readings included.
         driver_total_bytes: the card's memory.
-        mean_rss_bytes: of the host process, over batches.
         in_use_growth_bytes, rss_growth_bytes: growth over the batches, warm-up left out (see `growth`).
     """
 
     run: int
     kind: str
     seconds: float
-    epochs: int
     batches: int
-    devices: tuple[str, ...]
     peak_bytes: int | None
-    peak_device: str | None
     peak_phase: str | None
     peak_epoch: int | None
     peak_batch: int | None
     mean_in_use_bytes: int | None
-    reserved_bytes: int | None
     driver_used_bytes: int | None
     driver_total_bytes: int | None
     rss_bytes: int | None
-    mean_rss_bytes: int | None
-    swap_bytes: int | None
     in_use_growth_bytes: int | None
     rss_growth_bytes: int | None
 
@@ -81,7 +70,7 @@ class LogSummary(Record, what="log"):
         rows: readings in the log.
         runs: each run in brief.
         epochs: each epoch's largest sizes.
-        curves: sizes over time, thinned, one `Curves` for each stretch of continuous time; the first 16.
+        curves: sizes over time, thinned, one `Curves` for each stretch of continuous time.
         phases: the largest sizes that background readings found in each phase, over all epochs.
         notes: what could not be read, and why.
     """
@@ -130,12 +119,6 @@ def summarise(timeline: Timeline, name: str, points: int = 1000) -> LogSummary:
         column[size][column[size] < 0] = np.nan
     column["time"][~np.isfinite(column["time"])] = np.nan
     column[HIGHEST] = np.fmax(column["peak_bytes"], column["between_peak_bytes"])
-    curve_list, left_out = curves(column, points, MOST_STRETCHES)
-    notes = list(timeline.notes)
-    if left_out:
-        notes.append(
-            f"charts: {left_out} more stretches of time (the logger was started again) are in the tables alone"
-        )
     background: dict[float, list[PhasePeaks]] = {}
     for peaks in timeline.phases:
         background.setdefault(peaks.run, []).append(peaks)
@@ -144,9 +127,9 @@ def summarise(timeline: Timeline, name: str, points: int = 1000) -> LogSummary:
         rows=len(timeline),
         runs=tuple(_run(rows, background.get(rows["run"][0], ())) for rows in _parts(column, "run")),
         epochs=tuple(map(_epoch, _parts(column, "run", "epoch"))),
-        curves=curve_list,
+        curves=curves(column, points),
         phases=over_epochs(timeline.phases),
-        notes=tuple(notes),
+        notes=timeline.notes,
     )
 
 
@@ -170,22 +153,18 @@ def _run(column: Mapping[str, Array], background: Sequence[PhasePeaks]) -> RunSu
 
     sizes = {
         size: largest_known([largest(column[size]), *(getattr(each, size, None) for each in background)])
-        for size in ("reserved_bytes", "driver_used_bytes", "driver_total_bytes", "rss_bytes", "swap_bytes")
+        for size in ("driver_used_bytes", "driver_total_bytes", "rss_bytes")
     }
     return RunSummary(
         run=int(column["run"][0]),
         kind=kind,
         seconds=_seconds(column["time"]),
-        epochs=len(np.unique(column["epoch"][~np.isnan(column["epoch"])])),
         batches=_count(column["steps"][counted]),
-        devices=tuple(name for name in dict.fromkeys(column["device"].tolist()) if name),
         peak_bytes=largest(column[HIGHEST]),
-        peak_device=None if top is None else device,
         peak_phase=None if top is None else column["phase"][top],
         peak_epoch=_whole(column["epoch"], top),
         peak_batch=_whole(column["batch"], top),
         mean_in_use_bytes=mean(column["in_use_bytes"][own]),
-        mean_rss_bytes=mean(column["rss_bytes"][own]),
         in_use_growth_bytes=growth(column["in_use_bytes"][own]),
         rss_growth_bytes=growth(column["rss_bytes"][own]),
         **sizes,

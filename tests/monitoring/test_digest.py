@@ -29,11 +29,11 @@ def test_a_run_in_brief():
     phases = [PhasePeaks(0, 0, "epoch end", 2, 70, 90, 0, None), PhasePeaks(0, 1, "epoch end", 1, 60, 95, 0, None)]
     log = summarise(Timeline(rows, ["a note"], phases), "run.csv")
     fit, evaluate = log.runs
-    assert (fit.kind, fit.epochs, fit.batches, fit.devices) == ("fit", 1, 2, ("GPU:0", "GPU:1"))
-    assert (fit.peak_bytes, fit.peak_phase, fit.peak_batch, fit.peak_device) == (950, "validation", 0, "GPU:0")
+    assert (fit.kind, fit.batches) == ("fit", 2)
+    assert (fit.peak_bytes, fit.peak_phase, fit.peak_batch) == (950, "validation", 0)
     assert fit.rss_bytes == 70, "background readings count"
     assert fit.mean_in_use_bytes == 100 and fit.in_use_growth_bytes is None
-    assert (evaluate.kind, evaluate.epochs, evaluate.batches, evaluate.rss_bytes) == ("evaluate", 0, 1, None)
+    assert (evaluate.kind, evaluate.batches, evaluate.rss_bytes) == ("evaluate", 1, None)
     assert [(epoch.epoch, epoch.batches, epoch.peak_bytes) for epoch in log.epochs] == [(0, 2, 950)]
     assert [(peaks.phase, peaks.tree_bytes, peaks.readings) for peaks in log.phases] == [("epoch end", 95, 3)]
     assert log.notes == ("a note",) and log.rows == 7

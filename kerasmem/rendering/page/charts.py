@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from kerasmem.monitoring.curves import OF_THE_HOST, Curve, Curves
@@ -88,10 +87,8 @@ def _panel(
     yield from (f'<path d="M{across(mark.seconds):.1f} 0V{height}" class="epoch"/>' for mark in marks)
     for colour, line in lines:
         pairs = zip(line.seconds, line.values, strict=True)
-        points = [f"{across(seconds):.1f} {down(value)}" for seconds, value in pairs]
-        parts = (points[first:last] for first, last in pairwise([0, *line.starts, len(points)]))
-        path = "".join(f"M{'L'.join(part)}" + ("h0" if len(part) == 1 else "") for part in parts)
-        yield f'<path d="{path}" class="{colour} line"/>'
+        path = "L".join(f"{across(seconds):.1f} {down(value)}" for seconds, value in pairs)
+        yield f'<path d="M{path}h0" class="{colour} line"/>'
     yield "</svg>"
     for mark in marks:
         if across(mark.seconds) < 930:
