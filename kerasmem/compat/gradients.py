@@ -19,7 +19,6 @@ import itertools
 import re
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -210,11 +209,6 @@ def _bytes_behind(handle: Any) -> int:
 
 
 _NO_TUPLES: dict[type, Any] = {tuple: ()}  # in place of the tuples
-
-
-def living_types() -> Counter[type]:
-    """Return how many objects of each class the garbage collector knows."""
-    return Counter(map(type, itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))))
 
 
 def living_objects() -> list[Any]:

@@ -1,22 +1,23 @@
-"""What grows beside the memory: kinds of Python objects, graphs, variables, retracings, constants in graphs."""
+"""What grows beside the memory: containers of arrays, graphs, variables, retracings."""
 
 from __future__ import annotations
 
 import gc
-import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kerasmem.compat.gradients import living_objects, living_types
+from kerasmem.compat.gradients import living_objects
 from kerasmem.models.freeing import FREEING, kept_bytes
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
 # what people know a class by -> the module's beginning, the class's name, and what to do about many of them
 _KNOWN = {
-    "live graphs": ("tensorflow.", "FuncGraph", ": each tracing makes one, and it lives as long as its function"),
+    "live graphs": (
+        "tensorflow.", "FuncGraph", ": each tracing makes one, and it keeps captured arrays; pass them as arguments"
+    ),
     "traced functions": ("tensorflow.", "ConcreteFunction", ""),
     "variables": ("tensorflow.", "ResourceVariable", ": build models and optimizers outside the loop"),
     "eager tensors": (
@@ -26,8 +27,33 @@ _KNOWN = {
         "keras.", "Functional", f": build the model once, or call {FREEING} between them"
     ),
 }  # fmt: skip
-_PLAIN = ("builtins.", "collections.", "weakref.")  # what everything is made of
-_GRAPHS, _TYPES = 20, 4  # how many of the newest graphs are looked into, and kinds of objects told of
+_MOST = 3  # containers named
+_CONTAINERS = (list, dict, deque)
+_ARRAYS = {"numpy.ndarray", "jaxlib.ArrayImpl", "torch.Tensor", "tensorflow.EagerTensor", "tensorflow.ResourceVariable"}
+_LEAST_SHARE = 0.1  # of the growth, that a container is to explain
+
+
+@dataclass(frozen=True)
+class Container(Record, what="container"):
+    """A list, dict or deque of arrays and tensors.
+
+    Attributes:
+        kind: "list", "dict" or "deque".
+        items: number of its items.
+        arrays: number of arrays in it, in nested lists, tuples and dicts too.
+        bytes: size of these arrays.
+        bytes_per_iteration: growth from one census to a later one.
+    """
+
+    kind: str
+    items: int
+    arrays: int
+    bytes: int
+    bytes_per_iteration: float = 0.0
+
+    def __str__(self) -> str:
+        more = format_size(round(self.bytes_per_iteration))
+        return f"a {self.kind} holds {self.arrays} arrays, {format_size(self.bytes)}, {more} more per iteration"
 
 
 @dataclass(frozen=True)
@@ -36,15 +62,17 @@ class Census:
 
     Attributes:
         iteration: after which it was taken.
-        types: how many of each kind, by "module.class".
+        known: how many "live graphs", "variables" and so on.
+        containers: those whose last item holds arrays, by their `id`.
         tracings: how often each `tf.function` has been traced, by its name.
         kept_bytes: weights and optimizers that TensorFlow keeps of models that are gone; None where it cannot be known.
     """
 
     iteration: int
-    types: dict[str, int]
+    known: dict[str, int]
     tracings: dict[str, int]
     kept_bytes: int | None = None
+    containers: dict[int, Container] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,24 +82,20 @@ class Evidence(Record, what="evidence"):
     Attributes:
         iterations: between the two.
         known: how many more of "live graphs", "variables" and so on.
-        types: how many more of the other kinds of Python objects, the fastest first.
+        containers: those that grew by a tenth of the memory's growth at least, the fastest first.
         tracings: how many more tracings of each `tf.function`.
-        constant_bytes: bytes of arrays that the newest graphs hold each, on average: constants and captured tensors.
-        constant_name: where the largest of them is.
         kept_bytes: how much more TensorFlow keeps of models that are gone: weights and optimizers.
     """
 
     iterations: int
     known: dict[str, int]
-    types: dict[str, int]
+    containers: tuple[Container, ...]
     tracings: dict[str, int]
-    constant_bytes: int
-    constant_name: str | None
     kept_bytes: int = 0
 
     def explain(self) -> tuple[str, ...]:
         """Return sentences for people, the most telling first."""
-        said = []
+        said = [str(container) for container in self.containers]
         if self.kept_bytes:
             said.append(
                 f"{format_size(self.kept_bytes)} of it, weights and optimizers, are of models that are gone: "
@@ -84,54 +108,69 @@ class Evidence(Record, what="evidence"):
             )
         for name, count in self.known.items():
             said.append(f"{count} more {name} in {self.iterations} iterations" + _KNOWN.get(name, ("", "", ""))[2])
-        if self.constant_bytes >= 4096 and self.known.get("live graphs"):
-            where = f", the largest in {self.constant_name}" if self.constant_name else ""
-            said.append(
-                f"each of the newest graphs holds {format_size(self.constant_bytes)} of arrays{where}: "
-                "pass arrays to a tf.function as arguments, for what it captures stays with its graph"
-            )
-        for name, count in self.types.items():
-            said.append(f"{count} more objects of {name} in {self.iterations} iterations")
         return tuple(said)
 
 
 def take_census(iteration: int) -> Census:
     """Count what is alive; collects garbage first. Takes some 100 ms. TensorFlow is not loaded for it."""
     gc.collect()
-    types, objects = living_types(), living_objects()
+    objects = living_objects()
     tracings: Counter[str] = Counter()
     for function in _of_kind(objects, "tensorflow.", "Function"):
         try:
             tracings[function.python_function.__name__] += function.experimental_get_tracing_count()
         except AttributeError:  # another class of that name
             continue
-    named: Counter[str] = Counter()
-    for kind, count in types.items():
-        named[f"{kind.__module__}.{kind.__qualname__}"] += count
-    return Census(iteration, dict(named), dict(tracings), kept_bytes())
+    known = {label: len(_of_kind(objects, module, name)) for label, (module, name, _) in _KNOWN.items()}
+    return Census(iteration, known, dict(tracings), kept_bytes(), _containers(objects))
 
 
-def compare(before: Census, after: Census) -> Evidence:
-    """Return what grew in step with the iterations: by one at least in every two of them."""
+def _containers(objects: Iterable[Any]) -> dict[int, Container]:
+    """Return the containers whose last item holds arrays, for these are filled by one kind of action."""
+    containers = {}
+    for value in objects:
+        if type(value) in _CONTAINERS and len(value) > 1:
+            items = list(value.values() if type(value) is dict else value)
+            if _arrays(items[-1]):
+                sizes = [size for item in items for size in _arrays(item)]
+                containers[id(value)] = Container(type(value).__name__, len(items), len(sizes), sum(sizes))
+    return containers
+
+
+def _arrays(value: Any, depth: int = 2) -> list[int]:
+    """Return the bytes of an array, or of each array in nested containers."""
+    kind = type(value)
+    if f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _ARRAYS:
+        if kind.__module__.startswith("tensorflow"):
+            return [(value.shape.num_elements() or 0) * value.dtype.size]
+        return [int(value.nbytes)]
+    if depth == 0 or kind not in (*_CONTAINERS, tuple):
+        return []
+    items = list(value.values() if kind is dict else value)
+    return [size for item in items for size in _arrays(item, depth - 1)]
+
+
+def compare(before: Census, after: Census, slope: float = 0.0) -> Evidence:
+    """Return what grew in step with the iterations: by one at least in every two of them.
+
+    Args:
+        before, after: what was alive at two times.
+        slope: bytes an iteration by which memory grows.
+    """
     iterations = max(1, after.iteration - before.iteration)
-    grown = {name: count - before.types.get(name, 0) for name, count in after.types.items()}
-    grown = {name: count for name, count in grown.items() if count >= iterations / 2}
-    known: Counter[str] = Counter()
-    for label, (module, name, _) in _KNOWN.items():
-        for full in [full for full in grown if full.startswith(module) and full.endswith(f".{name}")]:
-            known[label] += grown.pop(full)
+    known = {name: count - before.known.get(name, 0) for name, count in after.known.items()}
     tracings = {name: count - before.tracings.get(name, 0) for name, count in after.tracings.items()}
-    grown = {name: count for name, count in grown.items() if not name.startswith("kerasmem.")}
-    telling = {name: count for name, count in grown.items() if not name.startswith(_PLAIN)} or grown
-    types = dict(sorted(telling.items(), key=lambda item: -item[1])[:_TYPES])
-    constants, where = _constants() if known.get("live graphs") else (0, None)
+    containers = []
+    for place, container in after.containers.items():
+        earlier = before.containers.get(place, Container(container.kind, 0, 0, 0))
+        rate = (container.bytes - earlier.bytes) / iterations
+        if container.items - earlier.items >= iterations / 2 and rate > _LEAST_SHARE * slope:
+            containers.append(replace(container, bytes_per_iteration=rate))
     return Evidence(
         iterations=iterations,
-        known=dict(known.most_common()),
-        types=types,
+        known={name: count for name, count in known.items() if count >= iterations / 2},
+        containers=tuple(sorted(containers, key=lambda container: -container.bytes_per_iteration)[:_MOST]),
         tracings={name: count for name, count in tracings.items() if count >= iterations / 2},
-        constant_bytes=constants,
-        constant_name=where,
         kept_bytes=max(0, (after.kept_bytes or 0) - (before.kept_bytes or 0)),
     )
 
@@ -139,26 +178,3 @@ def compare(before: Census, after: Census) -> Evidence:
 def _of_kind(objects: Iterable[Any], module: str, name: str) -> list[Any]:
     kinds = {kind for kind in set(map(type, objects)) if kind.__name__ == name and kind.__module__.startswith(module)}
     return [each for each in objects if type(each) in kinds]
-
-
-def _constants() -> tuple[int, str | None]:
-    """Return the bytes of arrays in the newest graphs, on average, and the name of the graph with the largest."""
-    if "tensorflow" not in sys.modules:
-        return 0, None
-    graphs = _of_kind(living_objects(), "tensorflow.", "FuncGraph")[-_GRAPHS:]
-    total, largest, where = 0, 0, None
-    for graph in graphs:
-        for size in _sizes(graph):
-            total += size
-            if size > largest:
-                largest, where = size, str(graph.name)
-    return total // max(1, len(graphs)), where
-
-
-def _sizes(graph: Any) -> Iterable[int]:
-    for node in graph.as_graph_def().node:
-        if node.op == "Const":
-            yield node.attr["value"].tensor.ByteSize()
-    for tensor, _ in graph.captures:
-        if tensor.dtype.size and tensor.shape.is_fully_defined() and tensor.dtype.name != "resource":
-            yield tensor.shape.num_elements() * tensor.dtype.size

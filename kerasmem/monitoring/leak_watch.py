@@ -22,8 +22,11 @@ from kerasmem.units import format_size
 # for some hundred iterations (names, counters, pieces of heap between live objects); allocators count exactly.
 _LEAST_OF_HOST, _LEAST = 16384, 4096
 # Bytes in all that the host's pages rise by while a young heap fills the holes that its first iterations left: up to
-# 300 KiB, all the time, in 150 runs of loops that keep nothing. What rises by less needs a second witness.
+# 300 KiB, all the time, in 150 runs of loops that keep nothing. What rises by less needs a second witness. A loop that
+# builds and frees a model each time crept by 60 to 78 KiB a model; the larger the pieces that it frees, the more its
+# first steps differ, by some 50 KiB there.
 _HOLES = 512 * 1024
+_NOISES = 20  # times the noise of the first steps, that a rise needs too
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,9 @@ class LeakWatch:
     of a second; where that is too much, sample every tenth iteration. Some 19 samples are needed. Only what a
     warm-up, steps and noise do not explain is called a leak; `report().too_short`, and the report's text, say where the
     loop was too short to decide. On the host, what fits into heap that was freed before
-    does not show until that is full; and a rise of less than 512 KiB in all is called a leak only where objects,
-    graphs or tracings grow in step with it, else the report says how many iterations tell.
+    does not show until that is full; and a rise of less than 512 KiB in all, or of less than 20 times the noise of
+    the first iterations, is called a leak only where arrays, graphs or tracings grow in step with it, else the report
+    says how many iterations tell.
 
     Args:
         label: of the loop.
@@ -120,9 +124,10 @@ class LeakWatch:
         """
         gc.collect()
         self._count += 1
-        self._note("host", held_bytes() - own_bytes)
-        for allocator in running_allocators():
-            self._note(allocator.device, allocator.read().in_use_bytes)
+        sizes = {"host": held_bytes() - own_bytes}
+        sizes |= {allocator.device: allocator.read().in_use_bytes for allocator in running_allocators()}
+        for where, size in sizes.items():
+            self._series.setdefault(where, []).append(size)
         if self._count >= 4 and self._count & (self._count - 1) == 0:  # at 4, 8, 16 …: few, for each takes 100 ms
             self._censuses.append(take_census(self._count))
             self._censuses = self._censuses[-3:]
@@ -138,25 +143,41 @@ class LeakWatch:
             now = take_census(self._count)
             early = [census for census in self._censuses if census.iteration <= self._count / 2]
             if early:
-                evidence = compare(early[-1], now)
-        if "host" in growth and (evidence is None or not evidence.explain()):
-            growth["host"] = without_witness(growth["host"])
+                evidence = compare(early[-1], now, max(each.slope or 0.0 for each in growth.values()))
+        if "host" in growth and growth["host"].verdict == "leak" and (evidence is None or not evidence.explain()):
+            growth["host"] = without_witness(growth["host"], early_noise(self._series["host"]))
         if not any(each.verdict == "leak" for each in growth.values()):
             evidence = None
         return LeakReport(self._label, self._count, growth, evidence)
 
-    def _note(self, where: str, size: int) -> None:
-        self._series.setdefault(where, []).append(size)
+
+def early_noise(series: Sequence[float]) -> float:
+    """Return the median deviation of the steps in the warm-up from their median, in bytes.
+
+    Examples:
+        >>> early_noise([0, 5, 6, 7, 12, 13])
+        0.0
+    """
+    early = series[: _warm_up(len(series)) + 1]
+    steps = [after - before for before, after in itertools.pairwise(early)]
+    usual = statistics.median(steps)
+    return float(statistics.median(abs(step - usual) for step in steps))
 
 
-def without_witness(growth: Growth) -> Growth:
-    """Return what a rise of the host's pages says where no objects, graphs or tracings grow in step with it."""
-    if growth.verdict != "leak" or growth.rise_bytes >= _HOLES or not growth.slope:
+def without_witness(growth: Growth, noise: float = 0.0) -> Growth:
+    """Return the verdict on a rise of the host's pages if no arrays, graphs or tracings grow in step with it.
+
+    Args:
+        growth: of the host's memory.
+        noise: of the first iterations (see `early_noise`).
+    """
+    least = max(_HOLES, _NOISES * noise)
+    if growth.verdict != "leak" or growth.rise_bytes >= least or not growth.slope:
         return growth
-    needed = iterations_to_rise(_HOLES, growth.slope)
+    needed = iterations_to_rise(least, growth.slope)
     reason = (
         f"host memory rose by {format_size(growth.rise_bytes)} in all, as a heap that fills its holes does too, and no "
-        f"objects or graphs grow in step; {max(needed, growth.values + 1)} iterations tell"
+        f"arrays or graphs grow in step; {max(needed, growth.values + 1)} iterations tell"
     )
     return replace(growth, verdict="undecided", reason=reason)
 
