@@ -17,14 +17,12 @@ class Overhead(Record, what="overhead", also=("per_batch_seconds", "step_share")
         batch_seconds: in the hooks of batches alone.
         batches: batches (steps, with `steps_per_execution`) that passed, sampled or not.
         step_seconds: from the beginning to the end of those batches, the logger's hooks included.
-        background_seconds: processor time of the background thread.
     """
 
     total_seconds: float
     batch_seconds: float
     batches: int
     step_seconds: float = 0.0
-    background_seconds: float = 0.0
 
     @property
     def per_batch_seconds(self) -> float | None:

@@ -15,7 +15,6 @@ Array = np.ndarray[Any, Any]
 DRAWN = ("peak_bytes", "in_use_bytes", "reserved_bytes", "driver_used_bytes", "rss_bytes", "swap_bytes")
 OF_THE_HOST = ("rss_bytes", "swap_bytes")
 HIGHEST = "highest"  # the column of peaks that counts the time between batches
-_MOST_LINES = 24  # in one chart
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _stretch(column: Mapping[str, Array], points: int) -> Curves:
             seconds = tuple(np.round(column["time"][known][kept], 4).tolist())
             lines.append(Curve(size, None if of_host else device, seconds, tuple(map(int, values[kept]))))
     runs = (int(column["run"].min()), int(column["run"].max()))
-    return Curves(runs, tuple(lines[:_MOST_LINES]), _epoch_starts(column))
+    return Curves(runs, tuple(lines), _epoch_starts(column))
 
 
 def _epoch_starts(column: Mapping[str, Array]) -> tuple[EpochStart, ...]:

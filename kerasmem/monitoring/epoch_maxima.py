@@ -29,19 +29,15 @@ class EpochMaxima:
     def __init__(self, epoch: int, devices: Sequence[str | None]) -> None:
         self.epoch = epoch
         self.steps = 0
-        self._highest = -1  # of the peaks of batches
-        self._where = ""
         self._rows = [Sample(0, 0.0, "epoch", epoch, None, 0, device, *[None] * 8) for device in devices]
         self._tree: int | None = None
 
-    def add(self, samples: Sequence[Sample], where: str = "") -> None:
-        """Take in one moment, a sample a device; `where` names the batch, for people."""
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Take in one moment, a sample a device."""
         for place, sample in enumerate(samples):
             held = self._rows[place]
             if sample[7:] != held[7:]:
                 self._rows[place] = Sample(*held[:7], *map(_larger, held[7:], sample[7:]))
-            if sample.peak_bytes is not None and sample.peak_bytes > self._highest:
-                self._highest, self._where = sample.peak_bytes, where
 
     def add_after(self, readings: Sequence[DeviceReading]) -> None:
         """Take in the readings after the last batch, whose peaks are no batch's."""
@@ -89,8 +85,7 @@ class EpochMaxima:
         """Return a line for people."""
         parts = []
         if (peak := self.largest("peak_bytes")) is not None:
-            where = self._where if self._highest == peak else "between logged batches"
-            parts.append(f"peak {format_size(peak)} {where}")
+            parts.append(f"peak {format_size(peak)}")
         if (in_use := self.largest("in_use_bytes")) is not None:
             parts.append(f"in use up to {format_size(in_use)}")
         if (used := self.largest("driver_used_bytes")) is not None:

@@ -48,20 +48,6 @@ class RunSummary(Record, what="run"):
 
 
 @dataclass(frozen=True)
-class EpochSummary:
-    """One epoch's largest sizes in bytes, over all devices; `batches` are those logged."""
-
-    run: int
-    epoch: int
-    batches: int
-    seconds: float
-    peak_bytes: int | None
-    in_use_bytes: int | None
-    driver_used_bytes: int | None
-    rss_bytes: int | None
-
-
-@dataclass(frozen=True)
 class LogSummary(Record, what="log"):
     """One log file in brief.
 
@@ -69,7 +55,6 @@ class LogSummary(Record, what="log"):
         name: how people know it (its path as given).
         rows: readings in the log.
         runs: each run in brief.
-        epochs: each epoch's largest sizes.
         curves: sizes over time, thinned, one `Curves` for each stretch of continuous time.
         phases: the largest sizes that background readings found in each phase, over all epochs.
         notes: what could not be read, and why.
@@ -78,7 +63,6 @@ class LogSummary(Record, what="log"):
     name: str
     rows: int
     runs: tuple[RunSummary, ...]
-    epochs: tuple[EpochSummary, ...]
     curves: tuple[Curves, ...]
     phases: tuple[PhasePeaks, ...]
     notes: tuple[str, ...]
@@ -125,23 +109,18 @@ def summarise(timeline: Timeline, name: str, points: int = 1000) -> LogSummary:
     return LogSummary(
         name=name,
         rows=len(timeline),
-        runs=tuple(_run(rows, background.get(rows["run"][0], ())) for rows in _parts(column, "run")),
-        epochs=tuple(map(_epoch, _parts(column, "run", "epoch"))),
+        runs=tuple(_run(rows, background.get(rows["run"][0], ())) for rows in _runs(column)),
         curves=curves(column, points),
         phases=over_epochs(timeline.phases),
         notes=timeline.notes,
     )
 
 
-def _parts(column: Mapping[str, Array], *keys: str) -> list[dict[str, Array]]:
-    """Return the rows of each value of the keys, in the order in which they first occur; without rows that lack one."""
-    known = np.flatnonzero(~np.any([np.isnan(column[key]) for key in keys], axis=0))
-    order = known[np.lexsort([column[key][known] for key in reversed(keys)])]
-    differs = np.any([np.diff(column[key][order]) != 0 for key in keys], axis=0)
-    places = [np.sort(rows) for rows in np.split(order, np.flatnonzero(differs) + 1) if len(rows)]
-    return [
-        {name: values[rows] for name, values in column.items()} for rows in sorted(places, key=lambda rows: rows[0])
-    ]
+def _runs(column: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """Return the rows of each run, in the order in which they begin."""
+    numbers, first = np.unique(column["run"], return_index=True)
+    parts = [np.flatnonzero(column["run"] == number) for number in numbers[np.argsort(first)]]
+    return [{name: values[rows] for name, values in column.items()} for rows in parts]
 
 
 def _run(column: Mapping[str, Array], background: Sequence[PhasePeaks]) -> RunSummary:
@@ -168,18 +147,6 @@ def _run(column: Mapping[str, Array], background: Sequence[PhasePeaks]) -> RunSu
         in_use_growth_bytes=growth(column["in_use_bytes"][own]),
         rss_growth_bytes=growth(column["rss_bytes"][own]),
         **sizes,
-    )
-
-
-def _epoch(column: Mapping[str, Array]) -> EpochSummary:
-    counted = (column["device"] == column["device"][0]) & (column["phase"] == "train")
-    return EpochSummary(
-        run=int(column["run"][0]),
-        epoch=int(column["epoch"][0]),
-        batches=_count(column["steps"][counted]),
-        seconds=_seconds(column["time"]),
-        peak_bytes=largest(column[HIGHEST]),
-        **{size: largest(column[size]) for size in ("in_use_bytes", "driver_used_bytes", "rss_bytes")},
     )
 
 

@@ -25,12 +25,11 @@ from typing import Any, Literal
 from kerasmem import files
 from kerasmem.errors import InputError, UsageError, check_format
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, TEXTS, Sample, Timeline, make_sample, pack
+from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, Sample, Timeline, make_sample, pack
 
 Format = Literal["csv", "jsonl"]
 _SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _HEADER = ",".join(COLUMNS)
-_JSON_ROW = '{"kind":"sample",' + ",".join(f'"{name}":%s' for name in COLUMNS) + "}"
 
 
 open_logs: dict[Path, Callable[[], None]] = {}  # of this process, and what writes the rows that wait
@@ -110,17 +109,6 @@ class LogFile:
         """Write an object of another kind; CSV has no place for them."""
         if self.format == "jsonl":
             self._write(json.dumps({"kind": kind, **values}, separators=(",", ":")) + "\n")
-
-    def start_run(self, run: int, clock: str, notes: Sequence[str], **more: int) -> None:
-        """Write what is known at the start of a run; `clock` is the wall clock in ISO format, `more` further fields.
-
-        Raises:
-            UsageError: the file cannot be written after all.
-        """
-        try:
-            self.add_object("run", format_version=FORMAT_VERSION, run=run, started=clock, notes=list(notes), **more)
-        except OSError as error:
-            raise self._refusal(error) from error
 
     def close(self) -> None:
         """Close the file; may be called more than once."""
@@ -277,16 +265,11 @@ def _cells(line: str) -> list[Any]:
 
 
 def _csv_row(sample: Sample) -> str:
-    run, time, *rest = sample
-    return f"{run},{time:.6f},{','.join(['' if value is None else str(value) for value in rest])}\n"
+    return ",".join(["" if value is None else str(value) for value in sample]) + "\n"
 
 
 def _json_row(sample: Sample) -> str:
-    cells = [
-        "null" if value is None else f'"{value}"' if name in TEXTS else f"{value:.6f}" if name == "time" else value
-        for value, name in zip(sample, COLUMNS, strict=True)
-    ]
-    return _JSON_ROW % tuple(cells) + "\n"
+    return json.dumps({"kind": "sample", **sample._asdict()}, separators=(",", ":")) + "\n"
 
 
 def _run_of(line: bytes, format: Format) -> int | None:

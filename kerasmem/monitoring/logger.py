@@ -145,7 +145,7 @@ class MemoryLogger(keras.callbacks.Callback):
     @property
     def phases(self) -> tuple[PhasePeaks, ...]:
         """The largest host and driver sizes of each phase of each epoch, from background readings."""
-        return self._recorder.phases
+        return tuple(self._recorder.phases)
 
     @property
     def leaks(self) -> LeakReport | None:
@@ -164,7 +164,9 @@ class MemoryLogger(keras.callbacks.Callback):
         A run that ends well does so itself. After one that did not, nothing is lost without this, and
         the logger can be used again either way.
         """
-        self._end_run()
+        self._print_line()
+        self._thread = None
+        self._recorder.end_run()
 
     def _try_growth(self) -> None:
         """Ask for memory growth, once a process, and say so where it was not granted."""
@@ -269,12 +271,7 @@ class MemoryLogger(keras.callbacks.Callback):
             self._recorder.begin_part(kind)
             self._recorder.phase.enter("between")
             if self._kind == kind:
-                self._end_run()
-
-    def _end_run(self) -> None:
-        self._print_line()
-        self._thread = None
-        self._recorder.end_run()
+                self.close()
 
     def _is_logged(self) -> bool:
         """Return whether a hook belongs to the run under way."""

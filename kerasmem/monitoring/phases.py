@@ -39,8 +39,8 @@ class PhasePeaks(Record, what="phase"):
         run: number of the run, as in `Sample`.
         epoch: Keras's number of the epoch; None before the first, and outside `fit`. What callbacks do at an
             epoch's end belongs to that epoch.
-        phase: one of `PHASES`; None for a peak between two readings of different phases (the kernel keeps the
-            process's largest size, but not when that was).
+        phase: one of `PHASES`; None for a peak between two readings (the kernel keeps the process's largest size,
+            but not when that was).
         readings: background readings in this phase.
         rss_bytes: resident in this process.
         tree_bytes: resident in this process and those under it, as PyDataset's workers; shared pages count for each.
@@ -104,7 +104,7 @@ class PhaseMaxima:
 
     Examples:
         >>> book = PhaseMaxima()
-        >>> book.add("epoch end", 3, BackgroundReading(100, 120, None, 0, None))
+        >>> book.add("epoch end", BackgroundReading(100, 120, None, 0, None))
         >>> book.cut(run=0, epoch=1)[0].tree_bytes
         120
     """
@@ -112,15 +112,13 @@ class PhaseMaxima:
     def __init__(self) -> None:
         self._peaks: dict[str | None, PhasePeaks] = {}
         self._high_water: int | None = None
-        self._last: tuple[str, int] | None = None
         self._last_rss: int | None = None
 
-    def add(self, phase: str, changes: int, moment: BackgroundReading) -> None:
+    def add(self, phase: str, moment: BackgroundReading) -> None:
         """Take in a reading.
 
         Args:
             phase: that training was in.
-            changes: how often the phase had changed, to tell whether it lasted since the reading before.
             moment: the reading.
         """
         rss, tree, high, swap, used = moment
@@ -128,10 +126,9 @@ class PhaseMaxima:
         if high is not None and rss is not None:
             rose = self._high_water is not None and high > self._high_water
             if rose and high > max(rss, self._last_rss or 0):
-                label = phase if self._last == (phase, changes) else None
-                self._put(PhasePeaks(0, None, label, 0, high, high + (tree or rss) - rss))
+                self._put(PhasePeaks(0, None, None, 0, high, high + (tree or rss) - rss))
             self._high_water = high
-        self._last, self._last_rss = (phase, changes), rss
+        self._last_rss = rss
 
     def largest(self, size: str) -> int | None:
         """Return the largest "rss_bytes", "tree_bytes", "swap_bytes" or "driver_used_bytes" since the last cut."""

@@ -30,7 +30,7 @@ from kerasmem.monitoring.leak_watch import LeakWatch
 from kerasmem.monitoring.logfile import LogFile, format_of, open_logs, write_waiting
 from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhasePeaks
 from kerasmem.monitoring.sampler import Sampler
-from kerasmem.monitoring.timeline import Sample, Table, Timeline, pack
+from kerasmem.monitoring.timeline import FORMAT_VERSION, Sample, Table, Timeline, pack
 from kerasmem.processes.children import GOES_ON
 
 Kind = Literal["train", "test", "predict"]
@@ -60,11 +60,6 @@ class RawBatch(NamedTuple):
     devices: RawReading
     host: BackgroundReading
     between: list[int | None]
-
-    @property
-    def where(self) -> str:
-        """The batch in words."""
-        return f"in batch {self.batch}" if self.phase == "train" else f"in {self.phase} batch {self.batch}"
 
     def samples(self, seconds: float, readings: list[DeviceReading]) -> list[Sample]:
         """Return the batch's rows, one a device."""
@@ -110,6 +105,7 @@ class Recorder:
         run_peaks: largest peak of each device in the latest run that has ended.
         worker: which of several this process is in the run; None where it trains alone.
         phase: that training is in.
+        phases: largest sizes of background readings, epoch by epoch, without the epoch under way.
         broken: True once an unexpected error has ended the recording.
         leak_watch: what watches for memory that epochs keep, where that is asked for.
 
@@ -150,7 +146,7 @@ class Recorder:
         self.worker: Worker | None = None
         self.leak_watch = LeakWatch("epochs") if leaks else None
         self._hooks, self._batch_hooks = Timer(clock), Timer(clock)
-        self._step_seconds = self._background_seconds = 0.0
+        self._step_seconds = 0.0
         self._step_start: float | None = None
         self._batches = 0
         self._family = uuid.uuid4().hex  # shared by copies, which add to the same file
@@ -159,7 +155,7 @@ class Recorder:
         self._held_bytes = 0  # of the tables
         self._leak_notes: tuple[str, ...] = ()  # of the latest run: the next one knows more
         self._notes: dict[str, None] = {}
-        self._phases: list[PhasePeaks] = []
+        self.phases: list[PhasePeaks] = []
         self._next_run = 0
         self._zero: float | None = None  # the clock at the time line's zero
         self._known: set[str] = set()
@@ -180,11 +176,6 @@ class Recorder:
         return Timeline(np.concatenate(self._tables), self._notes, self.phases)
 
     @property
-    def phases(self) -> tuple[PhasePeaks, ...]:
-        """What background readings found, epoch by epoch; the epoch under way is not in it."""
-        return tuple(self._phases)
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What could not be read, and why."""
         return (*self._notes, *self._leak_notes)
@@ -193,10 +184,7 @@ class Recorder:
     def overhead(self) -> Overhead:
         """What the recording cost so far."""
         batch_seconds = self._batch_hooks.seconds
-        background = self._background_seconds + (self._sampler.seconds if self._sampler is not None else 0.0)
-        return Overhead(
-            self._hooks.seconds + batch_seconds, batch_seconds, self._batches, self._step_seconds, background
-        )
+        return Overhead(self._hooks.seconds + batch_seconds, batch_seconds, self._batches, self._step_seconds)
 
     def note(self, text: str, *, say: bool = False) -> None:
         """Keep a sentence on what cannot be read, once; `say` warns too."""
@@ -270,9 +258,10 @@ class Recorder:
             self._known.add("tree_bytes")
         self.run = self._next_run
         self._next_run += 1
-        if self._file is not None:
-            ranks = {} if worker is None else {"rank": worker.rank, "ranks": worker.size}
-            self._file.start_run(self.run, datetime.now(timezone.utc).isoformat(), tuple(self._notes), **ranks)
+        ranks = {} if worker is None else {"rank": worker.rank, "ranks": worker.size}
+        started = datetime.now(timezone.utc).isoformat()
+        notes = list(self._notes)
+        self._add_object("run", format_version=FORMAT_VERSION, run=self.run, started=started, notes=notes, **ranks)
         self._sampler = sampler
         sampler.start()
 
@@ -324,12 +313,11 @@ class Recorder:
             return
         sampler.stop()
         sampler.read()
-        self._background_seconds += sampler.seconds
         self._keep_phases(sampler)
 
     def _keep_phases(self, sampler: Sampler) -> None:
         for peaks in sampler.cut(self.run or 0, self.epoch):
-            self._phases.append(peaks)
+            self.phases.append(peaks)
             self._add_object("phase", **vars(peaks))
 
     def _finish_files(self) -> None:
@@ -430,7 +418,7 @@ class Recorder:
         for batch in waiting:
             samples = batch.samples(self._moment(batch.clock), self._reader.unpack(batch.devices, batch.host))
             if self._maxima is not None:
-                self._maxima.add(samples, batch.where)
+                self._maxima.add(samples)
             written += samples
         self._add_rows(written)
 

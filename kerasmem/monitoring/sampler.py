@@ -34,7 +34,6 @@ class Sampler:
 
     Attributes:
         latest: the newest reading.
-        seconds: processor time that the thread has taken so far.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Sampler:
         patience: float = _PATIENCE,
         name: str = "kerasmem sampler",
     ) -> None:
-        self.seconds = 0.0
         self._phase, self._read_driver, self._note = phase, read_driver, note
         self._period = 1 / hertz if hertz > 0 else None
         self._patience, self._name = patience, name
@@ -83,9 +81,8 @@ class Sampler:
     def read(self) -> None:
         """Take a reading now; never raises because one failed."""
         with self.lock:
-            changes = self._phase.changes
             self.latest = self._reading()
-            self._maxima.add(self._phase.phase, changes, self.latest)
+            self._maxima.add(self._phase.phase, self.latest)
 
     def largest(self, size: str) -> int | None:
         """Return the largest of a size since the last `cut`, in bytes."""
@@ -117,7 +114,6 @@ class Sampler:
             start = time.thread_time()
             self.read()
             spent = time.thread_time() - start
-            self.seconds += spent
             rest = max(period, min(_SHARE * spent, _LONGEST * period))
 
 

@@ -169,8 +169,6 @@ class Timeline:
             return NotImplemented
         return (self.notes, self.phases, self.samples) == (other.notes, other.phases, other.samples)
 
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def peak(self) -> int | None:
         """The largest allocator peak, in bytes; None where it is not known."""

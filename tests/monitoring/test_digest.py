@@ -34,7 +34,6 @@ def test_a_run_in_brief():
     assert fit.rss_bytes == 70, "background readings count"
     assert fit.mean_in_use_bytes == 100 and fit.in_use_growth_bytes is None
     assert (evaluate.kind, evaluate.batches, evaluate.rss_bytes) == ("evaluate", 1, None)
-    assert [(epoch.epoch, epoch.batches, epoch.peak_bytes) for epoch in log.epochs] == [(0, 2, 950)]
     assert [(peaks.phase, peaks.tree_bytes, peaks.readings) for peaks in log.phases] == [("epoch end", 95, 3)]
     assert log.notes == ("a note",) and log.rows == 7
     (stretch,) = log.curves

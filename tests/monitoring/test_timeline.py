@@ -73,7 +73,7 @@ def log(request, tmp_path):
 
 def write(path, rows, append=False, notes=()):
     file = LogFile(path, append)
-    file.start_run(file.next_run, "2020-01-01T00:00:00+00:00", notes)
+    file.add_object("run", format_version=1, run=file.next_run, notes=notes)
     file.add(rows)
     file.close()
     return file

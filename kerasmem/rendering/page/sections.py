@@ -13,7 +13,7 @@ from kerasmem.rendering.layout import VERDICT_MARKS, known_size, signed_share, s
 from kerasmem.rendering.page.charts import Limit, bars, over_time
 from kerasmem.rendering.peak_text import asked_line
 from kerasmem.rendering.run_tables import RUN_COLUMNS, run_name, run_rows
-from kerasmem.units import format_count, format_size
+from kerasmem.units import format_size
 
 _MOST_LINES = 8  # of verdicts
 _MOST_CHARTS = 16  # of runs over time
@@ -104,32 +104,15 @@ def _time(contents: PageContents) -> Iterator[str]:
         which = "" if len(log.runs) < 2 else f", run {first + 1}" + (f" to {last + 1}" if last > first else "")
         yield f"<h3>{html_text(log.name)}{which}</h3>"
         yield over_time(stretch, "Dotted lines are where epochs begin.", limit_of(contents, log))
-        yield _folded("Epoch by epoch, as a table", _epochs(log, stretch.runs))
         if log.phases and stretch is log.curves[0]:
             yield _folded("Phase by phase, as a table", _phases(log.phases))
     yield _rest(len(stretches) - _MOST_CHARTS, "stretches of time are in the table of runs")
 
 
-def _epochs(log: LogSummary, span: tuple[int, int]) -> str:
-    sizes = ("peak_bytes", "in_use_bytes", "driver_used_bytes", "rss_bytes")
-    rows = [
-        (
-            f"run {epoch.run + 1}, epoch {epoch.epoch + 1}",
-            *(known_size(getattr(epoch, size)) for size in sizes),
-            format_count(epoch.batches),
-            f"{epoch.seconds:,.1f} s",
-        )
-        for epoch in log.epochs
-        if span[0] <= epoch.run <= span[1]
-    ]
-    head = ("Epoch", "Peak", "In use", "Card", "Host", "Batches", "Time")
-    return _table("The largest sizes of each epoch", head, rows[:_MOST_ROWS]) + _rest(len(rows) - _MOST_ROWS, "epochs")
-
-
 def _phases(phases: Sequence[PhasePeaks]) -> str:
     sizes = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
     rows = [
-        (peaks.phase or "between two phases", *(known_size(getattr(peaks, size)) for size in sizes))
+        (peaks.phase or "between two readings", *(known_size(getattr(peaks, size)) for size in sizes))
         for peaks in phases[:_MOST_ROWS]
     ]
     head = ("Phase", "Host process", "with its workers", "in swap", "Card")
