@@ -29,7 +29,7 @@ _KNOWN = {
 }  # fmt: skip
 _MOST = 3  # containers named
 _CONTAINERS = (list, dict, deque)
-_ARRAYS = {"numpy.ndarray", "jaxlib.ArrayImpl", "torch.Tensor", "tensorflow.EagerTensor", "tensorflow.ResourceVariable"}
+_ARRAYS = {"ndarray": "numpy", "ArrayImpl": "jaxlib", "Tensor": "torch", "EagerTensor": "tensorflow"}
 _LEAST_SHARE = 0.1  # of the growth, that a container is to explain
 
 
@@ -131,7 +131,7 @@ def _containers(objects: Iterable[Any]) -> dict[int, Container]:
     for value in objects:
         if type(value) in _CONTAINERS and len(value) > 1:
             items = list(value.values() if type(value) is dict else value)
-            if _arrays(items[-1]):
+            if items and _arrays(items[-1]):
                 sizes = [size for item in items for size in _arrays(item)]
                 containers[id(value)] = Container(type(value).__name__, len(items), len(sizes), sum(sizes))
     return containers
@@ -140,8 +140,9 @@ def _containers(objects: Iterable[Any]) -> dict[int, Container]:
 def _arrays(value: Any, depth: int = 2) -> list[int]:
     """Return the bytes of an array, or of each array in nested containers."""
     kind = type(value)
-    if f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _ARRAYS:
-        if kind.__module__.startswith("tensorflow"):
+    package = _ARRAYS.get(kind.__name__)
+    if package is not None and kind.__module__.startswith(package):
+        if package == "tensorflow":
             return [(value.shape.num_elements() or 0) * value.dtype.size]
         return [int(value.nbytes)]
     if depth == 0 or kind not in (*_CONTAINERS, tuple):
