@@ -46,7 +46,7 @@ def over_time(stretch: Curves, caption: str, limit: Limit | None = None) -> str:
     """
     devices = {line.device for line in stretch.lines if line.device is not None}
     colours: dict[str, str] = {}
-    panels = []
+    panels: list[str] = []
     for title, height in (("device", 220), ("host", 110)):
         lines = []
         for line in stretch.lines:
