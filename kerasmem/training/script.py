@@ -134,7 +134,7 @@ def _run_file(arguments: list[str]) -> None:
 def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """Show an error of the script from the script's first call on."""
     each = traceback
-    while each is not None and each.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<frozen runpy>")):
+    while each is not None and each.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<string>", "<frozen runpy>")):
         each = each.tb_next
     show(kind, error.with_traceback(each or traceback), each or traceback)
 
