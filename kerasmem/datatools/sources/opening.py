@@ -69,7 +69,8 @@ def _open(path: str, options: ReadOptions) -> RowSource:
     if os.path.isdir(path):
         return ImageFolder(path, options)
     if not os.path.isfile(path):
-        raise DataError(f"{shown(path)}: there is no such file or folder")
+        problem = "is not a file or folder" if os.path.exists(path) else "there is no such file or folder"
+        raise DataError(f"{shown(path)}: {problem}")
     if lower.endswith((".npy", ".npz")):
         return ArraySource(path, options)
     if _RECORDS.search(path):

@@ -52,6 +52,8 @@ class RecordSource(RowSource):
             if options.columns.reads(name):
                 self._add_field(name, features[name])
         self.fields = tuple(self._fields.values())
+        if not self.fields and self.notes:
+            raise DataError(f"{self.label}: has no column to read; {'; '.join(self.notes)}")
         if not self.fields:
             options.columns.refuse_empty(self.label)
 

@@ -18,6 +18,7 @@ from kerasmem.units import MIB
 
 _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather")
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", *_PARQUET, *_ARROW)
+_MOST_COLUMNS = 1 << 16  # of CSV; pyarrow's time grows with their square
 _MOST_TEXTS = 1 << 16  # different ones in a column, and characters of one
 _BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
 _BATCH_VALUES = 1 << 19  # of a table, read at a time
@@ -76,7 +77,8 @@ class _Column:
     def __init__(self, name: str, kind: Any, *, is_csv: bool) -> None:
         import pyarrow as pa
 
-        self.name, self.is_whole = name, is_csv and kind == pa.int64()
+        self.name, self.is_csv = name, is_csv
+        self.is_whole = is_csv and kind == pa.int64()
         self.kind = pa.float64() if self.is_whole or pa.types.is_null(kind) else kind
         self.needs_survey = self.is_whole or not pa.types.is_floating(kind)
         self._gaps, self._largest = 0, 0.0
@@ -124,6 +126,8 @@ class _Column:
         numbers = [text for text in texts if _is_number(text.replace(",", "."))]
         if numbers and not is_text:
             raise DataError(f"{where} mixes types: texts, and numbers such as {shown(numbers[0], 40)}. {_CSV_FIX}")
+        if self.is_csv and any("\n" in text for text in texts):
+            raise DataError(f"{where} has a text over several lines; a quote may never be closed. {_CSV_FIX}")
         return tuple(texts)
 
 
@@ -180,7 +184,13 @@ def _read_schema(path: str, options: ReadOptions) -> Any:
     """
     import pyarrow as pa
 
-    schema, where = _dataset(path, options).schema, shown(path)
+    where = shown(path)
+    if _is_csv(path):
+        with pa.input_stream(path) as file:
+            columns = file.read(_BLOCK_BYTES).partition(b"\n")[0].count(_delimiter(path, options).encode()) + 1
+        if columns > _MOST_COLUMNS:
+            raise DataError(f"{where}: has {columns:,} columns, and {_MOST_COLUMNS:,} are read; save them as .npy")
+    schema = _dataset(path, options).schema
     names = schema.names
     if len(names) == 1 and ";" in names[0]:
         raise DataError(f"{where}: the first row has semicolons; pass delimiter=';' (--delimiter ';')")
@@ -221,6 +231,11 @@ def _is_csv(path: str) -> bool:
     return not path.lower().endswith((*_PARQUET, *_ARROW))
 
 
+def _delimiter(path: str, options: ReadOptions) -> str:
+    is_tabbed = path.lower().removesuffix(".gz").endswith(".tsv")
+    return options.delimiter or ("\t" if is_tabbed else ",")
+
+
 def _batches(path: str, schema: Any, options: ReadOptions) -> Iterator[Any]:
     """Yield the record batches of a file."""
     rows = max(1, _BATCH_VALUES // max(8, len(schema)))
@@ -235,10 +250,9 @@ def _dataset(path: str, options: ReadOptions, schema: Any = None) -> Any:
 
     kind: Any = "ipc"
     if _is_csv(path):
-        tabbed = path.lower().removesuffix(".gz").endswith(".tsv")
         types = {column.name: column.type for column in schema or ()} | dict.fromkeys(options.text, string())
         kind = dataset.CsvFileFormat(
-            csv.ParseOptions(delimiter=options.delimiter or ("\t" if tabbed else ",")),
+            csv.ParseOptions(delimiter=_delimiter(path, options)),
             convert_options=csv.ConvertOptions(column_types=types, decimal_point=options.decimal),
             read_options=csv.ReadOptions(
                 block_size=_BLOCK_BYTES, encoding=options.encoding, autogenerate_column_names=not options.header
