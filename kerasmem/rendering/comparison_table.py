@@ -32,7 +32,7 @@ _MARKS = {  # of a comment, the worst verdict first
 
 
 def comparison_table(comparison: Comparison, terminal: int | None = None, *, top: int | None = None) -> RenderableType:
-    """Return what differs between two estimates.
+    """Return the differences of two estimates.
 
     Args:
         comparison: of two estimates.
@@ -96,7 +96,7 @@ def _limit(limit: LimitVerdict) -> Text:
 
 
 def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
-    """Return what differs between two estimates as a comment on a change: the answer, and tables folded below it.
+    """Return the differences of two estimates as a comment on a pull request.
 
     Args:
         comparison: of two estimates.
@@ -135,10 +135,10 @@ def _markdown_rows(first: str, differences: Iterable[Difference]) -> list[str]:
 
 
 def _code(name: str) -> str:
-    """Return a name from a file as code: nothing in it is a link, a mention or an end of the cell."""
+    """Return a name from a file as code, without links, mentions or an end of the cell."""
     return "`" + printable(name, 100).replace("`", "'").replace("|", "\\|") + "`"
 
 
 def _plain(text: str) -> str:
-    """Return text in which nothing is markup, and "@" calls nobody."""
+    """Escape Markdown and mentions."""
     return re.sub(r"([\\`*_{}\[\]<>()#!|~])", r"\\\1", printable(text, 300)).replace("@", "@\u200b")

@@ -13,13 +13,13 @@ def printable_lines(text: str) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """Return `text` for a CSV cell: printable, and never taken for a formula by a spreadsheet."""
+    """Return text for a CSV cell, printable and no formula."""
     shown = printable(text)
     return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
 
 
 def middle(value: str, limit: int) -> str:
-    """Return text with its middle left out where it is longer than `limit`: the ends tell layers apart.
+    """Shorten text in its middle, as the ends tell layers apart.
 
     Examples:
         >>> middle("encoder/block_07/attention/query", 17)
@@ -32,12 +32,12 @@ def middle(value: str, limit: int) -> str:
 
 
 def short_name(text: str, limit: int = 60) -> str:
-    """Return a name from a file, printable, with its middle left out where it is long."""
+    """Return a name from a file, printable and shortened in its middle."""
     return middle(printable(text), limit)
 
 
 def html_text(value: object, limit: int | None = 300) -> str:
-    """Return text for HTML, in an element that keeps its direction of writing to itself."""
+    """Return text for HTML in an element that isolates its writing direction."""
     return f"<bdi>{html.escape(printable(str(value), limit))}</bdi>"
 
 
@@ -47,5 +47,5 @@ def html_attribute(value: object, limit: int | None = 300) -> str:
 
 
 def svg_text(value: str, limit: int = 60) -> str:
-    """Return text for an element of SVG, with its middle left out where it is long."""
+    """Return text for an element of SVG, shortened in its middle."""
     return html.escape(short_name(value, limit))

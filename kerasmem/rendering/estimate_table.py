@@ -58,7 +58,7 @@ def _answer(report: MemoryReport, cards: Sequence[str]) -> Text:
 
 
 def _in_place(report: MemoryReport) -> str:
-    """Return in brackets whose figure it is, if it takes the place of a better one."""
+    """Return the substitute for a better method, in brackets, or nothing."""
     if report.fallback is not None:
         return f" (by the formula alone, as {printable(report.fallback, 300)})"
     return " (a CPU's plan; --method gpu-target plans for the card)" if report.settings.stands_in else ""

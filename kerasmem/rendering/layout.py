@@ -37,7 +37,7 @@ def terminal_console(stream: Any = None) -> Console:
 
 
 def plain_text(contents: RenderableType, width: int | None = None) -> str:
-    """Return what a function of this room made as plain text.
+    """Render a view as plain text.
 
     Args:
         contents: made with `terminal=None`.
@@ -50,12 +50,12 @@ def plain_text(contents: RenderableType, width: int | None = None) -> str:
 
 
 def words(header: str) -> Column:
-    """Return a column of words, which may break."""
+    """Return a column of words that may wrap."""
     return Column(header, overflow="fold")
 
 
 def figures(header: str, footer: str = "") -> Column:
-    """Return a column of figures, which may not."""
+    """Return a column of figures on one line."""
     return Column(header, footer, justify="right", no_wrap=True)
 
 
@@ -123,24 +123,24 @@ def note_lines(notes: Iterable[str], limit: int | None = None) -> Iterator[Text]
 
 
 def known_size(count: int | None) -> str:
-    """Return bytes for a cell, a dash where not known."""
+    """Return bytes for a cell, or a dash if unknown."""
     return "–" if count is None else format_size(count)
 
 
 def signed_size(count: int | None) -> str:
-    """Return a change in bytes with its sign: "+1.50 MiB", "−3.00 KiB", "0 B"; a dash where not known."""
+    """Return a change in bytes with its sign, or a dash if unknown: "+1.50 MiB"."""
     if not count:
         return known_size(count)
     return ("+" if count > 0 else "−") + format_size(abs(count))
 
 
 def signed_share(change: int | None, whole: int | None) -> str:
-    """Return a change as a share with its sign: " (+12.5 %)"; nothing where there is none."""
+    """Return a change as a share with its sign, such as " (+12.5 %)", or nothing."""
     if not change or not whole:
         return ""
     return f" ({'+' if change > 0 else '−'}{percent(abs(change), whole)})"
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share: "12.5 %"; a dash where the whole is nothing."""
+    """Return a share, such as "12.5 %", or a dash if the whole is 0."""
     return f"{part / whole:.1%}".replace("%", " %") if whole else "–"

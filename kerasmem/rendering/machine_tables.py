@@ -86,7 +86,7 @@ def doctor_table(found: Examination, terminal: int | None = None) -> RenderableT
 
 
 def _verdict(found: Examination) -> Text:
-    """Return in one line whether TensorFlow runs, and on what."""
+    """Return the state of TensorFlow and its devices in one line."""
     problems = [finding for finding in found.findings if finding.kind == "problem"]
     if not problems:
         cards = ", ".join(printable(str(gpu["card"]), 60) for gpu in found.tensorflow.gpus)

@@ -20,7 +20,7 @@ _POLICY = "default-src 'none'; style-src '{style}'; img-src data:; base-uri 'non
 
 
 def render_page(contents: PageContents) -> str:
-    """Return the page as HTML text: some 30 KB, its tables, and some 10 KB a line of a chart."""
+    """Return the page as HTML: some 30 KB, and 10 KB for each line of a chart."""
     style = _file("page.css")
     names = [*(log.name for log in contents.logs), *(report.source for report in contents.reports)]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
@@ -42,6 +42,6 @@ def _file(name: str) -> str:
 
 
 def _hash(style: str) -> str:
-    """Return the hash of a style for the policy; a browser reads each line's end as one line feed."""
+    """Return the hash of a style for the policy, with line feeds as a browser reads them."""
     digest = hashlib.sha256(style.replace("\r\n", "\n").replace("\r", "\n").encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"

@@ -23,7 +23,7 @@ _MOST_ROWS = 200
 
 
 def limit_of(contents: PageContents, log: LogSummary | None = None) -> Limit | None:
-    """Return the memory available: of the card that a log names, or of the first device of an estimate.
+    """Return the memory of a log's card, or of the first device of an estimate.
 
     Args:
         contents: of the page.
@@ -72,7 +72,7 @@ def _of_logs(contents: PageContents) -> Iterator[str]:
 
 
 def sections(contents: PageContents) -> Iterator[str]:
-    """Yield the HTML of each section that the contents call for."""
+    """Yield the HTML of each section with content."""
     parts = (_runs, _time, _composition, _beside, _notes)
     yield from filter(None, ("\n".join(part(contents)) for part in parts))
 
@@ -202,7 +202,7 @@ def _notes(contents: PageContents) -> Iterator[str]:
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """Return a table. On a phone each row becomes a card, so each cell has its column's name.
+    """Return a table whose cells name their columns, as each row is a card on a phone.
 
     Args:
         caption: what it shows.
@@ -229,7 +229,7 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], wor
 
 
 def _folded(title: str, content: str) -> str:
-    """Return content that opens at a click."""
+    """Return content that opens on a click."""
     return f"<details><summary>{html_text(title)}</summary>{content}</details>"
 
 
