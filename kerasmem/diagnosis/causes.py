@@ -59,30 +59,34 @@ def _device(failure: Failure) -> Figures:
     limit = facts.get("limit_bytes") or facts.get("driver_total")
     pool = facts.get("pool") or None
     rest = None if pool is None or not limit else max(0, limit - pool)  # not yet taken from the device
-    free, largest = facts.get("free_bytes"), facts.get("largest_stat")
-    if failure.pieces:
+    free, largest = facts.get("free_bytes", facts.get("driver_free")), facts.get("largest_stat")
+    if failure.largest_piece:
         free = failure.free_pieces + (rest or 0)
         largest = max(failure.largest_piece, rest or 0)
-    elif free is None and "driver_free" in facts:
-        free = facts["driver_free"]
     elif free is None and limit and used is not None:
         free = max(0, limit - used)
+    reserved = facts.get("reserved_stat") or pool
+    cause = _device_cause(failure, Figures(requested, free, largest, limit, used, reserved, None, "unknown"), rest)
+    if used is None and failure.family == "theano" and limit and free is not None:
+        used = limit - free  # the driver's figures
+    return Figures(requested, free, largest, limit, used, reserved, None, cause)
+
+
+def _device_cause(failure: Failure, sizes: Figures, rest: int | None) -> str:
+    requested, free, limit, used = sizes.requested, sizes.free, sizes.limit, sizes.in_use
     if limit and requested and requested > limit:
-        cause = "capacity"
-    elif requested is None or free is None:
-        cause = "unknown"
-    elif rest is not None and limit and rest >= max(requested, _CLEARLY * limit):
-        cause = "other process"  # within its limit, the allocator was refused more by the driver
-    elif free < requested:
-        cause = "capacity"
-        if facts.get("driver_total") and used is not None:
-            held = facts["driver_total"] - facts["driver_free"] - used
-            cause = "other process" if held >= max(_CLEARLY * facts["driver_total"], requested - free) else cause
-    elif not failure.pieces and largest is None and limit and used is not None and used < limit / 2:
-        cause = "other process"  # far below the limit, and still refused
-    else:
-        cause = "fragmentation"
-    return Figures(requested, free, largest, limit, used, facts.get("reserved_stat") or pool, None, cause)
+        return "capacity"
+    if requested is None or free is None:
+        return "unknown"
+    if rest is not None and limit and rest >= max(requested, _CLEARLY * limit):
+        return "other process"  # within its limit, the allocator was refused more by the driver
+    if free < requested:
+        total = failure.facts.get("driver_total")
+        held = total - failure.facts["driver_free"] - used if total and used is not None else 0
+        return "other process" if total and held >= max(_CLEARLY * total, requested - free) else "capacity"
+    if not failure.largest_piece and sizes.largest is None and limit and used is not None and used < limit / 2:
+        return "other process"  # far below the limit, and still refused
+    return "fragmentation"
 
 
 def _pytorch(failure: Failure) -> Figures:
@@ -94,6 +98,8 @@ def _pytorch(failure: Failure) -> Figures:
         reserved = used + spare
     if spare is None and reserved is not None and used is not None:
         spare = max(0, reserved - used)
+    if free is None and total and used is not None:
+        free = max(0, total - used - facts.get("other_allocations", 0))
     others = _others(facts.get("processes"), facts.get("own_process"), reserved)
     if others is None and None not in (total, free, reserved):
         others = max(0, total - free - reserved)  # type: ignore[operator]
@@ -104,8 +110,8 @@ def _pytorch(failure: Failure) -> Figures:
         cause = "capacity"
     elif others and total and others >= max(_CLEARLY * total, requested - free - (spare or 0)):
         cause = "other process"
-    elif free >= requested and facts.get("allowed") is not None:
-        cause = "capacity"  # what the process may take, not the card
+    elif free >= requested and "allowed" in facts:
+        cause = "capacity"  # of the process, not of the card
     elif (spare or 0) >= max(requested, _LOOSE * (total or 0)) or free >= requested:
         cause = "fragmentation"
     else:
@@ -116,16 +122,13 @@ def _pytorch(failure: Failure) -> Figures:
 def _others(processes: list[int] | None, own: int | None, reserved: int | None) -> int | None:
     """Return the bytes that other processes hold.
 
-    In a container PyTorch does not find its own number among the driver's and lists itself as another process.
+    In a container PyTorch does not find its own number among the driver's, and lists itself as another process.
     """
     if not processes:
         return None if own is None else 0
-    held = list(processes)
-    if own is None and reserved is not None:
-        nearest = min(held, key=lambda count: abs(count - reserved))
-        if abs(nearest - reserved) <= max(GIB, 0.1 * reserved):
-            held.remove(nearest)
-    return sum(held)
+    nearest = min(processes, key=lambda count: abs(count - (reserved or 0)))
+    is_own = own is None and reserved is not None and abs(nearest - reserved) <= max(GIB, 0.1 * reserved)
+    return sum(processes) - (nearest if is_own else 0)
 
 
 def _host(failure: Failure) -> Figures:
@@ -142,7 +145,9 @@ def failed_operation(failure: Failure) -> tuple[str | None, OperationName]:
     """Return the operation that tells most, and its layer and phase."""
     best: tuple[str | None, OperationName] = (None, OperationName(None, None))
     for name in failure.operations:
-        named = parse_operation(name, keras=failure.facts.get("keras"))
+        named = parse_operation(name)
+        if failure.facts.get("keras") == 2:  # which does not number its scopes
+            named = OperationName(None, named.phase)
         if named.layer:
             return name, named
         if best[0] is None or (best[1].phase is None and named.phase):

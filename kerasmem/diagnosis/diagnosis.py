@@ -49,7 +49,6 @@ class Diagnosis(Record, what="diagnosis", version=1, rows="suggestions"):
         suggestions: two or three, the most useful first.
         lines: first and last line of the place in the text, from 1.
         evidence: the line that shows it, as it stands there; untrusted text.
-        later_failures: how many other failures of this kind follow; the first is the one described.
     """
 
     out_of_memory: bool
@@ -72,7 +71,6 @@ class Diagnosis(Record, what="diagnosis", version=1, rows="suggestions"):
     suggestions: tuple[Suggestion, ...] = ()
     lines: tuple[int, int] | None = None
     evidence: str | None = None
-    later_failures: int = 0
 
     @property
     def answer(self) -> str:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import io
-import linecache
 import os
 import traceback
-from collections.abc import Callable, Iterator
 from itertools import pairwise
-from operator import attrgetter
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from kerasmem.diagnosis.causes import failed_operation, failed_subject, figures
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.failures import Collector, Failure
 from kerasmem.diagnosis.log_lines import interesting_lines
-from kerasmem.diagnosis.wording import DAMAGED, other_sentence, sentence, suggestions, with_kept_models
+from kerasmem.diagnosis.messages import read_data
+from kerasmem.diagnosis.wording import other_sentence, sentence, suggestions
 from kerasmem.errors import InputError
-from kerasmem.models.freeing import kept_bytes
 
 _EVIDENCE = 400  # characters of the line that is kept
-_NEAR = 20  # lines between an error and its reason
-_LONGEST_PATH = 4096
+_NEAR, _BEFORE_STOP = 20, 200  # lines between an error and its reason, a death and what stopped the run
 _CHAIN = 20  # exceptions behind one another
-_NAMES = ("MemoryError", "OutOfMemoryError")  # exceptions that say all by their name
 
 
 def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str]) -> Diagnosis:
@@ -36,7 +31,7 @@ def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str
 
     Args:
         text_or_exception: a text; an exception, whose causes are read too; or a path-like object (`pathlib.Path`) of
-            a log, which is read in a stream whatever its size. A string is a text, never a path.
+            a log, which is read in a stream whatever its size. A string is a path if such a file exists.
 
     Returns:
         A `Diagnosis`; sizes in bytes, what the text does not say is None.
@@ -46,44 +41,36 @@ def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str
         TypeError: it is none of these.
 
     Examples:
-        >>> found = explain_oom("Error allocating 900 bytes of device memory (out of memory). "
-        ...                     "Driver report 500 bytes free and 4000 bytes total")
-        >>> found.family, found.requested_bytes, found.free_bytes, found.cause
+        >>> diagnosis = explain_oom("Error allocating 900 bytes of device memory (out of memory). "
+        ...                         "Driver report 500 bytes free and 4000 bytes total")
+        >>> diagnosis.family, diagnosis.requested_bytes, diagnosis.free_bytes, diagnosis.cause
         ('theano', 900, 500, 'capacity')
     """
     if isinstance(text_or_exception, BaseException):
-        found = read_exception(text_or_exception)
-        if not found.out_of_memory or found.family not in ("tensorflow", "xla"):
-            return found
-        gc.collect()
-        return with_kept_models(found, kept_bytes())
-    if isinstance(text_or_exception, str):
-        if _is_path(text_or_exception):
-            return explain_file(text_or_exception)
-        return explain_stream(io.BytesIO(text_or_exception.encode("utf-8", "replace")))
+        return read_exception(text_or_exception)
+    if isinstance(text_or_exception, str) and not _is_path(text_or_exception):
+        text_or_exception = text_or_exception.encode("utf-8", "replace")
     if isinstance(text_or_exception, (bytes, bytearray, memoryview)):
-        return explain_stream(io.BytesIO(bytes(text_or_exception)))
-    if isinstance(text_or_exception, os.PathLike):
+        return explain_stream(io.BytesIO(text_or_exception))
+    if isinstance(text_or_exception, (str, os.PathLike)):
         return explain_file(text_or_exception)
     raise TypeError(f"explain_oom takes a text, an exception or a path, not {type(text_or_exception).__name__}")
 
 
 def _is_path(text: str) -> bool:
     """Return whether a text names a file, or is one word that ends as logs do."""
-    if len(text) > _LONGEST_PATH or "\n" in text or "\0" in text:
+    if "\n" in text:
         return False
     return os.path.isfile(text) or (text.endswith((".log", ".out", ".err", ".txt")) and not text.split()[1:])
 
 
 def explain_file(path: str | os.PathLike[str]) -> Diagnosis:
-    """Read a log.
+    """Read a log of any size in a stream.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: If it cannot be read, or is compressed.
     """
     name = os.fspath(path)
-    if os.path.isdir(name):
-        raise InputError(f"{name}: is a folder; name a log")
     try:
         with open(name, "rb") as stream:
             return explain_stream(stream, name=name)
@@ -92,7 +79,7 @@ def explain_file(path: str | os.PathLike[str]) -> Diagnosis:
 
 
 def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
-    """Read bytes to their end, a megabyte at a time.
+    """Read bytes until the first failure is over, in a stream.
 
     Raises:
         InputError: they are compressed.
@@ -103,72 +90,40 @@ def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
 
 
 def read_exception(error: BaseException) -> Diagnosis:
-    """Diagnose an exception as `explain_oom` does, without a search for other users of memory."""
-    return explain_stream(io.BytesIO("\n".join(_exception_texts(error)).encode("utf-8", "replace")))
-
-
-def _exception_texts(error: BaseException) -> Iterator[str]:
-    """Return the exception's text as a traceback would end, then those of its causes; nothing raises on the way."""
-    seen: set[int] = set()
+    """Diagnose an exception and its causes by their traceback."""
+    lines = list(traceback.TracebackException.from_exception(error).format())
     current: BaseException | None = error
     for _ in range(_CHAIN):
-        if current is None or id(current) in seen:
-            return
-        seen.add(id(current))
-        yield from _frames(current)
-        name = type(current).__name__.lstrip("_")
-        is_of_jax = type(current).__module__.split(".")[0] in ("jax", "jaxlib")
-        text = _quietly(attrgetter("message"), current)
-        text = text if isinstance(text, str) and text else _quietly(str, current) or ""
-        if name in _NAMES and "out of memory" not in text.lower() and "allocat" not in text.lower():
-            yield "MemoryError: " + text[:_EVIDENCE].replace("\n", " ")
-        else:
-            yield f"{'jax.errors.' * is_of_jax}{name}: {text}"
-        operation = _quietly(attrgetter("op.name"), current)
-        if isinstance(operation, str) and operation:
-            yield f"[[{{{{node {operation}}}}}]]"
-        if isinstance(group := _quietly(attrgetter("exceptions"), current), (tuple, list)) and group:
-            yield from (f"{type(each).__name__}: {_quietly(str, each) or ''}" for each in group[:_CHAIN])
-        current = current.__cause__ or current.__context__
-
-
-def _frames(error: BaseException) -> Iterator[str]:
-    """Yield the functions that raised, as a traceback lists them, with lines that set a batch size."""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
-        yield f'  File "{code.co_filename}", line {number}, in {code.co_name}'
-        if "batch_size" in (line := linecache.getline(code.co_filename, number)):
-            yield line.rstrip()
-
-
-def _quietly(read: Callable[[Any], Any], thing: Any) -> Any:
-    """Return a part of an exception of any class, or None if reading it raises."""
-    try:
-        return read(thing)
-    except Exception:
-        return None
+        with contextlib.suppress(Exception):  # TensorFlow's errors know their operation
+            lines.append(f"[[{{{{node {current.op.name}}}}}]]")  # type: ignore[union-attr]
+        current = current and (current.__cause__ or current.__context__)
+    return explain_stream(io.BytesIO("\n".join(lines).encode("utf-8", "replace")))
 
 
 def _diagnose(collector: Collector) -> Diagnosis:
-    stopped = [place for place, message, _ in collector.others if message.family == "stopped"]
-    weak = collector.weak
-    if collector.failures:
-        return _failure(collector.failures[0], len(collector.failures) - 1 + collector.later)
+    if collector.failure is not None:
+        return _failure(collector.failure)
+    weak, others = collector.weak, collector.others
     refused = [each for each in weak if each.what == "driver"]
     sizes = [each.facts.get("requested_bytes") or 0 for each in refused]
     if len(refused) > 1 and all(0.8 * a <= b < a for a, b in pairwise(sizes)):
         weak = [each for each in weak if each.what != "driver"]
         if not weak:
             return _other("notice", "shrinking", refused[0].first, refused[0].evidence)
-    limits = [place for place, message, _ in collector.others if message.family == "limit"]
-    weak = [each for each in weak if each.what != "exhausted" or not any(abs(n - each.first) < _NEAR for n in limits)]
-    if weak and not any(abs(place - weak[0].first) < 200 for place in stopped):
-        return _failure(weak[0], 0)
-    if collector.others:
+    limits = [number for number, message, _ in others if message.family == "limit"]
+    weak = [each for each in weak if each.what != "exhausted" or not _is_near(limits, each.first, _NEAR)]
+    stops = [number for number, message, _ in others if message.family == "stopped"]
+    if weak and not _is_near(stops, weak[0].first, _BEFORE_STOP):
+        return _failure(weak[0])
+    if others:
         ranks = {"notice": 0, "nan": 1}
-        place, message, text = max(collector.others, key=lambda each: (ranks.get(each[1].family, 2), each[0]))
-        return _other(message.family, message.what, place, text)
-    return Diagnosis(False, summary="Nothing here says that memory ran out.")
+        number, message, text = max(others, key=lambda other: (ranks.get(other[1].family, 2), other[0]))
+        return _other(message.family, message.what, number, text)
+    return Diagnosis(False, summary=other_sentence("", ""))
+
+
+def _is_near(numbers: list[int], number: int, distance: int) -> bool:
+    return any(abs(each - number) < distance for each in numbers)
 
 
 def _other(family: str, what: str, place: int, text: str) -> Diagnosis:
@@ -176,31 +131,30 @@ def _other(family: str, what: str, place: int, text: str) -> Diagnosis:
     return Diagnosis(False, family=family, summary=summary, lines=(place, place), evidence=evidence)
 
 
-def _failure(failure: Failure, later: int) -> Diagnosis:
-    found = figures(failure)
+def _failure(failure: Failure) -> Diagnosis:
+    sizes = figures(failure)
     operation, named = failed_operation(failure)
     subject = failed_subject(failure, operation, named.phase)
     facts = failure.facts
     return Diagnosis(
         True,
         family=failure.family,
-        summary=sentence(failure, found, named.layer, named.phase, subject),
-        requested_bytes=found.requested,
-        free_bytes=found.free,
-        largest_free_bytes=found.largest,
-        limit_bytes=found.limit,
-        in_use_bytes=found.in_use,
-        reserved_bytes=found.reserved,
+        summary=sentence(failure, sizes, named, subject),
+        requested_bytes=sizes.requested,
+        free_bytes=sizes.free,
+        largest_free_bytes=sizes.largest,
+        limit_bytes=sizes.limit,
+        in_use_bytes=sizes.in_use,
+        reserved_bytes=sizes.reserved,
         device=facts.get("device"),
         tensor_shape=facts.get("tensor_shape"),
         dtype=facts.get("dtype"),
         operation=operation if named.layer or named.phase else None,
         layer=named.layer,
         pass_=named.phase,
-        cause=found.cause,
-        warnings=(DAMAGED,) if (failure.family, failure.what) == ("xla", "program") else (),
-        suggestions=suggestions(failure, found, operation, named.phase, subject),
+        cause=sizes.cause,
+        warnings=(read_data("texts")["damaged"],) if (failure.family, failure.what) == ("xla", "program") else (),
+        suggestions=suggestions(failure, sizes, operation, named.phase, subject),
         lines=(failure.first, failure.last),
         evidence=failure.evidence.strip()[:_EVIDENCE],
-        later_failures=later,
     )

@@ -7,7 +7,7 @@ needles   pieces of text, one of which every such line holds; looked for first, 
 pattern   a regular expression, searched in the line; must not backtrack without bound. `<limit_bytes:size>` stands for
           a group that is taken as a fact: `size` ("1.5GiB"), `count` (bytes without a unit), `kilobytes` (without their
           unit) or `shape` ("64,112,112,64"). Any other `(?P<name>…)` is taken as text; a `place`, an `allocator` or the
-          number of a `gpu` gives the device.
+          number of a `gpu` gives the device. `<start>` stands for the start of a message.
 kind      "failure" (memory ran out), "weak" (a death that is most often that), "detail" (of a failure beside it),
           "ahead" (of a failure that follows), "cancel" (the failure just before was none) or "other" (something that is
           not out of memory)
@@ -16,7 +16,6 @@ what      an identifier within the family, for the sentence and the remedies
 facts     what every such line says: fields of a `Diagnosis` in bytes and counts, "processes", "pool", "free_piece",
           "note"
 sentences the name of a list of patterns, each searched in what `pattern` matched
-sums      facts that follow from others, such as "limit_bytes - free_bytes"
 ========= ==========================================================================================================
 """
 
@@ -33,7 +32,7 @@ from kerasmem.files import package_data
 
 MOST = 2**62  # no size, dimension or count beyond this is taken for one
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
-_MOST_PROCESSES = 64
+START = r"(?:^|[\])|:F] )"  # of a message: also after the date, rank, pod or source that a logger put before it
 _FORM = re.compile(r"<(\w+):(size|count|kilobytes|shape)>")
 _GROUPS = {
     "size": r"(?P<{0}__size>\d{{1,20}}(?:,\d{{3}}){{0,6}}(?:\.\d{{0,6}})?) ?(?P<{0}__unit>[kKMGTP]?i?[bB]?(?:ytes)?)\b",
@@ -54,7 +53,6 @@ class Message:
     what: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     sentences: tuple[str, ...] = ()
-    sums: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, line: str) -> dict[str, Any] | None:
         """Read the facts in a line with one of the needles, or None if the line does not match."""
@@ -65,14 +63,11 @@ class Message:
         for sentence in self.sentences:
             said = [_named_facts(each) for each in _compiled(sentence).finditer(line, *match.span())]
             if said and "processes" in said[0]:  # the card's, one after the other
-                facts["processes"] = [each["processes"] or 0 for each in said[:_MOST_PROCESSES]]
+                facts["processes"] = [each["processes"] or 0 for each in said]
             elif said:
                 facts |= said[0]
         if self.sentences and not facts:
             return None
-        for name, terms in self.sums.items():
-            if (total := _sum(terms, facts)) is not None:
-                facts[name] = total
         return _with_device(facts)
 
 
@@ -93,7 +88,7 @@ def all_messages() -> tuple[Message, ...]:
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(_FORM.sub(lambda mark: _GROUPS[mark[2]].format(mark[1]), pattern))
+    return re.compile(_FORM.sub(lambda mark: _GROUPS[mark[2]].format(mark[1]), pattern.replace("<start>", START)))
 
 
 def _named_facts(match: re.Match[str]) -> dict[str, Any]:
@@ -127,19 +122,6 @@ def _device_name(text: str) -> str | None:
     if found:
         return f"{found[1].upper()}:{int(found[2])}"
     return "CPU:0" if "cpu" in text.lower() else None
-
-
-def _sum(terms: str, facts: Mapping[str, Any]) -> int | None:
-    """Return "limit_bytes - free_bytes", not below 0; None where a term is not known."""
-    total, sign = 0, 1
-    for term in terms.split():
-        if term in ("+", "-"):
-            sign = 1 if term == "+" else -1
-        elif facts.get(term) is None:
-            return None
-        else:
-            total += sign * facts[term]
-    return max(0, total)
 
 
 def _size(number: str, unit: str) -> int | None:

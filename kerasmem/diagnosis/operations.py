@@ -1,8 +1,8 @@
 """From the name of an operation, as it stands in a log, to the Keras layer and the phase of the step. Pure.
 
 With the model at hand `kerasmem.models.op_names` tells layers apart for certain; a log has the names alone. Keras 3
-numbers every scope of a call ("net_1/block_2_1/Relu" is the layer block_2 of the model net), Keras 2 none
-("net/block_2/Relu"), and sessions of TensorFlow 1 put gradients below "training/Adam/gradients".
+numbers every scope of a call: "net_1/block_2_1/Relu" is the layer block_2 of the model net. Layers of Keras 2, which
+numbers none, are not told apart.
 """
 
 from __future__ import annotations
@@ -52,12 +52,11 @@ def model_number(operation: str) -> tuple[str, int] | None:
     return None
 
 
-def parse_operation(name: str, *, keras: int | None = None) -> OperationName:
+def parse_operation(name: str) -> OperationName:
     """Return the layer and the phase of the operation of this name.
 
     Args:
         name: as TensorFlow or XLA writes it.
-        keras: 2 or 3 where known: which of them named the scopes.
 
     Examples:
         >>> parse_operation("gradient_tape/vgg16_1/block4_conv2_1/Conv2D/Conv2DBackpropInput")
@@ -65,7 +64,7 @@ def parse_operation(name: str, *, keras: int | None = None) -> OperationName:
     """
     name = name[:400].split(";")[0]
     if "(" in name:
-        return _of_jax(name)
+        return OperationName(None, "backward" if "transpose(" in name else "forward" if "jvp(" in name else None)
     parts = [part for part in re.sub(r"__inference_\w+$|:\d+$|\^", "", name).split("/") if part]
     backward = BACKWARD in parts or any(re.fullmatch(r"gradients?(?:_\d+)?", part) for part in parts)
     # the tape adds up the gradients of a value that was used more than once outside any scope
@@ -75,37 +74,21 @@ def parse_operation(name: str, *, keras: int | None = None) -> OperationName:
         parts.pop(0)
     if parts and _scope("optimizers").fullmatch(parts[0]) and not backward:
         return OperationName(None, "optimizer")
-    if backward:
-        parts = [part for part in parts if part != BACKWARD and not re.fullmatch(r"gradients?(?:_\d+)?", part)]
-        parts = parts[1:] if parts and _scope("optimizers").fullmatch(parts[0]) else parts
     if len(parts) < 2:  # of no layer: an operation of the step's own
         return OperationName(None, "backward" if backward else None)
     if _scope("losses").fullmatch(parts[0]) and not re.search(r"conv|dense|block", parts[0]):
         return OperationName(None, "backward" if backward else "forward")
-    return OperationName(_layer(parts[:-1], keras), "backward" if backward else "forward")
+    return OperationName(_layer(parts[:-1]), "backward" if backward else "forward")
 
 
-def _layer(scopes: list[str], keras: int | None) -> str | None:
-    if keras != 2 and len(scopes) > 1 and all(_NUMBERED.fullmatch(each) for each in scopes[:2]):
-        inside: list[str] = []
-        for each in scopes[1:]:
-            found = _NUMBERED.fullmatch(each)
-            if not found or (inside and _scope("inside").fullmatch(each)):
-                break
-            inside.append(found[1])
-        return "/".join(inside) or None
-    is_model = _scope("models").fullmatch(scopes[0]) is not None
-    known = 2 if len(scopes) > 1 and (is_model or _NUMBERED.fullmatch(scopes[1])) else 1  # "conv2d_5" is a layer here
-    kept = scopes[:known]
-    for each in scopes[known:]:
-        if _scope("inside").fullmatch(each):
+def _layer(scopes: list[str]) -> str | None:
+    """Return the layer by the numbered scopes below the model's, to the first one that a layer opens inside."""
+    if not _NUMBERED.fullmatch(scopes[0]):
+        return None
+    layers: list[str] = []
+    for scope in scopes[1:]:
+        numbered = _NUMBERED.fullmatch(scope)
+        if not numbered or (layers and _scope("inside").fullmatch(scope)):
             break
-        kept.append(each)
-    if keras == 3 and len(kept) == 1:
-        return None  # what the model does outside its layers
-    return "/".join(kept[1:]) if len(kept) > 1 else kept[0]
-
-
-def _of_jax(name: str) -> OperationName:
-    phase = "backward" if "transpose(" in name else "forward" if "jvp(" in name else None
-    return OperationName(None, phase)
+        layers.append(numbered[1])
+    return "/".join(layers) or None

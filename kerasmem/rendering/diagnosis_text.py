@@ -65,8 +65,7 @@ def _context(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if found.lines:
         first, last = found.lines
         place = f"line {first:,}" if first == last else f"lines {first:,}–{last:,}"
-        more = f"; {found.later_failures:,} more later, the first is the cause" if found.later_failures else ""
-        yield "Where", place + more
+        yield "Where", place
     if found.evidence:
         yield "Text", printable(found.evidence, _LONGEST)
 

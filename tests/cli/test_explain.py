@@ -58,7 +58,7 @@ def test_standard_input(cli, monkeypatch):
     ("make", "told"),
     [
         (lambda log, folder: folder / "none.log", "cannot be read"),
-        (lambda log, folder: folder, "is a folder"),
+        (lambda log, folder: folder, "directory"),
         (lambda log, folder: log(gzip.compress(OOM.encode()), "train.log.gz"), "unpack it first"),
     ],
 )

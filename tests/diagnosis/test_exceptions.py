@@ -21,8 +21,8 @@ class ResourceExhaustedError(Exception):
     """Has what TensorFlow's has."""
 
     def __init__(self, message, op=None):
-        super().__init__()
-        self.message, self.op = message, op
+        super().__init__(message)
+        self.op = op
 
 
 class Op:

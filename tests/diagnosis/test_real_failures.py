@@ -48,7 +48,7 @@ def test_layer_and_phase_are_right(failures, case, source):
     data = failures[case][source]
     assert data is not None, "it did not run out"
     where, mode = case.split()
-    assert data["out_of_memory"] and data["later_failures"] == 0 and data["requested_bytes"] > 2**20
+    assert data["out_of_memory"] and data["requested_bytes"] > 2**20
     if mode == "xla":
         assert data["family"] == "xla" and data["warnings"] and data["layer"] is None
     else:
