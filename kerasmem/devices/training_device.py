@@ -56,12 +56,6 @@ def training_kernels() -> CpuKernels | CardKernels:
     return cpu_kernels() if capability is None else CardKernels(capability, training_memory(), cpu_kernels())
 
 
-def free_cpu_allocator_bytes() -> int | None:
-    """Return the bytes left to TensorFlow's CPU allocator, or None if the environment sets no limit."""
-    limit = _cpu_allocator_limit()
-    return None if limit is None else limit - tensorflow_allocator("CPU:0").read().in_use_bytes
-
-
 def _first_gpu() -> Any:
     """Return the first GPU that TensorFlow may use, or None."""
     import tensorflow as tf

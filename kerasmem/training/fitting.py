@@ -8,13 +8,11 @@ from typing import Any
 import keras
 
 from kerasmem import checks
-from kerasmem.compat.keras_training import is_under_strategy
-from kerasmem.errors import UsageError, warn_user
+from kerasmem.errors import warn_user
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
 from kerasmem.training.model_state import read_state
-from kerasmem.training.run_state import RunState, plain
-from kerasmem.training.sources import make_source
-from kerasmem.training.steps.checks import INEXACT, MEAN, SUM, check_fit
+from kerasmem.training.sources import RunState, make_source, plain
+from kerasmem.training.steps.checks import MEAN, SUM, check_fit
 from kerasmem.training.steps.remote import refuse_in_worker
 from kerasmem.training.trainer import FitOptions, SaveCallback, Trainer
 
@@ -27,7 +25,7 @@ def fit(
     class_weight: Any = None, sample_weight: Any = None, initial_epoch: int = 0, steps_per_epoch: int | None = None,
     validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
     *,
-    micro_batches: int | str | None = None, checkpoint: str | os.PathLike[str] | None = None,
+    micro_batches: int | None = None, checkpoint: str | os.PathLike[str] | None = None,
     save_freq: int = SAVE_FREQ, keep: bool = False, isolated: bool | None = None, loss_reduction: str | None = None,
 ) -> Any:  # fmt: skip
     """Train a model as `model.fit` does, and survive running out of memory.
@@ -39,32 +37,31 @@ def fit(
     chooses the size of the pieces; without an estimate the batch is halved. Later batches use the same size.
 
     A batch is divided only if the result is known to be the same: for Keras's own step, and for a `compute_loss` of the
-    model's own if `loss_reduction` states how it reduces over rows. A model with another step of its own, or made under
-    a strategy, trains as it stands; if it runs out, the step is undone and the error lists the options.
+    model's own if `loss_reduction` states how it reduces over rows. A model with another step of its own trains as it
+    stands; if it runs out, the step is undone and the error lists the options.
 
-    A failed step may leave weights half updated, so a copy of the state is kept on the host. It is taken before each
-    step of new shapes and then from time to time; the batches since (at most 1 GiB) are repeated.
+    A failed step may leave weights half updated, so a copy of the state is kept on the host. It is taken before the
+    first step of training and of validation, and then from time to time; batches since then (at most 1 GiB) are
+    repeated.
 
     Under XLA a failed step destroys the weights, so there steps run in a process of their own, made from the model's
     configuration. Data, callbacks and History stay in this process. Callbacks see, and may change, weights at the ends
     of epochs only; the learning rate at any batch. On the CPU a failed step often ends the process in graph mode as
     well; `isolated=True` survives that.
 
-    With `checkpoint` a killed run resumes at the very next batch when the script is started again. With
-    `keras.utils.set_random_seed` arrays and a `PyDataset` come in the order of `model.fit`. Arrays without a seed, and
-    shuffled batches of a `PyDataset` with `steps_per_epoch`, come in an order that depends on the epoch's number and a
-    saved seed. Data of tf.data or a generator is read again up to the position, and must be the same. The state of
-    callbacks is not saved; see `ResumeTraining`. With deterministic operations the result is the same bit for bit. At
-    the end of data of unknown length Keras's graph counts one step more in `optimizer.iterations`; this does not.
+    With `checkpoint` a killed run resumes at the very next batch when the script is started again. Arrays and the
+    batches of a `PyDataset` are then shuffled by the epoch's number and a seed that is saved, not in Keras's order; the
+    seed follows `keras.utils.set_random_seed`. Data of tf.data or a generator is read again up to the position, so give
+    `shuffle()` a seed. The state of callbacks is not saved; see `ResumeTraining`. With deterministic operations the
+    result is the same bit for bit. At the end of data of unknown length Keras's graph counts one step more in
+    `optimizer.iterations`; this does not.
 
     Args:
         model: a compiled Keras model.
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq: as
             for `model.fit`. Steps are taken one by one, also with `steps_per_execution`.
-        micro_batches: number of pieces of each batch, from the start; or "inexact": if a batch runs out that cannot be
-            divided with the same result, its pieces are batches of their own. Defaults to whole batches until one runs
-            out.
+        micro_batches: number of pieces of each batch, from the start. Defaults to whole batches until one runs out.
         checkpoint: path of a file for the position of the run; removed at the end.
         save_freq: batches between two checkpoints; each epoch's end is saved too. Defaults to 100.
         keep: keep the file at the end. Defaults to False.
@@ -97,21 +94,15 @@ def fit(
         "validation_batch_size": validation_batch_size, "validation_freq": validation_freq,
     }  # fmt: skip
     refuse_in_worker()
-    if micro_batches is not None and micro_batches != INEXACT:
+    if micro_batches is not None:
         micro_batches = checks.whole("micro_batches", micro_batches)
     if checkpoint is not None:
         checkpoint = os.path.abspath(checks.path("checkpoint", checkpoint))
     if loss_reduction is not None:
         checks.choice("loss_reduction", loss_reduction, (MEAN, SUM))
     save_freq = checks.whole("save_freq", save_freq)
-    check_fit(model, arguments)
+    check_fit(model)
     isolated = bool(model.jit_compile if isolated is None else isolated)
-    if is_under_strategy(model):
-        strategy = type(model.distribute_strategy).__name__
-        if isolated:
-            raise UsageError(f"isolated: steps of {strategy} run in this process; leave isolated=True out")
-        if micro_batches is not None:
-            raise UsageError(f"micro_batches: {strategy} divides batches itself; choose a smaller batch_size")
     return train(model, arguments, FitOptions(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction))
 
 

@@ -25,9 +25,7 @@ from kerasmem.errors import UsageError, warn_user
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-def replace_fit(
-    keras: ModuleType, *, folder: str | None, micro_batches: int | None, save_freq: int, halvings: int
-) -> None:
+def replace_fit(keras: ModuleType, *, folder: str | None, micro_batches: int | None, save_freq: int) -> None:
     """Replace `fit` of every Keras model by `kerasmem.fit`.
 
     Args:
@@ -35,7 +33,6 @@ def replace_fit(
         folder: folder for the checkpoint of each call, by its number; None for no checkpoints.
         micro_batches: pieces of a batch from the start.
         save_freq: batches between two checkpoints.
-        halvings: as for `FitOptions`.
     """
     keras_fit = keras.Model.fit
     signature = inspect.signature(keras_fit)
@@ -45,7 +42,6 @@ def replace_fit(
     def fit(model: Any, *arguments: Any, **named: Any) -> Any:
         if getattr(model.train_function, "is_kerasmem", False):  # `kerasmem.fit` calls it
             return keras_fit(model, *arguments, **named)
-        from kerasmem.compat.keras_training import is_under_strategy
         from kerasmem.training.fitting import train
         from kerasmem.training.sources import make_source
         from kerasmem.training.steps.checks import check_fit
@@ -55,12 +51,12 @@ def replace_fit(
         del bound["self"]
         number = next(numbers)
         try:
-            check_fit(model, bound)
+            check_fit(model)
         except UsageError as error:
             _warn(f"fit {number} of the script runs as Keras has it: {error}")
             return keras_fit(model, *arguments, **named)
-        isolated = bool(model.jit_compile) and not is_under_strategy(model)
-        options = FitOptions(micro_batches, save_freq=save_freq, isolated=isolated, falls_back=True, halvings=halvings)
+        isolated = bool(model.jit_compile)
+        options = FitOptions(micro_batches, save_freq=save_freq, isolated=isolated, falls_back=True)
         if folder is None:
             return train(model, bound, options)
         prepared = dict(bound)

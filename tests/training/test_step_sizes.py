@@ -16,14 +16,9 @@ from kerasmem.errors import ModelError
 from kerasmem.estimation.outcomes import model_outcome
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import RanOut
+from kerasmem.training.steps.policy import Failure, GiveUp, SplitPolicy
 from kerasmem.training.steps.remote import RemoteEngine
-from kerasmem.training.steps.sizing import (
-    Fitting,
-    Room,
-    estimate_fitting,
-    most_rows,
-    nothing_fits,
-)
+from kerasmem.training.steps.sizing import Fitting, estimate_fitting, most_rows, nothing_fits
 
 L = keras.layers
 ROWS = 64
@@ -75,72 +70,99 @@ def test_most_rows_asks_seldom():
     assert most_rows(need, 3000, 4096, lambda: True) in range(150, 201)
     assert len(set(asked)) <= 5
     assert most_rows(need, 10**6, 4096, lambda: True) == 4096
-    assert most_rows(need, 900, 4096, lambda: True) == 1
+    assert most_rows(need, 900, 4096, lambda: True) == 0
     assert most_rows(need, 3000, 4096, lambda: False) in range(120, 201), "no time: on the line"
 
 
-def test_what_does_not_surely_fit_is_told_from_what_does():
+def test_rows_that_surely_fit_differ_from_rows_that_may_fit():
     model = dense()
     outcomes = [model_outcome(model, BATCH, rows) for rows in (1, ROWS)]
-    for room, is_sure in ((2 * outcomes[1].high, True), (min(each.total for each in outcomes), False), (10, False)):
-        found = estimate_fitting(model, "train", BATCH, ROWS, Room(room), accumulates=False)
-        assert found.is_in_doubt != is_sure and (found.rows == ROWS) == (room >= outcomes[1].total)
-        assert found.is_hopeless == found.is_impossible == (room == 10)
-    held = Room(2 * outcomes[1].high, other=2 * outcomes[1].high)  # by something else, which may go
-    found = estimate_fitting(model, "train", BATCH, ROWS, held, accumulates=False)
-    assert found.is_hopeless and not found.is_impossible
-    added = estimate_fitting(model, "train", BATCH, ROWS, Room(2 * outcomes[1].high), accumulates=True).added
+    for limit, is_sure in ((2 * outcomes[1].high, True), (min(each.total for each in outcomes), False), (10, False)):
+        found = estimate_fitting(model, "train", BATCH, ROWS, limit, accumulates=False)
+        assert found.is_sure == is_sure and (found.rows == ROWS) == (limit >= outcomes[1].total)
+        assert (found.rows == 0) == found.is_impossible == (limit == 10)
+    limit = 2 * outcomes[1].high
+    held = estimate_fitting(model, "train", BATCH, ROWS, limit, limit, accumulates=False)  # it may be freed
+    assert held.rows == 0 and not held.is_impossible
+    added = estimate_fitting(model, "train", BATCH, ROWS, limit, accumulates=True).added
     assert added == 4 * model.count_params()
-    assert estimate_fitting(model, "train", (np.array(["a"] * 4), None), 2, Room(10), accumulates=False) is None
+    assert estimate_fitting(model, "train", (np.array(["a"] * 4), None), 2, 10, accumulates=False) is None
 
 
-SURE, IN_DOUBT, HOPELESS = (False, False), (True, False), (True, True)
+@pytest.mark.parametrize(
+    ("policy", "failures", "next_rows", "is_in_doubt"),
+    [
+        (SplitPolicy(64), [Failure(64)], 32, True),
+        (SplitPolicy(64), [Failure(64), Failure(32)], 16, True),
+        (SplitPolicy(64, 16, is_sure=True), [Failure(64)], 16, False),
+        (SplitPolicy(64, 16), [Failure(64)], 16, True),
+        (SplitPolicy(64, 16, is_sure=True), [Failure(64), Failure(16)], 4, True),  # much less, against the estimate
+        (SplitPolicy(64, 0), [Failure(64)], 16, True),
+        (SplitPolicy(64, 0, is_impossible=True), [Failure(64)], GiveUp(), True),
+        (SplitPolicy(64, 16), [Failure(1)], GiveUp(), True),
+        (SplitPolicy(64, 16), [Failure(64), Failure(16, is_update=True)], GiveUp(is_update=True), True),
+        (SplitPolicy(64), [Failure(64, is_certain=False)], 64, False),  # killed, maybe for another reason
+        (SplitPolicy(64), [Failure(64, is_certain=False)] * 2, 32, False),
+    ],
+)
+def test_the_policy_chooses_the_next_pieces(policy, failures, next_rows, is_in_doubt):
+    assert policy.next(failures) == next_rows
+    assert policy.is_in_doubt(failures) == is_in_doubt
+
+
+SURE, IN_DOUBT = (Fitting(16, is_sure, None, 100, 0, 0) for is_sure in (True, False))
+HOPELESS = Fitting(0, False, None, 100, 0, 0)
 
 
 class Engine:
     """Runs out by a rule, as an engine does."""
 
-    def __init__(self, needs, asks):
-        self.needs, self.asks, self.tried = needs, asks, []
+    def __init__(self, needs):
+        self.needs, self.tried = needs, []
 
     def step(self, kind, batch, size):
         size = min(size, len(batch[0]))
         self.tried.append((len(batch[0]), size))
         if self.needs(size):
-            raise RanOut(Diagnosis(True, summary="it ran out", requested_bytes=self.asks(size)))
+            raise RanOut(Diagnosis(True, summary="it ran out", limit_bytes=100))
         return {"loss": 0.0}
 
     def state(self):
         return {"model": [np.zeros(3)]}
 
-    def load(self, state, *, releases=True):
+    def load(self, state):
         pass
 
     def other_bytes(self, state_bytes):
         return 0
 
 
+@pytest.fixture
+def estimated(monkeypatch):
+    """Return a function that sets the answer of the estimator."""
+
+    def estimate(fitting):
+        monkeypatch.setattr("kerasmem.training.steps.driver.estimate_fitting", lambda *_, **named: fitting)
+
+    return estimate
+
+
 @pytest.mark.parametrize(
-    ("needs", "asks", "fitting", "tried"),
+    ("needs", "fitting", "tried"),
     [
-        (lambda n: True, lambda n: 100, None, [(64, 64), (64, 32), (2, 1)]),
-        (lambda n: n > 4, lambda n: 100, None, [(64, 64), (64, 32), (2, 1), (64, 16), (16, 8), (8, 4), (64, 4)]),
-        (lambda n: n > 16, lambda n: n, None, [(64, 64), (64, 32), (64, 16)]),
-        (lambda n: n > 16, lambda n: n, SURE, [(64, 64), (64, 16)]),
-        (lambda n: n > 4, lambda n: n, SURE, [(64, 64), (64, 16), (8, 4), (64, 4)]),  # much less, against the estimate
-        (lambda n: True, lambda n: n, HOPELESS, [(64, 64), (2, 1)]),
-        (lambda n: n > 16, lambda n: n, HOPELESS, [(64, 64), (2, 1), (64, 16)]),
-        (lambda n: True, lambda n: n, IN_DOUBT, [(64, 64), (2, 1)]),
-        (lambda n: n > 16, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 16)]),
-        (lambda n: n > 4, lambda n: n, IN_DOUBT, [(64, 64), (2, 1), (64, 16), (2, 1), (64, 1)]),  # known to fit
+        (lambda n: True, None, [(64, 64), (2, 1)]),
+        (lambda n: n > 16, None, [(64, 64), (2, 1), (64, 32), (64, 16)]),
+        (lambda n: n > 16, SURE, [(64, 64), (64, 16)]),
+        (lambda n: n > 4, SURE, [(64, 64), (64, 16), (2, 1), (64, 4)]),
+        (lambda n: True, HOPELESS, [(64, 64), (2, 1)]),
+        (lambda n: n > 16, HOPELESS, [(64, 64), (2, 1), (64, 16)]),
+        (lambda n: n > 4, IN_DOUBT, [(64, 64), (2, 1), (64, 16), (64, 4)]),
     ],
 )
-def test_what_is_tried_after_a_failure(monkeypatch, needs, asks, fitting, tried):
-    engine, model = Engine(needs, asks), dense()
-    driver = Driver(engine, model)
-    known = fitting and Fitting(16, *fitting, None, Room(100), 0)
-    monkeypatch.setattr(driver, "_ask", lambda *_: known)
-    monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
+def test_what_is_tried_after_a_failure(estimated, needs, fitting, tried):
+    engine = Engine(needs)
+    estimated(fitting)
+    driver = Driver(engine, dense())
     with (
         pytest.raises(ModelError, match=r"(?s)not even one row at a time.*A smaller batch cannot help")
         if needs(1)
@@ -156,17 +178,15 @@ def test_where_nothing_helps_the_message_has_the_figures_and_what_could():
     model = keras.Sequential([keras.Input((8,)), *rows])
     model.compile("adam", "mse", jit_compile=False)
     model.optimizer.build(model.trainable_variables)
-    room = Room(16 * 2**20)
-    fitting = estimate_fitting(model, "train", BATCH, 2, room, accumulates=True)
-    assert fitting.is_hopeless and fitting.is_impossible, "it holds too much, so not one row is tried"
+    fitting = estimate_fitting(model, "train", BATCH, 2, 16 * 2**20, accumulates=True)
+    assert fitting.is_impossible, "it holds too much, so not one row is tried"
     message = nothing_fits("it ran out", model, fitting, 0)
     assert "not even one row at a time fits: it ran out" in message and "the device has 16.0 MiB" in message
     assert "kerasmem.recompute(model)" in message and "a smaller model" in message and "a larger card" in message
-    assert "smaller batches" not in message and "SGD" not in message, "neither saves enough"
-    assert "such as keras.optimizers.SGD" in nothing_fits("it ran out", model, None, 0)
+    assert "smaller batches" not in message and "such as keras.optimizers.SGD" in message
 
 
-def test_an_update_that_runs_out_is_not_tried_with_smaller_pieces(monkeypatch):
+def test_an_update_that_runs_out_is_not_tried_with_smaller_pieces(estimated):
     class Updating(Engine):
         def step(self, kind, batch, size):
             try:
@@ -178,10 +198,9 @@ def test_an_update_that_runs_out_is_not_tried_with_smaller_pieces(monkeypatch):
     words.compile("adam", "mse", jit_compile=False)
     words.optimizer.build(words.trainable_variables)
     for model, is_told in ((dense(), False), (words, True)):
-        engine = Updating(lambda n: True, lambda n: 100)
+        engine = Updating(lambda n: True)
+        estimated(SURE)
         driver = Driver(engine, model)
-        monkeypatch.setattr(driver, "_ask", lambda *_: Fitting(16, *SURE, None, Room(100), 0))
-        monkeypatch.setattr("kerasmem.training.steps.driver.allocator_limit", lambda: 100)
         with (
             pytest.raises(ModelError, match=r"the update of the weights does not fit: it ran out") as told,
             pytest.warns(RuntimeWarning, match="ran out of memory"),

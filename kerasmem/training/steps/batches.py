@@ -19,41 +19,25 @@ def without_optionals(batch: Any) -> Any:
     return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
 
 
-def replica_parts(leaf: Any) -> tuple[Any, ...]:
-    """Return the parts of an array on the replicas of a strategy, or the array itself."""
-    return tuple(leaf.values) if isinstance(leaf, tf.distribute.DistributedValues) else (leaf,)
-
-
-def first_replica(batch: Any) -> Any:
-    """Return the part of a batch for a strategy's first replica."""
-    return map_arrays(lambda leaf: replica_parts(leaf)[0], batch)
-
-
 def has_any_rows(iterator: Any) -> bool:
     """Return whether an iterator of TensorFlow's leaves open how many rows its batches have."""
     specs = keras.tree.flatten(getattr(iterator, "element_spec", None))
     return any(isinstance(each, tf.TensorSpec) and each.shape.rank and each.shape[0] is None for each in specs)
 
 
+def _arrays(batch: Any) -> list[Any]:
+    return [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+
+
 def row_count(batch: Any) -> int:
-    """Return the number of samples: the first dimension of the first array there is."""
-    arrays = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-    return sum(int(each.shape[0]) for each in replica_parts(arrays[0]))
-
-
-def signature(batch: Any) -> tuple[Any, ...]:
-    """Return shapes and types, which decide how much memory a step takes."""
-    leaves = (each for leaf in keras.tree.flatten(batch) if leaf is not None for each in replica_parts(leaf))
-    return tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+    """Return the number of samples: the first dimension of the first array."""
+    return int(_arrays(batch)[0].shape[0])
 
 
 def byte_count(batch: Any) -> int:
     """Return the bytes of the arrays; sparse and ragged ones count as their values."""
-    total = 0
-    for leaf in (part for each in keras.tree.flatten(batch) for part in replica_parts(each)):
-        values = getattr(leaf, "flat_values", getattr(leaf, "values", leaf))
-        total += int(getattr(values, "nbytes", 0)) if leaf is not None else 0
-    return total
+    values = (getattr(leaf, "flat_values", getattr(leaf, "values", leaf)) for leaf in _arrays(batch))
+    return sum(int(getattr(value, "nbytes", 0)) for value in values)
 
 
 def part(batch: Any, start: int, stop: int) -> Any:

@@ -41,8 +41,8 @@ from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.models.freeing import collect, drop_frames
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.training.model_state import ModelState, lend, load_state, read_state
-from kerasmem.training.steps.batches import first_replica, part, row_count
-from kerasmem.training.steps.checks import SUM, division_obstacle, has_own_loss
+from kerasmem.training.steps.batches import part, row_count
+from kerasmem.training.steps.checks import SUM, has_own_loss
 
 PLAIN = "rows"  # a mean over rows; pieces count by their rows, which is how they are weighted anyway
 COUNTED = "counted"  # the divisor is known only from the piece: its mask, or its sample weights
@@ -57,7 +57,10 @@ class RanOut(Exception):
         is_certain: whether it is known to be memory; a process that was killed may have been for other reasons.
         is_dead: the process that ran it can no longer be trusted, or is gone.
         is_update: it was the update after the last piece, which takes as much whatever a piece has.
+        rows: rows of the pieces.
     """
+
+    rows = 0
 
     def __init__(
         self, diagnosis: Diagnosis, *, is_certain: bool = True, is_dead: bool = False, is_update: bool = False
@@ -79,29 +82,22 @@ class LocalEngine:
     """
 
     def __init__(self, model: Any, loss_reduction: str | None = None, *, any_rows: bool = False) -> None:
-        self.model, self._loss_reduction = model, loss_reduction
+        self.model = model
         self.whole = {kind: _keras_function(model, kind) for kind in ("train", "test")}
-        self._micro = MicroStep(model, loss_reduction, any_rows=any_rows)
+        self._micro = MicroStep(model, loss_reduction)
         self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
         self._in_use = in_use_reader()
         self._most_before = 0  # bytes that were in use before a step, beside what micro-batches keep
         reserve_in_one_piece()
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole if it has no more.
-
-        If a batch cannot be divided with the same result, its pieces are batches of their own.
-        """
+        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole if it has no more."""
         self._most_before = max(self._most_before, self._in_use() - self._micro.held_bytes)
         self._micro.is_updating = False
         try:
-            total = row_count(batch)
-            if size < total and division_obstacle(self.model, kind, self._loss_reduction) is None:
+            if size < row_count(batch):
                 logs: dict[str, Any] = getattr(self._micro, kind)(batch, size)
                 return logs
-            if size < total:
-                pieces = [part(batch, start, min(start + size, total)) for start in range(0, total, size)]
-                return [dict(self.whole[kind](iter((piece,)))) for piece in pieces][-1]
             if kind in self._open:
                 self._open.discard(kind)
                 _trace_for_any_rows(self.whole[kind], batch)
@@ -123,10 +119,9 @@ class LocalEngine:
         """Return a copy of all that steps change."""
         return read_state(self.model)
 
-    def load(self, state: ModelState, *, releases: bool = True) -> None:
-        """Go back to a copy, and free the accumulators unless a successful step is undone."""
-        if releases:
-            self._micro.release()
+    def load(self, state: ModelState) -> None:
+        """Go back to a copy, and free the accumulators."""
+        self._micro.release()
         load_state(self.model, state)
 
     def other_bytes(self, state_bytes: int) -> int:
@@ -166,7 +161,6 @@ def build_step(model: Any, batch: Any) -> None:
 
     A step of the model's own is traced once for that: it may have optimizers, and layers, that Keras knows nothing of.
     """
-    batch = first_replica(batch)
     is_own = has_own_step(model)
     try:
         if has_call(model):
@@ -200,20 +194,17 @@ class MicroStep:
     Args:
         model: compiled and built; it has Keras's own `train_step`.
         loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
-        any_rows: whether Keras's pipeline leaves open how many rows a batch has; then the shown losses of a model's
-            outputs are means over batches, not over rows.
 
     Attributes:
         held_bytes: of the accumulators.
         is_updating: whether what runs, or ran out last, is the update, which takes as much whatever a piece has.
     """
 
-    def __init__(self, model: Any, loss_reduction: str | None = None, *, any_rows: bool = False) -> None:
+    def __init__(self, model: Any, loss_reduction: str | None = None) -> None:
         self.model = model
         self._is_sum = loss_reduction == SUM and has_own_loss(model)
         self._is_told_of_training = "training" in inspect.signature(model.call).parameters
         self._loss, self._loss_tracker = loss_and_tracker(model)
-        self._any_rows = any_rows
         self._divisors = Divisors()
         self._is_known = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
@@ -324,29 +315,13 @@ class MicroStep:
     def _compute_loss(
         self, x: Any, y: Any, predicted: Any, weight: Any, share: Any, factors: Any, *, training: bool
     ) -> Any:
-        with self._divisors.weighing(factors), self._counting_batches(share):
+        with self._divisors.weighing(factors):
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
         if self._is_sum:  # all is weighted by the share of the rows
             loss = loss / ops.cast(share, loss.dtype)
         rows = tf.shape(next(each for each in keras.tree.flatten(x) if each is not None))[0]
         self._loss_tracker.update_state(loss, sample_weight=rows)
         return loss
-
-    @contextlib.contextmanager
-    def _counting_batches(self, share: Any) -> Iterator[None]:
-        """Weight the shown losses of single outputs by the share of the batch."""
-        metrics = self._loss.metrics if self._any_rows and self._loss is not None else ()
-        for metric in metrics:
-
-            def update(value: Any, sample_weight: Any = None, own: Any = metric.update_state) -> Any:
-                return own(value, sample_weight=share)
-
-            metric.__dict__["update_state"] = update
-        try:
-            yield
-        finally:
-            for metric in metrics:
-                metric.__dict__.pop("update_state", None)
 
     def _evaluate(self, data: Any, share: Any, factors: Any) -> Any:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)

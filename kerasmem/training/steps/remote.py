@@ -23,7 +23,7 @@ from kerasmem.hdf5.format.layout import one_line
 from kerasmem.models.opening import pack_model
 from kerasmem.processes.channel import ChannelChild, ChildEnded, serve_requests
 from kerasmem.processes.children import exit_reason
-from kerasmem.training.model_state import ModelState, describe, read_state, variables
+from kerasmem.training.model_state import ModelState, read_state
 from kerasmem.training.steps.batches import map_arrays, on_host
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 
@@ -45,7 +45,6 @@ class RemoteEngine:
         check_card()
         self._batch, self._loss_reduction, self._any_rows = on_host(batch), loss_reduction, any_rows
         self._packed = pack(model)
-        self._own = _described(model)
         self._child: ChannelChild | None = None
         self.load(read_state(model))
 
@@ -64,11 +63,12 @@ class RemoteEngine:
         found: ModelState = self._ask("state")
         return found
 
-    def load(self, state: ModelState, *, releases: bool = True) -> None:
+    def load(self, state: ModelState) -> None:
         """Go back to a copy, in a new process if the old one is gone."""
         if self._child is None:
-            self._start()
-        self._ask("load", state, releases=releases)
+            self._start(state)
+        else:
+            self._ask("load", state)
 
     def other_bytes(self, state_bytes: int) -> int:
         """Return 0: a new process holds nothing but the model."""
@@ -88,25 +88,20 @@ class RemoteEngine:
             self._child.close()
             self._child = None
 
-    def _start(self) -> None:
+    def _start(self, state: ModelState) -> None:
         self._child = ChannelChild("kerasmem.training.steps.remote", **{_GROWTH: "true", _WORKER: "1"})
         try:
-            theirs_has = self._ask("make", self._packed, self._batch, self._loss_reduction, self._any_rows)
+            self._ask("make", self._packed, self._batch, self._loss_reduction, self._any_rows)
+            self._ask("load", state)
         except ModelError as error:
             self.close()
             raise cannot_be_made(str(error)) from None
-        for group, mine in self._own.items():
-            if theirs_has[group] != mine:
-                self.close()
-                raise cannot_be_made(
-                    f"it has other variables there: {len(theirs_has[group])} in {group}, not {len(mine)}"
-                )
 
-    def _ask(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def _ask(self, name: str, *arguments: Any) -> Any:
         if self._child is None:
             raise RanOut(_unknown("it is not running"), is_certain=False, is_dead=True)
         try:
-            kind, value = self._child.ask((name, arguments, named))
+            kind, value = self._child.ask((name, arguments))
         except ChildEnded as end:
             self._child = None
             raise _death(end) from None
@@ -227,20 +222,19 @@ def main() -> None:
     """Answer requests of a `RemoteEngine`: names of methods with arguments."""
     engine: LocalEngine | None = None
 
-    def make(packed: dict[str, Any], batch: Any, loss_reduction: str | None, any_rows: bool) -> dict[str, Any]:
+    def make(packed: dict[str, Any], batch: Any, loss_reduction: str | None, any_rows: bool) -> None:
         nonlocal engine
         model = unpack(packed)
         build_step(model, _tensors(batch))
         engine = LocalEngine(model, loss_reduction, any_rows=any_rows)
-        return _described(model)
 
-    def answer(request: tuple[str, tuple[Any, ...], dict[str, Any]]) -> tuple[Any, bool]:
-        name, arguments, named = request
+    def answer(request: tuple[str, tuple[Any, ...]]) -> tuple[Any, bool]:
+        name, arguments = request
         try:
             if name == "make":
                 return ("done", make(*arguments)), True
             if name != "step":
-                return ("done", getattr(engine, name)(*arguments, **named)), True
+                return ("done", getattr(engine, name)(*arguments)), True
             kind, batch, size = arguments
             assert engine is not None
             logs = engine.step(kind, _tensors(batch), size)
@@ -253,10 +247,6 @@ def main() -> None:
 
     # What a failed XLA step left behind must not be touched, not even to free it: `serve_requests` sees to that.
     serve_requests(answer)
-
-
-def _described(model: Any) -> dict[str, Any]:
-    return {group: describe(some) for group, some in variables(model).items() if group != "random"}
 
 
 def _tensors(batch: Any) -> Any:

@@ -7,16 +7,12 @@ a fraction of that.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.estimation.outcomes import model_outcome
@@ -28,47 +24,36 @@ from kerasmem.units import format_size
 MOST_SECONDS = 20.0  # after which no further size is asked for
 _MOST_BETWEEN = 3  # sizes that are asked for between one that fits and one that does not
 _SMALLER = "a smaller model: fewer or narrower layers, shorter sequences, smaller pictures"
+_LARGER = "a larger card or limit; other processes on this one ended"
 _HELD = {"weights": "weights", "optimizer": "the optimizer", "gradients": "gradients"}
 _MODES = {"train": "train", "test": "evaluate"}
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a step has.
-
-    Attributes:
-        limit: bytes that the device's allocator may hand out.
-        other: bytes of it that are in use beside the model, its optimizer and its metrics, such as `fit`'s own copy of
-            the arrays.
-    """
-
-    limit: int
-    other: int = 0
-
-
-@dataclass(frozen=True)
 class Fitting:
-    """What the estimator says of a batch that ran out.
+    """The estimate for a batch that ran out.
 
     Attributes:
-        rows: the most rows of a piece that surely fit; if none do, those that may fit, on the line between one row
-            and the most that were asked about.
-        is_in_doubt: whether one row does not surely fit.
-        is_hopeless: whether not even one row may fit.
-        one_row: the step on one row; None where it was not needed.
-        room: what there is.
+        rows: the most rows of a piece that fit; 0 if not even one does.
+        is_sure: whether they fit at the upper end of the estimate.
+        one_row: the step on one row; None if it was not needed.
+        limit: bytes that the device's allocator may hand out.
+        other: bytes of it in use beside the model, its optimizer and its metrics, such as pipelines' arrays.
         added: bytes that a step in pieces takes beside the step itself: its accumulators.
-        is_impossible: whether one row cannot fit even on a device that holds nothing else and with kernels that take no
-            scratch; what the estimator does not know of another machine's kernels makes no difference then.
     """
 
     rows: int
-    is_in_doubt: bool
-    is_hopeless: bool
+    is_sure: bool
     one_row: Outcome | None
-    room: Room
+    limit: int
+    other: int
     added: int
-    is_impossible: bool = False
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether one row cannot fit even if nothing else is on the device and kernels take no scratch memory."""
+        one = self.one_row
+        return self.rows == 0 and one is not None and one.bounds[0] - (one.workspace or 0) + self.added > self.limit
 
 
 def estimate_fitting(
@@ -76,7 +61,8 @@ def estimate_fitting(
     kind: str,
     batch: Any,
     most: int,
-    room: Room,
+    limit: int,
+    other: int = 0,
     *,
     accumulates: bool,
     clock: Callable[[], float] = time.monotonic,
@@ -88,7 +74,7 @@ def estimate_fitting(
         kind: "train" or "test".
         batch: batch that ran out.
         most: maximum rows.
-        room: memory of the step.
+        limit, other: as for `Fitting`.
         accumulates: whether pieces add up gradients, which they keep meanwhile.
         clock: returns the time in seconds.
 
@@ -96,7 +82,7 @@ def estimate_fitting(
         The estimate, or None if the estimator has no answer.
     """
     added = gradient_bytes(model) if accumulates and kind == "train" else 0
-    free = room.limit - room.other - added
+    free = limit - other - added
     outcomes: dict[int, Outcome] = {}
     end = clock() + MOST_SECONDS
 
@@ -105,83 +91,46 @@ def estimate_fitting(
             outcomes[rows] = model_outcome(model, batch, rows, mode=_MODES[kind])
         return outcomes[rows]
 
-    for bound in _BOUNDS:
-        need = partial(_need, bound, outcome_of)
-        try:
-            rows = most_rows(need, free, most, lambda: clock() < end)
-        except Exception:  # a size is tried instead, as without an estimator
-            return None
-        is_hopeless = rows in outcomes and bound(outcomes[rows]) > free
-        if not is_hopeless:
-            break
-    one, is_in_doubt = outcomes.get(1), is_hopeless or bound is not at_most
-    is_impossible = is_hopeless and one is not None and _least_held(one) + added > room.limit
-    return Fitting(rows, is_in_doubt, is_hopeless, one, room, added, is_impossible)
+    def rows_within(bound: Callable[[Outcome], int]) -> int:
+        return most_rows(lambda rows: bound(outcome_of(rows)), free, most, lambda: clock() < end)
 
-
-def _least(outcome: Outcome) -> int:
-    return outcome.bounds[0]
-
-
-_BOUNDS: tuple[Callable[[Outcome], int], ...] = (at_most, attrgetter("total"), _least)
-
-
-def _need(bound: Callable[[Outcome], int], outcome_of: Callable[[int], Outcome], rows: int) -> int:
-    return bound(outcome_of(rows))
-
-
-def _least_held(found: Outcome) -> int:
-    return _least(found) - (found.workspace or 0)
+    try:
+        surely = rows_within(at_most)
+        rows = surely or rows_within(lambda outcome: outcome.total)
+    except Exception:  # a size is tried instead, as without an estimator
+        return None
+    return Fitting(rows, surely > 0, outcomes.get(1), limit, other, added)
 
 
 def most_rows(need: Callable[[int], int], room: int, most: int, has_time: Callable[[], bool]) -> int:
-    """Return the most rows up to `most` that fit, or 1. Pure.
+    """Return the most rows up to `most` that fit, or 0. Pure.
 
-    A few sizes are asked for; if there is no time for more, the answer is on the line between those that were. What
-    a step takes is no line: it jumps if a second row needs other kernels, and grows slowly from there. So after a
-    size on the line that does not fit no more than half of what is left is asked for.
+    A few sizes are asked for; if there is no time for more, the answer is between those that were. The first guess is
+    on the line. Need jumps if a second row takes other kernels, so that after one that fails the gap is halved.
 
     Examples:
         >>> most_rows(lambda rows: 100 + 7 * rows, 1000, 512, lambda: True)
         128
         >>> most_rows(lambda rows: 30 if rows == 1 else 50 + rows // 10, 65, 256, lambda: True)
-        155
+        149
     """
-    if most == 1 or need(most) <= room:
+    if need(most) <= room:
         return most
-    if need(1) > room:
-        return 1
-    tried: list[int] = []
-    untried: list[int] = []
+    if most == 1 or need(1) > room:
+        return 0
 
-    def guess(fits: int | None, fails: int | None) -> int | None:
+    def between(fits: int | None, fails: int | None) -> int:
         assert fits is not None and fails is not None
-        middle = on_the_line(fits, need(fits), fails, need(fails), room)
-        was_above = bool(tried) and need(tried[-1]) > room
-        middle = min(max(middle, fits + 1), fails - 1, (fits + fails) // 2 if was_above else fails)
-        if not has_time():
-            untried.append(middle)
-            return None
-        tried.append(middle)
-        return middle
+        if fails < most:
+            return (fits + fails) // 2
+        return min(max(on_the_line(fits, need(fits), fails, need(fails), room), fits + 1), fails - 1)
 
-    rows, _ = bracket(
-        lambda size: need(size) <= room, guess, low=1, high=most, gap=lambda fits: max(1, fits // 4), most=_MOST_BETWEEN
-    )
-    return untried[0] if untried else rows or 1
-
-
-def even_rows(rows: int, most: int) -> int:
-    """Return the rows of a piece if a batch is divided into pieces of `most` at most, about even.
-
-    All of one size are worth up to twice the pieces: each size of a piece is traced, and compiled, by itself.
-
-    Examples:
-        >>> even_rows(2048, 845), even_rows(23, 10)
-        (512, 8)
-    """
-    whole = next((size for size in range(most, most // 2, -1) if rows % size == 0), None)
-    return whole or -(-rows // math.ceil(rows / most))
+    fits, fails = bracket(
+        lambda size: need(size) <= room,
+        lambda fits, fails: between(fits, fails) if has_time() else None,
+        low=1, high=most, gap=lambda fits: max(1, fits // 4), most=_MOST_BETWEEN,
+    )  # fmt: skip
+    return fits or 1 if has_time() else between(fits, fails)
 
 
 def gradient_bytes(model: Any) -> int:
@@ -205,40 +154,36 @@ def nothing_fits(summary: str, model: Any, fitting: Fitting | None, since: int) 
         fitting: the estimate for the batch; None if there is none.
         since: training steps since the copy that the model went back to.
     """
+    options = [
+        "kerasmem.recompute(model): activations are computed again in the backward pass",
+        *_half_precision(model), *_lean_optimizer(model), _SMALLER, _LARGER,
+    ]  # fmt: skip
     return (
         f"not even one row at a time fits: {summary}\n{_figures(fitting)}A smaller batch cannot help. "
-        f"{_state(since)} Options:{_listed(_options(model, fitting))}"
+        f"{_state(since)} kerasmem.advise(model, device=…) estimates the options:{_listed(options)}"
     )
 
 
 def no_update_fits(summary: str, model: Any, since: int) -> str:
     """Return the message if the update after the last piece ran out."""
     all_rows = "a smaller batch_size: the gradients of embeddings are kept for each row until then"
-    options = [*([all_rows] if embedding_variables(model) else []), *_lean_optimizer(model), _SMALLER, _larger()]
+    options = [*([all_rows] if embedding_variables(model) else []), *_lean_optimizer(model), _SMALLER, _LARGER]
     return (
         f"the update of the weights does not fit: {summary}\nIt comes after the last piece of a batch, and smaller "
         f"pieces cannot help. {_state(since)} Options:{_listed(options)}"
     )
 
 
-def cannot_divide(summary: str, obstacle: str, since: int, fitting: Fitting | None, *, is_spread: bool) -> str:
+def cannot_divide(summary: str, obstacle: str, since: int, fitting: Fitting | None) -> str:
     """Return the message if a batch that ran out is not divided, because of an obstacle.
 
     Args:
-        is_spread: whether the model is under a strategy, which takes no micro-batches.
         summary, since, fitting: as for `nothing_fits`.
         obstacle: result of `division_obstacle`.
     """
-    fits = fitting is not None and not fitting.is_hopeless
-    rows = (
-        f" ({fitting.rows} rows {'may ' if fitting.is_in_doubt else ''}fit by the estimate)" if fitting and fits else ""
-    )
-    inexact = (
-        'kerasmem.fit(…, micro_batches="inexact"): pieces with an update each if a batch runs out; other arithmetic'
-    )
+    rows = f" ({fitting.rows} rows fit by the estimate)" if fitting and fitting.rows else ""
     options = (
         f"a smaller batch_size{rows}: training is that of smaller batches",
-        *(() if is_spread else (inexact,)),
         "kerasmem.recompute(model): activations are computed again in the backward pass; the same result",
     )
     return (
@@ -248,7 +193,7 @@ def cannot_divide(summary: str, obstacle: str, since: int, fitting: Fitting | No
 
 
 def _listed(options: Iterable[str]) -> str:
-    return "".join(f"\n  - {each}" for each in options)
+    return "".join(f"\n  - {option}" for option in options)
 
 
 def _state(since: int) -> str:
@@ -259,53 +204,22 @@ def _state(since: int) -> str:
 def _figures(fitting: Fitting | None) -> str:
     if fitting is None or fitting.one_row is None:
         return ""
-    sizes = {name: getattr(fitting.one_row, key) for key, name in _HELD.items()}
-    sizes |= {"gradients added up": fitting.added, "data and other models": fitting.room.other}
+    one, beside = fitting.one_row, fitting.added + fitting.other
+    sizes = {name: getattr(one, key) for key, name in _HELD.items()}
+    sizes |= {"gradients added up": fitting.added, "data and other models": fitting.other}
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items() if size)
-    need, most = _needs(fitting, fitting.one_row)
     return (
-        f"By the estimate a step on one row takes {format_size(need)} ({parts}), at most {format_size(most)}, and the "
-        f"device has {format_size(fitting.room.limit)}. "
+        f"By the estimate a step on one row takes {format_size(one.total + beside)} ({parts}), at most "
+        f"{format_size(at_most(one) + beside)}, and the device has {format_size(fitting.limit)}. "
     )
 
 
-def _needs(fitting: Fitting, one: Outcome) -> tuple[int, int]:
-    """Return the bytes of a step on one row, and the upper end of the estimate."""
-    beside = fitting.added + fitting.room.other
-    return one.total + beside, at_most(one) + beside
+def _half_precision(model: Any) -> Iterator[str]:
+    if getattr(model.dtype_policy, "compute_dtype", None) == "float32":
+        yield 'keras.mixed_precision.set_global_policy("mixed_float16") before the model is built'
 
 
-def _options(model: Any, fitting: Fitting | None) -> Iterator[str]:
-    """Yield the options, without those that save too little by the estimate."""
-    one = None if fitting is None else fitting.one_row
-    limit = 0 if fitting is None else fitting.room.limit
-    need = next((each for each in _needs(fitting, one) if each > limit), None) if fitting and one else None
-
-    def saving(category: str, share: float = 1.0) -> str | None:
-        """Return the saving of an option in words, or None if it is too small."""
-        size = None if one is None else getattr(one, category)
-        if need is None or size is None:
-            return ""
-        return f" ({format_size(int(size * share))} less at most)" if size * share >= need - limit else None
-
-    if (text := saving("activations")) is not None:
-        yield f"kerasmem.recompute(model): activations are computed again in the backward pass{text}"
-    policy = getattr(model.dtype_policy, "compute_dtype", None)
-    if policy == "float32" and (text := saving("activations", 0.5)) is not None:
-        yield f'keras.mixed_precision.set_global_policy("mixed_float16") before the model is built{text}'
-    if (text := saving("optimizer")) is not None:
-        yield from _lean_optimizer(model, text)
-    yield _SMALLER
-    if tf.config.list_physical_devices("GPU"):
-        yield "unified memory, slow: the host's memory stands in for the card's (docs/guides/advise.md)"
-    yield _larger("" if need is None else f" with {format_size(need)} and more for TensorFlow")
-
-
-def _lean_optimizer(model: Any, saving: str = "") -> Iterator[str]:
-    if model.optimizer is not None and any(each.shape for each in model.optimizer.variables):
+def _lean_optimizer(model: Any) -> Iterator[str]:
+    if model.optimizer is not None and any(variable.shape for variable in model.optimizer.variables):
         name = type(model.optimizer).__name__
-        yield f"an optimizer that keeps less than {name}, such as keras.optimizers.SGD{saving}"
-
-
-def _larger(size: str = "") -> str:
-    return f"a larger card or limit{size}; other processes on this one ended"
+        yield f"an optimizer that keeps less than {name}, such as keras.optimizers.SGD"
