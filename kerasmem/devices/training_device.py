@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 from kerasmem.devices.catalogue import available_on_device
@@ -66,12 +65,6 @@ def _first_gpu() -> Any:
 def _cpu_allocator_limit() -> int | None:
     text = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "")
     return int(text) * MIB if text.isdecimal() and cpu_uses_bfc() else None
-
-
-def in_use_reader() -> Callable[[], int]:
-    """Return a function for the bytes in use of the first visible GPU's or the CPU's allocator, 0 if unknown."""
-    allocator = _first_allocator()
-    return (lambda: 0) if allocator is None else (lambda: allocator.read().in_use_bytes)
 
 
 @functools.cache

@@ -8,16 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed
+from kerasmem.compat.keras_layers import gpu_assumed
 from kerasmem.devices.kernels import CardKernels, CpuKernels
-from kerasmem.devices.training_device import training_kernels
-from kerasmem.errors import KerasmemError
 from kerasmem.estimation.graph.build import build_program, variables_of
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.report import LayerMemory, Outcome, Pool
 from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS
 from kerasmem.estimation.xla import compile_plan, xla_outcome
-from kerasmem.models.backend import import_keras
 from kerasmem.models.op_names import Attribution, Instant
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import PreparedStep, trace_step
@@ -89,37 +86,3 @@ def with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int
         gradients=(outcome.gradients or 0) + more,
         instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
     )
-
-
-def model_outcome(model: Any, batch: Any, rows: int, *, mode: str = "train") -> Outcome:
-    """Return the peak of the model's own step on so many rows: with its variables, in graph mode or under XLA.
-
-    Unlike `kerasmem.estimate` this looks at the model itself, not at one made from its configuration, so that every
-    step that Keras can trace has an answer: a `train_step` of the model's own, sample weights, several optimizers. The
-    kernels are those that run the step in this process: a card's where TensorFlow sees one.
-
-    Args:
-        model: compiled and built; its weights stay as they are.
-        batch: what its step takes: arrays, tensors or their specifications, the rows first.
-        rows: of the batch that is asked about.
-        mode: "train" or "evaluate".
-
-    Raises:
-        KerasmemError: the step cannot be traced, compiled or simulated.
-    """
-    import tensorflow as tf
-
-    keras = import_keras()
-
-    def spec(leaf: Any) -> Any:
-        if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
-            raise KerasmemError("batches of sparse or ragged tensors cannot be estimated")
-        if leaf is None:
-            return None
-        return keras.KerasTensor((rows, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
-
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(spec, batch))
-    is_xla, kernels = bool(model.jit_compile), training_kernels()
-    names = [layer.name for layer in flatten_layers(model, include_self=False)]
-    outcome = traced_outcome(PreparedStep(model, x, y, mode, is_xla, sample_weight=weight), names, {}, kernels)
-    return standing_in(outcome) if is_xla and isinstance(kernels, CardKernels) else outcome

@@ -166,7 +166,10 @@ class Checkpoint:
         for group, some in state.items():
             for number, array in enumerate(some):  # as bytes: NumPy's files know no bfloat16
                 content[f"{group}{number}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-        _replace_file(self.path, content, keep_before=self._keeps_before)
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        before = self.path + BEFORE if self._keeps_before else None
+        with replacing(self.path, durable=True, before=before) as file:
+            np.savez(file, **content)  # type: ignore[arg-type]
         run.unsaved = 0
 
     def remove(self) -> None:
@@ -174,20 +177,6 @@ class Checkpoint:
         for path in (self.path, self.path + BEFORE):
             if os.path.lexists(path):
                 os.unlink(path)
-
-
-def _replace_file(path: str, content: Mapping[str, np.ndarray], *, keep_before: bool) -> None:
-    """Write a file by way of another name, so that at any moment there is a whole one, this or the one before."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with replacing(path, durable=True, before=path + BEFORE if keep_before else None) as file:
-        np.savez(file, **content)  # type: ignore[arg-type]
-    if os.name == "nt":  # a folder cannot be opened there, and its entries are written at once
-        return
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextmanager

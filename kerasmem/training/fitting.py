@@ -12,7 +12,7 @@ from kerasmem.errors import warn_user
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
 from kerasmem.training.model_state import read_state
 from kerasmem.training.sources import RunState, make_source, plain
-from kerasmem.training.steps.checks import MEAN, SUM, check_fit
+from kerasmem.training.steps.checks import check_fit
 from kerasmem.training.steps.remote import refuse_in_worker
 from kerasmem.training.trainer import FitOptions, SaveCallback, Trainer
 
@@ -26,19 +26,19 @@ def fit(
     validation_steps: int | None = None, validation_batch_size: int | None = None, validation_freq: Any = 1,
     *,
     micro_batches: int | None = None, checkpoint: str | os.PathLike[str] | None = None,
-    save_freq: int = SAVE_FREQ, keep: bool = False, isolated: bool | None = None, loss_reduction: str | None = None,
+    save_freq: int = SAVE_FREQ, keep: bool = False, isolated: bool | None = None,
 ) -> Any:  # fmt: skip
     """Train a model as `model.fit` does, and survive running out of memory.
 
     A step that runs out is undone (weights, optimizer, random generators, metrics) and repeated in micro-batches whose
     gradients are added up: one update for the whole batch, as without. Sample weights, class weights, masks, penalties,
     clipping, loss scaling and a smaller last micro-batch count as they do in the whole batch, so results differ by
-    rounding only; except with layers such as BatchNormalization and Dropout, which a warning names. The estimator
-    chooses the size of the pieces; without an estimate the batch is halved. Later batches use the same size.
+    rounding only; except with layers such as BatchNormalization and Dropout, which a warning names. One row is
+    tried first, to see whether fewer rows help at all; then the batch is halved until the step fits. Later batches use
+    the same size.
 
-    A batch is divided only if the result is known to be the same: for Keras's own step, and for a `compute_loss` of the
-    model's own if `loss_reduction` states how it reduces over rows. A model with another step of its own trains as it
-    stands; if it runs out, the step is undone and the error lists the options.
+    A batch is divided only if the result is known to be the same: for Keras's own step and `compute_loss`. A model with
+    its own trains as it stands; if it runs out, the step is undone and the error lists the options.
 
     A failed step may leave weights half updated, so a copy of the state is kept on the host. It is taken before the
     first step of training and of validation, and then from time to time; batches since then (at most 1 GiB) are
@@ -66,8 +66,6 @@ def fit(
         save_freq: batches between two checkpoints; each epoch's end is saved too. Defaults to 100.
         keep: keep the file at the end. Defaults to False.
         isolated: run steps in a process of their own. Defaults to whether XLA compiles them.
-        loss_reduction: "mean" or "sum": how the model's own `compute_loss` reduces over rows; a mean may include
-            penalties on weights. Keras's own losses need no statement.
 
     Returns:
         Keras's `History`, including the epochs before a restart. Its attribute `recoveries` has a `Recovery` for each
@@ -98,12 +96,10 @@ def fit(
         micro_batches = checks.whole("micro_batches", micro_batches)
     if checkpoint is not None:
         checkpoint = os.path.abspath(checks.path("checkpoint", checkpoint))
-    if loss_reduction is not None:
-        checks.choice("loss_reduction", loss_reduction, (MEAN, SUM))
     save_freq = checks.whole("save_freq", save_freq)
     check_fit(model)
     isolated = bool(model.jit_compile if isolated is None else isolated)
-    return train(model, arguments, FitOptions(micro_batches, checkpoint, save_freq, keep, isolated, loss_reduction))
+    return train(model, arguments, FitOptions(micro_batches, checkpoint, save_freq, keep, isolated))
 
 
 def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None) -> Any:
@@ -162,11 +158,9 @@ def _write_end(checkpoint: Any, model: Any, history: Any, run: Any, epochs: int)
     checkpoint.write(run, read_state(model))
 
 
-def _callback_list(given: Any) -> list[Any]:
+def _callback_list(callbacks: Any) -> list[Any]:
     """Return the user's callbacks as a list."""
-    if isinstance(given, keras.callbacks.CallbackList):
-        given = given.callbacks
-    return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    return [] if callbacks is None else keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
 
 
 def _check_callbacks(callbacks: list[Any]) -> None:
@@ -174,3 +168,5 @@ def _check_callbacks(callbacks: list[Any]) -> None:
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
             text = "ModelCheckpoint(save_freq=…) saves the epoch's first weights; use kerasmem.fit(checkpoint=…)"
             warn_user(text, RuntimeWarning)
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            warn_user("SwapEMAWeights does not change the weights of a validation in another process", RuntimeWarning)

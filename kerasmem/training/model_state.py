@@ -79,11 +79,6 @@ def describe(arrays: list[Any]) -> list[list[Any]]:
     return [[keras.backend.standardize_dtype(each.dtype), [int(size) for size in each.shape]] for each in arrays]
 
 
-def byte_count(state: ModelState) -> int:
-    """Return the size of a state in bytes."""
-    return sum(array.nbytes for some in state.values() for array in some)
-
-
 def as_array(variable: Any) -> np.ndarray:
     """Return a variable's value as an array of its own."""
     value = getattr(variable, "value", variable)

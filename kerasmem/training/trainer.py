@@ -20,8 +20,8 @@ from kerasmem.training.sources import RunState, pass_batches
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
+from kerasmem.training.steps.messages import nothing_fits
 from kerasmem.training.steps.remote import Engine, RemoteEngine
-from kerasmem.training.steps.sizing import nothing_fits
 
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
@@ -36,7 +36,6 @@ class FitOptions:
         save_freq: batches between two checkpoints.
         keep: whether the file stays at the end.
         isolated: whether steps run in a process of their own.
-        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         falls_back: whether steps run in this process if the model cannot be made in another one.
     """
 
@@ -45,7 +44,6 @@ class FitOptions:
     save_freq: int = SAVE_FREQ
     keep: bool = False
     isolated: bool = False
-    loss_reduction: str | None = None
     falls_back: bool = False
 
     def piece_rows(self, run: RunState, rows: int) -> int | None:
@@ -87,7 +85,6 @@ class Trainer(keras.callbacks.Callback):
         self._is_epochs_first = True
         self._any_rows = False
         self._callbacks_watch_batches = False
-        self._may_be_swapped = False
         self._rate: float | None = None
 
     # ---- around `fit`
@@ -160,7 +157,6 @@ class Trainer(keras.callbacks.Callback):
     @stands_in
     def test(self, iterator: Any) -> dict[str, Any]:
         """Stand in for Keras's function that evaluates, within the validation of this `fit`."""
-        self._bring_swapped()
         assert self.driver is not None
         logs = None
         for batch in self._batches(iterator):
@@ -189,7 +185,7 @@ class Trainer(keras.callbacks.Callback):
             diagnosis = read_exception(error)
             if diagnosis.out_of_memory:  # weights, and what the optimizer keeps
                 drop_frames(error)
-                raise ModelError(nothing_fits(diagnosis.summary, model, None, 0)) from None
+                raise ModelError(nothing_fits(diagnosis.summary, model, 0)) from None
             if not model.built:
                 raise UsageError(
                     f"model: it cannot be built from a batch's shapes ({error}); call it on a batch before fit"
@@ -202,7 +198,6 @@ class Trainer(keras.callbacks.Callback):
             self._engine(batch),
             model,
             piece_rows=self._options.piece_rows(self.run, row_count(batch)),
-            loss_reduction=self._options.loss_reduction,
             good=read_state(model) if self.isolated else None,
         )
         if self.checkpoint is not None and self.checkpoint.saved is None:
@@ -214,7 +209,7 @@ class Trainer(keras.callbacks.Callback):
         model = self.model
         if self.isolated:
             try:
-                return RemoteEngine(model, batch, self._options.loss_reduction, any_rows=self._any_rows)
+                return RemoteEngine(model, batch, any_rows=self._any_rows)
             except RanOut as failure:
                 raise ModelError(f"the process that is to take the steps does not start: {failure}") from None
             except UsageError as error:
@@ -225,7 +220,7 @@ class Trainer(keras.callbacks.Callback):
                 self.isolated = False
         ours, model.train_function = model.train_function, self._keras_train
         try:
-            return LocalEngine(model, self._options.loss_reduction, any_rows=self._any_rows)
+            return LocalEngine(model, any_rows=self._any_rows)
         finally:
             model.train_function = ours
 
@@ -271,14 +266,7 @@ class Trainer(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Update the model's weights for later callbacks."""
         if self.driver is not None and self.isolated:
-            self._bring_swapped()
             load_state(self.model, self.driver.keep(), WEIGHTS)
-
-    def _bring_swapped(self) -> None:
-        """Send weights to the other process that callbacks have swapped for a validation, or swapped back."""
-        if self._may_be_swapped and self.driver is not None:
-            self._may_be_swapped = False
-            self._bring_changes(self.driver)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Take over the steps of this `fit`'s validation."""
@@ -287,15 +275,11 @@ class Trainer(keras.callbacks.Callback):
         engine = self.driver.engine
         self._keras_test = engine.whole["test"] if isinstance(engine, LocalEngine) else self.model.test_function
         self.model.test_function = self.test
-        if self.isolated:  # the user's callbacks are called after this
-            load_state(self.model, self.driver.keep(), WEIGHTS)
-            self._may_be_swapped = True
         self.driver.reset_metrics(has_happened=not self.isolated)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Restore Keras's own function for other evaluations."""
         self.model.test_function = self._keras_test
-        self._may_be_swapped = self.isolated  # back, by callbacks after this
 
     def on_train_end(self, logs: Any = None) -> None:
         """Give the model its saved state if nothing was left to train."""

@@ -185,7 +185,6 @@ def test_what_cannot_work_is_refused_before_training():
         (small(), {"micro_batches": 0}, "micro_batches: 0"),
         (small(), {"save_freq": "often"}, "save_freq: 'often'"),
         (small(), {"save_freq": 0}, "save_freq: 0"),
-        (small(), {"loss_reduction": "max"}, "loss_reduction: 'max'"),
     ):
         with pytest.raises(UsageError, match=message):
             kerasmem.fit(model, X, X[:, :1], verbose=0, **options)

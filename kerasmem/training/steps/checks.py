@@ -13,8 +13,10 @@ from kerasmem.models.own_step import has_own_step
 
 _SHARES = ("rate", "dropout", "recurrent_dropout")
 SUMS_PENALTIES = keras.__version__.startswith("3.12.")  # later versions divide activity penalties by the batch
-MEAN, SUM = "mean", "sum"  # `loss_reduction`
-_STEPS = {"train": ("train_step", "make_train_function"), "test": ("test_step", "make_test_function")}
+_STEPS = {
+    "train": ("train_step", "make_train_function", "compute_loss"),
+    "test": ("test_step", "make_test_function", "compute_loss"),
+}
 
 
 def check_fit(model: Any) -> None:
@@ -73,25 +75,17 @@ def _list(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
-def division_obstacle(model: Any, kind: str, loss_reduction: str | None) -> str | None:
+def division_obstacle(model: Any, kind: str) -> str | None:
     """Return the reason why a batch cannot be divided with the same result, or None.
 
     Args:
         model: compiled.
         kind: "train" or "test".
-        loss_reduction: "mean" or "sum" if the user states how the model's own `compute_loss` reduces over rows.
     """
     for name in _STEPS[kind]:
         if not _is_keras_own(type(model), name):
             return f"{type(model).__name__} has its own {name}(), whose gradients and updates are not known"
-    if loss_reduction is None and has_own_loss(model):
-        return f'{type(model).__name__} has its own compute_loss(); state its reduction, loss_reduction="mean" or "sum"'
     return None
-
-
-def has_own_loss(model: Any) -> bool:
-    """Return whether the model's class computes its loss in its own way."""
-    return not _is_keras_own(type(model), "compute_loss")
 
 
 def _is_keras_own(cls: type, name: str) -> bool:

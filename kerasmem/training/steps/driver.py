@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kerasmem.devices.host import host_memory
-from kerasmem.devices.training_device import allocator_limit
 from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.records import Record
 from kerasmem.training.model_state import ModelState
-from kerasmem.training.model_state import byte_count as state_bytes
 from kerasmem.training.steps.batches import byte_count, on_host, part, row_count
 from kerasmem.training.steps.checks import division_obstacle, uneven_layers
 from kerasmem.training.steps.engine import RanOut
+from kerasmem.training.steps.messages import cannot_divide, no_update_fits, nothing_fits
 from kerasmem.training.steps.policy import GiveUp, SplitPolicy
 from kerasmem.training.steps.remote import Engine
-from kerasmem.training.steps.sizing import Fitting, cannot_divide, estimate_fitting, no_update_fits, nothing_fits
 from kerasmem.units import GIB
 
 WHOLE = sys.maxsize
@@ -63,9 +61,8 @@ class Driver:
 
     Args:
         engine: where the steps run.
-        model: of which the estimator is asked how many rows fit.
+        model: compiled and built.
         piece_rows: rows of a training piece from the first batch on; None for whole batches until one runs out.
-        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         good: a copy to go back to from the start.
 
     Attributes:
@@ -79,13 +76,12 @@ class Driver:
         model: Any,
         *,
         piece_rows: int | None = None,
-        loss_reduction: str | None = None,
         good: ModelState | None = None,
     ) -> None:
         self.engine = engine
         self.good = good
         self.recoveries: list[Recovery] = []
-        self._model, self._loss_reduction = model, loss_reduction
+        self._model = model
         self._sizes = {"train": piece_rows or WHOLE, "test": WHOLE}
         self._steps = 0
         self._is_warned = False
@@ -94,8 +90,7 @@ class Driver:
         self._bytes = 0
         self._proven: set[str] = set()  # kinds of steps that fit
         self._one_row_fits = False
-        self._policy: SplitPolicy | None = None  # for the batch that ran out last
-        self._fitting: Fitting | None = None
+        self._policy = SplitPolicy()
 
     def step(self, kind: str, batch: Any, rate: float | None = None) -> dict[str, Any]:
         """Train ("train") or evaluate ("test") a batch.
@@ -110,7 +105,7 @@ class Driver:
             UsageError: If it is to be taken in pieces, and cannot.
         """
         if self._sizes[kind] < row_count(batch):
-            obstacle = division_obstacle(self._model, kind, self._loss_reduction)
+            obstacle = division_obstacle(self._model, kind)
             if obstacle is not None:
                 raise UsageError(f"micro_batches: {obstacle}; choose a smaller batch_size")
             self._warn_uneven(kind)
@@ -154,7 +149,6 @@ class Driver:
         """Run an entry. If it runs out, roll back, ask the policy and try smaller pieces until it succeeds."""
         failures: list[RanOut] = []
         rows = 0 if entry.batch is None else row_count(entry.batch)
-        self._policy = self._fitting = None
         while True:
             try:
                 if failures:
@@ -207,22 +201,18 @@ class Driver:
                 raise ModelError("the training process keeps crashing; nothing was lost up to the last copy")
             return False
         last, rows, kind = failures[-1], row_count(entry.batch), entry.kind
-        obstacle, summary = division_obstacle(self._model, kind, self._loss_reduction), last.diagnosis.summary
-        if last.is_certain and self._policy is None:
-            self._policy = self._estimated(entry, last, accumulates=obstacle is None)
-        policy = self._policy or SplitPolicy(rows)
-        size = policy.next(failures)
+        obstacle, summary, since = division_obstacle(self._model, kind), last.diagnosis.summary, self._since()
+        size = self._policy.next(failures)
         if isinstance(size, GiveUp):
-            if size.is_update:
-                raise ModelError(no_update_fits(summary, self._model, self._since()))
-            raise ModelError(nothing_fits(summary, self._model, self._fitting, self._since()))
+            message = no_update_fits if size.is_update else nothing_fits
+            raise ModelError(message(summary, self._model, since))
         if size == last.rows:  # the process may have ended for another reason than memory
             return False
         if obstacle is not None:
-            raise ModelError(cannot_divide(summary, obstacle, self._since(), self._fitting))
+            raise ModelError(cannot_divide(summary, obstacle, since))
         self._sizes[kind] = size
-        tries_one_row = policy.is_in_doubt(failures) and not self._one_row_fits
-        how = ", if fewer rows help at all: one row is tried first" if tries_one_row else ", by the estimate"
+        tries_one_row = not self._one_row_fits
+        how = ", if fewer rows help at all: one row is tried first" if tries_one_row else ""
         warn_user(
             f"a {'training' if kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
             f"({summary.rstrip('.')}); it is repeated in micro-batches of {size} rows{how}",
@@ -230,20 +220,6 @@ class Driver:
         )
         self._warn_uneven(kind)
         return tries_one_row
-
-    def _estimated(self, entry: _Entry, failure: RanOut, *, accumulates: bool) -> SplitPolicy:
-        """Return the policy for a batch, with an estimate of the rows that fit if the device's limit is known."""
-        limit = failure.diagnosis.limit_bytes or allocator_limit()
-        if limit is not None:
-            other = self.engine.other_bytes(state_bytes(self.good or {}))
-            most = -(-failure.rows // 2)
-            self._fitting = estimate_fitting(
-                self._model, entry.kind, entry.batch, most, limit, other, accumulates=accumulates
-            )
-        found = self._fitting
-        if found is None:
-            return SplitPolicy(row_count(entry.batch))
-        return SplitPolicy(row_count(entry.batch), found.rows, found.is_sure, found.is_impossible)
 
     def _try_one_row(self, entry: _Entry) -> None:
         """Take a step on two pieces of one row, and undo it: if that runs out, no smaller piece helps."""

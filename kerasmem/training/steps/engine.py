@@ -35,15 +35,15 @@ from kerasmem.compat.keras_training import (
     step_on_data,
     updated_in_turn,
 )
-from kerasmem.devices.training_device import in_use_reader, reserve_in_one_piece
+from kerasmem.devices.training_device import reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.models.freeing import collect, drop_frames
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.training.model_state import ModelState, lend, load_state, read_state
 from kerasmem.training.steps.batches import part, row_count
-from kerasmem.training.steps.checks import SUM, has_own_loss
 
+SUM = "sum"
 PLAIN = "rows"  # a mean over rows; pieces count by their rows, which is how they are weighted anyway
 COUNTED = "counted"  # the divisor is known only from the piece: its mask, or its sample weights
 _NUMPY_TYPES = (np.float16, np.float32, np.float64, np.int32, np.int64)
@@ -74,25 +74,21 @@ class LocalEngine:
 
     Args:
         model: compiled and built.
-        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
         any_rows: whether Keras's pipeline leaves open how many rows a batch has.
 
     Attributes:
         whole: Keras's functions that train and test a whole batch.
     """
 
-    def __init__(self, model: Any, loss_reduction: str | None = None, *, any_rows: bool = False) -> None:
+    def __init__(self, model: Any, *, any_rows: bool = False) -> None:
         self.model = model
         self.whole = {kind: _keras_function(model, kind) for kind in ("train", "test")}
-        self._micro = MicroStep(model, loss_reduction)
+        self._micro = MicroStep(model)
         self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
-        self._in_use = in_use_reader()
-        self._most_before = 0  # bytes that were in use before a step, beside what micro-batches keep
         reserve_in_one_piece()
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
         """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole if it has no more."""
-        self._most_before = max(self._most_before, self._in_use() - self._micro.held_bytes)
         self._micro.is_updating = False
         try:
             if size < row_count(batch):
@@ -109,7 +105,7 @@ class LocalEngine:
     def _explained(self, error: Exception) -> RanOut:
         """Return the failure after freeing the tensors of the step; raise other errors."""
         diagnosis = read_exception(error)  # threads that make batches run: no look at all objects
-        if not diagnosis.out_of_memory:
+        if not isinstance(error, tf.errors.ResourceExhaustedError) and not diagnosis.out_of_memory:
             raise error
         drop_frames(error)
         gc.collect()
@@ -123,13 +119,6 @@ class LocalEngine:
         """Go back to a copy, and free the accumulators."""
         self._micro.release()
         load_state(self.model, state)
-
-    def other_bytes(self, state_bytes: int) -> int:
-        """Return the bytes in use besides a state, or 0 if unknown.
-
-        Pipelines hold more or fewer batches from step to step; the most that was seen before a step counts.
-        """
-        return max(0, self._in_use() - state_bytes, self._most_before - state_bytes)
 
     def reset_metrics(self) -> None:
         """Reset the metrics."""
@@ -192,24 +181,20 @@ class MicroStep:
     optimizer then leaves out the whole update, once.
 
     Args:
-        model: compiled and built; it has Keras's own `train_step`.
-        loss_reduction: "mean" or "sum" for a model with its own `compute_loss`.
+        model: compiled and built; it has Keras's own `train_step` and `compute_loss`.
 
     Attributes:
-        held_bytes: of the accumulators.
         is_updating: whether what runs, or ran out last, is the update, which takes as much whatever a piece has.
     """
 
-    def __init__(self, model: Any, loss_reduction: str | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self._is_sum = loss_reduction == SUM and has_own_loss(model)
         self._is_told_of_training = "training" in inspect.signature(model.call).parameters
         self._loss, self._loss_tracker = loss_and_tracker(model)
         self._divisors = Divisors()
         self._is_known = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
         self._accumulators: list[Any] | None = None
-        self.held_bytes = 0
         self.is_updating = False
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
 
@@ -232,14 +217,14 @@ class MicroStep:
     def test(self, batch: Any, size: int) -> dict[str, Any]:
         """Evaluate a batch in micro-batches."""
         logs: dict[str, Any] = {}
-        for piece, share, factors in self._pieces(batch, size):
-            logs = self._function("evaluate", self._evaluate, row_count(piece))(piece, share, factors)
+        for piece, _, factors in self._pieces(batch, size):
+            logs = self._function("evaluate", self._evaluate, row_count(piece))(piece, factors)
         return logs
 
     def release(self) -> None:
         """Free the accumulators and the traced functions."""
         if self._functions:
-            self._accumulators, self.held_bytes = None, 0
+            self._accumulators = None
             self._functions.clear()
             collect()
 
@@ -258,7 +243,8 @@ class MicroStep:
         whole = [math.fsum(some) for some in zip(*counted, strict=True)]
         for bound, own in zip(bounds, counted, strict=True):
             rows = bound[1] - bound[0]
-            factors = self._divisors.factors(own, whole, rows, total)
+            divisors = zip(self._divisors.kinds, own, whole, strict=True)
+            factors = [_factor(*divisor, total / rows) for divisor in divisors]
             with tf.device("CPU:0"):
                 share = tf.constant(np.float32(rows / total))
                 weights = tf.constant(np.asarray(factors, np.float32))
@@ -290,10 +276,7 @@ class MicroStep:
         """Return the divisor of each loss, changing nothing."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with keras.StatelessScope(), self._divisors.reading() as found:
-            if has_own_loss(self.model):
-                predicted = self._forward(x, training=False)
-                self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False)
-            elif self._loss is not None:
+            if self._loss is not None:
                 self._loss(y, self._forward(x, training=False), weight)
         return found
 
@@ -303,7 +286,7 @@ class MicroStep:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             predicted = self._forward(x, training=True)
-            loss = self._compute_loss(x, y, predicted, weight, share, factors, training=True)
+            loss = self._compute_loss(x, y, predicted, weight, factors, training=True)
             scaled = model.optimizer.scale_loss(loss)
             scaled = scaled * tf.cast(share, scaled.dtype)
         trainable = model.trainable_variables
@@ -312,21 +295,17 @@ class MicroStep:
             slices = self._add(tape.gradient(scaled, [variable.value for variable in trainable]), trainable)
         return model.compute_metrics(x, y, predicted, sample_weight=weight), slices
 
-    def _compute_loss(
-        self, x: Any, y: Any, predicted: Any, weight: Any, share: Any, factors: Any, *, training: bool
-    ) -> Any:
+    def _compute_loss(self, x: Any, y: Any, predicted: Any, weight: Any, factors: Any, *, training: bool) -> Any:
         with self._divisors.weighing(factors):
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
-        if self._is_sum:  # all is weighted by the share of the rows
-            loss = loss / ops.cast(share, loss.dtype)
         rows = tf.shape(next(each for each in keras.tree.flatten(x) if each is not None))[0]
         self._loss_tracker.update_state(loss, sample_weight=rows)
         return loss
 
-    def _evaluate(self, data: Any, share: Any, factors: Any) -> Any:
+    def _evaluate(self, data: Any, factors: Any) -> Any:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         predicted = self._forward(x, training=False)
-        self._compute_loss(x, y, predicted, weight, share, factors, training=False)
+        self._compute_loss(x, y, predicted, weight, factors, training=False)
         return self.model.compute_metrics(x, y, predicted, sample_weight=weight)
 
     def _add(self, gradients: list[Any], trainable: list[Any]) -> list[Any]:
@@ -342,8 +321,6 @@ class MicroStep:
                     None if kind else tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
                     for kind, variable in zip(self._kinds, trainable, strict=True)
                 ]
-            made = [each for each in self._accumulators if each is not None]
-            self.held_bytes += sum(each.shape.num_elements() * each.dtype.size for each in made)
         slices = []
         for accumulator, gradient, kind in zip(self._accumulators, gradients, self._kinds, strict=True):
             if kind == "slices":
@@ -425,20 +402,9 @@ class Divisors:
         with reduction_replaced(weigh):
             yield
 
-    def factors(self, own: Sequence[float], whole: Sequence[float], rows: int, total: int) -> list[float]:
-        """Return the factor of each reduction.
-
-        Args:
-            own: the piece's divisors; they count if the kind is "counted".
-            whole: the batch's.
-            rows: of the piece.
-            total: rows of the batch.
-        """
-        share = total / rows
-        return [_factor(*each, share) for each in zip(self.kinds, own, whole, strict=True)]
-
 
 def _factor(kind: str, own: float, whole: float, share: float) -> float:
+    """Return the factor of a reduction, from its divisors in the piece and in the batch."""
     if kind == PLAIN:
         return 1.0
     if kind == SUM:

@@ -38,12 +38,12 @@ class RemoteEngine:
     Args:
         model: compiled; it stands still here until `load_state` brings it what the other process has.
         batch: the first one, which shows what variables there will be.
-        loss_reduction, any_rows: as for `LocalEngine`.
+        any_rows: as for `LocalEngine`.
     """
 
-    def __init__(self, model: Any, batch: Any, loss_reduction: str | None = None, *, any_rows: bool = False) -> None:
+    def __init__(self, model: Any, batch: Any, *, any_rows: bool = False) -> None:
         check_card()
-        self._batch, self._loss_reduction, self._any_rows = on_host(batch), loss_reduction, any_rows
+        self._batch, self._any_rows = on_host(batch), any_rows
         self._packed = pack(model)
         self._child: ChannelChild | None = None
         self.load(read_state(model))
@@ -70,10 +70,6 @@ class RemoteEngine:
         else:
             self._ask("load", state)
 
-    def other_bytes(self, state_bytes: int) -> int:
-        """Return 0: a new process holds nothing but the model."""
-        return 0
-
     def reset_metrics(self) -> None:
         """Reset the metrics."""
         self._ask("reset_metrics")
@@ -91,7 +87,7 @@ class RemoteEngine:
     def _start(self, state: ModelState) -> None:
         self._child = ChannelChild("kerasmem.training.steps.remote", **{_GROWTH: "true", _WORKER: "1"})
         try:
-            self._ask("make", self._packed, self._batch, self._loss_reduction, self._any_rows)
+            self._ask("make", self._packed, self._batch, self._any_rows)
             self._ask("load", state)
         except ModelError as error:
             self.close()
@@ -163,12 +159,8 @@ def pack(model: Any) -> dict[str, Any]:
     """
     try:
         copy = cloudpickle.dumps(pack_model(model))  # classes of a script or notebook as they are, others by name
-    except UsageError as error:
-        raise cannot_be_made(str(error)) from error
     except Exception as error:
-        raise UsageError(
-            f"model: it cannot be sent to another process ({error}); define its classes and functions in a module"
-        ) from error
+        raise cannot_be_made(str(error)) from error
     return {
         "copy": copy,
         "floatx": keras.config.floatx(),
@@ -222,11 +214,11 @@ def main() -> None:
     """Answer requests of a `RemoteEngine`: names of methods with arguments."""
     engine: LocalEngine | None = None
 
-    def make(packed: dict[str, Any], batch: Any, loss_reduction: str | None, any_rows: bool) -> None:
+    def make(packed: dict[str, Any], batch: Any, any_rows: bool) -> None:
         nonlocal engine
         model = unpack(packed)
         build_step(model, _tensors(batch))
-        engine = LocalEngine(model, loss_reduction, any_rows=any_rows)
+        engine = LocalEngine(model, any_rows=any_rows)
 
     def answer(request: tuple[str, tuple[Any, ...]]) -> tuple[Any, bool]:
         name, arguments = request
