@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -63,8 +64,12 @@ def data_of(kind, x, y, size, folder):
 
 
 def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=4096, size=2048, data="arrays", kill=None,
-        limit=None, fit=None, seed=0, plain=False):  # fmt: skip
-    """Train and write what came out; with kill=N die at training step N, or end the process that takes the steps."""
+        limit=None, fit=None, seed=0, plain=False, delay=None, backup=None):  # fmt: skip
+    """Train and write what came out.
+
+    With kill=N die at training step N, or so many seconds later, or end the process that takes the steps. `backup` has
+    the folder and `save_freq` of Keras's `BackupAndRestore`.
+    """
     if limit:  # before TensorFlow starts
         os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="true", TF_CPU_BFC_MEM_LIMIT_IN_MB=str(limit))
     import tensorflow as tf
@@ -97,9 +102,14 @@ def run(folder, *, name, model="wide", optimizer="adam", xla=False, rows=4096, s
 
             engines = [each for each in gc.get_objects() if isinstance(each, RemoteEngine)]
             pid = engines[0].pid if engines else os.getpid()
-            os.kill(pid, signal.SIGKILL)
+            if delay is None:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                threading.Timer(delay, os.kill, [pid, signal.SIGKILL]).start()
 
     callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=note)]
+    if backup:
+        callbacks.append(keras.callbacks.BackupAndRestore(os.path.join(folder, backup[0]), save_freq=backup[1]))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
         train = net.fit if plain else lambda **all_: kerasmem.fit(net, **all_)
