@@ -82,7 +82,8 @@ def _estimate_many(
 ) -> int:
     if not models and options["factory"] is not None:
         models, options = [options["factory"]], {**options, "factory": None}
-    for model in models or [None]:
+    checked: Sequence[str | None] = models or [None]
+    for model in checked:
         check_options("estimate", model, options)
     from kerasmem.estimation.many import estimate_many
     from kerasmem.rendering.data import rows_to_csv

@@ -80,7 +80,7 @@ def pack(samples: Iterable[Sample]) -> Table:
 
 def _unpack(row: Sequence[Any]) -> Sample:
     run, time, phase, epoch, batch, steps, device, *sizes = row
-    return Sample(int(run), time, phase, *map(_whole, (epoch, batch, steps)), device, *map(_whole, sizes))
+    return Sample._make([int(run), time, phase, *map(_whole, (epoch, batch, steps)), device, *map(_whole, sizes)])
 
 
 def _whole(value: float) -> int | None:
