@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -52,6 +53,16 @@ def attributes_set(**values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             put(name, value)
+
+
+@contextlib.contextmanager
+def names_restarted() -> Iterator[None]:
+    """Number the names of new layers as in a new process, and continue the previous numbers afterwards."""
+    if not _SET.exists():
+        yield
+        return
+    with attributes_set(object_name_uids=collections.defaultdict(int)):
+        yield
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from kerasmem.checks import nearest
 from kerasmem.compat.keras_layers import flatten_layers, weights_added_to_train
-from kerasmem.compat.keras_state import safe_mode
+from kerasmem.compat.keras_state import names_restarted, safe_mode
 from kerasmem.errors import KerasmemError, ModelError, ModelFileError, UsageError
 from kerasmem.models import vocabulary
 from kerasmem.models.backend import import_keras, keras_reason
@@ -202,7 +202,7 @@ def _open_factory(
     try:
         if dtype_policy is not None:
             keras.config.set_dtype_policy(dtype_policy)
-        model = build(**arguments)
+        model = _call_factory(build, arguments)
     except KerasmemError:
         raise
     except Exception as error:
@@ -217,6 +217,20 @@ def _open_factory(
             kind = type(returned).__name__
             raise ModelError(f"{source} returned a {kind}, neither a Keras model nor a step function")
     return OpenedModel(model, source, training_of_model(model))
+
+
+def _call_factory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Return the function's result, with layers named as in a new process.
+
+    TensorFlow orders operations by their names, so dense_9 and dense_10 would change places from one call to another.
+    """
+    try:
+        with names_restarted():
+            return build(**arguments)
+    except KerasmemError:
+        raise
+    except ValueError:  # the model may contain an older layer of the same name
+        return build(**arguments)
 
 
 def check_built(model: Any) -> None:

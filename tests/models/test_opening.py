@@ -256,6 +256,18 @@ def test_a_factory_may_load_clone_and_build_an_optimizer(tmp_path, mnist_cnn):
     assert (report.settings.optimizer, report.unmodelled[0].bytes) == ("adam", 15 * 2 * 4 + 12)
 
 
+def test_a_factory_names_its_layers_as_in_a_new_process():
+    old = layers.Dense(2)
+
+    def build(first):
+        return keras.Sequential([keras.Input((4,)), first, *(layers.Dense(2) for _ in range(2))])
+
+    names = [row.name for row in estimate(lambda: build(layers.Dense(2))).layers]
+    assert names == ["input_layer", "dense", "dense_1", "dense_2"]
+    old.name = "dense_1"
+    assert estimate(lambda: build(old)).model.parameters == 10 + 6 + 6
+
+
 def test_a_file_named_like_a_module_does_not_replace_it(tmp_path):
     (tmp_path / "random.py").write_text("def build(): return 4\n")
     assert import_user_module(f"{tmp_path}/random.py", "model")["build"]() == 4
