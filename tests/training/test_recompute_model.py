@@ -242,6 +242,8 @@ class TestRefusals:
             kerasmem.recompute("model.keras")
         with pytest.raises(UsageError, match="not built yet"):
             kerasmem.recompute(keras.Sequential([keras.layers.Dense(1)]))
+        with pytest.raises(UsageError, match="Functional or Sequential"):
+            kerasmem.recompute(type("Subclassed", (keras.Model,), {})())
         open_sizes = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(2), keras.layers.Dense(1)])
         with pytest.raises(UsageError, match="open dimensions"):
             kerasmem.recompute(open_sizes, segments=2)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from kerasmem.checks import whole
-from kerasmem.compat.keras_layers import functional_class, graph_of
+from kerasmem.compat.keras_layers import graph_of
 from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
@@ -22,7 +22,6 @@ from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
-from kerasmem.training.recompute.call_graph import graph_by_call
 from kerasmem.training.recompute.cuts import chain_of, cut_places, is_cuttable, split
 from kerasmem.training.recompute.planning import (
     AUTO,
@@ -56,8 +55,7 @@ def recompute(
     plain model does. On JAX segments run in `jax.checkpoint`, and cuts are balanced by the layers' outputs.
 
     Args:
-        model: a built Sequential or Functional Keras model; or a subclassed one if its `call` provably only calls its
-            layers in the same order each time.
+        model: a built Sequential or Functional Keras model.
         segments: number of segments; "auto" for the lowest peak or, with `memory`, the least time. Defaults to "auto".
         memory: memory for a training step: bytes, a size ("8GB") or a card ("t4"). The plan is checked by
             `kerasmem.estimate`, and changed if it needs more. Defaults to no limit.
@@ -103,7 +101,6 @@ def recomputed(
     """Return the model as `recompute` does, and the warning if nothing is saved."""
     target = None if memory is None else resolve_device(str(memory))
     limit = None if target is None else target.available_bytes
-    model = _as_graph(model, input_shape)
     source = _functional(model)
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
@@ -225,27 +222,6 @@ def _estimated_within(
     )
 
 
-def _as_graph(model: Any, input_shape: Any) -> Any:
-    """Return the graph of a subclassed model's `call`, and other models as they are.
-
-    Raises:
-        UsageError: it is not provably the same; the message says why, and the way out.
-    """
-    keras = import_keras()
-    if not isinstance(model, keras.Model) or isinstance(model, (functional_class(), keras.Sequential)):
-        return model
-    try:
-        graph = graph_by_call(model, input_shape)
-    except UsageError as error:
-        raise UsageError(
-            f"model {model.name!r} of the class {type(model).__name__} cannot be cut from outside: {error}. Build its "
-            "deep part as a Functional or Sequential model, and recompute that"
-        ) from error
-    if model.compiled:
-        graph.compile(**compile_arguments(model))
-    return graph
-
-
 def _functional(model: Any) -> Any:
     """Return the graph of layers of a model.
 
@@ -258,8 +234,13 @@ def _functional(model: Any) -> Any:
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise UsageError(f"a {kind} is no Keras model; load the file with keras.saving.load_model and give the model")
     source = graph_of(model)
-    if source is None:
+    if source is None and isinstance(model, keras.Sequential):
         raise UsageError(f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call build()")
+    if source is None:
+        raise UsageError(
+            f"model {model.name!r} of the class {type(model).__name__} cannot be cut from outside: build its deep part "
+            "as a Functional or Sequential model, and recompute that"
+        )
     if not is_cuttable(model):
         raise UsageError(
             f"model {model.name!r} is of the class {type(model).__name__}, which has methods of its own: call "
