@@ -8,7 +8,15 @@ import random
 import pytest
 
 from kerasmem.errors import InputError, UsageError
-from kerasmem.training.recompute.planning import Kept, RecomputePlan, Step, Table, cheapest, lowest_peak, plan_segments
+from kerasmem.training.recompute.planning import (
+    Kept,
+    RecomputePlan,
+    Step,
+    Table,
+    lowest_peak,
+    partition_within,
+    plan_segments,
+)
 
 
 def chain(count, seed):
@@ -25,41 +33,33 @@ def chain(count, seed):
 
 
 def partitions(steps):
-    """Every partition whose last segment is kept."""
+    """The ends of the segments of every partition."""
     ends = [number + 1 for number, each in enumerate(steps[:-1]) if each.may_end]
     for count in range(len(ends) + 1):
         for places in itertools.combinations(ends, count):
-            for flags in itertools.product([True, False], repeat=count):
-                yield [*zip(places, flags, strict=True), (len(steps), False)]
+            yield [*places, len(steps)]
 
 
-def peak(table, cuts):
-    return max(each for _, each in table.peak_of(cuts))
-
-
-def seconds(steps, cuts):
-    begins = [0, *(place for place, _ in cuts)]
-    return sum(sum(each.seconds for each in steps[a:b]) for a, (b, again) in zip(begins, cuts, strict=False) if again)
+def peak(table, ends):
+    return max(each for _, each in table.peak_of(ends))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_partition_is_better(seed):
     steps = chain(7, seed)
     table = Table.of(steps)
-    every = [(cuts, peak(table, cuts), seconds(steps, cuts)) for cuts in partitions(steps)]
-    all_again = [each for each in every if all(again for _, again in each[0][:-1])]
-    assert peak(table, lowest_peak(table)) == pytest.approx(min(most for _, most, _ in all_again), rel=2e-3)
-    for count in {len(cuts) for cuts, _, _ in all_again}:
-        best = min(most for cuts, most, _ in all_again if len(cuts) == count)
+    every = [(ends, peak(table, ends)) for ends in partitions(steps)]
+    assert peak(table, lowest_peak(table)) == pytest.approx(min(most for _, most in every), rel=2e-3)
+    for count in {len(ends) for ends, _ in every}:
+        best = min(most for ends, most in every if len(ends) == count)
         found = lowest_peak(table, count)
         assert len(found) == count
         assert peak(table, found) == pytest.approx(best, rel=2e-3)
-    for limit in sorted(most for _, most, _ in every)[:: max(len(every) // 8, 1)]:
-        found = cheapest(table, limit)
-        best = min(time for _, most, time in every if most <= limit)
-        assert found is not None
-        assert seconds(steps, found) == pytest.approx(best)
-    assert cheapest(table, min(most for _, most, _ in every) * 0.99) is None
+    for limit in sorted(most for _, most in every)[:: max(len(every) // 8, 1)]:
+        found = partition_within(table, limit)
+        assert found is not None and peak(table, found) <= limit
+        assert [0, *found][-2] == min([0, *ends][-2] for ends, most in every if most <= limit)
+    assert partition_within(table, min(most for _, most in every) * 0.99) is None
 
 
 def dense(count=24, inside=30, crossing=10, working=5):

@@ -25,7 +25,6 @@ from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.recompute.cuts import chain_of, cut_places, is_cuttable, split
 from kerasmem.training.recompute.planning import (
     AUTO,
-    Cut,
     RecomputePlan,
     Step,
     described,
@@ -56,7 +55,8 @@ def recompute(
 
     Args:
         model: a built Sequential or Functional Keras model.
-        segments: number of segments; "auto" for the lowest peak or, with `memory`, the least time. Defaults to "auto".
+        segments: number of segments; "auto" for the lowest peak or, with `memory`, the fewest recomputed layers.
+            Defaults to "auto".
         memory: memory for a training step: bytes, a size ("8GB") or a card ("t4"). The plan is checked by
             `kerasmem.estimate`, and changed if it needs more. Defaults to no limit.
         batch_size: samples in a batch, for the choice of the cuts; other batches run too. Defaults to 32.
@@ -128,7 +128,7 @@ def _saves(plan: RecomputePlan) -> bool:
     return plan.activation_bytes < plan.plain_activation_bytes
 
 
-def _ends(source: Any, steps: Sequence[Step], cuts: Sequence[str]) -> list[Cut]:
+def _ends(source: Any, steps: Sequence[Step], cuts: Sequence[str]) -> list[int]:
     """Return the ends of the segments between given cuts."""
     split(source, cuts)  # names the cut that is wrong
     places = cut_places(chain_of(source))
@@ -136,7 +136,7 @@ def _ends(source: Any, steps: Sequence[Step], cuts: Sequence[str]) -> list[Cut]:
     for first, last in nested_models(steps):  # a segment recomputes calls of one model alone
         if any(first < each < last for each in ends):
             ends |= {each for each in (first, last) if 0 < each < max(ends)}
-    return [*((each, True) for each in sorted(ends)), (len(steps), False)]
+    return [*sorted(ends), len(steps)]
 
 
 def _kernels(model: Any, target: DeviceTarget | None) -> CpuKernels | CardKernels | None:

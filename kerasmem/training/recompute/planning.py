@@ -4,9 +4,9 @@ A step is one call of a layer. Between any two neighbouring steps the chain may 
 cut are the tensors that cross it; what lies between two cuts can be computed again from them.
 
 In the backward pass of a segment there are in memory: what every segment before it holds, its own inside, the
-gradient that comes from above, and scratch. A recomputed segment holds the tensors that cross its end; a kept one its
-whole inside. So the state of a partition is what is held at a cut, and everything after it depends on that number
-alone: dynamic programming over the cuts, with the time spent as the second coordinate if a target is given.
+gradient that comes from above, and scratch. All segments but the last are recomputed, and hold the tensors that cross
+their ends; the last one holds its whole inside. So the state of a partition is what is held at a cut, and everything
+after it depends on that number alone: dynamic programming over the cuts.
 
 Sizes are bytes.
 """
@@ -25,9 +25,6 @@ from kerasmem.records import Record
 from kerasmem.units import format_size
 
 AUTO = "auto"
-Cut = tuple[int, bool]  # the number of steps before the end of a segment, and whether the segment is recomputed
-MOST_PLACES = 256  # beyond it, in each of so many stretches of the chain the one where least crosses is looked at
-MOST_LABELS = 64  # partitions remembered at a place
 _CLOSE = 1e-3
 
 
@@ -96,9 +93,7 @@ class Table:
         held: bytes that a recomputed segment leaves behind, [begin, end].
         peak: bytes in its backward pass beside what is held before it; infinite if it has a part of a nested model
             and something outside that, which no call computes a second time.
-        held_kept: as `held`, if its inside is kept.
-        peak_kept: as `peak`, if its inside is kept.
-        seconds: of its forward pass.
+        held_kept, peak_kept: the same for the segment from each place to the end of the chain, whose inside is kept.
     """
 
     places: Any
@@ -106,64 +101,57 @@ class Table:
     peak: Any
     held_kept: Any
     peak_kept: Any
-    seconds: Any
 
     @classmethod
     def of(cls, steps: Sequence[Step], places: Sequence[int] | None = None) -> Table:
         """Return the table of a chain, over all its places or the given ones."""
         ends = [number + 1 for number, each in enumerate(steps[:-1]) if each.may_end]
-        if places is None and len(ends) > MOST_PLACES:
-            crossing = cls.of(steps, [0, *ends, len(steps)]).held[0, 1:-1]
-            windows = np.array_split(np.arange(len(ends)), MOST_PLACES)
-            edges = {edge for model in nested_models(steps) for edge in model} & set(ends)
-            ends = sorted(edges.union(ends[window[np.argmin(crossing[window])]] for window in windows))
         at = np.array([0, *ends, len(steps)] if places is None else places)
-        time = np.concatenate([[0.0], np.cumsum([each.seconds for each in steps])])[at]
-        seconds = time[None, :] - time[:, None]
         held, peak = _swept(steps, at, again=True)
         begin, end = at[:, None], at[None, :]
         for first, last in nested_models(steps):
             peak[
                 ((begin < first) & (first < end) & (end < last)) | ((first < begin) & (begin < last) & (last < end))
             ] = np.inf
-        return cls(at, held, peak, *_swept(steps, at, again=False), seconds)
+        held_kept, peak_kept = _swept(steps, at, again=False)
+        return cls(at, held, peak, held_kept[:, -1], peak_kept[:, -1])
 
-    def peak_of(self, cuts: Sequence[Cut]) -> list[tuple[float, float]]:
+    def peak_of(self, ends: Sequence[int]) -> list[tuple[float, float]]:
         """Return the bytes that each segment holds, and the peak in its backward pass.
 
         Args:
-            cuts: the ends of the segments.
+            ends: how many steps lie before the end of each segment.
         """
         before, begin, costs = 0.0, 0, []
-        for place, again in cuts:
+        for place in ends[:-1]:
             end = int(np.searchsorted(self.places, place))
-            held, peak = (self.held, self.peak) if again else (self.held_kept, self.peak_kept)
-            costs.append((float(held[begin, end]), before + float(peak[begin, end])))
-            before, begin = before + float(held[begin, end]), end
-        return costs
+            held, peak = float(self.held[begin, end]), float(self.peak[begin, end])
+            costs.append((held, before + peak))
+            before, begin = before + held, end
+        return [*costs, (float(self.held_kept[begin]), before + float(self.peak_kept[begin]))]
 
 
-def lowest_peak(table: Table, segments: int | None = None) -> list[Cut]:
-    """Return the partition of the lowest peak: all segments but the last recomputed.
+def lowest_peak(table: Table, segments: int | None = None) -> list[int]:
+    """Return the ends of the segments of the lowest peak.
 
     Args:
         table: of the chain.
         segments: how many; None: as many as it takes.
     """
-    low, high = 0.0, float(table.peak_kept[0, -1]) * 2 + 1
-    best = _least_held(table, high, segments)
+    low, high = 0.0, float(table.peak_kept[0]) * 2 + 1
+    best = partition_within(table, high, segments)
     while high - low > _CLOSE * high:
         middle = (low + high) / 2
-        found = _least_held(table, middle, segments)
+        found = partition_within(table, middle, segments)
         if found is None:
             low = middle
         else:
             best, high = (found, min(middle, max(peak for _, peak in table.peak_of(found))))
-    return best or [(int(table.places[-1]), False)]
+    return best or [int(table.places[-1])]
 
 
-def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] | None:
-    """Return a partition with all peaks within the limit, or None.
+def partition_within(table: Table, limit: float, segments: int | None = None) -> list[int] | None:
+    """Return the partition within the limit whose last segment, which is kept, is longest; None if none is.
 
     At each place the least that segments up to there can hold is known; with a number of segments, for each number.
     """
@@ -176,14 +164,14 @@ def _least_held(table: Table, limit: float, segments: int | None) -> list[Cut] |
         total = np.where(fits, before + table.held[:place, place, None], np.inf)
         held[place, more:], origin[place, more:] = total.min(axis=0), total.argmin(axis=0)
     # The last segment, which is kept, costs nothing: it begins where the longest that fits does.
-    begins = np.flatnonzero(held[:-1, -1] + table.peak_kept[:-1, -1] <= limit)
+    begins = np.flatnonzero(held[:-1, -1] + table.peak_kept[:-1] <= limit)
     if not len(begins):
         return None
-    cuts, place, count = [(int(table.places[-1]), False)], int(begins[0]), counts - 1
+    ends, place, count = [int(table.places[-1])], int(begins[0]), counts - 1
     while place:
-        cuts.append((int(table.places[place]), True))
+        ends.append(int(table.places[place]))
         place, count = int(origin[place, count]), count - more
-    return cuts[::-1]
+    return ends[::-1]
 
 
 def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
@@ -213,55 +201,6 @@ def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
         if len(begin):
             held[begin[0]], peak[begin[0]] = holds, tops
     return held, peak
-
-
-def cheapest(table: Table, limit: float) -> list[Cut] | None:
-    """Return the partition within the limit that recomputes least, or None."""
-    size = len(table.places)
-    # At each place a few partitions up to there, each better than the others in what it holds or in what it has spent.
-    held, spent = (np.full((size, MOST_LABELS), np.inf), np.full((size, MOST_LABELS), np.inf))
-    origin = np.zeros((size, MOST_LABELS, 3), int)  # the place before, which partition there, whether recomputed
-    held[0, 0], spent[0, 0] = 0.0, 0.0
-    for end in range(1, size):
-        found = []
-        for again, own, peak in ((0, table.held_kept, table.peak_kept), (1, table.held, table.peak)):
-            if again and end == size - 1:
-                continue
-            fits = held[:end] + peak[:end, end, None] <= limit
-            begins, labels = np.nonzero(fits)
-            holds = held[begins, labels] + own[begins, end]
-            takes = spent[begins, labels] + again * table.seconds[begins, end]
-            found.append(np.stack([holds, takes, begins, labels, np.full(len(begins), again)]))
-        best = _thinned(np.concatenate(found, axis=1))
-        count = best.shape[1]
-        held[end, :count], spent[end, :count] = best[0], best[1]
-        origin[end, :count] = best[2:].T
-    if not np.isfinite(spent[-1]).any():
-        return None
-    place, label = size - 1, int(np.argmin(spent[-1]))
-    cuts: list[Cut] = []
-    while place:
-        begin, before, again = (int(each) for each in origin[place, label])
-        cuts.append((int(table.places[place]), bool(again)))
-        place, label = begin, before
-    return merged(cuts[::-1])
-
-
-def _thinned(found: Any) -> Any:
-    """Return the columns (held, spent, …) that no other beats in both, and of many an even choice."""
-    found = found[:, np.lexsort((found[1], found[0]))]
-    lowest = np.minimum.accumulate(found[1]) if found.shape[1] else found[1]
-    new = np.ones(found.shape[1], bool)
-    new[1:] = found[1, 1:] < lowest[:-1]
-    best = found[:, new]
-    if best.shape[1] <= MOST_LABELS:
-        return best
-    return best[:, np.round(np.linspace(0, best.shape[1] - 1, MOST_LABELS)).astype(int)]
-
-
-def merged(cuts: Sequence[Cut]) -> list[Cut]:
-    """Return the cuts without those between two segments that are both kept."""
-    return [each for number, each in enumerate(cuts) if number + 1 == len(cuts) or each[1] or cuts[number + 1][1]]
 
 
 @dataclass(frozen=True)
@@ -335,8 +274,8 @@ def plan_segments(
 
     Args:
         steps: the chain.
-        segments: how many; "auto": those of the lowest peak or, with a target, those that cost the least time and
-            meet it.
+        segments: how many; "auto": those of the lowest peak or, with a target, those that meet it and recompute the
+            shortest part of the chain.
         batch_size: samples in a batch, for which the steps were traced.
         persistent_bytes: what is in memory besides activations.
         target_bytes: the memory to stay within, `persistent_bytes` included.
@@ -353,40 +292,40 @@ def plan_segments(
     """
     table = Table.of(steps)
     budget = None if target_bytes is None else target_bytes - persistent_bytes
-    cuts: list[Cut] | None
+    ends: list[int] | None
     if segments != AUTO:
         most = len(table.places) - 1
-        cuts = lowest_peak(table, whole("segments", segments, most=most))
+        ends = lowest_peak(table, whole("segments", segments, most=most))
     elif budget is not None:
-        cuts = cheapest(table, budget)
+        ends = partition_within(table, budget)
     else:
-        cuts = lowest_peak(table)
-    lowest = max(peak for _, peak in table.peak_of(cuts or lowest_peak(table)))
-    if budget is not None and (cuts is None or lowest > budget):
+        ends = lowest_peak(table)
+    lowest = max(peak for _, peak in table.peak_of(ends or lowest_peak(table)))
+    if budget is not None and (ends is None or lowest > budget):
         raise UsageError(
             f"memory {format_size(target_bytes or 0)}: even cut {'at the best places' if segments == AUTO else 'so'} "
             f"the step needs about {format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
             f"{format_size(persistent_bytes)} of it weights, optimizer and batch; take a smaller batch"
         )
-    return described(steps, cuts or [], batch_size, persistent_bytes, target_bytes)
+    return described(steps, ends or [], batch_size, persistent_bytes, target_bytes)
 
 
 def described(
-    steps: Sequence[Step], cuts: Sequence[Cut], batch_size: int, persistent_bytes: int, target_bytes: int | None
+    steps: Sequence[Step], ends: Sequence[int], batch_size: int, persistent_bytes: int, target_bytes: int | None
 ) -> RecomputePlan:
-    """Return the plan of given cuts, with its predicted bytes and time."""
-    table = Table.of(steps, sorted({0, len(steps), *(place for place, _ in cuts)}))
-    begins = [0, *(place for place, _ in cuts)]
-    parts, twice = [], 0.0
-    for begin, (end, again), (held, peak) in zip(begins, cuts, table.peak_of(cuts), strict=False):
-        twice += sum(each.seconds for each in steps[begin:end]) if again else 0.0
-        parts.append(PlannedSegment(steps[begin].name, steps[end - 1].name, again, round(held), round(peak)))
+    """Return the plan of the segments with these ends, with its predicted bytes and time."""
+    table = Table.of(steps, [0, *ends])
+    begins = [0, *ends]
+    parts = []
+    for begin, end, (held, peak) in zip(begins, ends, table.peak_of(ends), strict=False):
+        parts.append(PlannedSegment(steps[begin].name, steps[end - 1].name, end < len(steps), round(held), round(peak)))
     forward = sum(each.seconds for each in steps)
+    twice = sum(each.seconds for each in steps[: begins[-2]])
     return RecomputePlan(
         batch_size=batch_size,
         segments=tuple(parts),
         activation_bytes=max(each.peak_bytes for each in parts),
-        plain_activation_bytes=round(table.peak_of([(len(steps), False)])[0][1]),
+        plain_activation_bytes=round(table.peak_of([len(steps)])[0][1]),
         persistent_bytes=persistent_bytes,
         extra_time=round(twice / (3 * forward), 4) if forward else 0.0,
         target_bytes=target_bytes,
