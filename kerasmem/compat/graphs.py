@@ -33,7 +33,6 @@ any_is_recorded = Borrowed(f"{_TF}.eager.record:should_record_backprop", feature
 # Adds control dependencies from an operation to others of its graph.
 add_control_inputs = Borrowed(f"{_TF}.framework.ops:Operation._add_control_inputs", feature=_RECOMPUTE)
 _IN_XLA = Borrowed(f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext", feature=_RECOMPUTE)
-_LOOP_GRAPH = Borrowed(f"{_TF}.ops.while_v2:_get_graph", feature=_RECOMPUTE)
 _CONTROL = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch", "Stack", "StackV2"})
 
 
@@ -148,8 +147,3 @@ def in_xla() -> bool:
 
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and bool(_IN_XLA(graph))
-
-
-def loop_body(operation: Any) -> Any:
-    """Return the graph of the body of a While operation."""
-    return _LOOP_GRAPH(operation, "body", "_body_graph")

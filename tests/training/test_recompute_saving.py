@@ -1,14 +1,10 @@
-"""A plan saves what it says, by the estimate of the step itself, or the model is left as it is."""
+"""A plan saves memory by the estimate of the step itself."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import keras
-import pytest
 
 import kerasmem
-from kerasmem.training.recompute import building
 
 
 def small_vgg():
@@ -27,18 +23,3 @@ def test_the_weights_that_are_updated_while_activations_are_kept_count():
     assert made.cuts
     ours, plain = (kerasmem.estimate(each, batch_size=16, method="graph").bytes.total for each in (made, model))
     assert ours < 0.9 * plain
-
-
-def test_what_saves_nothing_by_the_estimate_is_left_as_it_is(monkeypatch):
-    model, asked = small_vgg(), []
-
-    def estimate(each, **_):
-        asked.append(each)
-        return SimpleNamespace(bytes=SimpleNamespace(total=100))
-
-    monkeypatch.setattr(building, "estimate", estimate)
-    with pytest.warns(UserWarning, match="saves nothing in model 'vgg'"):
-        made = kerasmem.recompute(model, batch_size=16)
-    assert made.cuts == () and made.recomputed == (False,) and len(asked) == 2
-    assert made.plan.activation_bytes == made.plan.plain_activation_bytes and made.plan.extra_time == 0
-    assert kerasmem.recompute(model, segments=3, batch_size=16).cuts, "as asked for"

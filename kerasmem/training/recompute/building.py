@@ -15,7 +15,7 @@ from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
 from kerasmem.devices.training_device import training_kernels
-from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
@@ -119,7 +119,7 @@ def recomputed(
     if limit is not None:
         return _estimated_within(model, plan, choose, limit, input_shape), None
     made = build_recomputed(model, plan)
-    if _saves(plan) and (segments != AUTO or _saves_by_estimate(model, made, input_shape)):
+    if _saves(plan):
         return made, None
     return build_recomputed(model, uncut(plan)) if segments == AUTO else made, _nothing_saved(model, plan)
 
@@ -145,24 +145,6 @@ def _kernels(model: Any, target: DeviceTarget | None) -> CpuKernels | CardKernel
         return None
     is_named = target is not None and target.compute_capability is not None
     return kernels_on(target) if is_named else training_kernels()
-
-
-def _saves_by_estimate(model: Any, made: Any, input_shape: Any) -> bool:
-    """Return whether a cut model takes less by the estimate, if the plan leaves more than half.
-
-    The planner counts tensors. An allocator's chunk may be nearly twice as large as what lies in it, and kernels work
-    in scratch, so that a plan which leaves more than half may save nothing at all.
-    """
-    plan = made.plan
-    if 2 * plan.activation_bytes <= plan.plain_activation_bytes:
-        return True
-    try:
-        ours, plain = (
-            estimate(each, batch_size=plan.batch_size, input_shape=input_shape).bytes.total for each in (made, model)
-        )
-    except KerasmemError:  # what it has no answer for is cut as planned
-        return True
-    return ours < plain
 
 
 def _nothing_saved(model: Any, plan: RecomputePlan) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 import keras
 
 from kerasmem.compat.keras_layers import check_recomputable, functional_class, graph_of
-from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
 from kerasmem.training.recompute.cuts import CUTTABLE, Segment, all_but_last, chain_of, split
@@ -28,7 +27,6 @@ if runs_on_jax():
 else:
     from kerasmem.training.recompute.gradient import gradients_wanted, run_segment
 
-_MARK = "_kerasmem_segments"
 check_recomputable()
 Functional: Any = functional_class()
 
@@ -44,13 +42,6 @@ def _made_again(model: Any, kind: Any, **options: Any) -> Any:
     made = kind(source.input, source.output, name=model.name, **options)
     made.dtype_policy = model.dtype_policy
     return made
-
-
-class _Configuration(dict[str, Any]):
-    """A Functional model's configuration that remembers the cuts beside it."""
-
-    cuts: tuple[str, ...] = ()
-    recomputed: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,11 +66,7 @@ class RecomputedFunctional(Functional):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Keras before 3.15 saves and clones a Functional subclass as such only if its `__init__` is written like this.
-        outputs = args[1] if len(args) > 1 else kwargs["outputs"]
-        carried = next(
-            (getattr(each, _MARK) for each in keras.tree.flatten(outputs) if hasattr(each, _MARK)), ((), None)
-        )
-        cuts, recomputed = (kwargs.pop("cuts", carried[0]), kwargs.pop("recomputed", carried[1]))
+        cuts, recomputed = kwargs.pop("cuts", ()), kwargs.pop("recomputed", None)
         super().__init__(*args, **kwargs)
         self._cuts = tuple(cuts)
         self._recomputed = all_but_last(self._cuts) if recomputed is None else tuple(map(bool, recomputed))
@@ -97,13 +84,8 @@ class RecomputedFunctional(Functional):
         return self._recomputed
 
     def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **kwargs: Any) -> Any:
-        symbolic = _is_symbolic(inputs)
-        if symbolic or kwargs.get("call_fn") is not None or not gradients_wanted():
-            outputs = super()._run_through_graph(inputs, operation_fn=operation_fn, **kwargs)
-            if symbolic:
-                for each in keras.tree.flatten(outputs):  # so that a clone has the same cuts
-                    setattr(each, _MARK, (self._cuts, self._recomputed))
-            return outputs
+        if _is_symbolic(inputs) or kwargs.get("call_fn") is not None or not gradients_wanted():
+            return super()._run_through_graph(inputs, operation_fn=operation_fn, **kwargs)
         tensors = dict(zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True))
         for segment in self._inside.held:
             run = _runner(segment, operation_fn)
@@ -113,42 +95,16 @@ class RecomputedFunctional(Functional):
             tensors.update(zip(segment.leaving, leaving, strict=True))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
 
-    def plain(self) -> Any:
-        """Return the plain Functional model with the same layers, weights and compiled state."""
-        made = _made_again(self, keras.Model)
-        if self.compiled:
-            made.compile(**compile_arguments(self))
-        return made
-
     def get_config(self) -> dict[str, Any]:
         """Return the configuration of the Functional model, with the cuts for kerasmem alone."""
         cuts = {"cuts": list(self._cuts), "recomputed": list(self._recomputed)} if CUTS_TOLD.get() else {}
-        config = _Configuration({**super().get_config(), **cuts})
-        config.cuts, config.recomputed = self._cuts, self._recomputed
-        return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Return the model of a configuration, with the cuts that come with it."""
-        if isinstance(config, _Configuration):
-            config = {**config, "cuts": config.cuts, "recomputed": config.recomputed}
-        return super().from_config(config, custom_objects)
-
-    def __reduce__(self) -> Any:
-        return _recomputed, (self.plain(), self._cuts, self._recomputed)
+        return {**super().get_config(), **cuts}
 
 
 # Keras writes a class's name and module into its files, and names the weights of a nested model by its class.
 RecomputedFunctional.__name__, RecomputedFunctional.__module__ = Functional.__name__, Functional.__module__
 keras.saving.get_custom_objects()[OWN_NAME] = RecomputedFunctional
 CUTTABLE.add(RecomputedFunctional)
-
-
-def _recomputed(plain: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
-    made = _cut_inside(plain, cuts, recomputed)
-    if plain.compiled:
-        made.compile(**compile_arguments(plain))
-    return made
 
 
 class WalkedFunctional(Functional):

@@ -34,17 +34,14 @@ class Kept:
 
     Attributes:
         bytes: its size.
-        first_use: the number of the first later step that takes it; None if none does.
-        last_use: of the last one; the number of steps if it is an output of the model; None if none takes it.
+        last_use: the number of the last step that takes it; the number of steps if it is an output of the model; None
+            if none takes it.
         for_gradient: whether the backward pass needs its value.
-        for_own_gradient: whether the gradient of the very step that makes it does.
     """
 
     bytes: int
-    first_use: int | None
     last_use: int | None
     for_gradient: bool
-    for_own_gradient: bool = True
 
 
 @dataclass(frozen=True)
@@ -189,9 +186,7 @@ def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
             crosses = at <= min(-1 if each.last_use is None else each.last_use, len(steps) - 1)
             leaving += each.bytes * crosses
             if each.for_gradient:
-                # Where only later segments take it, a second run has no use for it.
-                needless = again and not each.for_own_gradient and each.first_use is not None
-                own += each.bytes * (~(at <= each.first_use) if needless else 1)
+                own += each.bytes
             elif not again:
                 own += each.bytes * crosses
         tops = own + np.maximum(steps[number].working_bytes, tops)
@@ -284,8 +279,8 @@ def plan_segments(
         UsageError: the chain has not so many places to be cut, or no partition meets the target.
 
     Examples:
-        >>> inside = Kept(90, None, None, True)
-        >>> steps = [Step(f"dense_{n}", 1.0, 0, (inside, Kept(10, n + 1, n + 1, True))) for n in range(9)]
+        >>> inside = Kept(90, None, True)
+        >>> steps = [Step(f"dense_{n}", 1.0, 0, (inside, Kept(10, n + 1, True))) for n in range(9)]
         >>> plan = plan_segments(steps, segments=3, batch_size=1)
         >>> plan.cuts, plan.activation_bytes, plan.plain_activation_bytes
         (('dense_2', 'dense_5'), 330, 910)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kerasmem.compat.graphs import loop_body
 from kerasmem.compat.keras_state import handle_only, mask_of, raw_value
 from kerasmem.devices.kernels import ONEDNN
 from kerasmem.errors import KerasmemError, ModelError, UsageError
@@ -29,10 +28,6 @@ from kerasmem.models.weightless import with_stand_ins
 from kerasmem.training.recompute.cuts import chain_of
 from kerasmem.training.recompute.planning import Kept, Step
 
-# Their gradient is computed from what they put out, and not from what they take.
-_GRADIENT_FROM_OUTPUT = frozenset(
-    ("Relu", "Relu6", "Elu", "Selu", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Exp", "Expm1", "Sqrt", "Rsqrt", "Inv")
-)
 _BYTES_A_SECOND = 1e10  # only ratios count
 
 
@@ -189,14 +184,12 @@ class _Reader:
     def steps(self) -> tuple[Step, ...]:
         last_call = last_calls(self._calls)
         uses = self._uses()
-        trained, working, forward = self._trained(), self._working(), self._forward()
+        working, forward = self._working(), self._forward()
         return tuple(
             Step(
                 name=self._names[number],
                 seconds=sum(seconds(*_as_node(one), _RATES) for one in self._made_by(number)),
-                working_bytes=max(
-                    forward[number], working[number] + update_bytes(each.operation) if trained[number] else 0
-                ),
+                working_bytes=max(forward[number], working[number] + update_bytes(each.operation)),
                 kept=tuple(self._kept(number, uses)),
                 may_end=last_call[id(each.operation)] == number,
             )
@@ -217,20 +210,6 @@ class _Reader:
             self._note(found, self._tensors.get(key), len(self._calls))
         return found
 
-    def _trained(self) -> list[bool]:
-        """Return whether each call has a backward pass: whether it depends on a trained weight."""
-        moved: set[Any] = set()
-        found = []
-        for call in self._calls:
-            taken = [self._tensors.get(id(each)) for each in call.input_tensors]
-            found.append(
-                bool(getattr(call.operation, "trainable_variables", ()))
-                or any(root_of(each).ref() in moved for each in taken if hasattr(each, "op"))
-            )
-            made = [self._tensors.get(id(each)) for each in call.outputs] if found[-1] else []
-            moved.update(root_of(each).ref() for each in made if hasattr(each, "op"))
-        return found
-
     def _note(self, found: dict[Any, list[int]], tensor: Any, number: int) -> None:
         for one in (tensor, mask_of(tensor)):
             if one is not None and hasattr(one, "op"):
@@ -247,10 +226,8 @@ class _Reader:
                 for_gradient = self._taken_after(tensor, backward)
                 if not later and not for_gradient:
                     continue
-                inside = self._taken_inside(tensor, number, backward)
                 size = bytes_of(tensor) if tensor.dtype.name != "variant" else list_bytes(operation, tensor)
-                own = operation.type in _GRADIENT_FROM_OUTPUT or inside
-                yield Kept(size, min(later, default=None), max(later, default=None), for_gradient, own)
+                yield Kept(size, max(later, default=None), for_gradient)
 
     def _taken_after(self, tensor: Any, place: int) -> bool:
         """Return whether an operation from that place on takes the tensor's values, by whatever name."""
@@ -261,15 +238,6 @@ class _Reader:
             elif each.type in ALIASES and any(self._taken_after(one, place) for one in each.outputs):
                 return True
         return False
-
-    def _taken_inside(self, tensor: Any, number: int, backward: int) -> bool:
-        """Return whether another operation of the same call takes the tensor."""
-        end = self._begins[number + 1]
-        return any(
-            self._taken_inside(each.outputs[0], number, backward) if each.type in ALIASES and each.outputs else True
-            for each in tensor.consumers()
-            if self._place[each.name] < end and each.type not in SHAPE_ONLY
-        )
 
     def _working(self) -> list[int]:
         """Return for each call the most bytes that the backward pass has made and still needs in the call's turn."""
@@ -438,10 +406,7 @@ def bytes_of(tensor: Any) -> int:
 
 
 def list_bytes(operation: Any, tensor: Any) -> int:
-    """Return the final bytes of a tensor list: the size of an element times the turns of its loop.
-
-    What each turn computes counts; a weight that every turn reads is in the list many times and in memory once.
-    """
+    """Return the final bytes of a tensor list: the size of an element times the turns of its loop."""
     import tensorflow as tf
 
     if operation.type == "TensorListFromTensor":
@@ -450,7 +415,7 @@ def list_bytes(operation: Any, tensor: Any) -> int:
     if operation.type not in ("While", "StatelessWhile") or number >= len(operation.inputs):
         return 0
     begun = operation.inputs[number].op
-    if begun.type not in ("EmptyTensorList", "TensorListReserve") or not _made_in_each_turn(operation, number):
+    if begun.type not in ("EmptyTensorList", "TensorListReserve"):
         return 0
     shape = tf.get_static_value(begun.inputs[0])
     sizes = [] if shape is None else [int(each) for each in shape.flat]
@@ -471,14 +436,6 @@ def _turns(loop: Any) -> int:
             size = tf.get_static_value(each.op.inputs[1])
             counts.append(1 if size is None else int(size))
     return max(counts)
-
-
-def _made_in_each_turn(loop: Any, number: int) -> bool:
-    """Return whether each turn of the loop computes the element that it appends."""
-    added = loop_body(loop).outputs[number].op
-    while added.type in ("Identity", "TensorListPushBack"):
-        added = added.inputs[-1].op
-    return added.type not in ("Placeholder", "ReadVariableOp", "Const")
 
 
 def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[Step, ...]:
@@ -531,9 +488,7 @@ def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]
     taken = sum(sizes.get(id(each), 0) for each in call.input_tensors)
     made = {id(each): sizes.get(id(each), 0) for each in call.outputs}
     kept = tuple(
-        Kept(size, min(uses[key], default=None), max(uses[key], default=None), for_gradient=True)
-        for key, size in made.items()
-        if key in uses
+        Kept(size, max(uses[key], default=None), for_gradient=True) for key, size in made.items() if key in uses
     )
     working = taken + sum(made.values()) + 2 * update_bytes(call.operation)
     return Step(name, working / _BYTES_A_SECOND, working, kept, may_end)
