@@ -7,6 +7,7 @@ remedy are those of the model and the step that the user would train, not of a r
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from kerasmem.models.step import output_spec
 from kerasmem.models.training import TrainingSettings, compile_model, training_of_copy, with_replaced
 from kerasmem.recovery.changes import OPTIMIZERS
 from kerasmem.recovery.transforms import head_start, with_lora, with_micro_batches
-from kerasmem.training.recompute.building import recomputed
+from kerasmem.training.recompute.building import recompute
 
 
 def is_loaded(spec: StepSpec) -> bool:
@@ -55,7 +56,9 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
         if "lora" in values:
             model = with_lora(model, values["lora"])
         if "recompute" in values:
-            model, _ = recomputed(model, batch_size=rows, input_shape=origin.input_shape)
+            with warnings.catch_warnings():  # the saving is estimated and shown
+                warnings.simplefilter("ignore")
+                model = recompute(model, batch_size=rows, input_shape=origin.input_shape)
         if not (model is opened.model and model.compiled and training.keeps_optimizer and training.keeps_loss):
             _compile(model, training, origin)
         if "micro_batches" in values:

@@ -9,10 +9,10 @@ import pytest
 
 from kerasmem.errors import InputError, UsageError
 from kerasmem.training.recompute.planning import (
+    CostTable,
     Kept,
+    LayerCall,
     RecomputePlan,
-    Step,
-    Table,
     lowest_peak,
     partition_within,
     plan_segments,
@@ -27,7 +27,9 @@ def chain(count, seed):
         kept = [Kept(draw.randint(1, 90), None, True) for _ in range(draw.randint(0, 2))]
         last = min(count, number + 1 + draw.choice([0, 0, 0, 2, 4]))
         kept.append(Kept(draw.randint(1, 50), last, draw.random() < 0.8))
-        steps.append(Step(f"s{number}", draw.random() + 0.1, draw.randint(0, 40), tuple(kept), draw.random() < 0.9))
+        steps.append(
+            LayerCall(f"s{number}", draw.random() + 0.1, draw.randint(0, 40), tuple(kept), draw.random() < 0.9)
+        )
     return steps
 
 
@@ -46,7 +48,7 @@ def peak(table, ends):
 @pytest.mark.parametrize("seed", range(12))
 def test_no_partition_is_better(seed):
     steps = chain(7, seed)
-    table = Table.of(steps)
+    table = CostTable.of(steps)
     every = [(ends, peak(table, ends)) for ends in partitions(steps)]
     assert peak(table, lowest_peak(table)) == pytest.approx(min(most for _, most in every), rel=2e-3)
     for count in {len(ends) for ends, _ in every}:
@@ -62,7 +64,9 @@ def test_no_partition_is_better(seed):
 
 
 def dense(count=24, inside=30, crossing=10, working=5):
-    return [Step(f"d{n}", 1.0, working, (Kept(inside, None, True), Kept(crossing, n + 1, True))) for n in range(count)]
+    return [
+        LayerCall(f"d{n}", 1.0, working, (Kept(inside, None, True), Kept(crossing, n + 1, True))) for n in range(count)
+    ]
 
 
 def test_a_uniform_stack_is_cut_near_the_square_root():
@@ -89,7 +93,7 @@ def test_a_looser_target_costs_less_time():
 
 def test_a_shared_layer_ends_a_segment_only_at_its_last_call():
     steps = dense(6)
-    steps[2] = Step("d2", 1.0, 5, steps[2].kept, may_end=False)
+    steps[2] = LayerCall("d2", 1.0, 5, steps[2].kept, may_end=False)
     assert all("d2" not in plan_segments(steps, segments=count, batch_size=1).cuts for count in range(1, 6))
     with pytest.raises(UsageError, match="from 1 to 5"):
         plan_segments(steps, segments=6, batch_size=1)

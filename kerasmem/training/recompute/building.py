@@ -25,8 +25,8 @@ from kerasmem.models.training import optimizer_slot_bytes, training_of_model
 from kerasmem.training.recompute.cuts import chain_of, cut_places, is_cuttable, split
 from kerasmem.training.recompute.planning import (
     AUTO,
+    LayerCall,
     RecomputePlan,
-    Step,
     described,
     nested_models,
     plan_segments,
@@ -81,24 +81,6 @@ def recompute(
         >>> model.cuts
         ('dense_2', 'dense_5', 'dense_8')
     """
-    made, nothing_saved = recomputed(
-        model, segments, memory=memory, batch_size=batch_size, cuts=cuts, input_shape=input_shape
-    )
-    if nothing_saved is not None:
-        warnings.warn(nothing_saved, stacklevel=2)
-    return made
-
-
-def recomputed(
-    model: Any,
-    segments: int | str = AUTO,
-    *,
-    memory: int | str | None = None,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    cuts: Sequence[str] | None = None,
-    input_shape: Any = None,
-) -> tuple[Any, str | None]:
-    """Return the model as `recompute` does, and the warning if nothing is saved."""
     target = None if memory is None else resolve_device(str(memory))
     limit = None if target is None else target.available_bytes
     source = _functional(model)
@@ -112,23 +94,20 @@ def recomputed(
         steps = trace_chain(source, batch_size, input_shape, loss, _kernels(model, target))
     held = _persistent_bytes(model, source, batch_size, input_shape)
     if cuts is not None:
-        made = build_recomputed(model, described(steps, _ends(source, steps, cuts), batch_size, held, limit))
-        return made, None if _saves(made.plan) else _nothing_saved(model, made.plan)
-    choose = partial(plan_segments, steps, segments=segments, batch_size=batch_size, persistent_bytes=held)
-    plan = choose(target_bytes=limit)
-    if limit is not None:
-        return _estimated_within(model, plan, choose, limit, input_shape), None
-    made = build_recomputed(model, plan)
-    if _saves(plan):
-        return made, None
-    return build_recomputed(model, uncut(plan)) if segments == AUTO else made, _nothing_saved(model, plan)
+        plan = described(steps, _ends(source, steps, cuts), batch_size, held, limit)
+    else:
+        choose = partial(plan_segments, steps, segments=segments, batch_size=batch_size, persistent_bytes=held)
+        plan = choose(target_bytes=limit)
+        if limit is not None:
+            return _estimated_within(model, plan, choose, limit, input_shape)
+    if plan.activation_bytes >= plan.plain_activation_bytes:
+        warnings.warn(_nothing_saved(model, plan), stacklevel=2)
+        if cuts is None and segments == AUTO:
+            plan = uncut(plan)
+    return build_recomputed(model, plan)
 
 
-def _saves(plan: RecomputePlan) -> bool:
-    return plan.activation_bytes < plan.plain_activation_bytes
-
-
-def _ends(source: Any, steps: Sequence[Step], cuts: Sequence[str]) -> list[int]:
+def _ends(source: Any, steps: Sequence[LayerCall], cuts: Sequence[str]) -> list[int]:
     """Return the ends of the segments between given cuts."""
     split(source, cuts)  # names the cut that is wrong
     places = cut_places(chain_of(source))
@@ -161,9 +140,7 @@ def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
     from kerasmem.training.recompute.model import RecomputedFunctional
 
     source = _functional(model)
-    made = RecomputedFunctional(
-        source.input, source.output, name=model.name, cuts=plan.cuts, recomputed=plan.recomputed
-    )
+    made = RecomputedFunctional(source.input, source.output, name=model.name, cuts=plan.cuts)
     made.plan = plan
     made.dtype_policy = model.dtype_policy  # that of now may be another
     if model.compiled:

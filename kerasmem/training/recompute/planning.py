@@ -45,7 +45,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerCall:
     """One call of a layer.
 
     Attributes:
@@ -65,11 +65,11 @@ class Step:
     may_end: bool = True
 
 
-def nested_models(steps: Sequence[Step]) -> list[tuple[int, int]]:
+def nested_models(steps: Sequence[LayerCall]) -> list[tuple[int, int]]:
     """Return for each model inside the model how many steps lie before it, and before its end.
 
     Examples:
-        >>> nested_models([Step(name, 1.0, 0, ()) for name in ("scale", "net/conv", "net/block/conv", "head")])
+        >>> nested_models([LayerCall(name, 1.0, 0, ()) for name in ("scale", "net/conv", "net/block/conv", "head")])
         [(1, 3), (2, 3)]
     """
     found: dict[str, tuple[int, int]] = {}
@@ -82,7 +82,7 @@ def nested_models(steps: Sequence[Step]) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Table:
+class CostTable:
     """The cost of a segment between each pair of places.
 
     Attributes:
@@ -100,7 +100,7 @@ class Table:
     peak_kept: Any
 
     @classmethod
-    def of(cls, steps: Sequence[Step], places: Sequence[int] | None = None) -> Table:
+    def of(cls, steps: Sequence[LayerCall], places: Sequence[int] | None = None) -> CostTable:
         """Return the table of a chain, over all its places or the given ones."""
         ends = [number + 1 for number, each in enumerate(steps[:-1]) if each.may_end]
         at = np.array([0, *ends, len(steps)] if places is None else places)
@@ -128,7 +128,7 @@ class Table:
         return [*costs, (float(self.held_kept[begin]), before + float(self.peak_kept[begin]))]
 
 
-def lowest_peak(table: Table, segments: int | None = None) -> list[int]:
+def lowest_peak(table: CostTable, segments: int | None = None) -> list[int]:
     """Return the ends of the segments of the lowest peak.
 
     Args:
@@ -147,7 +147,7 @@ def lowest_peak(table: Table, segments: int | None = None) -> list[int]:
     return best or [int(table.places[-1])]
 
 
-def partition_within(table: Table, limit: float, segments: int | None = None) -> list[int] | None:
+def partition_within(table: CostTable, limit: float, segments: int | None = None) -> list[int] | None:
     """Return the partition within the limit whose last segment, which is kept, is longest; None if none is.
 
     At each place the least that segments up to there can hold is known; with a number of segments, for each number.
@@ -171,7 +171,7 @@ def partition_within(table: Table, limit: float, segments: int | None = None) ->
     return ends[::-1]
 
 
-def _swept(steps: Sequence[Step], at: Any, again: bool) -> tuple[Any, Any]:
+def _swept(steps: Sequence[LayerCall], at: Any, again: bool) -> tuple[Any, Any]:
     """Return the held bytes and the peaks of all segments, from the last step to the first.
 
     The backward pass of a step takes place while all before it in its segment is still there. What the model puts out
@@ -205,15 +205,13 @@ class PlannedSegment:
     Attributes:
         first: name of its first layer.
         last: of its last.
-        recomputed: whether its inside is computed again for the gradient, rather than kept.
-        held_bytes: what it leaves in memory until its gradient is computed: its inside if that is kept, else the
+        held_bytes: what it leaves in memory until its gradient is computed: the inside of the last one, else the
             tensors that cross its end.
         peak_bytes: activations in memory while its gradient is computed, those of the segments before included.
     """
 
     first: str
     last: str
-    recomputed: bool
     held_bytes: int
     peak_bytes: int
 
@@ -247,18 +245,13 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
         return tuple(each.last for each in self.segments[:-1])
 
     @property
-    def recomputed(self) -> tuple[bool, ...]:
-        """For each segment whether it is recomputed."""
-        return tuple(each.recomputed for each in self.segments)
-
-    @property
     def predicted_bytes(self) -> int:
         """Predicted peak of a training step. `kerasmem.estimate` of the recomputed model is more exact."""
         return self.activation_bytes + self.persistent_bytes
 
 
 def plan_segments(
-    steps: Sequence[Step],
+    steps: Sequence[LayerCall],
     *,
     segments: int | str = AUTO,
     batch_size: int,
@@ -280,12 +273,12 @@ def plan_segments(
 
     Examples:
         >>> inside = Kept(90, None, True)
-        >>> steps = [Step(f"dense_{n}", 1.0, 0, (inside, Kept(10, n + 1, True))) for n in range(9)]
+        >>> steps = [LayerCall(f"dense_{n}", 1.0, 0, (inside, Kept(10, n + 1, True))) for n in range(9)]
         >>> plan = plan_segments(steps, segments=3, batch_size=1)
         >>> plan.cuts, plan.activation_bytes, plan.plain_activation_bytes
         (('dense_2', 'dense_5'), 330, 910)
     """
-    table = Table.of(steps)
+    table = CostTable.of(steps)
     budget = None if target_bytes is None else target_bytes - persistent_bytes
     ends: list[int] | None
     if segments != AUTO:
@@ -306,14 +299,14 @@ def plan_segments(
 
 
 def described(
-    steps: Sequence[Step], ends: Sequence[int], batch_size: int, persistent_bytes: int, target_bytes: int | None
+    steps: Sequence[LayerCall], ends: Sequence[int], batch_size: int, persistent_bytes: int, target_bytes: int | None
 ) -> RecomputePlan:
     """Return the plan of the segments with these ends, with its predicted bytes and time."""
-    table = Table.of(steps, [0, *ends])
+    table = CostTable.of(steps, [0, *ends])
     begins = [0, *ends]
     parts = []
     for begin, end, (held, peak) in zip(begins, ends, table.peak_of(ends), strict=False):
-        parts.append(PlannedSegment(steps[begin].name, steps[end - 1].name, end < len(steps), round(held), round(peak)))
+        parts.append(PlannedSegment(steps[begin].name, steps[end - 1].name, round(held), round(peak)))
     forward = sum(each.seconds for each in steps)
     twice = sum(each.seconds for each in steps[: begins[-2]])
     return RecomputePlan(
@@ -331,5 +324,5 @@ def uncut(plan: RecomputePlan) -> RecomputePlan:
     """Return the plan of the same model that recomputes nothing."""
     first, last = plan.segments[0], plan.segments[-1]
     peak = plan.plain_activation_bytes
-    whole = PlannedSegment(first.first, last.last, recomputed=False, held_bytes=peak, peak_bytes=peak)
+    whole = PlannedSegment(first.first, last.last, held_bytes=peak, peak_bytes=peak)
     return replace(plan, segments=(whole,), activation_bytes=peak, extra_time=0.0)
