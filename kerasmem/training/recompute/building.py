@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from kerasmem.checks import whole
-from kerasmem.compat.keras_layers import graph_of
+from kerasmem.compat.keras_layers import functional_class, graph_of
 from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
@@ -193,17 +193,14 @@ def _functional(model: Any) -> Any:
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise UsageError(f"a {kind} is no Keras model; load the file with keras.saving.load_model and give the model")
     source = graph_of(model)
-    if source is None and isinstance(model, keras.Sequential):
-        raise UsageError(f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call build()")
     if source is None:
-        raise UsageError(
-            f"model {model.name!r} of the class {type(model).__name__} cannot be cut from outside: build its deep part "
-            "as a Functional or Sequential model, and recompute that"
-        )
+        raise UsageError(f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call build()")
     if not is_cuttable(model):
+        fix = "build its deep part as a Functional or Sequential model, and recompute that"
+        if isinstance(source, functional_class()):
+            fix = "call kerasmem.recompute(keras.Model(model.inputs, model.outputs)) in your class"
         raise UsageError(
-            f"model {model.name!r} is of the class {type(model).__name__}, which has methods of its own: call "
-            "kerasmem.recompute(keras.Model(model.inputs, model.outputs)) in your class"
+            f"model {model.name!r} is of the class {type(model).__name__}, which has methods of its own: {fix}"
         )
     return source
 
