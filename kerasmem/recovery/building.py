@@ -62,7 +62,7 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
         if not (model is opened.model and model.compiled and training.keeps_optimizer and training.keeps_loss):
             _compile(model, training, origin)
         if "micro_batches" in values:
-            model = with_micro_batches(model)
+            model = with_micro_batches(model, values["micro_batches"])
     return model
 
 

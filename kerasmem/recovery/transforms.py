@@ -5,13 +5,10 @@ Each function changes the model it is given, and returns it.
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.compat.keras_state import give_value, has_value
-from kerasmem.compat.keras_training import compute_loss
 from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 from kerasmem.models.own_step import has_own_step
@@ -36,62 +33,36 @@ def with_lora(model: Any, rank: int) -> Any:
     return model
 
 
-def with_micro_batches(model: Any) -> Any:
-    """Let a compiled model's `train_step` take a micro-batch as `kerasmem.fit` does, add up its gradients, and update.
+def with_micro_batches(model: Any, pieces: int) -> Any:
+    """Let a compiled model's `train_step` take one micro-batch and the update, by the step of `kerasmem.fit`.
 
-    `kerasmem.fit` runs the update after the last piece in a function of its own. Here it follows in the same step,
-    when everything else of it is done, so that one estimate covers the larger of the two.
+    `kerasmem.fit` runs the update after the last piece in a function of its own. Here it follows in the same step, when
+    everything else of it is done, so that one estimate covers the larger of the two.
+
+    Args:
+        model: compiled.
+        pieces: micro-batches of a batch, whose slices of gradients the update takes together.
 
     Raises:
-        UsageError: the model has a step of its own.
+        UsageError: If the model has a step of its own.
     """
     if has_own_step(model):
         raise UsageError("the model has a train_step of its own, whose gradients cannot be divided")
-    keras = import_keras()
-    accumulators = [
-        keras.Variable("zeros", shape=tuple(each.shape), dtype=each.dtype, trainable=False, name=f"gradient_{place}")
-        for place, each in enumerate(model.trainable_variables)
-    ]
+    from kerasmem.training.steps.engine import MicroStep
+
+    step = MicroStep(model)
 
     def train_step(data: Any) -> Any:
         import tensorflow as tf
 
-        for each in accumulators:
-            if not has_value(each):  # a step that really runs
-                with tf.init_scope():
-                    give_value(each)
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            takes_training = "training" in inspect.signature(model.call).parameters
-            predicted = model(x, training=True) if takes_training else model(x)
-            loss = compute_loss(model, x=x, y=y, y_pred=predicted, sample_weight=weight, training=True)
-            scaled = model.optimizer.scale_loss(loss)
-        trainable = model.trainable_variables
-        gradients = tape.gradient(scaled, [each.value for each in trainable])
-        done = [_add(each.value, gradient) for each, gradient in zip(accumulators, gradients, strict=True)]
-        logs = model.compute_metrics(x, y, predicted, sample_weight=weight)
-        finished = [each for each in (*done, *keras.tree.flatten(logs)) if each is not None]
-        with tf.control_dependencies(finished):
-            whole = [
-                None if gradient is None else each.value.read_value()
-                for each, gradient in zip(accumulators, gradients, strict=True)
-            ]
-            if trainable:
-                model.optimizer.apply_gradients(zip(whole, trainable, strict=True))
+        logs, slices = step.accumulate(data, tf.constant(1.0 / pieces), None)
+        sums = [each.read_value() for each in step.accumulators if each is not None]
+        with tf.control_dependencies(tf.nest.flatten([logs, slices, sums])):
+            step.apply([[tf.concat([part] * pieces, 0) for part in each] for each in slices])
         return logs
 
     model.train_step = train_step
     return model
-
-
-def _add(accumulator: Any, gradient: Any) -> Any:
-    import tensorflow as tf
-
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return accumulator.scatter_add(gradient)
-    return accumulator.assign_add(tf.cast(gradient, accumulator.dtype))
 
 
 def takes_lora(layer: Any, rank: int) -> bool:

@@ -54,3 +54,12 @@ def towers():
     model = keras.Model([left, right], layers.Dense(1, activation="sigmoid")(x))
     model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
     return model
+
+
+def vocabulary():
+    """An embedding, whose gradients are slices, larger than all else."""
+    inputs = keras.Input((8,), dtype="int32")
+    x = layers.Flatten()(layers.Embedding(40_000, 32)(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Dense(256, activation="relu")(x)))
+    model.compile("sgd", "mse")
+    return model

@@ -112,6 +112,18 @@ def test_the_code_of_a_combination_trains_within_the_prediction(search):
     assert statistics.median(peaks) < found.before / 2
 
 
+def test_micro_batches_keep_slices_of_gradients_as_fit_does():
+    """The embedding's gradients are slices, for which `fit` makes no accumulator."""
+    origin = StepSpec(f"{MODELS}:vocabulary")
+
+    def need(changes):
+        arguments = {"origin": origin, "changes": changes}
+        return kerasmem.estimate(build, factory_args=arguments, batch_size=64, method="graph").bytes.total
+
+    added = need([{"kind": "micro_batches", "value": 4}]) - need([])
+    assert 0 < added < 40_000 * 32 * 4 / 4
+
+
 TRAITS = Traits(64, has_own_step=False, has_batch_norm=False, head_start=2, can_lora=True)
 COMPILE = "model.compile(optimizer, loss=loss, metrics=metrics"
 

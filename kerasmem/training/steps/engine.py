@@ -184,6 +184,7 @@ class MicroStep:
         model: compiled and built; it has Keras's own `train_step` and `compute_loss`.
 
     Attributes:
+        accumulators: a variable for each trainable weight, None for those whose gradients are slices.
         is_updating: whether what runs, or ran out last, is the update, which takes as much whatever a piece has.
     """
 
@@ -194,24 +195,24 @@ class MicroStep:
         self._divisors = Divisors()
         self._is_known = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
-        self._accumulators: list[Any] | None = None
+        self.accumulators: list[Any] = []
         self.is_updating = False
         self._functions: dict[tuple[str, int], Callable[..., Any]] = {}
 
     def train(self, batch: Any, size: int) -> dict[str, Any]:
         """Train on a batch in micro-batches of `size` rows; the last may have fewer."""
-        if self._accumulators is not None:
+        if self.accumulators:
             self._function("reset", self._reset)()
         logs: dict[str, Any] = {}
         sparse: list[list[Any]] = []
         for piece, share, factors in self._pieces(batch, size):
-            logs, slices = self._function("accumulate", self._accumulate, row_count(piece))(piece, share, factors)
+            logs, slices = self._function("accumulate", self.accumulate, row_count(piece))(piece, share, factors)
             sparse.append([tuple(map(_moved_to_host, each)) for each in slices])
             del slices
         if self.model.trainable_variables:
             whole = [tuple(map(_joined, zip(*some, strict=True))) for some in zip(*sparse, strict=True)]
             self.is_updating = True
-            self._function("apply", self._apply)(whole)
+            self._function("apply", self.apply)(whole)
         return logs
 
     def test(self, batch: Any, size: int) -> dict[str, Any]:
@@ -224,7 +225,7 @@ class MicroStep:
     def release(self) -> None:
         """Free the accumulators and the traced functions."""
         if self._functions:
-            self._accumulators = None
+            self.accumulators = []
             self._functions.clear()
             collect()
 
@@ -280,8 +281,14 @@ class MicroStep:
                 self._loss(y, self._forward(x, training=False), weight)
         return found
 
-    def _accumulate(self, data: Any, share: Any, factors: Any) -> tuple[Any, list[Any]]:
-        """Accumulate the gradients of a piece; return the metrics and the gradients that are slices."""
+    def accumulate(self, data: Any, share: Any, factors: Any) -> tuple[Any, list[Any]]:
+        """Accumulate the gradients of a piece; return the metrics and the gradients that are slices.
+
+        Args:
+            data: the piece.
+            share: its share of the batch's rows.
+            factors: of its losses; None for 1.
+        """
         model = self.model
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
@@ -315,14 +322,14 @@ class MicroStep:
         gradient. Those of all pieces take what those of the whole batch would.
         """
         self._kinds = ["none" if g is None else "slices" if isinstance(g, tf.IndexedSlices) else "" for g in gradients]
-        if self._accumulators is None:
+        if not self.accumulators:
             with tf.init_scope():
-                self._accumulators = [
-                    None if kind else tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+                self.accumulators = [
+                    None if kind else keras.Variable("zeros", variable.shape, variable.dtype, trainable=False).value
                     for kind, variable in zip(self._kinds, trainable, strict=True)
                 ]
         slices = []
-        for accumulator, gradient, kind in zip(self._accumulators, gradients, self._kinds, strict=True):
+        for accumulator, gradient, kind in zip(self.accumulators, gradients, self._kinds, strict=True):
             if kind == "slices":
                 slices.append((gradient.values, gradient.indices))
             elif not kind:
@@ -332,16 +339,17 @@ class MicroStep:
     def _reset(self) -> None:
         """Set the accumulators to zero, one after another."""
         done: list[Any] = []
-        for accumulator in self._accumulators or ():
+        for accumulator in self.accumulators:
             if accumulator is not None:
                 with tf.control_dependencies(done):
                     done = [set_to_zero(accumulator)]
 
-    def _apply(self, sparse: list[Any]) -> None:
+    def apply(self, sparse: Sequence[Sequence[Any]]) -> None:
+        """Update the weights from the accumulators and the given slices."""
         trainable = self.model.trainable_variables
         slices = iter(sparse)
         gradients: list[Any] = []
-        for accumulator, kind, variable in zip(self._accumulators or (), self._kinds, trainable, strict=True):
+        for accumulator, kind, variable in zip(self.accumulators, self._kinds, trainable, strict=True):
             if kind == "slices":
                 values, indices = next(slices)
                 gradients.append(tf.IndexedSlices(values, indices, tf.constant(list(variable.shape), tf.int32)))
