@@ -1,4 +1,4 @@
-"""What the logger itself costs."""
+"""Cost of the logger itself."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Overhead(Record, what="overhead", also=("per_batch_seconds", "step_share")
 
     @property
     def per_batch_seconds(self) -> float | None:
-        """Mean time a batch; None before the first."""
+        """Mean time per batch, or None before the first."""
         return self.batch_seconds / self.batches if self.batches else None
 
     @property
     def step_share(self) -> float | None:
-        """The hooks' time as a share of what the batches take without them; None before the first."""
+        """Time of the hooks as a share of the batches' own time, or None before the first."""
         bare = self.step_seconds - self.batch_seconds
         return self.batch_seconds / bare if bare > 0 else None
 

@@ -33,19 +33,19 @@ class EpochMaxima:
         self._tree: int | None = None
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Take in one moment, a sample a device."""
+        """Add one moment: one sample per device."""
         for place, sample in enumerate(samples):
             held = self._rows[place]
             if sample[7:] != held[7:]:
                 self._rows[place] = Sample(*held[:7], *map(_larger, held[7:], sample[7:]))
 
     def add_after(self, readings: Sequence[DeviceReading]) -> None:
-        """Take in the readings after the last batch, whose peaks are no batch's."""
+        """Add the readings after the last batch; their peaks count as between batches."""
         head = self._rows[0][:6]
         self.add([Sample(*head, device, in_use, None, peak, *rest) for device, in_use, peak, *rest in readings])
 
     def add_background(self, rss: int | None, tree: int | None, swap: int | None) -> None:
-        """Take in the largest sizes that background readings found in the epoch so far."""
+        """Add the largest background readings of the epoch so far."""
         self._rows = [
             row._replace(rss_bytes=_larger(row.rss_bytes, rss), swap_bytes=_larger(row.swap_bytes, swap))
             for row in self._rows

@@ -1,4 +1,4 @@
-"""What grows beside the memory: containers of arrays, graphs, variables, retracings."""
+"""Count objects that grow with the memory: containers of arrays, graphs, variables, retracings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kerasmem.models.freeing import FREEING, kept_bytes
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
-# what people know a class by -> the module's beginning, the class's name, and what to do about many of them
+# label -> start of the module's name, name of the class, remedy
 _KNOWN = {
     "live graphs": (
         "tensorflow.", "FuncGraph", ": each tracing makes one, and it keeps captured arrays; pass them as arguments"
@@ -112,7 +112,7 @@ class Evidence(Record, what="evidence"):
 
 
 def take_census(iteration: int) -> Census:
-    """Count what is alive; collects garbage first. Takes some 100 ms. TensorFlow is not loaded for it."""
+    """Count living objects after garbage collection, in some 100 ms, without loading TensorFlow."""
     gc.collect()
     objects = living_objects()
     tracings: Counter[str] = Counter()
@@ -126,7 +126,7 @@ def take_census(iteration: int) -> Census:
 
 
 def _containers(objects: Iterable[Any]) -> dict[int, Container]:
-    """Return the containers whose last item holds arrays, for these are filled by one kind of action."""
+    """Return the containers whose last item holds arrays, by `id`."""
     containers = {}
     for value in objects:
         if type(value) in _CONTAINERS and len(value) > 1:
@@ -152,10 +152,10 @@ def _arrays(value: Any, depth: int = 2) -> list[int]:
 
 
 def compare(before: Census, after: Census, slope: float = 0.0) -> Evidence:
-    """Return what grew in step with the iterations: by one at least in every two of them.
+    """Compare two censuses: a count that grows by at least one in two iterations is evidence.
 
     Args:
-        before, after: what was alive at two times.
+        before, after: counts at two times.
         slope: bytes an iteration by which memory grows.
     """
     iterations = max(1, after.iteration - before.iteration)

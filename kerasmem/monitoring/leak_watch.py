@@ -133,7 +133,7 @@ class LeakWatch:
             self._censuses = self._censuses[-3:]
 
     def report(self) -> LeakReport:
-        """Return what the samples so far say; more may follow."""
+        """Judge the samples so far; more may follow."""
         growth = {
             where: judge_growth(values, _LEAST_OF_HOST if where == "host" else _LEAST)
             for where, values in self._series.items()

@@ -180,13 +180,13 @@ def _seconds(times: Array) -> float:
 
 
 def largest(values: Array) -> int | None:
-    """Return the largest of the known values, or None where none is known."""
+    """Return the largest known value, or None if all are unknown."""
     known = values[~np.isnan(values)]
     return int(known.max()) if len(known) else None
 
 
 def mean(values: Array) -> int | None:
-    """Return the mean of the known values in whole bytes, or None where none is known."""
+    """Return the mean of the known values in whole bytes, or None if all are unknown."""
     known = values[~np.isnan(values)]
     return round(float(known.mean())) if len(known) else None
 

@@ -32,11 +32,11 @@ _SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "js
 _HEADER = ",".join(COLUMNS)
 
 
-open_logs: dict[Path, Callable[[], None]] = {}  # of this process, and what writes the rows that wait
+open_logs: dict[Path, Callable[[], None]] = {}  # of this process, with the function that writes the waiting rows
 
 
 def write_waiting(path: str | os.PathLike[str]) -> None:
-    """Write what waits for a log, if this process has it open."""
+    """Write the waiting rows of a log, if this process has it open."""
     write = open_logs.get(Path(path).resolve())
     if write is not None:
         write()
@@ -44,7 +44,7 @@ def write_waiting(path: str | os.PathLike[str]) -> None:
 
 @atexit.register
 def _before_exit() -> None:
-    """Write what waits: a program that ends by an exception in `fit` closes nothing."""
+    """Write waiting rows: a program that ends by an exception in `fit` closes nothing."""
     for write in list(open_logs.values()):
         write()
 
@@ -71,7 +71,6 @@ class LogFile:
     Args:
         path: the file, .csv or .jsonl; missing folders above it are made.
         append: add to what is there (a half-written last line is cut off); otherwise overwrite it.
-
 
     Attributes:
         next_run: the number that the next run gets, so that runs appended to a file stay apart.
@@ -101,7 +100,7 @@ class LogFile:
             raise
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Write samples; raises OSError where the system does not take them whole."""
+        """Write samples; raises OSError if the disk is full."""
         row = _csv_row if self.format == "csv" else _json_row
         self._write("".join([row(sample) for sample in samples]))
 
@@ -131,7 +130,7 @@ class LogFile:
             os.write(self._file, data[written:])
 
     def _resume(self) -> bool:
-        """Make ready to add to what is in the file; return whether that is nothing."""
+        """Prepare to append to the file; return whether it is empty."""
         size = os.fstat(self._file).st_size
         if size == 0:
             return True

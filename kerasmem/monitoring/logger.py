@@ -1,4 +1,4 @@
-"""`MemoryLogger`: the Keras callback that logs what a run uses."""
+"""`MemoryLogger`: the Keras callback that logs a run's memory."""
 
 from __future__ import annotations
 
@@ -120,18 +120,18 @@ class MemoryLogger(keras.callbacks.Callback):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be read and why, and what is out of the ordinary."""
+        """Failed readings with their reasons, and unusual circumstances."""
         return self._recorder.notes
 
     @property
     def rank(self) -> int | None:
-        """This process's number among those that train together, in the latest run; None where it trains alone."""
+        """Number of this process in the latest run, or None if it trains alone."""
         worker = self._recorder.worker
         return None if worker is None else worker.rank
 
     @property
     def run_peaks(self) -> dict[str, int]:
-        """Each device's largest allocator peak in the latest run that has ended, in bytes, where it can be read.
+        """Largest allocator peak of each device in the latest run that has ended, in bytes.
 
         The time between batches, and batches that were skipped (`update_freq`), count.
         """
@@ -139,7 +139,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     @property
     def run_peak(self) -> int | None:
-        """The largest of `run_peaks`; None where no device's allocator can be read."""
+        """Largest of `run_peaks`, or None if no allocator can be read."""
         return max(self.run_peaks.values(), default=None)
 
     @property
@@ -149,13 +149,13 @@ class MemoryLogger(keras.callbacks.Callback):
 
     @property
     def leaks(self) -> LeakReport | None:
-        """Whether memory is kept from epoch to epoch; None without `leaks=True`."""
+        """Report on memory kept from epoch to epoch, or None without `leaks=True`."""
         watch = self._recorder.leak_watch
         return None if watch is None else watch.report()
 
     @property
     def overhead(self) -> Overhead:
-        """What the logger itself has cost so far: its hooks, and its background thread."""
+        """Cost of the logger's hooks so far."""
         return self._recorder.overhead
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self._recorder.end_run()
 
     def _try_growth(self) -> None:
-        """Ask for memory growth, once a process, and say so where it was not granted."""
+        """Ask for memory growth once per process, and warn if it is refused."""
         if not self._memory_growth or self.growth is not None:
             return
         self.growth = enable_memory_growth()

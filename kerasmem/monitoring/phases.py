@@ -100,7 +100,7 @@ class CurrentPhase:
 
 
 class PhaseMaxima:
-    """Takes in labelled readings and keeps the largest sizes of each phase; knows no threads and no clock.
+    """Keeps the largest sizes of each phase, without threads or a clock.
 
     Examples:
         >>> book = PhaseMaxima()
@@ -147,5 +147,5 @@ class PhaseMaxima:
 
 
 def largest_known(values: Iterable[int | None]) -> int | None:
-    """Return the largest of the values that are known; None where none is."""
+    """Return the largest known value, or None if all are unknown."""
     return max((value for value in values if value is not None), default=None)

@@ -71,7 +71,7 @@ class RawBatch(NamedTuple):
 
 
 def _survives(hook: F) -> F:
-    """Keep an unexpected failure of the recording out of the training loop: it ends the recording."""
+    """End the recording, not the training, after an unexpected failure."""
 
     @functools.wraps(hook)
     def guarded(recorder: Recorder, *args: Any) -> Any:
@@ -93,7 +93,7 @@ class Recorder:
 
     A hook after a training step finds nothing of its code in the processor's caches, so that all it does takes five
     to ten times as long as in a loop. So it keeps its bare readings; they become samples, and are written, for many
-    batches at once when 0.2 s have passed since the last time, at the end of an epoch, and where somebody asks.
+    batches at once: every 0.2 s, at the end of an epoch, and when the timeline is read.
 
     Args:
         filename, append, update_freq, nvml, epoch_logs, sampling, leaks: as in `MemoryLogger`.
@@ -103,11 +103,11 @@ class Recorder:
         run: number of the run under way; None between runs.
         epoch: number of the epoch under way; None outside.
         run_peaks: largest peak of each device in the latest run that has ended.
-        worker: which of several this process is in the run; None where it trains alone.
+        worker: number of this process in the run, or None if it trains alone.
         phase: that training is in.
         phases: largest sizes of background readings, epoch by epoch, without the epoch under way.
         broken: True once an unexpected error has ended the recording.
-        leak_watch: what watches for memory that epochs keep, where that is asked for.
+        leak_watch: watch over the epochs, or None without `leaks`.
 
     Raises:
         UsageError: If an argument is wrong.
@@ -177,17 +177,17 @@ class Recorder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be read, and why."""
+        """Failed readings and their reasons."""
         return (*self._notes, *self._leak_notes)
 
     @property
     def overhead(self) -> Overhead:
-        """What the recording cost so far."""
+        """Cost of the recording so far."""
         batch_seconds = self._batch_hooks.seconds
         return Overhead(self._hooks.seconds + batch_seconds, batch_seconds, self._batches, self._step_seconds)
 
     def note(self, text: str, *, say: bool = False) -> None:
-        """Keep a sentence on what cannot be read, once; `say` warns too."""
+        """Keep a sentence on a failed reading once; `say` warns too."""
         if text in self._notes:
             return
         self._notes[text] = None
@@ -230,7 +230,7 @@ class Recorder:
         """Open the file and the devices; a recording that had failed gets a new chance.
 
         Args:
-            worker: which of several this process is.
+            worker: number of this process, if several train together.
 
         Raises:
             UsageError: the file cannot be written.
@@ -307,7 +307,7 @@ class Recorder:
         self._finish_files()
 
     def _end_sampler(self) -> None:
-        """Stop the background thread and keep what it found."""
+        """Stop the background thread and keep its peaks."""
         sampler, self._sampler = self._sampler, None
         if sampler is None:
             return
@@ -334,7 +334,7 @@ class Recorder:
 
     @_survives
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch's maxima; what came before belongs to the epoch before."""
+        """Begin an epoch's maxima; earlier readings belong to the previous epoch."""
         with self._hooks:
             if self._sampler is not None:
                 self._sampler.start()  # it may have given up in a long stretch without hooks
@@ -349,7 +349,7 @@ class Recorder:
 
     @_survives
     def end_epoch(self) -> tuple[dict[str, float], str] | None:
-        """Record the epoch's maxima; return what goes into Keras's logs, and a line for people."""
+        """Record the epoch's maxima; return values for Keras's logs, and a line to print."""
         with self._hooks:
             self._write_batches()
             maxima, self._maxima = self._maxima, None
@@ -423,7 +423,7 @@ class Recorder:
         self._add_rows(written)
 
     def write_quietly(self) -> None:
-        """Write what waits, and raise nothing."""
+        """Write the waiting batches, and raise nothing."""
         with contextlib.suppress(Exception):
             self._write_batches()
 

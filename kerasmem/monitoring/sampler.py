@@ -1,4 +1,4 @@
-"""A thread that reads what is too slow for a hook, and what happens between hooks."""
+"""Background thread: slow readings, and readings between hooks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sampler:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread, where there is to be one and none runs."""
+        """Start the thread, unless it runs or `hertz` is 0."""
         if self._period is None or self.is_running:
             return
         self._end = threading.Event()
@@ -124,7 +124,7 @@ def _before_exit() -> None:
 
 
 def _after_fork() -> None:
-    """The thread is the parent's; it may have held the lock."""
+    """Give each sampler a new lock, since the parent's thread may have held it."""
     for sampler in _running:
         sampler.lock = threading.Lock()
     _running.clear()

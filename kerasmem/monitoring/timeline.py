@@ -171,7 +171,7 @@ class Timeline:
 
     @property
     def peak(self) -> int | None:
-        """The largest allocator peak, in bytes; None where it is not known."""
+        """Largest allocator peak, in bytes, or None if unknown."""
         return self.max("peak_bytes")
 
     def to_frame(self) -> Any:
