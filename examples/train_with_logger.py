@@ -59,7 +59,7 @@ history = model.fit(
 
 print(f"\nIn history.history and training.csv: {', '.join(history.history)}")
 
-peak = logger.timeline.largest("peak_bytes")
+peak = logger.timeline.largest("peak_bytes", phase="train")
 if peak is not None:  # None where TensorFlow has no allocator statistics to give
     print(
         f"Highest peak: {format_size(peak.peak_bytes)} on {peak.device}, in {peak.phase} batch {peak.batch} "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.phases import PhasePeaks, largest_known
+from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.records import MOST_ROWS, frame_of, html_table
 from kerasmem.units import format_size, printable
 
@@ -140,19 +140,23 @@ class Timeline:
         Raises:
             UsageError: `field` is no size.
         """
-        rows = self._select(field, phase=phase, epoch=epoch, device=device, run=run)
-        return largest_known(getattr(row, field) for row in rows)
+        row = self.largest(field, phase=phase, epoch=epoch, device=device, run=run)
+        return None if row is None else getattr(row, field)
 
     def largest(
         self, field: str = "peak_bytes", *, phase: str | None = None, epoch: int | None = None,
         device: str | None = None, run: int | None = None,
     ) -> Sample | None:  # fmt: skip
-        """Return the batch with the largest value of a size, the first where several tie.
+        """Return the row with the value that `max` returns, the first if several tie.
 
-        Takes the arguments of `max`; "epoch" rows do not compete unless `phase` asks for them.
+        Takes the arguments of `max`. If the largest value was reached between batches, it is an "epoch" row.
         """
-        rows = self._select(field, phase=phase, epoch=epoch, device=device, run=run)
-        known = (row for row in rows if getattr(row, field) is not None and (phase or row.phase != "epoch"))
+        if field not in SIZES:
+            raise UsageError(f"field: {field!r} is no size; choose one of {', '.join(SIZES)}")
+        where = {"phase": phase, "epoch": epoch, "device": device, "run": run}
+        wanted = [(name, value) for name, value in where.items() if value is not None]
+        rows = (row for row in self if all(getattr(row, name) == value for name, value in wanted))
+        known = (row for row in rows if getattr(row, field) is not None)
         return max(known, key=operator.attrgetter(field), default=None)
 
     def __len__(self) -> int:
@@ -197,12 +201,6 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         return html_table(str(self), [row._asdict() for row in itertools.islice(self, MOST_ROWS)], len(self))
-
-    def _select(self, field: str, **where: Any) -> Iterator[Sample]:
-        if field not in SIZES:
-            raise UsageError(f"field: {field!r} is no size; choose one of {', '.join(SIZES)}")
-        wanted = [(name, value) for name, value in where.items() if value is not None]
-        return (row for row in self if all(getattr(row, name) == value for name, value in wanted))
 
 
 def make_sample(values: Mapping[str, Any]) -> Sample:
