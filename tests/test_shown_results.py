@@ -44,7 +44,7 @@ def data_results():
     dataset = DatasetReport("/x", (100, 8), "float32", "chunked", (10, 8), ("gzip",), 1 << 20, 3200, 1024)
     yield Inspection("a\u202e.h5", 1 << 20, (dataset,), 32, "/x", line="H5ChunkSequence('a.h5')"), "1.00 MiB"
     yield (
-        DataStats("a.h5", 100, 1.0, (ColumnStats("/x", (8,), "float32", (0.5,), (0.1,), 0.0, 1.0),), ""),
+        DataStats("a.h5", 100, (ColumnStats("/x", (8,), "float32", (0.5,), (0.1,), 0.0, 1.0),), ""),
         "100 rows of /x",
     )
     done = Conversion(("a.npy",), ("b.h5",), 9, (), 99, 0, 0.1)
