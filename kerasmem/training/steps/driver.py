@@ -71,12 +71,7 @@ class Driver:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        model: Any,
-        *,
-        piece_rows: int | None = None,
-        good: ModelState | None = None,
+        self, engine: Engine, model: Any, *, piece_rows: int | None = None, good: ModelState | None = None
     ) -> None:
         self.engine = engine
         self.good = good

@@ -224,7 +224,8 @@ def main() -> None:
         name, arguments = request
         try:
             if name == "make":
-                return ("done", make(*arguments)), True
+                make(*arguments)
+                return ("done", None), True
             if name != "step":
                 return ("done", getattr(engine, name)(*arguments)), True
             kind, batch, size = arguments
