@@ -20,7 +20,7 @@ for name in ("fcntl", "resource", "termios", "pwd", "grp", "deflate"):
     sys.modules.pop(name, None)
 for module, gone in (
     (os, "fork register_at_fork killpg preadv pread pwrite sysconf sysconf_names sched_getaffinity geteuid getuid "
-         "posix_fadvise O_CLOEXEC O_NONBLOCK O_NOFOLLOW statvfs getloadavg setsid"),
+         "posix_fadvise pidfd_open O_CLOEXEC O_NONBLOCK O_NOFOLLOW statvfs getloadavg setsid"),
     (signal, "SIGKILL SIGBUS SIGCHLD SIGUSR1 SIGUSR2 SIGHUP pthread_sigmask sigtimedwait sigwaitinfo siginterrupt"),
     (socket, "AF_UNIX SOCK_SEQPACKET recv_fds send_fds"),
 ):

@@ -52,7 +52,7 @@ def start_server(environ: Mapping[str, str]) -> Server:
     server = _servers.get(key)
     if server is not None and server.process.poll() is None:
         return server
-    if sys.platform != "linux":
+    if not hasattr(os, "pidfd_open"):
         raise KerasmemError(ON_LINUX_ALONE)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
