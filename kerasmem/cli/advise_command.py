@@ -14,7 +14,7 @@ from kerasmem.errors import UsageError
 
 
 @click.command("advise", cls=GuardedCommand, seconds=7200)
-@model_options("--method", "--confirm", "--budget-seconds", output=("--code", "--verbose", "--json"))
+@model_options("--method", "--confirm", "--samples", "--budget-seconds", output=("--code", "--verbose", "--json"))
 def command(model: str | None, budget_seconds: float, code: bool, **options: Any) -> int:
     """Say what to do so that training MODEL fits a device, or takes less.
 
@@ -25,7 +25,7 @@ def command(model: str | None, budget_seconds: float, code: bool, **options: Any
       kerasmem advise model.keras --device t4 --batch-size 64
       kerasmem advise keras.applications:ResNet50 --device 8GB --no-jit-compile
       kerasmem advise model.keras --device 8GB --code
-      kerasmem advise model.keras --device 8GB --confirm
+      kerasmem advise model.keras --device 8GB --samples 60000 --confirm
 
     Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
     2 wrong usage or unreadable input · 3 nothing fits · 4 too close to call
@@ -38,7 +38,7 @@ def command(model: str | None, budget_seconds: float, code: bool, **options: Any
     with quiet_tensorflow(), spinner("estimating remedies") as say:
         from kerasmem.recovery.facade import advise
 
-        settings = {"confirm": options["confirm"], **step_settings(options)}
+        settings = {name: options[name] for name in ("confirm", "samples")} | step_settings(options)
         result = advise(model, progress=say, budget_seconds=budget_seconds, **settings)
     if code:
         click.echo(advice_code(result), nl=False)

@@ -82,6 +82,7 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
             nearest. Empty where nothing needs to be done.
         considered: what is not offered, and why.
         notes: what else a reader should know.
+        data_bytes: arrays that Keras keeps on the device, at most; `device.available_bytes` is the rest of it.
     """
 
     model: ModelFacts
@@ -92,6 +93,7 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
     plans: tuple[Remedy, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
+    data_bytes: int = 0
 
     @property
     def verdict(self) -> str:

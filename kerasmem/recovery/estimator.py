@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kerasmem.devices.catalogue import DeviceTarget
+from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.facade import estimate_spec
-from kerasmem.estimation.report import FITS, Bytes, MemoryReport, verdict
+from kerasmem.estimation.report import FITS, Bytes, MemoryReport, device_verdict, verdict
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery.building import build
 from kerasmem.recovery.changes import Change, ordered
@@ -73,8 +73,14 @@ class StepEstimator:
         report = self._estimate((), self.method)
         self.method, self.batch_size = report.settings.method, report.settings.batch_size
         self.add((), report.bytes, self.method, report.settings.stands_in)
-        self.current = report
-        return report
+        self.current = replace(report, device=device_verdict(self.target, report.bytes))
+        return self.current
+
+    @property
+    def margin(self) -> float:
+        """Share of the device that whole arrays take."""
+        whole = resolve_device(self.target.name).available_bytes
+        return max(0.0, 1 - max(self.target.available_bytes, 1) / whole)
 
     @property
     def fits_now(self) -> bool:

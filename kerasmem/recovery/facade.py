@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kerasmem.checks import number
+from kerasmem.checks import number, whole
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.report import FITS, Bytes
 from kerasmem.models.backend import import_keras
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.recovery.advice import Advice, Remedy
+from kerasmem.recovery.arrays import array_bytes
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.plans import confirmed, find_plans
 from kerasmem.recovery.remedies import RemedySearch
@@ -31,6 +33,7 @@ def advise(
     *,
     device: str | int,
     budget_seconds: float | None = DEFAULT_BUDGET_SECONDS,
+    samples: int | None = None,
     confirm: bool = False,
     progress: Callable[[str], object] | None = None,
     **settings: Unpack[StepSettings],
@@ -44,6 +47,8 @@ def advise(
         model: as for `kerasmem.estimate`.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes).
         budget_seconds: time for estimates, after which no further one is begun; None: as long as it takes.
+        samples: length of arrays that Keras is given whole. It copies them to the device, and `predict` keeps all
+            outputs there; steps then have the rest of the device. Defaults to data that comes in batches.
         confirm: run three real steps of the first plan, in a process of its own under the device's limit, before it
             is recommended; where memory runs out the next plan is run. On a machine without a GPU they run on the CPU.
         progress: called with a few words before each estimate.
@@ -69,6 +74,11 @@ def advise(
     spec = StepSpec(model, device=device, **settings)
     if spec.replicas != 1:
         raise UsageError("replicas: advise estimates several devices itself, as one of its remedies")
+    data_bytes = 0
+    if samples is not None:
+        kept, data_bytes = array_bytes(spec, whole("samples", samples))
+        is_too_large = data_bytes > target.available_bytes
+        target = replace(target, available_bytes=0 if is_too_large else target.available_bytes - kept)
     estimator = StepEstimator(
         spec, target, spec.batch_size, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress
     )
@@ -80,7 +90,7 @@ def advise(
         search.notes.append(f"no remedy can be estimated: {error}")
     else:
         plans = _search(search, budget_seconds, confirm)
-    return _advice(search, plans)
+    return replace(_advice(search, plans), data_bytes=data_bytes)
 
 
 def _search(search: RemedySearch, budget_seconds: float | None, confirms: bool) -> list[Remedy]:

@@ -136,7 +136,7 @@ class RemedySearch:
             return
         spec = replace(estimator.origin, **estimator.step_options(), method=estimator.method)
         try:
-            search = max_batch_size(spec.model, **spec.settings(), maximum=now - 1)
+            search = max_batch_size(spec.model, **spec.settings(), maximum=now - 1, margin=estimator.margin)
         except KerasmemError as error:
             self._reject(name, str(error))
             return

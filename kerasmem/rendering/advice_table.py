@@ -28,7 +28,7 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     stands_in = advice.settings.stands_in
     now = Text(f"Now: {_needs(advice.need, stands_in)}: ").append_text(verdict_text(advice.device.verdict))
     model = f"{printable(advice.model.name, 60)} · {settings_line(advice.settings)}"
-    parts: list[RenderableType] = [*_answer(advice), Text(model, style="dim"), "", now, ""]
+    parts: list[RenderableType] = [*_answer(advice), *_arrays(advice), Text(model, style="dim"), "", now, ""]
     if advice.remedies:
         heading = Text("Remedies, by bytes saved for each unit of arithmetic", style="bold")
         parts += [heading, _remedies(advice, terminal)]
@@ -71,6 +71,21 @@ def _answer(advice: Advice) -> Iterator[Text]:
     line = verdict_line(replace(device, verdict=plan.verdict), needs, f"with {printable(plan.name, 200)}")
     yield line.append(_trial(plan), style="not bold default")
     yield from (Text(f"  {line}", style="cyan") for line in printable_lines(plan.code).splitlines())
+
+
+_KEPT = {
+    "train": "model.fit copies the arrays to the device: {size}; kerasmem.H5ChunkSequence streams them",
+    "evaluate": "model.evaluate copies the arrays to the device: {size}; kerasmem.H5ChunkSequence streams them",
+    "inference": (
+        "model.predict keeps inputs and all outputs on the device, these twice at its end: {size}; "
+        "a loop of model.predict_on_batch does not"
+    ),
+}
+
+
+def _arrays(advice: Advice) -> Iterator[Text]:
+    if advice.data_bytes:
+        yield Text(f"{_KEPT[advice.settings.mode].format(size=format_size(advice.data_bytes))}.")
 
 
 def _needs(need: Bytes | Remedy, stands_in: bool) -> str:

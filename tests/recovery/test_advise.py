@@ -237,6 +237,7 @@ def test_a_model_without_a_configuration():
         ({"device": "1GB", "budget_seconds": -1}, "budget_seconds"),
         ({"device": "1GB", "batch_size": 0}, "batch_size"),
         ({"device": "1GB", "method": "guess"}, "method"),
+        ({"device": "1GB", "samples": 0}, "samples"),
     ],
 )
 def test_wrong_arguments(options, message):

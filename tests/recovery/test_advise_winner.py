@@ -8,12 +8,14 @@ from pathlib import Path
 import advised_models
 import pytest
 
+import kerasmem
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.search import Trial
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery import plans as winner
 from kerasmem.recovery.advice import Advice, Remedy
+from kerasmem.recovery.arrays import array_bytes
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.rendering.advice_table import advice_table
 from kerasmem.rendering.layout import plain_text
@@ -32,6 +34,29 @@ def estimator(device):
 
 def plan(name, verdict="fits", changes=(MICRO,)):
     return Remedy(name, changes, "same", "", 1.0, 10, 9, 11, 20, verdict, "graph", "model.fit()")
+
+
+def test_arrays_larger_than_the_device_do_not_fit():
+    samples = 10**9
+    advice = kerasmem.advise(f"{MODELS}:residual", device="16GB", method="graph", budget_seconds=0, samples=samples)
+    assert (advice.device.verdict, advice.verdict) == ("does not fit", "does not fit")
+    assert advice.data_bytes == samples * (16 + 2) * 4  # inputs and targets
+    head = plain_text(advice_table(advice, 120, is_brief=True), 120).split("Now:")[0]
+    assert "67.1 GiB" in head and "model.fit copies the arrays" in head and "H5ChunkSequence" in head
+
+
+def test_steps_have_the_rest_of_the_device():
+    samples = 1000
+    asked = {"device": "64MB", "method": "graph", "budget_seconds": 0}
+    advice = kerasmem.advise(f"{MODELS}:residual", samples=samples, **asked)
+    assert advice.device.available_bytes == 64_000_000 - samples * (16 + 2) * 4
+    assert advice.need == kerasmem.advise(f"{MODELS}:residual", **asked).need
+
+
+def test_predict_keeps_all_outputs_and_joins_them():
+    spec = StepSpec(f"{MODELS}:residual", mode="inference")
+    kept, at_end = array_bytes(spec, 100)
+    assert (kept, at_end) == (100 * (16 + 2) * 4, 100 * (16 + 2 * 2) * 4)
 
 
 def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):
