@@ -77,13 +77,16 @@ def advise(
     data_bytes = 0
     if samples is not None:
         kept, data_bytes = array_bytes(spec, whole("samples", samples))
-        is_too_large = data_bytes > target.available_bytes
-        target = replace(target, available_bytes=0 if is_too_large else target.available_bytes - kept)
+        is_left = data_bytes < target.available_bytes
+        target = replace(target, available_bytes=target.available_bytes - kept if is_left else 0)
     estimator = StepEstimator(
         spec, target, spec.batch_size, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress
     )
     current = estimator.estimate_current()
     search, plans = RemedySearch(estimator), []
+    if not target.available_bytes:
+        search.notes.append("no remedy is estimated: the arrays alone take more than the device has")
+        return replace(_advice(search, plans), data_bytes=data_bytes)
     try:
         search.traits = traits_of(spec, current.settings.batch_size)
     except KerasmemError as error:
