@@ -24,7 +24,7 @@ _HOST_DTYPES = ("int32", "string")  # beside a card
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "dilations", "data_format", "is_training", "rnn_mode", "frame_name", "is_constant",
-    "equation", "ksize",
+    "equation", "ksize", "transpose_b",
 )  # fmt: skip
 # Operations on constants alone are computed once, when the step is prepared: by Grappler if the result is small
 # (kMaxConstantSize), by the runtime up to a number of bytes (constant_folding.h).

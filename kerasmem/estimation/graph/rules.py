@@ -60,6 +60,8 @@ class Rates:
         depthwise: of depthwise convolutions and their gradients.
         product: of matrix products.
         factors: bytes of those with few rows, which wait for the weights.
+        gathered: bytes of a second factor that Eigen gathers number by number: as a rule, for rows in the same places
+            of the cache, and for many rows. None if it is not gathered.
         others: bytes of single operations, and of views that are written to.
     """
 
@@ -70,6 +72,7 @@ class Rates:
     product: float
     factors: float
     others: Mapping[str, float]
+    gathered: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,13 @@ def is_known(type_name: str) -> bool:
 # Times of operations decide only which of two threads is free first: only ratios count. The rates were read off real
 # steps of a convnet, a transformer and a MobileNet, and off single products, on two idle cores of a server.
 OVERHEAD_SECONDS = 1e-6
+# With oneDNN, a second factor that is read across its rows, as in the gradient of a dense layer's input, is put in
+# order first: with few rows not quite, with many the time is lost in the arithmetic.
+TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
+# Rows whole pages apart lie in the same few places of the cache. For many rows of the first factor, Eigen gathers the
+# second one again and again.
+PAGE, BLOCK_ROWS = 4096, 256
+
 # Identical operations vary about this much from step to step: standard deviation of the logarithm of their time.
 VARIATION = 0.2
 
@@ -158,9 +168,25 @@ def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates) -> float:
         return OVERHEAD_SECONDS + 3 * sum(tensor.bytes or 0 for tensor in inputs) / rates.elements
     if (node.type in NOTHING or node.type in ALIASES) and node.type not in rates.others:
         return OVERHEAD_SECONDS / 3
+    is_product = "MatMul" in node.type
     moved = sum(tensor.bytes or 0 for tensor in (*inputs, *node.outputs))
-    moving = moved / rates.others.get(node.type, rates.factors if "MatMul" in node.type else rates.elements)
-    return OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
+    moving = moved / rates.others.get(node.type, rates.factors if is_product else rates.elements)
+    took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
+    if is_product and node.attributes.get("transpose_b") and len(inputs) > 1:
+        took += _ordering(inputs[0], inputs[1], rates)
+    return took
+
+
+def _ordering(first: Tensor, second: Tensor, rates: Rates) -> float:
+    """Return the time in which a second factor is put in order that is read across its rows."""
+    if not first.shape or not second.shape:
+        return 0.0
+    rows, size = first.shape[0], second.bytes or 0
+    if rates.gathered is not None:
+        usual, far, many = rates.gathered
+        return size / (many if rows > BLOCK_ROWS else far if size // second.shape[0] % PAGE == 0 else usual)
+    share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
+    return share * size / TRANSPOSED_BYTES_PER_SECOND if rows <= MANY_ROWS else 0.0
 
 
 def operations(node: Node, inputs: Sequence[Tensor]) -> float:
