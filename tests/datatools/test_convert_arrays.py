@@ -216,7 +216,7 @@ def test_sources_that_do_not_fit_together(tmp_path):
     with pytest.raises(UsageError, match="of no kind that is known by its name"):
         convert(tmp_path / "notes.docx", tmp_path / "out.h5")
     os.mkfifo(tmp_path / "pipe.npy")
-    with pytest.raises(DataError, match="there is no such file or folder"):
+    with pytest.raises(DataError, match="is not a file or folder"):
         convert(tmp_path / "pipe.npy", tmp_path / "out.h5")
 
 
