@@ -83,7 +83,8 @@ def advise(
         spec, target, spec.batch_size, spec.mode, spec.jit_compile, spec.method, budget_seconds, progress
     )
     current = estimator.estimate_current()
-    search, plans = RemedySearch(estimator), []
+    search = RemedySearch(estimator)
+    plans: list[Remedy] = []
     if not target.available_bytes:
         search.notes.append("no remedy is estimated: the arrays alone take more than the device has")
         return replace(_advice(search, plans), data_bytes=data_bytes)
