@@ -1,11 +1,10 @@
-"""Files and URLs: private parts of fsspec, h5py, and of Python's event loops and threads."""
+"""Files and URLs: private parts of fsspec and of Python's event loops and threads."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
@@ -23,7 +22,6 @@ COROUTINES = {
     "rm_file": Borrowed(f"{_PLACE}:AsyncFileSystem._rm_file", feature="writing to URLs"),
     "glob": Borrowed(f"{_PLACE}:AsyncFileSystem._glob", feature="patterns in URLs"),
 }
-_LOCK = Borrowed("h5py._objects:phil", feature="writing compressed chunks")
 
 
 @contextlib.contextmanager
@@ -62,12 +60,3 @@ async def close_connections(system: Any) -> None:
         done = close() if close is not None else None
         if asyncio.iscoroutine(done):
             await done
-
-
-def hdf5_lock() -> AbstractContextManager[object]:
-    """Return h5py's reentrant lock.
-
-    Raises:
-        NotAvailableError: If h5py has none under that name.
-    """
-    return _LOCK.get()

@@ -114,6 +114,6 @@ def _facts(found: Examination) -> list[tuple[str, str]]:
         rows.append(("Driver", f"{device.driver_version}: {device.name}, {used} of {total} in use"))
     if said.missing_libraries:
         rows.append(("Not found", ", ".join(said.missing_libraries)))
-    rows.append(("Host", f"{format_size(host.available_bytes)} of {format_size(host.total_bytes)} to be had"))
+    rows.append(("Host", f"{format_size(host.available_bytes)} of {format_size(host.total_bytes)} available"))
     rows += [("Environment", f"{name}={value}") for name, value in found.environment.items()]
     return rows
