@@ -19,7 +19,6 @@ COROUTINES = {
     "cat_file": Borrowed(f"{_PLACE}:AsyncFileSystem._cat_file", feature=_URLS),
     "info": Borrowed(f"{_PLACE}:AsyncFileSystem._info", feature=_URLS),
     "put_file": Borrowed(f"{_PLACE}:AsyncFileSystem._put_file", feature="writing to URLs"),
-    "rm_file": Borrowed(f"{_PLACE}:AsyncFileSystem._rm_file", feature="writing to URLs"),
     "glob": Borrowed(f"{_PLACE}:AsyncFileSystem._glob", feature="patterns in URLs"),
 }
 
