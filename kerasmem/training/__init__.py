@@ -9,7 +9,7 @@ A call of `kerasmem.fit`, in the order of its steps:
 
 The position of a run, for all of them:
 
-- `sources`: the position in Keras's epochs and in the data.
+- `run_state`: the position in Keras's epochs; `sources`: the position in the data.
 - `model_state`: weights, optimizer, metrics and random generators.
 - `checkpoint`: all of these in one file, and the callback that saves it.
 

@@ -18,7 +18,8 @@ from kerasmem.files import open_plain, read_json, replacing
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.records import Record
 from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe, variables
-from kerasmem.training.sources import RunState, Source
+from kerasmem.training.run_state import RunState
+from kerasmem.training.sources import Source
 
 SAVE_FREQ = 100  # batches
 _MOST = 1 << 40  # epochs, and batches of one: more than anybody trains

@@ -11,7 +11,8 @@ from kerasmem import checks
 from kerasmem.errors import warn_user
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
 from kerasmem.training.model_state import read_state
-from kerasmem.training.sources import RunState, make_source, plain
+from kerasmem.training.run_state import RunState, plain
+from kerasmem.training.sources import make_source
 from kerasmem.training.steps.checks import check_fit
 from kerasmem.training.steps.remote import refuse_in_worker
 from kerasmem.training.trainer import FitOptions, SaveCallback, Trainer

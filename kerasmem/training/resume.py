@@ -21,7 +21,8 @@ from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.streaming.state import read_state as read_position
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.model_state import WEIGHTS, ModelState, load_state, read_state
-from kerasmem.training.sources import RunState, SequenceSource
+from kerasmem.training.run_state import RunState
+from kerasmem.training.sources import SequenceSource
 
 BEGINNING = 0
 _KEPT = 2  # points of a worker's
