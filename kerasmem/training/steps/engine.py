@@ -1,19 +1,11 @@
 """Steps in this process, whole or in micro-batches. Running out of memory is raised as `RanOut`.
 
-In micro-batches gradients are added up, and there is one update, with the metrics of all rows.
-
-Keras 3 reduces a loss to one number for what it is given: a sum, a mean over all elements, over those that a mask
-lets through, or over the sum of the sample weights. A mean of such means is not the batch's mean where the pieces
-differ. So each piece is weighted by its own divisor over that of the whole batch. With d the divisor of a piece of
-n rows, D that of the batch of N rows, the piece's mean m counts as m·d/D. It is handed on as m·(d/D)·(N/n), because
-all else that Keras adds up (penalties on weights, `add_loss`, the shown loss) is weighted by n/N: a penalty that
-is the same in every piece then counts once, and a piece's activity penalty, which is a mean over its rows, as it
-should.
+In micro-batches gradients are added up, and there is one update, with the metrics of all rows. `divisors` says how
+losses of pieces add up to that of the batch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import math
@@ -23,14 +15,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_layers import symbolic_build
 from kerasmem.compat.keras_training import (
     loss_and_tracker,
-    masked_weights,
-    reduction_replaced,
     set_to_zero,
     step_on_data,
     updated_in_turn,
@@ -42,10 +31,8 @@ from kerasmem.models.freeing import collect, drop_frames
 from kerasmem.models.own_step import has_call, has_own_step
 from kerasmem.training.model_state import ModelState, lend, load_state, read_state
 from kerasmem.training.steps.batches import part, row_count
+from kerasmem.training.steps.divisors import COUNTED, Divisors, factor
 
-SUM = "sum"
-PLAIN = "rows"  # a mean over rows; pieces count by their rows, which is how they are weighted anyway
-COUNTED = "counted"  # the divisor is known only from the piece: its mask, or its sample weights
 _NUMPY_TYPES = (np.float16, np.float32, np.float64, np.int32, np.int64)
 
 
@@ -245,7 +232,7 @@ class MicroStep:
         for bound, own in zip(bounds, counted, strict=True):
             rows = bound[1] - bound[0]
             divisors = zip(self._divisors.kinds, own, whole, strict=True)
-            factors = [_factor(*divisor, total / rows) for divisor in divisors]
+            factors = [factor(*divisor, total / rows) for divisor in divisors]
             with tf.device("CPU:0"):
                 share = tf.constant(np.float32(rows / total))
                 weights = tf.constant(np.asarray(factors, np.float32))
@@ -367,79 +354,3 @@ def _moved_to_host(tensor: Any) -> Any:
 
 def _joined(parts: Sequence[Any]) -> Any:
     return lend(parts) if isinstance(parts[0], np.ndarray) else tf.concat(parts, 0)
-
-
-class Divisors:
-    """Stands between Keras's losses and their reduction, while a step is traced.
-
-    Attributes:
-        kinds: of each reduction met while divisors were read.
-    """
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[list[Any]]:
-        """Collect the divisor of each reduction made meanwhile."""
-        found: list[Any] = []
-        self.kinds = []
-
-        def note(reduce: Callable[..., Any], values: Any, **how: Any) -> Any:
-            kind, divisor = _divisor(values, **how)
-            self.kinds.append(kind)
-            found.append(divisor)
-            return reduce(values, **how)
-
-        with reduction_replaced(note):
-            yield found
-
-    @contextlib.contextmanager
-    def weighing(self, factors: Any) -> Iterator[None]:
-        """Multiply the result of each reduction by its factor, if any."""
-        place = 0
-
-        def weigh(reduce: Callable[..., Any], values: Any, **how: Any) -> Any:
-            nonlocal place
-            value = reduce(values, **how)
-            if factors is not None:
-                value = value * ops.cast(factors[place], value.dtype)
-            place += 1
-            return value
-
-        with reduction_replaced(weigh):
-            yield
-
-
-def _factor(kind: str, own: float, whole: float, share: float) -> float:
-    """Return the factor of a reduction, from its divisors in the piece and in the batch."""
-    if kind == PLAIN:
-        return 1.0
-    if kind == SUM:
-        return share
-    return own / whole * share if whole else 0.0
-
-
-def _divisor(values: Any, *, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> tuple[str, Any]:
-    """Return the kind and the divisor of a reduction."""
-    values = ops.convert_to_tensor(values, dtype=dtype)
-    one = ops.ones((), "float32")
-    if tuple(values.shape) in ((), (0,)):
-        return PLAIN, one
-    if reduction == "sum":
-        return SUM, one
-    weighted = reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None)
-    if mask is None and not weighted:
-        return PLAIN, one
-    if weighted:
-        if sample_weight is not None:
-            sample_weight = ops.convert_to_tensor(sample_weight, dtype=dtype)
-        weight = masked_weights(sample_weight, mask, dtype=values.dtype, reduction=reduction)
-        return COUNTED, ops.cast(ops.sum(weight), "float32")
-    mask = ops.convert_to_tensor(mask)
-    valid = ops.sum(ops.cast(mask, "float32"))
-    return COUNTED, valid * (_size(values) / _size(mask))
-
-
-def _size(tensor: Any) -> Any:
-    return ops.cast(ops.prod(ops.convert_to_tensor(ops.shape(tensor), dtype="int32")), "float32")
