@@ -46,7 +46,7 @@ def debug_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Command(click.Command):
-    """A command with `--quiet` and `--debug`, whose help lists options in panels."""
+    """A command with `--quiet`, `--debug`, and help in panels."""
 
     def __init__(self, *names: Any, **options: Any) -> None:
         super().__init__(*names, **_with_examples(options))
@@ -196,7 +196,7 @@ def _input(parameters: Mapping[str, Any]) -> str:
 
 
 def _show_cursor() -> None:
-    """Restore a terminal whose cursor the spinner of a child has hidden."""
+    """Show the cursor again that a child's spinner has hidden."""
     if sys.stderr.isatty():
         click.echo("\r\x1b[K\x1b[?25h", nl=False, err=True)
 

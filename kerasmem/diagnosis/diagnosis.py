@@ -74,5 +74,5 @@ class Diagnosis(Record, what="diagnosis", version=1, rows="suggestions"):
 
     @property
     def answer(self) -> str:
-        """What happened: `summary`."""
+        """Same as `summary`."""
         return self.summary

@@ -133,7 +133,7 @@ def _size(number: str, unit: str) -> int | None:
 
 
 def _shape(text: str) -> tuple[int, ...] | None:
-    """Return the sizes in "64,112,112,64", at most 16 of them; None where it is no shape."""
+    """Parse a shape of at most 16 sizes, such as "64,112,112,64", or return None."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or len(parts) > 16 or not all(part.isdecimal() and len(part) < 19 for part in parts):
         return None

@@ -319,7 +319,7 @@ class PackedModel:
         return copy
 
     def _freeze(self, copy: Any) -> None:
-        """Freeze in a copy what is frozen in the model."""
+        """Copy the `trainable` flags of layers and weights to a copy."""
         layers = [(layer.name, layer) for layer in flatten_layers(copy)]
         weights = [(weight.path, weight) for weight in copy.weights]
         for parts, flags in ((layers, self.trained_layers), (weights, self.trained_weights)):

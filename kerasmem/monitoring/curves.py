@@ -1,4 +1,4 @@
-"""Sizes over time, thinned to what a chart can show, with the epochs beside them."""
+"""Sizes over time, thinned for a chart, with the beginnings of epochs."""
 
 from __future__ import annotations
 

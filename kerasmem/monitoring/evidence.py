@@ -126,7 +126,7 @@ def take_census(iteration: int) -> Census:
 
 
 def _containers(objects: Iterable[Any]) -> dict[int, Container]:
-    """Return the containers whose last item holds arrays, by `id`."""
+    """Return containers that end with arrays, by `id`."""
     containers = {}
     for value in objects:
         if type(value) in _CONTAINERS and len(value) > 1:

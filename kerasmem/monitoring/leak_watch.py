@@ -52,7 +52,7 @@ class LeakReport(Record, what="leak report", version=1, also=("leaks",)):
 
     @property
     def too_short(self) -> str | None:
-        """Why so few iterations say nothing, and how many do; None where there were enough."""
+        """Reason if there were too few iterations, with the number needed, or None."""
         if not self.growth:
             return "nothing was sampled"
         return next((growth.reason for growth in self.growth.values() if growth.slope is None), None)

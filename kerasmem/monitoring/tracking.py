@@ -43,7 +43,7 @@ class Use:
 
     @property
     def kept_bytes(self) -> int | None:
-        """What the action left behind (below 0: gave back); None where that is not known."""
+        """Bytes that stay after the action, negative if it freed some, or None if unknown."""
         if self.before_bytes is None or self.after_bytes is None:
             return None
         return self.after_bytes - self.before_bytes

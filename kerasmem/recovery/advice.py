@@ -1,4 +1,4 @@
-"""What `kerasmem.advise` found: frozen results in bytes, to and from JSON."""
+"""Results of `kerasmem.advise`, in bytes, to and from JSON."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import math
 from functools import partial
 from typing import Any
 
-from kerasmem.models.backend import import_keras
+from kerasmem.errors import ModelError
+from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.spec import StepSpec
@@ -37,7 +38,12 @@ def array_bytes(spec: StepSpec, samples: int) -> tuple[int, int]:
         outputs = partial(output_spec, model, structure, flat)
         copied = samples * _tensor_bytes(flat) // batch
         if spec.mode == "inference":
-            returned = samples * _tensor_bytes(outputs()) // batch
+            try:
+                returned = samples * _tensor_bytes(outputs()) // batch
+            except Exception as error:  # Keras raises whatever a model's own call does
+                raise ModelError(
+                    f"samples: the outputs of {model.name!r} are unknown: {keras_reason(error)}"
+                ) from error
             return copied + returned, copied + 2 * returned
         copied += samples * _tensor_bytes(step_targets(model, spec.targets(), outputs, batch)) // batch
     return copied, copied

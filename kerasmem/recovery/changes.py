@@ -87,12 +87,12 @@ class Change:
 
     @property
     def harm(self) -> float:
-        """Where it stands in the order of harm; the harm of several adds up."""
+        """Rank in the order of harm. The harm of several changes is their sum."""
         return RESULTS[self.result] * (1 + 0.1 * self.steps) + (self.compute - 1)
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from others."""
+        """Identity: kind and value."""
         return self.kind, repr(self.value)
 
     def to_data(self) -> dict[str, Any]:

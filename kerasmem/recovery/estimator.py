@@ -182,7 +182,7 @@ def _key(changes: Iterable[Change]) -> frozenset[tuple[str, str]]:
 
 
 def _changed(origin: StepSpec, changes: Iterable[Change], options: Mapping[str, Any]) -> StepSpec:
-    """Return the spec of the changed model, which `build` builds."""
+    """Return a spec for `build` of the changed model."""
     of_model = [each.to_data() for each in changes if each.kind not in _SETTINGS]
     arguments = {"origin": origin, "changes": of_model, "rows": options["batch_size"]}
     return StepSpec(build, factory_args=arguments, **options)

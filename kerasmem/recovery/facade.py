@@ -87,14 +87,14 @@ def advise(
     plans: list[Remedy] = []
     if not target.available_bytes:
         search.notes.append("no remedy is estimated: the arrays alone take more than the device has")
-        return replace(_advice(search, plans), data_bytes=data_bytes)
+        return _advice(search, plans, data_bytes)
     try:
         search.traits = traits_of(spec, current.settings.batch_size)
     except KerasmemError as error:
         search.notes.append(f"no remedy can be estimated: {error}")
     else:
         plans = _search(search, budget_seconds, confirm)
-    return replace(_advice(search, plans), data_bytes=data_bytes)
+    return _advice(search, plans, data_bytes)
 
 
 def _search(search: RemedySearch, budget_seconds: float | None, confirms: bool) -> list[Remedy]:
@@ -112,7 +112,7 @@ def _search(search: RemedySearch, budget_seconds: float | None, confirms: bool) 
     return plans
 
 
-def _advice(search: RemedySearch, plans: list[Remedy]) -> Advice:
+def _advice(search: RemedySearch, plans: list[Remedy], data_bytes: int) -> Advice:
     estimator = search.estimator
     current, target = estimator.current, estimator.target
     assert current.device is not None  # one was named
@@ -125,7 +125,7 @@ def _advice(search: RemedySearch, plans: list[Remedy]) -> Advice:
         notes.append(f"nothing that was estimated surely fits the {available}")
     return Advice(
         current.model, current.settings, current.bytes, current.device, tuple(remedies), tuple(plans),
-        tuple(search.considered), tuple(notes),
+        tuple(search.considered), tuple(notes), data_bytes,
     )  # fmt: skip
 
 
