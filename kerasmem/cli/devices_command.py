@@ -20,7 +20,7 @@ def command(as_json: bool) -> None:
       kerasmem devices
       kerasmem devices --json
     """
-    from kerasmem.devices.cards import all_cards
+    from kerasmem.devices.catalogue import all_cards
     from kerasmem.devices.machine import read_machine
 
     machine = read_machine()

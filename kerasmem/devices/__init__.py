@@ -1,8 +1,7 @@
 """Devices: the catalogue of cards, and this machine's.
 
 ================ =================================================================================
-catalogue        cards by name, a source for each
-cards            the rows of the catalogue and the hardware of each card, from data/cards.json
+catalogue        cards by name with their hardware, from data/cards.json, and their usable memory
 growth           ask TensorFlow to take GPU memory as it needs it, instead of all at once
 tracked_devices  the devices that training uses, and the allocator of each
 training_device  the device that this process trains on: its allocator's limit, bytes in use

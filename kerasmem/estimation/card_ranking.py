@@ -8,8 +8,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from kerasmem.devices.cards import all_cards
-from kerasmem.devices.catalogue import find_card
+from kerasmem.devices.catalogue import all_cards, find_card
 from kerasmem.errors import UsageError
 from kerasmem.estimation.graph.cuda import channels_last
 from kerasmem.estimation.report import FITS, VERDICTS, MemoryReport, verdict

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.devices.cards import Card, hardware_of
+from kerasmem.devices.catalogue import Card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
 from kerasmem.estimation.compiled.on_jax import compile_lowered, dumped_plan, lower
@@ -95,7 +95,7 @@ def target_text(card: Card) -> str:
     """Return the target configuration of a card.
 
     What stands as a number in `data/gpu_target.txtpb` is the same on every card since compute capability 7.0
-    (see `devices.cards`), but the versions of cuDNN and CUDA: those that the step would run with,
+    (see docs/dev/cards.md), but the versions of cuDNN and CUDA: those that the step would run with,
     which choose among kernels, and no buffer depends on them that was found to.
 
     Args:

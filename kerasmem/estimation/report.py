@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kerasmem.devices.cards import all_cards
-from kerasmem.devices.catalogue import DeviceTarget
+from kerasmem.devices.catalogue import DeviceTarget, all_cards
 from kerasmem.models.op_names import Instant
 from kerasmem.models.sizes import Bytes as Bytes
 from kerasmem.models.sizes import LayerMemory as LayerMemory

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.devices.cards import Card
+from kerasmem.devices.catalogue import Card
 from kerasmem.devices.doctor import Examination
 from kerasmem.devices.machine import LiveMachine
 from kerasmem.rendering.escape import printable

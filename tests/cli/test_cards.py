@@ -8,7 +8,7 @@ import keras
 import pytest
 
 import kerasmem
-from kerasmem.devices.cards import all_cards
+from kerasmem.devices.catalogue import all_cards
 from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.session import EstimateSession

@@ -8,8 +8,16 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from kerasmem.devices.cards import all_cards, allocator_bytes, families, largest_context
-from kerasmem.devices.catalogue import DeviceTarget, available_on_device, find_card, resolve_device
+from kerasmem.devices.catalogue import (
+    DeviceTarget,
+    all_cards,
+    allocator_bytes,
+    available_on_device,
+    families,
+    find_card,
+    largest_context,
+    resolve_device,
+)
 from kerasmem.errors import UsageError
 from kerasmem.units import GIB, MIB
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kerasmem.devices.cards import all_cards, hardware_of
-from kerasmem.devices.catalogue import find_card
+from kerasmem.devices.catalogue import all_cards, find_card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation import gpu_target
 from kerasmem.estimation.compiled.assignment import read_plan
