@@ -12,6 +12,7 @@ import h5py
 from kerasmem.datatools.advice import MOST_INPUTS, Column, choose_roles, stream_line
 from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.datatools.listing import list_contents
+from kerasmem.datatools.open_sources import find_paths, open_sources
 from kerasmem.datatools.parts import read_index, write_parts
 from kerasmem.datatools.reports import Conversion, Progress, WrittenDataset, ignore_progress
 from kerasmem.datatools.settings import (
@@ -22,7 +23,6 @@ from kerasmem.datatools.settings import (
     read_compression,
     read_split,
 )
-from kerasmem.datatools.sources.opening import find_paths, open_sources
 from kerasmem.datatools.writing import make_plan, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown, type_name

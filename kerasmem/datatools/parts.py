@@ -16,8 +16,8 @@ import numpy as np
 
 from kerasmem.datatools import indexing
 from kerasmem.datatools.reports import Progress
+from kerasmem.datatools.row_source import RowSource
 from kerasmem.datatools.settings import ReadOptions, WriteOptions, check_outputs
-from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.datatools.writing import Outcome, WritePlan, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown

@@ -18,7 +18,7 @@ from kerasmem.datatools.inspection import choose_columns, find_entry
 from kerasmem.datatools.listing import Entry, list_contents
 from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.reports import ColumnStats, DataStats, Progress
-from kerasmem.datatools.sources.rows import even_pieces
+from kerasmem.datatools.row_source import even_pieces
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.rows.scan import scan_files

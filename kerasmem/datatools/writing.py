@@ -19,8 +19,8 @@ from kerasmem.datatools.fields import Field, Rows, check_names, written_rows, wr
 from kerasmem.datatools.listing import CLASS_NAMES, opened
 from kerasmem.datatools.packing import UNPACKED
 from kerasmem.datatools.reports import Progress, ignore_progress
+from kerasmem.datatools.row_source import RowSource, even_pieces, rows_in
 from kerasmem.datatools.settings import ReadOptions, WriteOptions
-from kerasmem.datatools.sources.rows import RowSource, even_pieces, rows_in
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.files import replacing
 from kerasmem.hdf5.format.layout import shown

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import h5py
 
+from kerasmem.datatools.array_source import ArraySource
+from kerasmem.datatools.hdf5_source import Hdf5Source
+from kerasmem.datatools.image_source import ImageFolder
+from kerasmem.datatools.record_source import RecordSource
+from kerasmem.datatools.row_source import RowSource, combine
 from kerasmem.datatools.settings import ReadOptions
-from kerasmem.datatools.sources.arrays import ArraySource
-from kerasmem.datatools.sources.hdf5 import Hdf5Source
-from kerasmem.datatools.sources.images import ImageFolder
-from kerasmem.datatools.sources.records import RecordSource
-from kerasmem.datatools.sources.rows import RowSource, combine
-from kerasmem.datatools.sources.tables import SUFFIXES, open_tables
+from kerasmem.datatools.table_source import SUFFIXES, open_tables
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.rows.settings import natural_order

@@ -12,8 +12,8 @@ from math import prod
 import numpy as np
 
 from kerasmem.datatools.fields import Field, Rows
+from kerasmem.datatools.row_source import RowSource
 from kerasmem.datatools.settings import ReadOptions
-from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError, MissingExtraError
 from kerasmem.hdf5.format.layout import one_line, shown
 

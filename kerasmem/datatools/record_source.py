@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from kerasmem.datatools.fields import Field, Rows
+from kerasmem.datatools.image_source import decode_image
+from kerasmem.datatools.row_source import RowSource
 from kerasmem.datatools.settings import ReadOptions
-from kerasmem.datatools.sources.images import decode_image
-from kerasmem.datatools.sources.rows import RowSource
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import one_line, shown
 

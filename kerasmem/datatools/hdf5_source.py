@@ -12,8 +12,8 @@ import numpy as np
 from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.listing import CLASS_NAMES, MOST_CONVERTED, Contents, Entry, list_contents, opened
 from kerasmem.datatools.repetition import find_repetition
+from kerasmem.datatools.row_source import RowSource, even_pieces
 from kerasmem.datatools.settings import ReadOptions
-from kerasmem.datatools.sources.rows import RowSource, even_pieces
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError, register_filters
 from kerasmem.hdf5.format.layout import shown

@@ -1,1 +1,0 @@
-"""Sources of a conversion: arrays, tables, images, records and HDF5 files."""
