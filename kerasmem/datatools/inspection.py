@@ -8,9 +8,9 @@ from math import prod
 
 from kerasmem import checks
 from kerasmem.datatools.advice import choose_roles, stream_line
+from kerasmem.datatools.hdf5_source import find_repetition
 from kerasmem.datatools.listing import Contents, Entry, list_contents
 from kerasmem.datatools.packing import Packing
-from kerasmem.datatools.repetition import find_repetition
 from kerasmem.datatools.reports import DatasetReport, Inspection
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown, type_name
