@@ -1,28 +1,38 @@
-"""`kerasmem.data.index`: write one file with the layouts of many HDF5 files."""
+"""`kerasmem.data.index`: an index of many HDF5 files, and conversions that write parts and their index."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import glob
+import itertools
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from kerasmem import checks
 from kerasmem.datatools.listing import list_contents
 from kerasmem.datatools.reports import DataIndexed, Progress
+from kerasmem.datatools.row_source import RowSource
+from kerasmem.datatools.settings import ReadOptions, WriteOptions, check_outputs
+from kerasmem.datatools.writing import Outcome, WritePlan, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, shown
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
-from kerasmem.hdf5.io.remote_file import put_file
+from kerasmem.hdf5.io.remote_file import expand, put_file, refuse_web
 from kerasmem.hdf5.rows.index import write_index
 from kerasmem.hdf5.rows.scan import GROUP, scan_group
 from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, Access, read_paths, read_place
 from kerasmem.processes.executors import run_tasks
+
+_PATTERN = f"part-{'[0-9]' * 5}.h5"
 
 
 def index(
@@ -77,7 +87,7 @@ def index(
     files = read_paths(names[0] if len(names) == 1 else names, access.remote)
     wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
     try:
-        with local_path(target, access.remote) as path:
+        with _local_path(target, access.remote) as path:
             look = functools.partial(_scan_group, names=wanted, access=access)
             groups = (files[start : start + GROUP] for start in range(0, len(files), GROUP))
             layouts: list[FileLayout] = []
@@ -96,7 +106,7 @@ def index(
 
 
 @contextlib.contextmanager
-def local_path(target: str, remote: RemoteAccess) -> Iterator[str]:
+def _local_path(target: str, remote: RemoteAccess) -> Iterator[str]:
     """Yield the path of a file to write, and upload the file if the target is a URL."""
     if not is_url(target):
         yield target
@@ -121,3 +131,101 @@ def _scan_group(files: Sequence[str], names: list[str], access: Access) -> list[
     """Return the layouts of some files, with the time of change of local ones."""
     times = [0 if is_url(path) or not os.path.exists(path) else os.stat(path).st_mtime_ns for path in files]
     return [replace(file, time=time) for file, time in zip(scan_group(files, names, access), times, strict=True)]
+
+
+def read_index(output: Any, writing: WriteOptions) -> str:
+    """Return the path or URL of the index to write.
+
+    Raises:
+        UsageError: If it cannot be one, or the settings need all rows in one file.
+    """
+    if writing.shuffle:
+        raise UsageError(
+            "shuffle and split need all rows in one place, and an index has parts. Name a file that ends with .h5, or "
+            "leave them out: H5ChunkSequence shuffles as it reads, and its rows=… takes a part of the rows."
+        )
+    target = read_place(output)
+    if not target.endswith(INDEX_SUFFIX):
+        name = f"parts/train{INDEX_SUFFIX}"
+        raise UsageError(f"output: an executor writes parts and an index of them. Name the index, such as {name}.")
+    if is_url(target):
+        refuse_web(target)
+    return target
+
+
+def write_parts(
+    source: RowSource,
+    plan: WritePlan,
+    reading: ReadOptions,
+    writing: WriteOptions,
+    target: str,
+    part_bytes: int,
+    executor: Executor | None,
+    progress: Progress,
+    *,
+    force: bool,
+) -> Outcome:
+    """Write a source's rows to files beside an index, and the index.
+
+    Args:
+        source: the source.
+        plan: what would be written to one file.
+        reading: how sources are read.
+        writing: how files are written.
+        target: path or URL of the index.
+        part_bytes: size of the rows in a part.
+        executor: writes the parts; None for this process.
+        progress: called with the step, the rows done and all rows.
+        force: overwrite an index and parts.
+    """
+    remote = read_remote(writing.remote)
+    folder = target.rpartition("/")[0]
+    _clear(folder, target, source.paths, remote, force=force)
+    bounds = part_bounds(source, max(1, part_bytes // plan.row_bytes))
+    outputs = [f"{folder}/part-{number:05}.h5" for number in range(len(bounds) - 1)]
+    parts = [source.part(start, stop) for start, stop in itertools.pairwise(bounds)]
+    write = functools.partial(_write_part, reading=replace(reading, threads=1), writing=writing)
+    size, losses = 0, Counter[str]()
+    for number, outcome in enumerate(run_tasks(executor, write, zip(parts, outputs, strict=True)), start=1):
+        size += outcome.size
+        losses += outcome.losses
+        progress("writing", bounds[number], plan.rows)
+    names = [field.name for field in plan.datasets]
+    written = index(outputs, target, datasets=names, remote=writing.remote, executor=executor, progress=progress)
+    return Outcome(size + written.index_bytes, losses)
+
+
+def part_bounds(source: RowSource, rows: int) -> list[int]:
+    """Return the first row of each part, and the number of rows.
+
+    Parts have about as many rows, `rows` at most if the source can be read from any row; else they begin where it
+    can be.
+    """
+    bounds = np.linspace(0, source.rows, -(-source.rows // rows) + 1).astype(np.int64)
+    if source.starts is not None:
+        starts = np.array([*source.starts, source.rows])
+        bounds = np.unique(starts[np.searchsorted(starts, bounds)])
+    return [int(bound) for bound in bounds]
+
+
+def _clear(folder: str, target: str, sources: Sequence[str], access: RemoteAccess, *, force: bool) -> None:
+    """Refuse to overwrite an index and parts, or remove old parts with `force`."""
+    if is_url(folder):
+        try:
+            old = expand(f"{folder}/{_PATTERN}", access)
+        except DataError:  # none, or the first part will show that the folder cannot be reached
+            return
+        if not force:
+            raise UsageError(f"output: {shown(old[0])} exists already; choose another folder, or force=True (--force)")
+        return
+    old = glob.glob(f"{glob.escape(folder)}/{_PATTERN}")
+    check_outputs([target, *old], sources, force=force)
+    for path in old:
+        os.unlink(path)
+
+
+def _write_part(part: tuple[RowSource, str], reading: ReadOptions, writing: WriteOptions) -> Outcome:
+    """Write a part in a worker, perhaps for the second time."""
+    source, output = part
+    with _local_path(output, read_remote(writing.remote)) as path:
+        return write_files(source, reading, writing, [path])

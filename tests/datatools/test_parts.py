@@ -14,7 +14,7 @@ from converted import content, left_in, streamed
 
 import kerasmem
 from kerasmem.data import repack
-from kerasmem.datatools import indexing, parts, statistics
+from kerasmem.datatools import indexing, statistics
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.processes.executors import open_executor
 
@@ -78,14 +78,14 @@ def test_parts_are_the_rows_of_one_file(raw, whole, tmp_path, threads):
 
 
 def test_a_lost_worker_is_an_error_and_no_index_is_there(raw, whole, tmp_path, monkeypatch):
-    write_part = parts._write_part
+    write_part = indexing._write_part
 
     def write_part_or_die(part, **settings):  # sent by value, so that the worker need not import this module
         if part[1].endswith("part-00002.h5"):
             os.kill(os.getpid(), signal.SIGKILL)
         return write_part(part, **settings)
 
-    monkeypatch.setattr(parts, "_write_part", write_part_or_die)
+    monkeypatch.setattr(indexing, "_write_part", write_part_or_die)
     with open_executor(workers=1) as processes, pytest.raises(KerasmemError, match="use fewer workers"):
         check(raw, whole, tmp_path, processes)
     assert "train.index" not in left_in(tmp_path)
@@ -126,10 +126,10 @@ def test_to_a_store(raw, whole, threads, store):
 
 def test_storage_options_reach_each_request_to_a_store(raw, store, monkeypatch):
     options = []
-    for module, name in ((parts, "expand"), (indexing, "put_file")):
-        call = getattr(module, name)
+    for name in ("expand", "put_file"):
+        call = getattr(indexing, name)
         noting = lambda *args, call=call: (options.append(args[-1].storage_options), call(*args))[1]  # noqa: E731
-        monkeypatch.setattr(module, name, noting)
+        monkeypatch.setattr(indexing, name, noting)
     remote = {"storage_options": {"account": "mine"}}
     kerasmem.data.convert(raw / "raw-*.npz", "memory://made/train.index", part_size="20KB", remote=remote)
     assert len(options) > 5 and all(each == {"account": "mine"} for each in options)
