@@ -9,10 +9,10 @@ from typing import Any
 
 import h5py
 
-from kerasmem.datatools.advice import MOST_INPUTS, Column, choose_roles, stream_line
 from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.datatools.indexing import read_index, write_parts
-from kerasmem.datatools.listing import list_contents
+from kerasmem.datatools.inspection import MOST_INPUTS, choose_roles, stream_line
+from kerasmem.datatools.listing import Column, list_contents
 from kerasmem.datatools.open_sources import find_paths, open_sources
 from kerasmem.datatools.reports import Conversion, Progress, WrittenDataset, ignore_progress
 from kerasmem.datatools.settings import (

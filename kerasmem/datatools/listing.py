@@ -7,12 +7,11 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import h5py
 import numpy as np
 
-from kerasmem.datatools.advice import Column
 from kerasmem.datatools.packing import Packing, read_packing
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
@@ -27,7 +26,42 @@ MOST_LISTED = 5000  # objects that are listed: a hostile file may hold millions
 MOST_CONVERTED = 100_000  # objects of a file that is converted
 CLASS_NAMES = "class_names"
 _MOST_NAMES = 100_000  # classes
+_TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_train", "codes")
 _SPARSE = {"csr_matrix", "csc_matrix"}
+
+
+class Column(NamedTuple):
+    """A dataset by its name, type, row shape, and whether it holds codes of categories."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    is_codes: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Path of the group."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def last_name(self) -> str:
+        """Name in the group, in lower case."""
+        return self.name.rpartition("/")[2].lower()
+
+    @property
+    def is_named_target(self) -> bool:
+        """Whether the name is one that targets usually have."""
+        return self.last_name in _TARGETS
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def may_be_labels(self) -> bool:
+        """Whether a row is one whole number."""
+        return prod(self.shape) == 1 and np.dtype(self.dtype).kind in "iub"
 
 
 @dataclass(frozen=True)
