@@ -11,8 +11,7 @@ import h5py
 
 from kerasmem.datatools.array_source import ArraySource
 from kerasmem.datatools.hdf5_source import Hdf5Source
-from kerasmem.datatools.image_source import ImageFolder
-from kerasmem.datatools.record_source import RecordSource
+from kerasmem.datatools.image_and_record_source import ImageFolder, RecordSource
 from kerasmem.datatools.row_source import RowSource, combine
 from kerasmem.datatools.settings import ReadOptions
 from kerasmem.datatools.table_source import SUFFIXES, open_tables
