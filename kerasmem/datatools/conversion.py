@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 import h5py
 
+from kerasmem.datatools.array_source import ArraySource
 from kerasmem.datatools.fields import ColumnChoice
+from kerasmem.datatools.hdf5_source import Hdf5Source
+from kerasmem.datatools.image_and_record_source import ImageFolder, RecordSource
 from kerasmem.datatools.indexing import read_index, write_parts
 from kerasmem.datatools.inspection import MOST_INPUTS, choose_roles, stream_line
 from kerasmem.datatools.listing import Column, list_contents
-from kerasmem.datatools.open_sources import find_paths, open_sources
 from kerasmem.datatools.reports import Conversion, Progress, WrittenDataset, ignore_progress
+from kerasmem.datatools.row_source import RowSource, combine
 from kerasmem.datatools.settings import (
     ReadOptions,
     WriteOptions,
@@ -23,11 +28,15 @@ from kerasmem.datatools.settings import (
     read_compression,
     read_split,
 )
+from kerasmem.datatools.table_source import SUFFIXES, open_tables
 from kerasmem.datatools.writing import make_plan, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown, type_name
-from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, read_path
+from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, natural_order, read_path
 from kerasmem.units import parse_size
+
+_HDF5 = (".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")
+_RECORDS = re.compile(r"\.tfrecords?$|\.tfrec$|\.tfrecord-\d+-of-\d+$", re.IGNORECASE)
 
 
 def convert(
@@ -97,7 +106,7 @@ def convert(
     )
     options = ReadOptions(ColumnChoice(columns, drop), memory // 8, **reading)
     paths = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    matching = find_paths([os.fsdecode(path) for path in paths])
+    matching = _find_paths([os.fsdecode(path) for path in paths])
     progress = progress or ignore_progress
     in_parts = executor is not None or os.fsdecode(output).endswith(INDEX_SUFFIX)
     target = read_index(output, writing) if in_parts else read_path(output)
@@ -106,7 +115,7 @@ def convert(
         check_outputs(outputs, matching, force=force)
     progress("opening the sources", 0, 0)
     try:
-        source = open_sources(matching, options)
+        source = _open_sources(matching, options)
         plan = make_plan(source, options, writing)
         if in_parts:
             part_bytes = parse_size(part_size, field="part_size")
@@ -180,3 +189,60 @@ def repack(
         list_contents(source)  # explains what is wrong
         raise UsageError(f"path: {source!r} is no HDF5 file; kerasmem data convert reads other formats")
     return convert(source, output, float32=float32, unpack=False, **options)
+
+
+def _open_sources(paths: Sequence[str], options: ReadOptions) -> RowSource:
+    """Return all sources as one.
+
+    Args:
+        paths: files and folders.
+        options: how they are read.
+
+    Raises:
+        DataError: If a path cannot be read, or they do not fit together.
+        UsageError: If a path is of an unknown kind, or there twice.
+    """
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise UsageError("sources: a file is named more than once; its rows would be written more than once")
+    tables = {path: path.lower().endswith(SUFFIXES) and os.path.isfile(path) for path in paths}
+    others = [_open_source(path, options) for path, is_table in tables.items() if not is_table]
+    return combine([*others, *open_tables([path for path, is_table in tables.items() if is_table], options)])
+
+
+def _find_paths(sources: Sequence[str]) -> list[str]:
+    """Return the paths that match paths and patterns.
+
+    Raises:
+        DataError: If no file matches a pattern.
+        UsageError: If there are none.
+    """
+    if not sources:
+        raise UsageError("sources: name at least one file or folder")
+    paths = []
+    for source in sources:
+        path = os.path.expanduser(source)
+        if glob.has_magic(path) and not os.path.lexists(path):
+            matching = sorted(glob.glob(path, recursive=True), key=natural_order)
+            if not matching:
+                raise DataError(f"{shown(path)}: no file matches this pattern")
+            paths += matching
+        else:
+            paths.append(path)
+    return paths
+
+
+def _open_source(path: str, options: ReadOptions) -> RowSource:
+    lower = path.lower()
+    if os.path.isdir(path):
+        return ImageFolder(path, options)
+    if not os.path.isfile(path):
+        problem = "is not a file or folder" if os.path.exists(path) else "there is no such file or folder"
+        raise DataError(f"{shown(path)}: {problem}")
+    if lower.endswith((".npy", ".npz")):
+        return ArraySource(path, options)
+    if _RECORDS.search(path):
+        return RecordSource(path, options)
+    if h5py.is_hdf5(path) or lower.endswith(_HDF5):
+        return Hdf5Source(path, options)
+    kinds = ".npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with a folder of images a class"
+    raise UsageError(f"{shown(path)}: of no kind that is known by its name: {kinds}")
