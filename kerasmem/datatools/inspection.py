@@ -10,9 +10,9 @@ from math import prod
 import numpy as np
 
 from kerasmem import checks
+from kerasmem.datatools.fields import Packing
 from kerasmem.datatools.hdf5_source import find_repetition
 from kerasmem.datatools.listing import Column, Contents, Entry, list_contents
-from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.reports import DatasetReport, Inspection
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown, type_name

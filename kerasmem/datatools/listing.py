@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import h5py
 import numpy as np
 
-from kerasmem.datatools.packing import Packing, read_packing
+from kerasmem.datatools.fields import Packing, read_packing
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError
 from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from kerasmem import checks
+from kerasmem.datatools.fields import Packing
 from kerasmem.datatools.inspection import choose_columns, find_entry
 from kerasmem.datatools.listing import Entry, list_contents
-from kerasmem.datatools.packing import Packing
 from kerasmem.datatools.reports import ColumnStats, DataStats, Progress
 from kerasmem.datatools.row_source import even_pieces
 from kerasmem.errors import UsageError

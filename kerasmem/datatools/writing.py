@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from kerasmem.datatools.fields import Field, Rows, check_names, written_rows, written_type
+from kerasmem.datatools.fields import UNPACKED, Field, Rows, check_names, written_rows, written_type
 from kerasmem.datatools.listing import CLASS_NAMES, opened
-from kerasmem.datatools.packing import UNPACKED
 from kerasmem.datatools.reports import Progress, ignore_progress
 from kerasmem.datatools.row_source import RowSource, even_pieces, rows_in
 from kerasmem.datatools.settings import ReadOptions, WriteOptions
