@@ -12,6 +12,14 @@ from typing import Any
 import h5py
 
 from kerasmem.datatools.array_source import ArraySource
+from kerasmem.datatools.conversion_settings import (
+    ReadOptions,
+    WriteOptions,
+    check_outputs,
+    output_paths,
+    read_compression,
+    read_split,
+)
 from kerasmem.datatools.fields import ColumnChoice
 from kerasmem.datatools.hdf5_source import Hdf5Source
 from kerasmem.datatools.image_and_record_source import ImageFolder, RecordSource
@@ -20,14 +28,6 @@ from kerasmem.datatools.inspection import MOST_INPUTS, choose_roles, stream_line
 from kerasmem.datatools.listing import Column, list_contents
 from kerasmem.datatools.reports import Conversion, Progress, WrittenDataset, ignore_progress
 from kerasmem.datatools.row_source import RowSource, combine
-from kerasmem.datatools.settings import (
-    ReadOptions,
-    WriteOptions,
-    check_outputs,
-    output_paths,
-    read_compression,
-    read_split,
-)
 from kerasmem.datatools.table_source import SUFFIXES, open_tables
 from kerasmem.datatools.writing import make_plan, write_files
 from kerasmem.errors import DataError, UsageError

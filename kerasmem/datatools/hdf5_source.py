@@ -10,10 +10,10 @@ from math import prod
 import h5py
 import numpy as np
 
+from kerasmem.datatools.conversion_settings import ReadOptions
 from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.listing import CLASS_NAMES, MOST_CONVERTED, Contents, Entry, list_contents, opened
 from kerasmem.datatools.row_source import RowSource, even_pieces
-from kerasmem.datatools.settings import ReadOptions
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError, register_filters
 from kerasmem.hdf5.format.layout import shown, type_name

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from kerasmem.datatools.conversion_settings import ReadOptions
 from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.row_source import RowSource
-from kerasmem.datatools.settings import ReadOptions
 from kerasmem.errors import DataError, MissingExtraError
 from kerasmem.hdf5.format.layout import one_line, shown
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from kerasmem import checks
+from kerasmem.datatools.conversion_settings import ReadOptions, WriteOptions, check_outputs
 from kerasmem.datatools.listing import list_contents
 from kerasmem.datatools.reports import DataIndexed, Progress
 from kerasmem.datatools.row_source import RowSource
-from kerasmem.datatools.settings import ReadOptions, WriteOptions, check_outputs
 from kerasmem.datatools.writing import Outcome, WritePlan, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, shown

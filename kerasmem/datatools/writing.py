@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from kerasmem.datatools.conversion_settings import ReadOptions, WriteOptions
 from kerasmem.datatools.fields import UNPACKED, Field, Rows, check_names, written_rows, written_type
 from kerasmem.datatools.listing import CLASS_NAMES, opened
 from kerasmem.datatools.reports import Progress, ignore_progress
 from kerasmem.datatools.row_source import RowSource, even_pieces, rows_in
-from kerasmem.datatools.settings import ReadOptions, WriteOptions
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.files import replacing
 from kerasmem.hdf5.format.layout import shown

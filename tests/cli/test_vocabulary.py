@@ -111,7 +111,7 @@ def test_the_command_line_and_python_have_the_same_names():
         takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         python = set(parameters) | (shared if takes_more else set())
         if name in ("data convert", "data repack"):
-            from kerasmem.datatools.settings import ReadOptions
+            from kerasmem.datatools.conversion_settings import ReadOptions
 
             python |= set(ReadOptions.__annotations__)
         options = {each.name for each in COMMANDS[name].params if isinstance(each, Option)} - OWN - {"quiet", "device"}
