@@ -202,7 +202,7 @@ def _show_cursor() -> None:
 
 
 def _memory(size: str | None) -> int:
-    from kerasmem.devices.limits import default_memory_limit
+    from kerasmem.devices.host import default_memory_limit
     from kerasmem.units import parse_size
 
     return default_memory_limit() if size is None else parse_size(size, field="--memory-limit")

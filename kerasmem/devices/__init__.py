@@ -9,8 +9,7 @@ kernels          the kernels that compute a step, which decide its scratch memor
 recording        what TensorFlow's profiler recorded of the allocator, event by event
 nvml             what the NVIDIA driver sees (the only module that touches NVML)
 machine          this machine's GPUs and which of them is a CUDA ordinal, without TensorFlow
-host             memory of this process, of those under it, and of this machine
-limits           what this job may have: control groups, Slurm
+host             memory of this process, its children and this machine; limits of control groups and Slurm
 doctor           does TensorFlow see the GPU, and why not
 ================ =================================================================================
 """

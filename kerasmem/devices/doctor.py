@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kerasmem.compat.borrowing import all_borrowed
-from kerasmem.devices.limits import limit_note
+from kerasmem.devices.host import limit_note
 from kerasmem.devices.machine import LiveMachine, read_machine
 from kerasmem.errors import UsageError
 from kerasmem.processes.children import end_group, exit_name, start_module

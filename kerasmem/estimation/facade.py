@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from kerasmem.devices.limits import default_memory_limit
+from kerasmem.devices.host import default_memory_limit
 from kerasmem.errors import ModelError, UsageError
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.estimation.session import EstimateSession

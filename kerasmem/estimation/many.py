@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from kerasmem import checks
-from kerasmem.devices.limits import default_memory_limit
+from kerasmem.devices.host import default_memory_limit
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.facade import LONGEST, estimate_spec, forked_report
 from kerasmem.estimation.report import DOES_NOT_FIT, FITS, TOO_CLOSE, MemoryReport

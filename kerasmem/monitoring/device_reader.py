@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kerasmem.devices.limits import limit_note
+from kerasmem.devices.host import limit_note
 from kerasmem.devices.machine import match_card, others_on_card
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.tracked_devices import Allocator, tracked_devices

@@ -2,9 +2,8 @@
 
 import pytest
 
-from kerasmem.devices import limits as module
-from kerasmem.devices.host import HostMemory
-from kerasmem.devices.limits import limit_note, parse_limit, slurm_limit, tightest_limit
+from kerasmem.devices import host as module
+from kerasmem.devices.host import HostMemory, limit_note, parse_limit, slurm_limit, tightest_limit
 
 GIB = 2**30
 
