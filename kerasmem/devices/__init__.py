@@ -3,8 +3,7 @@
 ================ =================================================================================
 catalogue        cards by name with their hardware, from data/cards.json, and their usable memory
 growth           ask TensorFlow to take GPU memory as it needs it, instead of all at once
-tracked_devices  the devices that training uses, and the allocator of each
-training_device  the device that this process trains on: its allocator's limit, bytes in use
+training_devices the devices that training uses, the allocator of each and its limit
 kernels          the kernels that compute a step, which decide its scratch memory
 recording        what TensorFlow's profiler recorded of the allocator, event by event
 nvml             what the NVIDIA driver sees (the only module that touches NVML)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kerasmem.devices.host import limit_note
 from kerasmem.devices.machine import match_card, others_on_card
 from kerasmem.devices.nvml import Nvml, NvmlDevice
-from kerasmem.devices.tracked_devices import Allocator, tracked_devices
+from kerasmem.devices.training_devices import Allocator, tracked_devices
 from kerasmem.monitoring.peaks import LedgerAccount, PeakLedger, ledger_of
 from kerasmem.monitoring.phases import BackgroundReading, largest_known
 

@@ -11,7 +11,7 @@ import os
 import threading
 
 from kerasmem.compat.tensorflow_runtime import devices_are_started
-from kerasmem.devices.tracked_devices import Allocator, tracked_devices
+from kerasmem.devices.training_devices import Allocator, tracked_devices
 
 
 class LedgerAccount:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from kerasmem.devices.machine import visible_devices
 from kerasmem.devices.nvml import Nvml
-from kerasmem.devices.tracked_devices import Allocator
+from kerasmem.devices.training_devices import Allocator
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.peaks import LedgerAccount, ledger_of, running_allocators
 from kerasmem.monitoring.phases import CurrentPhase, largest_known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kerasmem.devices.training_device import allocator_limit, training_memory
+from kerasmem.devices.training_devices import allocator_limit, training_memory
 from kerasmem.errors import DoesNotFitError
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import DOES_NOT_FIT, MemoryReport

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.usefixtures("loaded_python")
 SCRIPT = """
 import json, sys
 import tensorflow as tf
-from kerasmem.devices.tracked_devices import tensorflow_allocator
-from kerasmem.devices.tracked_devices import cpu_uses_bfc, tracked_devices
+from kerasmem.devices.training_devices import tensorflow_allocator
+from kerasmem.devices.training_devices import cpu_uses_bfc, tracked_devices
 
 found = {"bfc": cpu_uses_bfc()}
 devices, notes = tracked_devices()
@@ -70,7 +70,7 @@ def test_without_statistics_there_is_a_reason():
 
 
 def test_another_backend_has_no_device_and_a_reason(monkeypatch):
-    from kerasmem.devices import tracked_devices as tracked
+    from kerasmem.devices import training_devices as tracked
 
     monkeypatch.setattr("keras.config.backend", lambda: "jax")
     devices, notes = tracked.tracked_devices()
@@ -78,7 +78,7 @@ def test_another_backend_has_no_device_and_a_reason(monkeypatch):
 
 
 def test_logical_gpus_are_traced_to_their_cards():
-    from kerasmem.devices.tracked_devices import cards_behind
+    from kerasmem.devices.training_devices import cards_behind
 
     class Config:
         class experimental:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kerasmem.devices import tracked_devices as tracked
-from kerasmem.devices.tracked_devices import TrackedDevice, devices_of_jax, jax_allocator
+from kerasmem.devices import training_devices as tracked
+from kerasmem.devices.training_devices import TrackedDevice, devices_of_jax, jax_allocator
 
 # What a device of JAX tells of its BFC allocator (`xla::AllocatorStats`, by way of `PjRtDevice::GetAllocatorStats`).
 JAX_STATS = {"num_allocs": 7, "bytes_in_use": 1024, "peak_bytes_in_use": 4096, "pool_bytes": 8192}

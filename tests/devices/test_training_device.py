@@ -10,12 +10,12 @@ import tensorflow as tf
 from recorded_nvml import RecordedNvml
 
 from kerasmem.devices.kernels import CpuKernels
-from kerasmem.devices.training_device import allocator_limit, training_kernels, training_memory
+from kerasmem.devices.training_devices import allocator_limit, training_kernels, training_memory
 from kerasmem.units import MIB
 
 PROGRAM = """
 import tensorflow as tf
-from kerasmem.devices.training_device import reserve_in_one_piece
+from kerasmem.devices.training_devices import reserve_in_one_piece
 
 reserve_in_one_piece()
 assert tf.config.experimental.get_memory_info("CPU:0")["peak"] < 2**20

@@ -28,7 +28,7 @@ from recorded_nvml import RecordedNvml
 
 import kerasmem
 from kerasmem.devices.nvml import Nvml
-from kerasmem.devices.tracked_devices import AllocatorReading, TrackedDevice
+from kerasmem.devices.training_devices import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import device_reader, read_timeline
 
 MemoryLogger = functools.partial(kerasmem.MemoryLogger, epoch_logs="bytes")  # every size in History

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kerasmem.devices.tracked_devices import AllocatorReading, TrackedDevice
+from kerasmem.devices.training_devices import AllocatorReading, TrackedDevice
 from kerasmem.monitoring import device_reader, logfile, read_timeline
 from kerasmem.monitoring import recorder as recorder_module
 from kerasmem.monitoring.recorder import Recorder

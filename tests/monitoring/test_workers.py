@@ -32,7 +32,7 @@ import keras
 from kerasmem.cluster import worker_of
 with strategy.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-from kerasmem.devices.tracked_devices import tracked_devices
+from kerasmem.devices.training_devices import tracked_devices
 for device in tracked_devices()[0]:
     print("device", device.name, device.allocator is not None and device.allocator.read().in_use_bytes > 0)
 worker = worker_of(model.distribute_strategy)

@@ -14,7 +14,7 @@ from kerasmem.compat.keras_layers import functional_class, graph_of
 from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
-from kerasmem.devices.training_device import training_kernels
+from kerasmem.devices.training_devices import training_kernels
 from kerasmem.errors import UsageError
 from kerasmem.estimation.facade import estimate
 from kerasmem.models.backend import import_keras, runs_on_jax

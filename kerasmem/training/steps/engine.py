@@ -24,7 +24,7 @@ from kerasmem.compat.keras_training import (
     step_on_data,
     updated_in_turn,
 )
-from kerasmem.devices.training_device import reserve_in_one_piece
+from kerasmem.devices.training_devices import reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.models.freeing import collect, drop_frames
