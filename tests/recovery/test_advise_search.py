@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.models.sizes import Bytes
-from kerasmem.recovery.combinations import Answer, Option, combinations, guess, search_combinations
 from kerasmem.recovery.estimator import Need
-from kerasmem.recovery.plans import answer_of
+from kerasmem.recovery.plans import Answer, Option, answer_of, combinations, guess, search_combinations
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
