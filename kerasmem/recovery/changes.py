@@ -162,3 +162,85 @@ def worst_result(changes: Iterable[Change]) -> str:
     """Return the largest effect on the result among several changes."""
     order = list(RESULTS)
     return max((each.result for each in changes), key=order.index, default=SAME)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Properties of a model and its step.
+
+    Attributes:
+        batch_size: samples in a batch.
+        has_own_step: the class of the model brings a training step.
+        has_batch_norm: the model normalizes by the statistics of a batch.
+        head_start: index in `model.layers` at which the head begins; 0 if there is no backbone.
+        can_lora: a layer of the backbone can train thin factors in place of its kernel.
+        trains: the step is a training step.
+    """
+
+    batch_size: int
+    has_own_step: bool
+    has_batch_norm: bool
+    head_start: int
+    can_lora: bool
+    trains: bool = True
+
+    def change(self, kind: str, value: Any) -> Change:
+        """Describe a change to this model."""
+        has_batch_norm, batch_size = self.has_batch_norm, self.batch_size
+        return make_change(kind, value, has_batch_norm=has_batch_norm, batch_size=batch_size, trains=self.trains)
+
+
+_BUILT_POLICY = 'keras.config.set_dtype_policy("{value}")   # before the model is built'
+# A model that is loaded keeps the policies of its layers.
+_LOADED_POLICY = (
+    "from kerasmem.recovery.transforms import with_policy\n"
+    'model = with_policy(model, "{value}")   # weights stay float32'
+)
+_MODEL_LINES = {
+    "freeze": "for layer in model.layers[:{head_start}]:   # the backbone\n    layer.trainable = False",
+    "lora": "from kerasmem.recovery.transforms import with_lora\nmodel = with_lora(model, {value})",
+    "recompute": "model = kerasmem.recompute(model, batch_size={rows})",
+    "optimizer": "optimizer = keras.optimizers.{optimizer}",
+    "replicas": (
+        "strategy = tf.distribute.MirroredStrategy([{cards}])\n"
+        "with strategy.scope():\n"
+        "    ...   # build and compile the model here"
+    ),
+}
+_COMPILED = {"freeze", "lora", "optimizer", "jit_compile"}  # take effect when the model is compiled
+_RUN_LINES = {
+    "train": "model.fit(x, y, batch_size={batch})",
+    "evaluate": "model.evaluate(x, y, batch_size={batch})",
+    "inference": "model.predict(x, batch_size={batch})",
+}
+_MICRO_BATCHES = "kerasmem.fit(model, x, y, batch_size={batch}, micro_batches={value})"
+
+
+def code_of(changes: Iterable[Change], traits: Traits, mode: str, *, is_loaded: bool) -> str:
+    """Write the lines that make some changes.
+
+    They name `model`, the arrays `x` and `y`, and the `optimizer`, `loss` and `metrics` of the script they go into.
+
+    Args:
+        changes: in the order in which they are made.
+        traits: of the model.
+        mode: "train", "evaluate" or "inference".
+        is_loaded: whether the script loads the model from a file, and does not build it.
+    """
+    values = {each.kind: each.value for each in changes}
+    batch = int(values.get("batch_size", traits.batch_size))
+    words = {"head_start": traits.head_start, "batch": batch, "rows": -(-batch // values.get("micro_batches", 1))}
+    if "optimizer" in values:
+        words["optimizer"] = OPTIMIZERS[values["optimizer"]].code
+    if "replicas" in values:
+        words["cards"] = ", ".join(f'"GPU:{number}"' for number in range(values["replicas"]))
+    templates = {**_MODEL_LINES, "dtype_policy": _LOADED_POLICY if is_loaded else _BUILT_POLICY}
+    lines = [templates[kind].format(value=value, **words) for kind, value in values.items() if kind in templates]
+    if _COMPILED & set(values) or (is_loaded and "dtype_policy" in values):
+        jit = f", jit_compile={values['jit_compile']}" if "jit_compile" in values else ""
+        lines.append(f"model.compile(optimizer, loss=loss, metrics=metrics{jit})   # the rest as before")
+    if "micro_batches" in values:
+        lines.append(_MICRO_BATCHES.format(value=values["micro_batches"], **words))
+    elif "batch_size" in values:
+        lines.append(_RUN_LINES[mode].format(**words))
+    return "\n".join(lines) + "\n"

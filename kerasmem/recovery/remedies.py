@@ -12,10 +12,9 @@ from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.building import is_loaded
-from kerasmem.recovery.changes import OPTIMIZERS, Change, ordered, worst_result
-from kerasmem.recovery.code import code_of
+from kerasmem.recovery.changes import OPTIMIZERS, Change, Traits, code_of, ordered, worst_result
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
-from kerasmem.recovery.traits import LORA_RANK, Traits
+from kerasmem.recovery.traits import LORA_RANK
 from kerasmem.units import format_size
 
 # Identical steps differ by so much of their peak, of which a smaller saving cannot be told.

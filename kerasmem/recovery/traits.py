@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.models.backend import import_keras
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.weightless import random_state_kept, weightless
 from kerasmem.recovery.building import build
-from kerasmem.recovery.changes import Change, make_change
+from kerasmem.recovery.changes import Traits
 from kerasmem.recovery.transforms import head_start, takes_lora
 
 LORA_RANK = 8
-
-
-@dataclass(frozen=True)
-class Traits:
-    """Properties of a model and its step.
-
-    Attributes:
-        batch_size: samples in a batch.
-        has_own_step: the class of the model brings a training step.
-        has_batch_norm: the model normalizes by the statistics of a batch.
-        head_start: index in `model.layers` at which the head begins; 0 if there is no backbone.
-        can_lora: a layer of the backbone can train thin factors in place of its kernel.
-        trains: the step is a training step.
-    """
-
-    batch_size: int
-    has_own_step: bool
-    has_batch_norm: bool
-    head_start: int
-    can_lora: bool
-    trains: bool = True
-
-    def change(self, kind: str, value: Any) -> Change:
-        """Describe a change to this model."""
-        has_batch_norm, batch_size = self.has_batch_norm, self.batch_size
-        return make_change(kind, value, has_batch_norm=has_batch_norm, batch_size=batch_size, trains=self.trains)
 
 
 def traits_of(origin: StepSpec, batch_size: int) -> Traits:

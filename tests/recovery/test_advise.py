@@ -17,10 +17,10 @@ from kerasmem.errors import KerasmemError
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery.advice import Advice
 from kerasmem.recovery.building import build, is_loaded
-from kerasmem.recovery.code import code_of
+from kerasmem.recovery.changes import Traits, code_of
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
-from kerasmem.recovery.traits import Traits, traits_of
+from kerasmem.recovery.traits import traits_of
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
