@@ -13,7 +13,7 @@ from kerasmem.models.sizes import element_bytes
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import output_spec, step_targets
 from kerasmem.models.weightless import random_state_kept, weightless
-from kerasmem.recovery.building import build
+from kerasmem.recovery.changed_model import build
 
 
 def array_bytes(spec: StepSpec, samples: int) -> tuple[int, int]:

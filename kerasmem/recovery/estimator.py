@@ -12,7 +12,7 @@ from kerasmem.errors import KerasmemError
 from kerasmem.estimation.facade import estimate_spec
 from kerasmem.estimation.report import FITS, Bytes, MemoryReport, device_verdict, verdict
 from kerasmem.models.spec import StepSpec
-from kerasmem.recovery.building import build
+from kerasmem.recovery.changed_model import build
 from kerasmem.recovery.changes import Change, ordered
 
 # What TensorFlow alone runs, and XLA's compiler for a card, which takes the model through JAX, does not.

@@ -11,7 +11,7 @@ from kerasmem.estimation.report import FITS, SPREAD, Bytes
 from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
-from kerasmem.recovery.building import is_loaded
+from kerasmem.recovery.changed_model import is_loaded
 from kerasmem.recovery.changes import OPTIMIZERS, Change, Traits, code_of, ordered, worst_result
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.recovery.traits import LORA_RANK

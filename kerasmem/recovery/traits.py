@@ -7,7 +7,7 @@ from kerasmem.models.backend import import_keras
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.weightless import random_state_kept, weightless
-from kerasmem.recovery.building import build
+from kerasmem.recovery.changed_model import build
 from kerasmem.recovery.changes import Traits
 from kerasmem.recovery.transforms import head_start, takes_lora
 

@@ -16,7 +16,7 @@ from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery.advice import Advice
-from kerasmem.recovery.building import build, is_loaded
+from kerasmem.recovery.changed_model import build, is_loaded
 from kerasmem.recovery.changes import Traits, code_of
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
