@@ -31,7 +31,7 @@ _PUBLIC = {
     "explain_oom": "kerasmem.diagnosis.explaining",
     "fit": "kerasmem.training.fitting",
     "find_executable_batch_size": "kerasmem.training.batch_size",
-    "advise": "kerasmem.recovery.facade",
+    "advise": "kerasmem.recovery.advising",
     "run_isolated": "kerasmem.training.isolation",
     "recompute": "kerasmem.training.recompute.building",
     "require_fit": "kerasmem.training.requiring",
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from kerasmem.monitoring.logger import MemoryLogger as MemoryLogger
     from kerasmem.monitoring.timeline import Timeline as Timeline
     from kerasmem.monitoring.tracking import track as track
-    from kerasmem.recovery.facade import advise as advise
+    from kerasmem.recovery.advising import advise as advise
     from kerasmem.streaming.data_source import H5DataSource as H5DataSource
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
     from kerasmem.training.batch_size import find_executable_batch_size as find_executable_batch_size

@@ -36,7 +36,7 @@ def command(model: str | None, budget_seconds: float, code: bool, **options: Any
     from kerasmem.rendering.advice_table import advice_code, advice_table
 
     with quiet_tensorflow(), spinner("estimating remedies") as say:
-        from kerasmem.recovery.facade import advise
+        from kerasmem.recovery.advising import advise
 
         settings = {name: options[name] for name in ("confirm", "samples")} | step_settings(options)
         result = advise(model, progress=say, budget_seconds=budget_seconds, **settings)

@@ -1,1 +1,1 @@
-"""IT RAN OUT. NOW WHAT? Remedies and combinations of them, each estimated on the changed model."""
+"""`kerasmem.advise`: remedies and combinations of them, each estimated on the changed model."""

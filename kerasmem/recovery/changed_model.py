@@ -1,11 +1,12 @@
-"""The function that builds the changed model for the estimator, here or in a process of its own.
+"""The model with changes, its traits, and the memory of its arrays.
 
-It is given to `kerasmem.estimate` and `kerasmem.measure` as any function that builds a model, so the figures of a
-remedy are those of the model and the step that the user would train, not of a rule of thumb.
+`build` is passed to `kerasmem.estimate` and `kerasmem.measure` like any function that builds a model. So the figures
+of a remedy come from the model and step that the user would train, not from a rule of thumb.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,16 +14,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kerasmem.models.backend import import_keras
+from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.errors import ModelError
+from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.document import is_factory_name
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import OpenedModel
+from kerasmem.models.own_step import has_own_step
+from kerasmem.models.sizes import element_bytes
 from kerasmem.models.spec import StepSpec
-from kerasmem.models.step import output_spec
+from kerasmem.models.step import output_spec, step_targets
 from kerasmem.models.training import TrainingSettings, compile_model, training_of_copy, with_replaced
-from kerasmem.recovery.changes import OPTIMIZERS
-from kerasmem.recovery.transforms import head_start, with_lora, with_micro_batches
+from kerasmem.models.weightless import random_state_kept, weightless
+from kerasmem.recovery.changes import OPTIMIZERS, Traits
+from kerasmem.recovery.transforms import head_start, takes_lora, with_lora, with_micro_batches
 from kerasmem.training.recompute.building import recompute
+
+LORA_RANK = 8
 
 
 def is_loaded(spec: StepSpec) -> bool:
@@ -83,3 +91,63 @@ def _compile(model: Any, training: TrainingSettings, origin: StepSpec) -> None:
     structure, inputs = model_inputs(model, origin.input_shapes())
     flat = [keras.KerasTensor(each.shape, each.dtype) for each in inputs]
     compile_model(model, training, partial(output_spec, model, structure, flat), jit_compile=False)
+
+
+def traits_of(origin: StepSpec, batch_size: int) -> Traits:
+    """Open a model without weights and read its traits.
+
+    Raises:
+        KerasmemError: If the model cannot be opened or compiled.
+    """
+    keras = import_keras()
+    with random_state_kept(), weightless():
+        model = build(origin, [])
+        layers = flatten_layers(model)
+        start = head_start(model) if list(getattr(model, "layers", ())) else 0
+        backbone = [inner for layer in list(model.layers)[:start] for inner in flatten_layers(layer)]
+        return Traits(
+            batch_size,
+            has_own_step=has_own_step(model),
+            has_batch_norm=any(isinstance(each, keras.layers.BatchNormalization) for each in layers),
+            head_start=start if any(layer.weights for layer in backbone) else 0,
+            can_lora=any(takes_lora(each, LORA_RANK) for each in backbone),
+            trains=origin.mode == "train",
+        )
+
+
+def array_bytes(spec: StepSpec, samples: int) -> tuple[int, int]:
+    """Return the bytes of arrays on the device during each step, and at the end of the method.
+
+    `fit` and `evaluate` keep a copy of inputs and targets. `predict` keeps a copy of the inputs and the outputs of all
+    batches, and joins the outputs at the end into one more copy.
+
+    Args:
+        spec: the step.
+        samples: length of the arrays.
+
+    Raises:
+        KerasmemError: If the model cannot be opened, or does not tell its shapes.
+    """
+    keras = import_keras()
+    with random_state_kept(), weightless():
+        model = build(spec, [])
+        structure, inputs = model_inputs(model, spec.input_shapes())
+        batch = next((each.shape[0] for each in inputs if each.shape[0] is not None), 1)
+        flat = [keras.KerasTensor((batch, *each.shape[1:]), each.dtype) for each in inputs]
+        outputs = partial(output_spec, model, structure, flat)
+        copied = samples * _tensor_bytes(flat) // batch
+        if spec.mode == "inference":
+            try:
+                returned = samples * _tensor_bytes(outputs()) // batch
+            except Exception as error:  # Keras raises whatever a model's own call does
+                raise ModelError(
+                    f"samples: the outputs of {model.name!r} are unknown: {keras_reason(error)}"
+                ) from error
+            return copied + returned, copied + 2 * returned
+        copied += samples * _tensor_bytes(step_targets(model, spec.targets(), outputs, batch)) // batch
+    return copied, copied
+
+
+def _tensor_bytes(tensors: Any) -> int:
+    flat = import_keras().tree.flatten(tensors)
+    return sum(math.prod(each.shape) * element_bytes(each.dtype) for each in flat if each is not None)

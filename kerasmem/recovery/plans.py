@@ -16,6 +16,8 @@ from kerasmem.recovery.changes import Change, make_change
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
 
+MOST_ASKED = 10
+WANTED = 3  # combinations
 _PIECES = (2, 4, 8, 16, 32, 64)  # into which a batch is divided
 STEPS = 3  # that are run of a plan
 _OUT_OF_TIME = "the time was over before all combinations were estimated (--budget-seconds, budget_seconds)"
@@ -129,10 +131,6 @@ def _ran(estimator: StepEstimator, plan: Remedy) -> Remedy:
     request = estimator.request(changes)
     trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
     return replace(plan, trial=trial, verdict=FITS if trial.fits else DOES_NOT_FIT)
-
-
-MOST_ASKED = 10
-WANTED = 3  # found combinations
 
 
 @dataclass(frozen=True)

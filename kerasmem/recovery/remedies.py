@@ -11,10 +11,9 @@ from kerasmem.estimation.report import FITS, SPREAD, Bytes
 from kerasmem.estimation.sizing import max_batch_size
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.recovery.advice import Considered, Remedy
-from kerasmem.recovery.changed_model import is_loaded
+from kerasmem.recovery.changed_model import LORA_RANK, is_loaded
 from kerasmem.recovery.changes import OPTIMIZERS, Change, Traits, code_of, ordered, worst_result
 from kerasmem.recovery.estimator import Need, OutOfTimeError, StepEstimator
-from kerasmem.recovery.traits import LORA_RANK
 from kerasmem.units import format_size
 
 # Identical steps differ by so much of their peak, of which a smaller saving cannot be told.

@@ -37,7 +37,7 @@ def test_data_a_table_and_code(cli, monkeypatch):
     advice = Advice.from_dict(data)
     plan = advice.plans[0]
     assert (plan.verdict, advice.model.name) == ("fits", "net")
-    monkeypatch.setattr("kerasmem.recovery.facade.advise", lambda *_, **__: advice)
+    monkeypatch.setattr("kerasmem.recovery.advising.advise", lambda *_, **__: advice)
     brief, table, code = cli(*ARGUMENTS), cli(*ARGUMENTS, "-v"), cli(*ARGUMENTS, "--code")
     assert table.code == brief.code == code.code == 0
     assert "\x1b" not in table.out + code.out

@@ -16,11 +16,10 @@ from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery.advice import Advice
-from kerasmem.recovery.changed_model import build, is_loaded
+from kerasmem.recovery.changed_model import build, is_loaded, traits_of
 from kerasmem.recovery.changes import Traits, code_of
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.remedies import RemedySearch
-from kerasmem.recovery.traits import traits_of
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

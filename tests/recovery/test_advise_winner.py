@@ -15,7 +15,7 @@ from kerasmem.estimation.search import Trial
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery import plans as winner
 from kerasmem.recovery.advice import Advice, Remedy
-from kerasmem.recovery.arrays import array_bytes
+from kerasmem.recovery.changed_model import array_bytes
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.rendering.advice_table import advice_table
 from kerasmem.rendering.layout import plain_text

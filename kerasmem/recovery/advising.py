@@ -13,11 +13,10 @@ from kerasmem.estimation.report import FITS, Bytes
 from kerasmem.models.backend import import_keras
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.recovery.advice import Advice, Remedy
-from kerasmem.recovery.arrays import array_bytes
+from kerasmem.recovery.changed_model import array_bytes, traits_of
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.recovery.plans import confirmed, find_plans
 from kerasmem.recovery.remedies import RemedySearch
-from kerasmem.recovery.traits import traits_of
 from kerasmem.units import format_size
 
 if TYPE_CHECKING:
