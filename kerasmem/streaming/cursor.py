@@ -13,16 +13,9 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kerasmem.streaming.fork_local import ForkLocal
-
-
-class Position(NamedTuple):
-    """A batch: the number of its epoch, and its number within the epoch."""
-
-    epoch: int
-    batch: int
+from kerasmem.streaming.order import Position
 
 
 class Progress:

@@ -12,7 +12,7 @@ by class and a window holds few blocks, and all windows are of one size, give or
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -137,6 +137,13 @@ class ShardBlocks:
 def _run_of(rows: np.ndarray) -> tuple[int, int, np.ndarray | None]:
     start, stop = int(rows[0]), int(rows[-1]) + 1
     return start, stop, None if stop - start == len(rows) else rows - start
+
+
+class Position(NamedTuple):
+    """A batch: the number of its epoch, and its number within the epoch."""
+
+    epoch: int
+    batch: int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming.cursor import Position
+from kerasmem.streaming.order import Position
 from kerasmem.streaming.plan import StreamPlan
 
 FORMAT_VERSION = 1

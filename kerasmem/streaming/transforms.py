@@ -19,7 +19,7 @@ import cloudpickle
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.processes.children import end_after_parent
-from kerasmem.streaming.cursor import Position
+from kerasmem.streaming.order import Position
 
 Batch = tuple[Any, ...]
 Transform = Callable[..., Any]

@@ -19,7 +19,7 @@ from streams import shared_model
 
 from kerasmem import H5ChunkSequence, H5DataSource
 from kerasmem.errors import DataError, UsageError
-from kerasmem.streaming.cursor import Position
+from kerasmem.streaming.order import Position
 from kerasmem.streaming.transforms import BatchesAhead
 
 
