@@ -14,8 +14,8 @@ import threading
 import weakref
 from collections.abc import Iterator
 
-from kerasmem.streaming.fork_local import ForkLocal
 from kerasmem.streaming.order import Position
+from kerasmem.streaming.workers import ForkLocal
 
 
 class Progress:

@@ -18,10 +18,10 @@ from kerasmem.hdf5.format.layout import DataLayout
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_data, read_parts, read_rows
 from kerasmem.streaming.budget import MemoryPlan, plan_memory
-from kerasmem.streaming.fork_local import ForkLocal
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.workers import ForkLocal
 from kerasmem.units import MIB, format_count
 
 _KEPT = 64 * MIB  # of datasets that stay in memory, such as labels; not the heaviest one

@@ -21,7 +21,7 @@ from kerasmem.streaming.plan import StreamSettings, dataset_names
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.stream import Stream
 from kerasmem.streaming.tf_data import check_devices, for_strategy
-from kerasmem.streaming.transforms import Batch
+from kerasmem.streaming.workers import Batch
 from kerasmem.units import parse_size
 
 

@@ -22,7 +22,7 @@ from kerasmem.cluster import worker_of
 from kerasmem.compat.keras_reading import Call
 from kerasmem.errors import UsageError
 from kerasmem.streaming.plan import StreamPlan, build_batch
-from kerasmem.streaming.transforms import Batch
+from kerasmem.streaming.workers import Batch
 
 _SCOPE = "make the sequence with shard='auto' in the strategy's scope"
 

@@ -14,7 +14,7 @@ def note_process(x):
 if __name__ == "__main__":
     from concurrent.futures import ThreadPoolExecutor
 
-    from kerasmem.streaming.transforms import TransformPool
+    from kerasmem.streaming.workers import TransformPool
 
     pool = TransformPool(note_process, 2)
     with ThreadPoolExecutor(4) as threads:  # which end, and their processes do not

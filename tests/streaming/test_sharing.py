@@ -20,7 +20,7 @@ from streams import shared_model
 from kerasmem import H5ChunkSequence, H5DataSource
 from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.order import Position
-from kerasmem.streaming.transforms import BatchesAhead
+from kerasmem.streaming.workers import BatchesAhead
 
 
 def open_files():
