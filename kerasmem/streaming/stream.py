@@ -17,11 +17,10 @@ from kerasmem.hdf5.format.columns import Part
 from kerasmem.hdf5.io.access import ahead_bytes
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access
-from kerasmem.streaming.cursor import Cursor, Progress
+from kerasmem.streaming.cursor import Cursor, Progress, make_state, read_state
 from kerasmem.streaming.order import Position
 from kerasmem.streaming.plan import StreamPlan, StreamSettings, build_batch, dataset_names, describe_plan, make_plan
 from kerasmem.streaming.reader import RowReader
-from kerasmem.streaming.state import make_state, read_state
 from kerasmem.streaming.tf_data import make_dataset
 from kerasmem.streaming.window import WindowRing
 from kerasmem.streaming.workers import Batch, BatchesAhead, ForkLocal, TransformFailure, TransformPool, apply_transform

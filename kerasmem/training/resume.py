@@ -17,8 +17,8 @@ from kerasmem.compat.keras_training import initial_epoch, set_initial_epoch
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.models.backend import runs_on_jax
+from kerasmem.streaming.cursor import read_state as read_position
 from kerasmem.streaming.sequence import H5ChunkSequence
-from kerasmem.streaming.state import read_state as read_position
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.model_state import WEIGHTS, ModelState, load_state, read_state
 from kerasmem.training.run_state import RunState
