@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kerasmem.diagnosis.failures import Failure
-from kerasmem.diagnosis.messages import tensor_bytes
+from kerasmem.diagnosis.log_messages import tensor_bytes
 from kerasmem.diagnosis.operations import OperationName, is_in_scope, parse_operation
 from kerasmem.units import GIB
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.diagnosis.messages import START, Message, all_messages
+from kerasmem.diagnosis.log_messages import START, Message, all_messages
 
 _FAR = 500  # lines after which another failure is another one
 _NEAR = 130  # lines around a failure in which details belong to it

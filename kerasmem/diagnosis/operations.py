@@ -11,7 +11,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from kerasmem.diagnosis.messages import read_data
+from kerasmem.diagnosis.log_messages import read_data
 from kerasmem.models.op_names import BACKWARD
 
 _NUMBERED = re.compile(r"(.+)_\d{1,4}")

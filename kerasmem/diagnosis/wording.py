@@ -15,7 +15,7 @@ from typing import Any
 from kerasmem.diagnosis.causes import Figures
 from kerasmem.diagnosis.diagnosis import Suggestion
 from kerasmem.diagnosis.failures import Failure
-from kerasmem.diagnosis.messages import read_data
+from kerasmem.diagnosis.log_messages import read_data
 from kerasmem.diagnosis.operations import OperationName, model_number
 from kerasmem.units import format_size
 

@@ -12,8 +12,7 @@ from corpus import NEGATIVE, POSITIVE
 
 import kerasmem
 from kerasmem.diagnosis.explaining import explain_stream
-from kerasmem.diagnosis.log_lines import NEEDLES
-from kerasmem.diagnosis.messages import all_messages
+from kerasmem.diagnosis.log_messages import NEEDLES, all_messages
 from kerasmem.errors import InputError
 
 M = 2**20
