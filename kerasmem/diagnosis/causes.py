@@ -1,15 +1,20 @@
-"""The figures and the cause of a failure. Pure arithmetic.
+"""Finds the figures, the operation and the cause of a failure.
 
-Sizes are bytes. A figure that the text does not give and that does not follow from others is None.
+Sizes are bytes. A figure is None if the text neither gives it nor implies it.
+
+Keras 3 numbers each scope of a call: "net_1/block_2_1/Relu" is the layer block_2 of the model net. Keras 2 does not,
+so its layers cannot be told apart by name.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass
 
 from kerasmem.diagnosis.failures import Failure
-from kerasmem.diagnosis.log_messages import tensor_bytes
-from kerasmem.diagnosis.operations import OperationName, is_in_scope, parse_operation
+from kerasmem.diagnosis.log_messages import read_data, tensor_bytes
+from kerasmem.models.op_names import BACKWARD
 from kerasmem.units import GIB
 
 _CLEARLY = 0.2  # of the card: what others must hold before they are named as the cause
@@ -172,3 +177,83 @@ def failed_subject(failure: Failure, operation: str | None, phase: str | None) -
         return "outputs"
     rows, batch = sizes[0] if sizes else 0, facts.get("given_batch")
     return "arrays" if is_in_scope(name, "arrays") or (batch and rows > batch) else None
+
+
+_NUMBERED = re.compile(r"(.+)_\d{1,4}")
+
+
+@dataclass(frozen=True)
+class OperationName:
+    """What an operation's name tells: the layer, if any, "forward", "backward" or "optimizer", if any."""
+
+    layer: str | None
+    phase: str | None
+
+
+@functools.cache
+def _scope(kind: str) -> re.Pattern[str]:
+    """Compile a pattern for the scopes of a kind in `data/scopes.json`, with an optional number."""
+    names = "|".join(read_data("scopes")[kind])
+    case, end = "" if kind == "wrappers" else "(?i)", "(?:_grad)?" if kind == "inside" else ""
+    return re.compile(rf"{case}(?:{names}){end}(?:_\d+)?")
+
+
+def is_in_scope(name: str, kind: str) -> bool:
+    """Return whether a scope or operation is of a kind in `data/scopes.json`."""
+    return _scope(kind).fullmatch(name[:400]) is not None
+
+
+def model_number(operation: str) -> tuple[str, int] | None:
+    """Return the scope of a model without a name of its own, and its number in the process from 1.
+
+    Examples:
+        >>> model_number("gradient_tape/functional_3_1/dense_7_1/MatMul")
+        ('functional_3', 4)
+    """
+    for part in operation[:400].split("/"):
+        match = _scope("models").fullmatch(part)
+        if match and match["number"]:
+            return part[: match.end("number")], int(match["number"]) + 1
+    return None
+
+
+def parse_operation(name: str) -> OperationName:
+    """Return the layer and the phase of the operation of this name.
+
+    Args:
+        name: as TensorFlow or XLA writes it.
+
+    Examples:
+        >>> parse_operation("gradient_tape/vgg16_1/block4_conv2_1/Conv2D/Conv2DBackpropInput")
+        OperationName(layer='block4_conv2', phase='backward')
+    """
+    name = name[:400].split(";")[0]
+    if "(" in name:
+        return OperationName(None, "backward" if "transpose(" in name else "forward" if "jvp(" in name else None)
+    parts = [part for part in re.sub(r"__inference_\w+$|:\d+$|\^", "", name).split("/") if part]
+    backward = BACKWARD in parts or any(re.fullmatch(r"gradients?(?:_\d+)?", part) for part in parts)
+    # the tape adds up the gradients of a value that was used more than once outside any scope
+    backward = backward or any(re.fullmatch(r"AddN(?:_\d+)?", part) for part in parts)
+    backward = backward or any(part.endswith("_grad") or "Backprop" in part for part in parts)
+    while parts and (_scope("wrappers").fullmatch(parts[0]) or parts[0] == BACKWARD):
+        parts.pop(0)
+    if parts and _scope("optimizers").fullmatch(parts[0]) and not backward:
+        return OperationName(None, "optimizer")
+    if len(parts) < 2:  # of no layer: an operation of the step's own
+        return OperationName(None, "backward" if backward else None)
+    if _scope("losses").fullmatch(parts[0]) and not re.search(r"conv|dense|block", parts[0]):
+        return OperationName(None, "backward" if backward else "forward")
+    return OperationName(_layer(parts[:-1]), "backward" if backward else "forward")
+
+
+def _layer(scopes: list[str]) -> str | None:
+    """Return the layer by the numbered scopes below the model's, to the first one that a layer opens inside."""
+    if not _NUMBERED.fullmatch(scopes[0]):
+        return None
+    layers: list[str] = []
+    for scope in scopes[1:]:
+        numbered = _NUMBERED.fullmatch(scope)
+        if not numbered or (layers and _scope("inside").fullmatch(scope)):
+            break
+        layers.append(numbered[1])
+    return "/".join(layers) or None

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
-from kerasmem.diagnosis.causes import Figures
+from kerasmem.diagnosis.causes import Figures, OperationName, model_number
 from kerasmem.diagnosis.diagnosis import Suggestion
 from kerasmem.diagnosis.failures import Failure
 from kerasmem.diagnosis.log_messages import read_data
-from kerasmem.diagnosis.operations import OperationName, model_number
 from kerasmem.units import format_size
 
 MOST = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kerasmem.diagnosis.operations import OperationName, parse_operation
+from kerasmem.diagnosis.causes import OperationName, parse_operation
 
 
 @pytest.mark.parametrize(
