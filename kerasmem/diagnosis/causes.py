@@ -12,7 +12,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from kerasmem.diagnosis.failures import Failure
+from kerasmem.diagnosis.failure_reader import Failure
 from kerasmem.diagnosis.log_messages import read_data, tensor_bytes
 from kerasmem.models.op_names import BACKWARD
 from kerasmem.units import GIB

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from kerasmem.diagnosis.causes import failed_operation, failed_subject, figures
 from kerasmem.diagnosis.diagnosis import Diagnosis
-from kerasmem.diagnosis.failures import Collector, Failure
+from kerasmem.diagnosis.failure_reader import Collector, Failure
 from kerasmem.diagnosis.log_messages import interesting_lines, read_data
 from kerasmem.diagnosis.wording import other_sentence, sentence, suggestions
 from kerasmem.errors import InputError

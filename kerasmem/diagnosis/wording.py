@@ -14,7 +14,7 @@ from typing import Any
 
 from kerasmem.diagnosis.causes import Figures, OperationName, model_number
 from kerasmem.diagnosis.diagnosis import Suggestion
-from kerasmem.diagnosis.failures import Failure
+from kerasmem.diagnosis.failure_reader import Failure
 from kerasmem.diagnosis.log_messages import read_data
 from kerasmem.units import format_size
 
