@@ -74,7 +74,7 @@ def _message(error: Exception) -> str:
 
 
 def _complain(message: str) -> None:
-    from kerasmem.rendering.escape import printable
+    from kerasmem.units import printable
 
     for number, line in enumerate(message.splitlines() or [""]):
         click.echo(("Error: " if number == 0 else "       ") + printable(line), err=True)

@@ -37,8 +37,8 @@ def command(checkpoint: str | None, **options: Any) -> int:
 
     The exit code is the script's own; 2 wrong usage; 128 + N if signal N ended it and it was not started again.
     """
-    from kerasmem.rendering.escape import printable
     from kerasmem.training.supervising import supervise
+    from kerasmem.units import printable
 
     def say(sentence: str) -> None:
         if not is_quiet():

@@ -42,12 +42,12 @@ def show_result(result: Any, as_json: bool, view: Callable[[Any, int | None], Re
 def show_text(view: Callable[[int | None], RenderableType]) -> None:
     """Print the text that a function makes for a terminal of so many columns, or for a pipe (None)."""
     if is_terminal():
-        from kerasmem.rendering.layout import terminal_console
+        from kerasmem.rendering.formatting import terminal_console
 
         screen = terminal_console()
         screen.print(view(screen.width))
         return
-    from kerasmem.rendering.layout import plain_text
+    from kerasmem.rendering.formatting import plain_text
 
     click.echo(plain_text(view(None)), nl=False)
 
@@ -105,7 +105,7 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
         return
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from kerasmem.rendering.escape import printable
+    from kerasmem.units import printable
 
     with _progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()) as progress:
         task = progress.add_task(printable(text, 60), total=None)
@@ -120,7 +120,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
         return
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from kerasmem.rendering.escape import printable
+    from kerasmem.units import printable
 
     description = TextColumn("{task.description}", markup=False)
     with _progress(description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as progress:

@@ -11,10 +11,9 @@ from rich.text import Text
 
 from kerasmem.estimation.report import Bytes
 from kerasmem.recovery.advice import Advice, Remedy
-from kerasmem.rendering.escape import printable, printable_lines
-from kerasmem.rendering.layout import figures, note_lines, table, verdict_text, words
+from kerasmem.rendering.formatting import figures, note_lines, printable_lines, table, verdict_text, words
 from kerasmem.rendering.peak_text import settings_line, verdict_line
-from kerasmem.units import format_count, format_size
+from kerasmem.units import format_count, format_size, printable
 
 
 def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool = False) -> RenderableType:

@@ -10,18 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kerasmem.estimation.comparing import Comparison, Difference, LimitVerdict
-from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import (
-    figures,
-    note_lines,
-    signed_share,
-    signed_size,
-    table,
-    verdict_text,
-    words,
-)
+from kerasmem.rendering.formatting import figures, note_lines, signed_share, signed_size, table, verdict_text, words
 from kerasmem.rendering.peak_text import asked_line, category_name, settings_line, verdict_line
-from kerasmem.units import format_size
+from kerasmem.units import format_size, printable
 
 _TOTAL = "Total in use at the peak"
 _MOST_IN_A_COMMENT = 25  # layers

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kerasmem.estimation.report import MemoryReport
-from kerasmem.rendering.escape import spreadsheet_cell
+from kerasmem.rendering.formatting import spreadsheet_cell
 
 
 def to_json(data: Mapping[str, Any]) -> str:

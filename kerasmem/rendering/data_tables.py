@@ -10,9 +10,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.datatools.reports import Conversion, DataIndexed, DataStats, Inspection
-from kerasmem.rendering.escape import printable, printable_lines, short_name
-from kerasmem.rendering.layout import note_lines, table
-from kerasmem.units import format_size
+from kerasmem.rendering.formatting import note_lines, printable_lines, short_name, table
+from kerasmem.units import format_size, printable
 
 _MOST_DATASETS = 60
 

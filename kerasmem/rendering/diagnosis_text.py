@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from kerasmem.diagnosis.diagnosis import Diagnosis
-from kerasmem.rendering.escape import printable
-from kerasmem.units import format_size
+from kerasmem.units import format_size, printable
 
 _LONGEST = 160  # characters of any text that comes from the log
 _NAMES = 11

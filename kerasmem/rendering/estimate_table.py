@@ -10,10 +10,9 @@ from rich.text import Text
 
 from kerasmem.estimation.formula import networks_beside
 from kerasmem.estimation.report import MemoryReport
-from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import fact_list, figures, note_lines, percent, table
+from kerasmem.rendering.formatting import fact_list, figures, note_lines, percent, table
 from kerasmem.rendering.peak_text import asked_line, composition, interval, verdict_line
-from kerasmem.units import format_count, format_size
+from kerasmem.units import format_count, format_size, printable
 
 _LAYERS = 8
 

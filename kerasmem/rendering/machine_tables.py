@@ -11,9 +11,8 @@ from rich.text import Text
 from kerasmem.devices.catalogue import Card
 from kerasmem.devices.doctor import Examination
 from kerasmem.devices.machine import LiveMachine
-from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import VERDICT_STYLES, fact_list, figures, table
-from kerasmem.units import format_size
+from kerasmem.rendering.formatting import VERDICT_STYLES, fact_list, figures, table
+from kerasmem.units import format_size, printable
 
 _REMARK = (
     "Memory is the total that the driver reports, nominal (~) where no report was found. "

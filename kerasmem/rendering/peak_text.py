@@ -8,9 +8,8 @@ from rich.text import Text
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, MemoryReport, Settings, verdict_on
 from kerasmem.profiling.results import ProfileSettings, StepProfile
-from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import VERDICT_MARKS, VERDICT_STYLES
-from kerasmem.units import format_size
+from kerasmem.rendering.formatting import VERDICT_MARKS, VERDICT_STYLES
+from kerasmem.units import format_size, printable
 
 _MODES = {"train": "training", "evaluate": "evaluation"}  # and inference
 _CATEGORIES = {"activations": "activations held", "allocator": "allocator waste", "unnamed": "not known"}

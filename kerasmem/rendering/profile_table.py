@@ -10,10 +10,9 @@ from rich.text import Text
 
 from kerasmem.estimation.report import DeviceVerdict
 from kerasmem.profiling.results import StepProfile
-from kerasmem.rendering.escape import printable
-from kerasmem.rendering.layout import fact_list, figures, note_lines, table, words
+from kerasmem.rendering.formatting import fact_list, figures, note_lines, table, words
 from kerasmem.rendering.peak_text import asked_line, composition, verdict_line
-from kerasmem.units import format_size
+from kerasmem.units import format_size, printable
 
 _LAYERS = 25
 _SHARES = {"optimizer": "optimizer, and what it works in"}

@@ -8,9 +8,8 @@ from rich.table import Column, Table
 
 from kerasmem.monitoring.log_summary import LogSummary, RunSummary
 from kerasmem.rendering.contents import SavedReport
-from kerasmem.rendering.escape import printable, short_name
-from kerasmem.rendering.layout import figures, known_size, signed_size, table
-from kerasmem.units import format_count
+from kerasmem.rendering.formatting import figures, known_size, short_name, signed_size, table
+from kerasmem.units import format_count, printable
 
 RUN_COLUMNS = ("Run", "Peak", "where", "Mean in use", "growth", "Host", "growth", "Card", "Batches", "Time")
 _ON_A_TERMINAL = 7  # columns that have room

@@ -11,10 +11,9 @@ from rich.text import Text
 from kerasmem.estimation.card_ranking import CardRanking
 from kerasmem.estimation.many import Candidate, EstimateTable
 from kerasmem.estimation.search import SearchResult
-from kerasmem.rendering.escape import printable, short_name
-from kerasmem.rendering.layout import VERDICT_STYLES, figures, note_lines, table, verdict_text, words
+from kerasmem.rendering.formatting import VERDICT_STYLES, figures, note_lines, short_name, table, verdict_text, words
 from kerasmem.rendering.peak_text import asked_line, settings_line
-from kerasmem.units import format_size
+from kerasmem.units import format_size, printable
 
 
 def search_table(result: SearchResult, terminal: int | None = None) -> RenderableType:

@@ -8,9 +8,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.report import LayerMemory, MemoryReport
-from kerasmem.rendering.escape import printable
 from kerasmem.rendering.estimate_table import format_shape
-from kerasmem.units import format_size
+from kerasmem.units import format_size, printable
 
 DEFAULT_WIDTH = 108
 _NUMBERS = ("Param #", "Activations", "Memory")

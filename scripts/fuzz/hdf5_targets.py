@@ -123,7 +123,7 @@ def warm_data_commands() -> None:
     import kerasmem.datatools.statistics
     import kerasmem.rendering.data
     import kerasmem.rendering.data_tables
-    import kerasmem.rendering.layout  # noqa: F401
+    import kerasmem.rendering.formatting  # noqa: F401
 
     h5py.get_config()
     for name in ("zstd_decode", "lzf_decode", "blosc_decode", "lz4h5_decode", "bitshuffle_decode", "lz4_decode"):

@@ -15,7 +15,7 @@ from kerasmem.estimation import sizing
 from kerasmem.estimation.search import SearchResult
 from kerasmem.estimation.session import EstimateSession
 from kerasmem.models.spec import StepSpec
-from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.formatting import plain_text
 from kerasmem.rendering.search_tables import search_table
 
 pytestmark = pytest.mark.usefixtures("loaded_python")

@@ -18,7 +18,7 @@ from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.recovery.changed_model import array_bytes
 from kerasmem.recovery.estimator import StepEstimator
 from kerasmem.rendering.advice_table import advice_table
-from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.formatting import plain_text
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

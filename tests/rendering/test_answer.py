@@ -13,7 +13,7 @@ from kerasmem import estimate
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.estimation.report import device_verdict, fitting_cards
 from kerasmem.rendering.estimate_table import estimate_table
-from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.formatting import plain_text
 
 
 @pytest.fixture(scope="module")

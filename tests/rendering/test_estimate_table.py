@@ -15,9 +15,8 @@ from rich.console import Console
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Bytes, DeviceVerdict, Instant, Pool
 from kerasmem.rendering.data import layers_to_csv
-from kerasmem.rendering.escape import spreadsheet_cell
 from kerasmem.rendering.estimate_table import estimate_table
-from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.formatting import plain_text, spreadsheet_cell
 from kerasmem.units import format_size
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 import kerasmem
 from kerasmem.estimation.comparing import compare
 from kerasmem.rendering.comparison_table import comparison_table
-from kerasmem.rendering.layout import signed_size
+from kerasmem.rendering.formatting import signed_size
 from kerasmem.rendering.search_tables import search_table
 
 

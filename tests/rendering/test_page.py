@@ -16,7 +16,7 @@ from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.log_summary import summarise
 from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.rendering.contents import PageContents, SavedReport, read_report
-from kerasmem.rendering.escape import html_text, middle, svg_text
+from kerasmem.rendering.formatting import html_text, middle, svg_text
 from kerasmem.rendering.page import render_page
 from kerasmem.rendering.page.charts import Limit, over_time
 

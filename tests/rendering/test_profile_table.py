@@ -18,7 +18,7 @@ from kerasmem.profiling.results import (
     StepProfile,
     TimelinePoint,
 )
-from kerasmem.rendering.layout import plain_text
+from kerasmem.rendering.formatting import plain_text
 from kerasmem.rendering.profile_table import profile_table
 
 MIB = 2**20

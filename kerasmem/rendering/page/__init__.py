@@ -13,7 +13,7 @@ from string import Template
 
 import kerasmem
 from kerasmem.rendering.contents import PageContents
-from kerasmem.rendering.escape import html_attribute, html_text
+from kerasmem.rendering.formatting import html_attribute, html_text
 from kerasmem.rendering.page.sections import sections, verdicts
 
 _POLICY = "default-src 'none'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'"

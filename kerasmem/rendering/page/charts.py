@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kerasmem.monitoring.curves import OF_THE_HOST, Curve, Curves
-from kerasmem.rendering.escape import html_attribute, html_text, short_name, svg_text
+from kerasmem.rendering.formatting import html_attribute, html_text, short_name, svg_text
 from kerasmem.units import GIB, KIB, MIB, TIB, format_size
 
 _NAMES = {

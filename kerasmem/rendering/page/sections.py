@@ -8,8 +8,14 @@ from kerasmem.estimation.report import verdict_on
 from kerasmem.monitoring.log_summary import LogSummary
 from kerasmem.monitoring.phases import PhasePeaks, largest_known
 from kerasmem.rendering.contents import PageContents, SavedReport
-from kerasmem.rendering.escape import html_attribute, html_text
-from kerasmem.rendering.layout import VERDICT_MARKS, known_size, signed_share, signed_size
+from kerasmem.rendering.formatting import (
+    VERDICT_MARKS,
+    html_attribute,
+    html_text,
+    known_size,
+    signed_share,
+    signed_size,
+)
 from kerasmem.rendering.page.charts import Limit, bars, over_time
 from kerasmem.rendering.peak_text import asked_line
 from kerasmem.rendering.run_tables import RUN_COLUMNS, run_name, run_rows

@@ -1,11 +1,13 @@
-"""What all texts of results share: tables, headings, intervals, notes; styled on a terminal, plain in a pipe.
+"""Formats and escapes results for a terminal, plain text, CSV and HTML.
 
-Functions that make a text take `terminal`: the columns of a terminal, at least `LEAST_WIDTH`, or None for plain text as
-wide as it needs.
+Functions that return a table take `terminal`: its number of columns, at least `LEAST_WIDTH`, or None for plain text
+without a limit on its width. Names from model and data files are untrusted, so each format has a function that escapes
+its control characters.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from itertools import compress
@@ -16,8 +18,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kerasmem.rendering.escape import printable
-from kerasmem.units import format_size
+from kerasmem.units import format_size, printable
 
 VERDICT_STYLES = {
     "fits": "bold green", "within the limit": "bold green",
@@ -144,3 +145,47 @@ def signed_share(change: int | None, whole: int | None) -> str:
 def percent(part: float, whole: float) -> str:
     """Return a share, such as "12.5 %", or a dash if the whole is 0."""
     return f"{part / whole:.1%}".replace("%", " %") if whole else "–"
+
+
+def printable_lines(text: str) -> str:
+    """Return text of several lines, each printable."""
+    return "\n".join(printable(line) for line in text.splitlines())
+
+
+def spreadsheet_cell(text: str) -> str:
+    """Return text for a CSV cell, printable and no formula."""
+    shown = printable(text)
+    return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
+
+
+def middle(value: str, limit: int) -> str:
+    """Shorten text in its middle, as the ends tell layers apart.
+
+    Examples:
+        >>> middle("encoder/block_07/attention/query", 17)
+        'encoder/…on/query'
+    """
+    if len(value) <= limit:
+        return value
+    head = (limit - 1) // 2
+    return f"{value[:head]}…{value[-(limit - 1 - head) :]}"
+
+
+def short_name(text: str, limit: int = 60) -> str:
+    """Return a name from a file, printable and shortened in its middle."""
+    return middle(printable(text), limit)
+
+
+def html_text(value: object, limit: int | None = 300) -> str:
+    """Return text for HTML in an element that isolates its writing direction."""
+    return f"<bdi>{html.escape(printable(str(value), limit))}</bdi>"
+
+
+def html_attribute(value: object, limit: int | None = 300) -> str:
+    """Return text for the inside of a quoted attribute."""
+    return html.escape(printable(str(value), limit))
+
+
+def svg_text(value: str, limit: int = 60) -> str:
+    """Return text for an element of SVG, shortened in its middle."""
+    return html.escape(short_name(value, limit))
