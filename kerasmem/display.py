@@ -17,8 +17,8 @@ from kerasmem.files import write_named
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE
 from kerasmem.monitoring.timeline import Timeline
 from kerasmem.profiling.results import StepProfile
+from kerasmem.rendering.estimate_tables import DEFAULT_WIDTH, summary_table
 from kerasmem.rendering.formatting import plain_text
-from kerasmem.rendering.summary_table import DEFAULT_WIDTH, summary_table
 
 _FRAME_HEIGHT = 720  # of a page in a notebook, in CSS pixels; it scrolls inside
 

@@ -153,7 +153,7 @@ def draw_estimate(path: Path) -> None:
     from rich.text import Text
 
     from kerasmem import estimate
-    from kerasmem.rendering.estimate_table import estimate_table
+    from kerasmem.rendering.estimate_tables import estimate_table
 
     width = 110
     report = estimate("keras.applications:ResNet50", batch_size=32, device="t4")

@@ -65,8 +65,7 @@ def command(
 def show_report(report: Any, options: dict[str, Any]) -> int:
     """Print a `MemoryReport` as the options say, and return the exit code."""
     from kerasmem.estimation.report import fitting_cards
-    from kerasmem.rendering.data import layers_to_csv
-    from kerasmem.rendering.estimate_table import estimate_table
+    from kerasmem.rendering.estimate_tables import estimate_table, layers_to_csv
 
     if options["as_csv"]:
         click.echo(layers_to_csv(report), nl=False)
@@ -86,7 +85,7 @@ def _estimate_many(
     for model in checked:
         check_options("estimate", model, options)
     from kerasmem.estimation.many import estimate_many
-    from kerasmem.rendering.data import rows_to_csv
+    from kerasmem.rendering.formatting import rows_to_csv
     from kerasmem.rendering.search_tables import many_table
 
     with progress_bar() as show:

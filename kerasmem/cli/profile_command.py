@@ -44,7 +44,7 @@ def command(model: str | None, steps: int, timeout: float, **options: Any) -> in
     if options["as_json"]:
         show_json({**result.to_dict(), "device": device and asdict(device)})
     else:
-        from kerasmem.rendering.profile_table import profile_table
+        from kerasmem.rendering.estimate_tables import profile_table
 
         show_text(lambda terminal: profile_table(result, terminal, device=device, top=options["top"]))
     return 0 if device is None else EXIT_CODES[device.verdict]

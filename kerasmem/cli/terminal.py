@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -54,9 +55,7 @@ def show_text(view: Callable[[int | None], RenderableType]) -> None:
 
 def show_json(data: Mapping[str, Any]) -> None:
     """Print one JSON object."""
-    from kerasmem.rendering.data import to_json
-
-    click.echo(to_json(data))
+    click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
 @contextlib.contextmanager

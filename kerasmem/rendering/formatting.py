@@ -7,8 +7,9 @@ its control characters.
 
 from __future__ import annotations
 
+import csv
 import html
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from itertools import compress
 from typing import Any
@@ -189,3 +190,26 @@ def html_attribute(value: object, limit: int | None = 300) -> str:
 def svg_text(value: str, limit: int = 60) -> str:
     """Return text for an element of SVG, shortened in its middle."""
     return html.escape(short_name(value, limit))
+
+
+def rows_to_csv(rows: Sequence[Mapping[str, Any]], otherwise: Sequence[str] = ()) -> str:
+    """Return rows with the same keys each as CSV, under a heading.
+
+    Args:
+        rows: of plain values.
+        otherwise: the heading where there are no rows.
+    """
+    buffer = StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else otherwise, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _csv_cell(value) for key, value in row.items()})
+    return buffer.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "x".join("" if size is None else str(size) for size in value)
+    return spreadsheet_cell(value) if isinstance(value, str) else value

@@ -121,7 +121,6 @@ def warm_data_commands() -> None:
     import kerasmem.datatools.conversion
     import kerasmem.datatools.inspection
     import kerasmem.datatools.statistics
-    import kerasmem.rendering.data
     import kerasmem.rendering.data_tables
     import kerasmem.rendering.formatting  # noqa: F401
 

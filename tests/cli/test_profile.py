@@ -10,8 +10,8 @@ import pytest
 
 from kerasmem.estimation.report import DeviceVerdict, MemoryReport
 from kerasmem.profiling.results import PeakBytes, StepProfile
+from kerasmem.rendering.estimate_tables import profile_table
 from kerasmem.rendering.formatting import plain_text
-from kerasmem.rendering.profile_table import profile_table
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from kerasmem import estimate
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.estimation.report import device_verdict, fitting_cards
-from kerasmem.rendering.estimate_table import estimate_table
+from kerasmem.rendering.estimate_tables import estimate_table
 from kerasmem.rendering.formatting import plain_text
 
 

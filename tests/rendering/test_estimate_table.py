@@ -14,8 +14,7 @@ from rich.console import Console
 
 from kerasmem.estimation.facade import estimate
 from kerasmem.estimation.report import Bytes, DeviceVerdict, Instant, Pool
-from kerasmem.rendering.data import layers_to_csv
-from kerasmem.rendering.estimate_table import estimate_table
+from kerasmem.rendering.estimate_tables import estimate_table, layers_to_csv
 from kerasmem.rendering.formatting import plain_text, spreadsheet_cell
 from kerasmem.units import format_size
 

@@ -18,8 +18,8 @@ from kerasmem.profiling.results import (
     StepProfile,
     TimelinePoint,
 )
+from kerasmem.rendering.estimate_tables import profile_table
 from kerasmem.rendering.formatting import plain_text
-from kerasmem.rendering.profile_table import profile_table
 
 MIB = 2**20
 

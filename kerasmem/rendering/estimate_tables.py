@@ -1,16 +1,18 @@
-"""A MemoryReport: the answer, the parts of the peak, the layers, and all that is known; plain text in a pipe."""
+"""Shows the memory of one step: estimates, profiles of real steps, and model summaries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.estimation.formula import networks_beside
-from kerasmem.estimation.report import MemoryReport
-from kerasmem.rendering.formatting import fact_list, figures, note_lines, percent, table
+from kerasmem.estimation.report import DeviceVerdict, LayerMemory, MemoryReport
+from kerasmem.profiling.results import StepProfile
+from kerasmem.rendering.formatting import fact_list, figures, note_lines, percent, rows_to_csv, table, words
 from kerasmem.rendering.peak_text import asked_line, composition, interval, verdict_line
 from kerasmem.units import format_count, format_size, printable
 
@@ -153,3 +155,135 @@ def _missing(report: MemoryReport) -> str:
         for item in report.unmodelled
     )
     return f"Not in the total: {'; '.join(missing)}."
+
+
+_PROFILE_LAYERS = 25
+_PROFILE_SHARES = {"optimizer": "optimizer, and what it works in"}
+
+
+def profile_table(
+    profile: StepProfile,
+    terminal: int | None = None,
+    *,
+    device: DeviceVerdict | None = None,
+    top: int | None = None,
+) -> RenderableType:
+    """Return what was in memory at the peak of a real step.
+
+    Args:
+        profile: of a real step.
+        terminal: columns of one, None for plain text.
+        device: the verdict, or None without a device.
+        top: how many layers to list, the largest first. 0 lists all that hold something. Defaults to 25.
+    """
+    took = f"took {format_size(profile.bytes.total)}"
+    first = Text(took, style="bold") if device is None else verdict_line(device, took)
+    parts: list[RenderableType] = [first, Text(asked_line(profile), style="dim"), ""]
+    parts += [*composition(profile, terminal), "", fact_list(_profile_facts(profile)), ""]
+    parts += [_profile_layers(profile, _PROFILE_LAYERS if top is None else top, terminal)]
+    for item in profile.unmodelled:
+        parts.append(Text(f"Not seen: {printable(str(item['what']))}: {printable(str(item['why']))}."))
+    return Group(*parts, *note_lines(profile.notes))
+
+
+def _profile_facts(profile: StepProfile) -> Iterator[tuple[str, str]]:
+    need = profile.bytes
+    yield "Peak", f"{format_size(need.total)} in use ({need.total:,} B), measured"
+    yield "Steps", f"{format_size(need.low)} to {format_size(need.high)} from step to step"
+    if profile.instant is not None:
+        yield "Reached", printable(profile.instant.text, 200)
+    yield "Before", f"{format_size(profile.before)} in use when the step began"
+    share = f"{profile.named_share:.2%}".replace("%", " %")
+    yield "Named", f"{share} of the peak, in {profile.live_chunks:,} chunks"
+
+
+def _profile_layers(profile: StepProfile, top: int, terminal: int | None) -> Table:
+    rows = table(terminal, words("Layer (class)"), figures("Measured"), words("Mostly"))
+    layers = sorted((row for row in profile.layers if row.bytes_at_peak), key=lambda row: -row.bytes_at_peak)
+    shown, rest = layers[: top or None], layers[top or len(layers) :]
+    for row in shown:
+        parts = sorted(row.parts.items(), key=lambda part: -part[1])[:2]
+        mostly = ", ".join(f"{name} {format_size(size)}" for name, size in parts)
+        rows.add(f"{printable(row.name, 100)} ({printable(row.class_name, 40)})", row.bytes_at_peak, mostly)
+    if rest:
+        rows.add(f"{len(rest)} more layers", sum(row.bytes_at_peak for row in rest), "")
+    rows.add_section()
+    for share in profile.shares:
+        if share.bytes * 10_000 >= profile.bytes.total:
+            name = Text(printable(_PROFILE_SHARES.get(share.name, share.name), 80), style="italic")
+            rows.add(name, share.bytes, "")
+    rows.add("In no layer, together", sum(share.bytes for share in profile.shares), "", style="bold")
+    return rows
+
+
+DEFAULT_WIDTH = 108
+_SUMMARY_NUMBERS = ("Param #", "Activations", "Memory")
+
+
+def summary_table(report: MemoryReport, width: int, *, show_trainable: bool = False) -> RenderableType:
+    """Return the table of layers and the totals; a layer of a nested model has the model's name before its own.
+
+    Args:
+        report: an estimate.
+        width: columns of a line.
+        show_trainable: as for `kerasmem.summary`.
+    """
+    is_chain = all(len(row.inputs) <= 1 and row.uses <= 1 for row in report.layers)
+    headers = ["Layer (type)", "Output Shape", *_SUMMARY_NUMBERS]
+    headers += ([] if is_chain else ["Connected to"]) + (["Trainable"] if show_trainable else [])
+    columns = [
+        Column(header, justify="right" if header in _SUMMARY_NUMBERS else "left", overflow="fold") for header in headers
+    ]
+    rows = Table(*columns, box=box.HEAVY_HEAD, show_lines=True, width=width)
+    for row in report.layers:
+        cells = _summary_cells(row)
+        cells += [] if is_chain else [", ".join(map(printable, row.inputs)) or "-"]
+        cells += [_trainable_mark(row)] if show_trainable else []
+        rows.add_row(*map(Text, cells))
+    title = Text(f'Model: "{printable(report.model.name)}"', style="bold")
+    return Group(
+        title, rows, *(Text.assemble((f" {name}: ", "bold"), value) for name, value in _summary_totals(report))
+    )
+
+
+def _summary_cells(row: LayerMemory) -> list[str]:
+    elements = "?" if row.activation_elements is None else f"{row.activation_elements:,}"
+    return [
+        f"{printable(row.name)} ({printable(row.class_name)})",
+        "?" if row.output_shape is None else format_shape(row.output_shape),
+        f"{row.parameters:,}",
+        "view" if row.kind == "view" else elements,
+        format_size(row.bytes or 0),
+    ]
+
+
+def _trainable_mark(row: LayerMemory) -> str:
+    if not row.parameters:
+        return "-"
+    return "Y" if row.trainable_parameters else "N"
+
+
+def _summary_totals(report: MemoryReport) -> list[tuple[str, str]]:
+    model, formula = report.model, report.formula
+    weights = format_size(sum(row.weight_bytes for row in report.layers))
+    copies = "values and their gradients" if formula.copies == 2 else "values"
+    return [
+        ("Total params", f"{model.parameters:,} ({weights})"),
+        ("Trainable params", f"{model.trainable_parameters:,}"),
+        ("Non-trainable params", f"{model.parameters - model.trainable_parameters:,}"),
+        ("Activations", f"{formula.activation_elements_per_sample:,} a sample"),
+        (f"Memory at batch {report.settings.batch_size:,}", f"{format_size(report.bytes.total)} (formula: {copies})"),
+    ]
+
+
+def layers_to_csv(report: MemoryReport) -> str:
+    """Return the report's layers as CSV, a row a layer; the `bytes` column adds up to the total.
+
+    What a method attributes to no layer has a row of its own at the end, of the kind "rest".
+    """
+    rows = report.to_dict()["layers"]
+    rest = report.bytes.total - sum(row["bytes"] or 0 for row in rows)
+    if rest and any(row["bytes"] is not None for row in rows):
+        at_peak = None if report.settings.method == "formula" else rest
+        rows.append({**dict.fromkeys(rows[0]), "bytes": rest, "bytes_at_peak": at_peak, "kind": "rest"})
+    return rows_to_csv(rows, ["name"])
