@@ -108,8 +108,8 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
         True
     """
     from kerasmem.monitoring.log_summary import LogSummary, summarise
-    from kerasmem.rendering.contents import PageContents, SavedReport
     from kerasmem.rendering.page import render_page
+    from kerasmem.rendering.report_contents import PageContents, SavedReport
 
     logs: list[LogSummary] = []
     reports: list[SavedReport] = []

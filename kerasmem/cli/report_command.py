@@ -15,7 +15,7 @@ from kerasmem.errors import InputError, UsageError
 from kerasmem.files import json_object, write_named
 
 if TYPE_CHECKING:
-    from kerasmem.rendering.contents import PageContents
+    from kerasmem.rendering.report_contents import PageContents
 
 
 _LARGEST_LOG = 2 * 2**30
@@ -50,7 +50,7 @@ def command(files: tuple[str, ...], output: str | None, as_json: bool) -> None:
         reports = [{"source": saved.source, **saved.report.to_dict()} for saved in contents.reports]
         show_json({"format_version": 1, "logs": [log.to_dict() for log in contents.logs], "reports": reports})
     elif output is None:
-        from kerasmem.rendering.run_tables import reports_table, runs_table
+        from kerasmem.rendering.report_contents import reports_table, runs_table
 
         if contents.logs:
             show_text(lambda terminal: runs_table(contents.logs, terminal))
@@ -72,7 +72,7 @@ def _check_output(files: tuple[str, ...], output: str | None) -> None:
 def _read(files: tuple[str, ...]) -> PageContents:
     from kerasmem.monitoring import read_timeline
     from kerasmem.monitoring.log_summary import LogSummary, summarise
-    from kerasmem.rendering.contents import PageContents, SavedReport, read_report
+    from kerasmem.rendering.report_contents import PageContents, SavedReport, read_report
 
     reports: list[SavedReport] = []
     logs: list[LogSummary] = []

@@ -15,10 +15,10 @@ from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, LayerMemor
 from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.log_summary import summarise
 from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.rendering.contents import PageContents, SavedReport, read_report
 from kerasmem.rendering.formatting import html_text, middle, svg_text
 from kerasmem.rendering.page import render_page
 from kerasmem.rendering.page.charts import Limit, over_time
+from kerasmem.rendering.report_contents import PageContents, SavedReport, read_report
 
 MIB = 2**20
 HOSTILE = '</script><img src=x onerror="a()"><b>\u202e\x1b[31m\'&'

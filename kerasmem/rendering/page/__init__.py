@@ -12,9 +12,9 @@ from importlib.resources import files
 from string import Template
 
 import kerasmem
-from kerasmem.rendering.contents import PageContents
 from kerasmem.rendering.formatting import html_attribute, html_text
 from kerasmem.rendering.page.sections import sections, verdicts
+from kerasmem.rendering.report_contents import PageContents
 
 _POLICY = "default-src 'none'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'"
 

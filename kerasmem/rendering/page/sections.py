@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from kerasmem.estimation.report import verdict_on
 from kerasmem.monitoring.log_summary import LogSummary
 from kerasmem.monitoring.phases import PhasePeaks, largest_known
-from kerasmem.rendering.contents import PageContents, SavedReport
 from kerasmem.rendering.formatting import (
     VERDICT_MARKS,
     html_attribute,
@@ -18,7 +17,7 @@ from kerasmem.rendering.formatting import (
 )
 from kerasmem.rendering.page.charts import Limit, bars, over_time
 from kerasmem.rendering.peak_text import asked_line
-from kerasmem.rendering.run_tables import RUN_COLUMNS, run_name, run_rows
+from kerasmem.rendering.report_contents import RUN_COLUMNS, PageContents, SavedReport, run_name, run_rows
 from kerasmem.units import format_size
 
 _MOST_LINES = 8  # of verdicts
