@@ -33,7 +33,7 @@ def command(model: str | None, budget_seconds: float, code: bool, **options: Any
     check_options("advise", model, options, needs_device=True)
     if code and options["as_json"]:
         raise UsageError("--code and --json: choose one")
-    from kerasmem.rendering.advice_table import advice_code, advice_table
+    from kerasmem.rendering.remedy_texts import advice_code, advice_table
 
     with quiet_tensorflow(), spinner("estimating remedies") as say:
         from kerasmem.recovery.advising import advise

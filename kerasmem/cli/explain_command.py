@@ -27,7 +27,7 @@ def command(log: str, as_json: bool) -> None:
     """
     from kerasmem.diagnosis.explaining import explain_file, explain_stream
     from kerasmem.errors import UsageError
-    from kerasmem.rendering.diagnosis_text import diagnosis_text
+    from kerasmem.rendering.remedy_texts import diagnosis_text
 
     if log == "-":
         if sys.stdin.isatty():

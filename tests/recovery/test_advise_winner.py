@@ -17,8 +17,8 @@ from kerasmem.recovery import plans as winner
 from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.recovery.changed_model import array_bytes
 from kerasmem.recovery.estimator import StepEstimator
-from kerasmem.rendering.advice_table import advice_table
 from kerasmem.rendering.formatting import plain_text
+from kerasmem.rendering.remedy_texts import advice_table
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from kerasmem.estimation.report import Bytes, DeviceVerdict, ModelFacts, Settings
 from kerasmem.recovery.advice import Advice, Considered, Remedy
-from kerasmem.rendering.advice_table import advice_code, advice_table
 from kerasmem.rendering.formatting import plain_text
+from kerasmem.rendering.remedy_texts import advice_code, advice_table
 
 MIB = 2**20
 CODE = "kerasmem.fit(model, x, y, batch_size=64, micro_batches=4)\n"

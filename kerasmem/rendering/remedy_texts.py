@@ -1,4 +1,4 @@
-"""Show an Advice: what to do and its lines of code, the ranked remedies, what fits, and what is not offered."""
+"""Shows how to get out of an out-of-memory error: a `Diagnosis` of a failure, and the remedies of an `Advice`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.estimation.report import Bytes
 from kerasmem.recovery.advice import Advice, Remedy
 from kerasmem.rendering.formatting import figures, note_lines, printable_lines, table, verdict_text, words
@@ -124,3 +125,67 @@ def _trial(each: Remedy) -> str:
     if trial.peak_bytes is None:
         return f"; its real steps ran out ({printable(trial.reason or '', 200)})"
     return f"; real steps took {format_size(trial.peak_bytes)} of {format_size(trial.limit_bytes)}"
+
+
+_LOG_TEXT_WIDTH = 160  # characters of any text that comes from the log
+_NAME_WIDTH = 11
+
+
+def diagnosis_text(found: Diagnosis, terminal: int | None = None) -> RenderableType:
+    """Return the sentence, the figures that are known, the place, warnings, and what to do with its code."""
+
+    def styled(text: str, style: str) -> Text:
+        return Text(text, style="" if terminal is None else style)
+
+    parts: list[RenderableType] = [
+        styled(printable(found.summary), f"bold {'red' if found.out_of_memory else 'green'}")
+    ]
+    rows = [*_diagnosis_figures(found), *_context_lines(found)]
+    parts += [""] if rows else []
+    parts += [styled(f"  {name:<{_NAME_WIDTH}}", "dim").append(value, style="none") for name, value in rows]
+    for warning in found.warnings:
+        parts += ["", styled("Warning: ", "bold yellow").append(printable(warning), style="none")]
+    if found.suggestions:
+        parts += ["", styled("What to do", "bold")]
+    for number, each in enumerate(found.suggestions, 1):
+        parts.append(Text(f"  {number}. {printable(each.what)}: {printable(each.why)}."))
+        parts += [styled("       " + printable(line), "cyan") for line in each.code.split("\n")]
+    return Group(*parts)
+
+
+def _diagnosis_figures(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    if found.requested_bytes is not None:
+        of = ""
+        if found.tensor_shape and found.family not in ("xla", "jax", "theano"):
+            of = f": {'an array' if found.family == 'host' else 'a tensor'} of {_shape(found)}"
+        yield "Asked for", format_size(found.requested_bytes) + of
+    if found.free_bytes is not None:
+        free, largest = format_size(found.free_bytes), format_size(found.largest_free_bytes)
+        is_one_piece = found.largest_free_bytes is None or largest == free
+        yield "Free", free if is_one_piece else f"{free}, the largest piece {largest}"
+    others = (("In use", found.in_use_bytes), ("Reserved", found.reserved_bytes), ("Limit", found.limit_bytes))
+    yield from ((name, format_size(size)) for name, size in others if size is not None)
+
+
+def _context_lines(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    if found.requested_bytes is None and found.tensor_shape:
+        yield "Tensor", _shape(found)
+    if found.layer:
+        yield "Layer", printable(found.layer, _LOG_TEXT_WIDTH) + (f" ({found.pass_} pass)" if found.pass_ else "")
+    if found.operation:
+        yield "Operation", printable(found.operation, _LOG_TEXT_WIDTH)
+    if found.device:
+        yield "Device", printable(found.device, 40)
+    if found.cause and found.cause != "unknown":
+        yield "Cause", found.cause
+    if found.lines:
+        first, last = found.lines
+        place = f"line {first:,}" if first == last else f"lines {first:,}–{last:,}"
+        yield "Where", place
+    if found.evidence:
+        yield "Text", printable(found.evidence, _LOG_TEXT_WIDTH)
+
+
+def _shape(found: Diagnosis) -> str:
+    sizes = "×".join(map(str, found.tensor_shape or ()))
+    return f"{sizes} {printable(found.dtype, 20)}" if found.dtype else sizes
