@@ -15,9 +15,9 @@ from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, LayerMemor
 from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.log_summary import summarise
 from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.rendering.charts import Limit, over_time
 from kerasmem.rendering.formatting import html_text, middle, svg_text
 from kerasmem.rendering.page import render_page
-from kerasmem.rendering.page.charts import Limit, over_time
 from kerasmem.rendering.report_contents import PageContents, SavedReport, read_report
 
 MIB = 2**20
