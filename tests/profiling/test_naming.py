@@ -9,8 +9,7 @@ import pytest
 from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, of_device
 from kerasmem.models.op_names import Attribution
 from kerasmem.models.sizes import ModelFacts
-from kerasmem.profiling.assembling import build_profile
-from kerasmem.profiling.naming import Namer
+from kerasmem.profiling.assembling import Namer, build_profile
 from kerasmem.profiling.replaying import Chunk, KnownTensor, replay_step
 from kerasmem.profiling.results import PeakBytes, ProfiledLayer, ProfileSettings, StepProfile
 

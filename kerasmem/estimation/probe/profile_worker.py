@@ -22,10 +22,8 @@ from kerasmem.models.op_names import Attribution, NotedScopes, scopes_noted
 from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.spec import StepSpec
 from kerasmem.models.step import trace_step
-from kerasmem.profiling.assembling import build_profile
-from kerasmem.profiling.known_tensors import known_tensors, tensors_of_model, tensors_of_python
-from kerasmem.profiling.naming import Namer
-from kerasmem.profiling.replaying import KnownTensor, replay_step
+from kerasmem.profiling.assembling import Namer, build_profile
+from kerasmem.profiling.replaying import KnownTensor, known_tensors, replay_step, tensors_of_model, tensors_of_python
 from kerasmem.profiling.results import METHOD, ProfiledLayer, ProfileSettings, StepProfile
 
 MARKS = "kerasmem-"  # in the recording
