@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 # public name -> module that defines it
 _PUBLIC = {
-    "estimate": "kerasmem.estimation.facade",
+    "estimate": "kerasmem.estimation.estimating",
     "MemoryReport": "kerasmem.estimation.report",
     "estimate_many": "kerasmem.estimation.many",
     "measure": "kerasmem.estimation.measuring",
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from kerasmem.errors import KerasmemError as KerasmemError
     from kerasmem.estimation.card_ranking import rank_cards as rank_cards
     from kerasmem.estimation.comparing import compare as compare
-    from kerasmem.estimation.facade import estimate as estimate
+    from kerasmem.estimation.estimating import estimate as estimate
     from kerasmem.estimation.many import estimate_many as estimate_many
     from kerasmem.estimation.measuring import measure as measure
     from kerasmem.estimation.report import MemoryReport as MemoryReport

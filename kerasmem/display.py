@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from kerasmem.errors import UsageError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.report import MemoryReport
 from kerasmem.files import write_named
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE

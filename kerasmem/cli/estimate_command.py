@@ -56,7 +56,7 @@ def command(
     model = models[0] if models else None
     check_options("estimate", model, options)
     with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}"):
-        from kerasmem.estimation.facade import estimate
+        from kerasmem.estimation.estimating import estimate
 
         report = estimate(model, **step_settings(options))
     return show_report(report, options)

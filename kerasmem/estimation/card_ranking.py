@@ -10,9 +10,9 @@ from typing_extensions import Unpack
 
 from kerasmem.devices.catalogue import all_cards, find_card
 from kerasmem.errors import UsageError
+from kerasmem.estimation.estimating import EstimateSession
 from kerasmem.estimation.graph.cuda import channels_last
 from kerasmem.estimation.report import FITS, VERDICTS, MemoryReport, verdict
-from kerasmem.estimation.session import EstimateSession
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.records import Record
 

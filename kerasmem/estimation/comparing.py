@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from kerasmem.errors import InputError, UsageError
-from kerasmem.estimation.facade import estimate_spec
+from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.estimation.report import TOO_CLOSE, VERDICTS, Bytes, LayerMemory, MemoryReport, judge
 from kerasmem.files import json_object
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings

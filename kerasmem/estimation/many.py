@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from kerasmem import checks
 from kerasmem.devices.host import default_memory_limit
 from kerasmem.errors import KerasmemError, UsageError
-from kerasmem.estimation.facade import LONGEST, estimate_spec, forked_report
+from kerasmem.estimation.estimating import LONGEST, estimate_spec, forked_report
 from kerasmem.estimation.report import DOES_NOT_FIT, FITS, TOO_CLOSE, MemoryReport
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.processes.children import Limits, off_the_cards

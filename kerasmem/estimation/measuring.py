@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from kerasmem import checks
 from kerasmem.errors import UsageError
-from kerasmem.estimation.facade import estimate_spec
+from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.estimation.methods import backend_refusal
 from kerasmem.estimation.probe.profile_worker import profiled_step
 from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, call_with_steps, measured_notes, run_steps

@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.facade import estimate_spec
+from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.estimation.report import FITS, Bytes, MemoryReport, device_verdict, verdict
 from kerasmem.models.spec import StepSpec
 from kerasmem.recovery.changed_model import build

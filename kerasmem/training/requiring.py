@@ -6,7 +6,7 @@ from typing import Any
 
 from kerasmem.devices.training_devices import allocator_limit, training_memory
 from kerasmem.errors import DoesNotFitError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.report import DOES_NOT_FIT, MemoryReport
 from kerasmem.models.sizes import variable_bytes
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE

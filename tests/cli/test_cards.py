@@ -10,8 +10,7 @@ import pytest
 import kerasmem
 from kerasmem.devices.catalogue import all_cards
 from kerasmem.errors import UsageError
-from kerasmem.estimation.facade import estimate
-from kerasmem.estimation.session import EstimateSession
+from kerasmem.estimation.estimating import EstimateSession, estimate
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.keras_state import give_value, handle_only, has_value, raw_value, stand_ins_for
 from kerasmem.compat.keras_training import compile_arguments, compute_loss, loss_and_metrics_built, user_metrics
 from kerasmem.compat.tensorflow_runtime import devices_are_started
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 
 layers = keras.layers
 

@@ -11,7 +11,7 @@ import pytest
 from kerasmem import compare
 from kerasmem.errors import UsageError
 from kerasmem.estimation.comparing import EXCEEDED, TOO_CLOSE, WITHIN
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.report import Bytes
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.estimation import facade
+from kerasmem.estimation import estimating
 
 layers = keras.layers
 
 
 def estimate(source, **options):
     """Estimate by the formula unless a test says otherwise: most here are about shapes."""
-    return facade.estimate(source, **{"method": "formula", **options})
+    return estimating.estimate(source, **{"method": "formula", **options})
 
 
 def rows(report):

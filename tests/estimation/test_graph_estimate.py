@@ -17,7 +17,7 @@ from kerasmem import measure
 from kerasmem.compat.graphs import optimise
 from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.report import MemoryReport
 
 pytestmark = pytest.mark.usefixtures("loaded_python")

@@ -7,7 +7,7 @@ import pytest
 
 from kerasmem.compat.graphs import has_gpu_kernel, optimise
 from kerasmem.estimation import outcomes
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.graph.program import COPY, ON_HOST
 
 pytestmark = pytest.mark.usefixtures("loaded_python")

@@ -10,7 +10,7 @@ import pytest
 from kerasmem.devices.catalogue import resolve_device
 from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
 from kerasmem.estimation import methods
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.methods import METHODS, Method
 from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.shapes import StepCache, shape_step

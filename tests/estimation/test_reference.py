@@ -8,7 +8,7 @@ from dataclasses import replace
 import keras
 import pytest
 
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.formula import known_networks, networks_beside
 
 

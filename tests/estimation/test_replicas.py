@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from kerasmem.errors import UsageError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

@@ -12,8 +12,8 @@ import pytest
 import kerasmem
 from kerasmem.errors import UsageError
 from kerasmem.estimation import sizing
+from kerasmem.estimation.estimating import EstimateSession
 from kerasmem.estimation.search import SearchResult
-from kerasmem.estimation.session import EstimateSession
 from kerasmem.models.spec import StepSpec
 from kerasmem.rendering.formatting import plain_text
 from kerasmem.rendering.search_tables import search_table

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import keras
 import pytest
 
-from kerasmem.estimation import session
-from kerasmem.estimation.facade import estimate_spec
+from kerasmem.estimation import estimating
+from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.models.spec import StepSpec
 
 layers = keras.layers
@@ -69,17 +69,17 @@ def test_estimates_in_four_threads_are_those_one_after_another():
 
 @pytest.mark.parametrize("daemon", [False, True])
 def test_garbage_is_collected_while_another_thread_works(monkeypatch, daemon):
-    enabled, shape_step = [], session.shape_step
+    enabled, shape_step = [], estimating.shape_step
 
     def noted(*arguments):
         enabled.append(gc.isenabled())
         return shape_step(*arguments)
 
-    monkeypatch.setattr(session, "shape_step", noted)
+    monkeypatch.setattr(estimating, "shape_step", noted)
     end = threading.Event()
     worker = threading.Thread(target=end.wait, daemon=daemon)
     # without threads that other tests have left
-    monkeypatch.setattr(session.threading, "enumerate", lambda: [threading.current_thread(), worker])
+    monkeypatch.setattr(estimating.threading, "enumerate", lambda: [threading.current_thread(), worker])
     worker.start()
     try:
         estimate_spec(SPECS[-1])

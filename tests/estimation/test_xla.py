@@ -10,7 +10,7 @@ import pytest
 
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.compiled.plan import XlaPlan
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.graph.build import variables_of
 from kerasmem.estimation.graph.memory import HANDLE_BYTES
 from kerasmem.estimation.graph.program import Variable

@@ -15,7 +15,7 @@ import pytest
 
 import kerasmem
 from kerasmem.errors import ModelError, ModelFileError, UsageError
-from kerasmem.estimation import facade
+from kerasmem.estimation import estimating
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -173,7 +173,7 @@ def test_an_isolated_estimate_from_python(tmp_path, monkeypatch):
         kerasmem.estimate(tmp_path / "absent.keras", isolated=True)
     with pytest.raises(UsageError, match=r"^isolated: "):
         kerasmem.estimate(keras.Sequential(), isolated=True)
-    monkeypatch.setattr(facade, "default_memory_limit", lambda: 2**20)
+    monkeypatch.setattr(estimating, "default_memory_limit", lambda: 2**20)
     with pytest.raises(ModelError, match=r"small\.keras.*more than the 1\.00 MiB it may have"):
         kerasmem.estimate(tmp_path / "small.keras", isolated=True)
 

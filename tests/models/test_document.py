@@ -48,7 +48,7 @@ def test_paths_without_a_model(tmp_path, monkeypatch, path, message):
 
 
 def test_a_loss_nested_too_deeply_is_no_crash(tmp_path):
-    from kerasmem.estimation.facade import estimate
+    from kerasmem.estimation.estimating import estimate
 
     layer = {"class_name": "InputLayer", "module": "keras.layers", "config": {"batch_shape": [None, 2], "name": "i"}}
     model = {"module": "keras", "class_name": "Sequential", "config": {"name": "m", "layers": [layer]}}

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from kerasmem.errors import ModelFileError, UntrustedModelError, UsageError
-from kerasmem.estimation import facade
+from kerasmem.estimation import estimating
 from kerasmem.models.keras2 import is_keras2
 
 
 def estimate(source, **options):
     """Estimate by the formula unless a test says otherwise: most here are about shapes."""
-    return facade.estimate(source, **{"method": "formula", **options})
+    return estimating.estimate(source, **{"method": "formula", **options})
 
 
 tf_keras = pytest.importorskip("tf_keras")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from kerasmem.errors import ModelError, ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
-from kerasmem.estimation import facade
+from kerasmem.estimation import estimating
 from kerasmem.models.vocabulary import import_user_module, load_custom_objects, parse_factory_args
 from kerasmem.models.weightless import weightless
 
@@ -24,7 +24,7 @@ layers = keras.layers
 
 def estimate(source, **options):
     """Estimate by the formula unless a test says otherwise: most here are about shapes."""
-    return facade.estimate(source, **{"method": "formula", **options})
+    return estimating.estimate(source, **{"method": "formula", **options})
 
 
 def write_config(path, *configs, **more):

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation import facade
+from kerasmem.estimation import estimating
 
 layers = keras.layers
 
 
 def estimate(source, **options):
     """Estimate by the formula unless a test says otherwise: most here are about shapes."""
-    return facade.estimate(source, **{"method": "formula", **options})
+    return estimating.estimate(source, **{"method": "formula", **options})
 
 
 def sequential():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import ModelError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step

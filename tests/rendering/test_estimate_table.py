@@ -12,7 +12,7 @@ import keras
 import pytest
 from rich.console import Console
 
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.report import Bytes, DeviceVerdict, Instant, Pool
 from kerasmem.rendering.estimate_tables import estimate_table, layers_to_csv
 from kerasmem.rendering.formatting import plain_text, spreadsheet_cell

@@ -16,7 +16,7 @@ from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
 from kerasmem.devices.training_devices import training_kernels
 from kerasmem.errors import UsageError
-from kerasmem.estimation.facade import estimate
+from kerasmem.estimation.estimating import estimate
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
