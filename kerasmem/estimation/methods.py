@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from kerasmem.compat.keras_layers import flatten_layers, takes_cudnn
+from kerasmem.compat.keras_layers import flatten_layers, gpu_assumed, takes_cudnn
 from kerasmem.devices.catalogue import find_card
 from kerasmem.devices.host import host_memory
-from kerasmem.devices.kernels import kernels_on
+from kerasmem.devices.kernels import CardKernels, kernels_on
 from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
-from kerasmem.estimation.outcomes import standing_in, traced_outcome, with_exchange
-from kerasmem.estimation.report import Outcome
+from kerasmem.estimation.graph.build import build_program, variables_of
+from kerasmem.estimation.graph.steps import graph_outcome
+from kerasmem.estimation.report import LayerMemory, Outcome, Pool
 from kerasmem.estimation.shapes import ShapedStep
-from kerasmem.estimation.unmodelled import formula_notes, not_in_the_formula
+from kerasmem.estimation.unmodelled import EXCHANGE_BUFFERS, formula_notes, not_in_the_formula
+from kerasmem.estimation.xla import compile_plan, xla_outcome
 from kerasmem.models.backend import runs_on_jax
+from kerasmem.models.op_names import Attribution, Instant
 from kerasmem.models.own_step import loop_is_compiled
+from kerasmem.models.sizes import element_bytes
+from kerasmem.models.step import trace_step
 
 # "auto" runs real steps only if the formula's figure is at most this share of the free memory.
 PROBED_SHARE = 0.25
@@ -114,8 +122,46 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
         raise UsageError(reason)
     outcome = method.outcome(step)
     if step.spec.replicas > 1 and step.spec.mode == "train" and name != "formula":
-        outcome = with_exchange(outcome, step.layers, step.spec.replicas)
-    return standing_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
+        outcome = _with_exchange(outcome, step.layers, step.spec.replicas)
+    return _standing_in(outcome) if step.is_on_card and method.is_of_cpu() else outcome
+
+
+def _standing_in(outcome: Outcome) -> Outcome:
+    """Widen the outcome of this machine's CPU to stand in for a card's, which is usually smaller.
+
+    A step takes no less than what it holds from beginning to end, whatever is computed in between.
+    """
+    held = sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
+    note = f"{outcome.method} on this machine's CPU stands in for the card: a GPU usually takes less"
+    return replace(outcome, low=min(outcome.low or 0, held), stands_in=True, notes=(*outcome.notes, note))
+
+
+def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int) -> Outcome:
+    """Return the outcome of a step that sums its gradients with other replicas before the first update.
+
+    `tf.distribute` packs them into one buffer, which is reduced in place and split again, so they are in memory twice
+    (`batch_all_reduce` in tensorflow/python/distribute/cross_device_utils.py).
+    """
+    trained = [row for row in layers if row.trainable_parameters and row.class_name != "Embedding"]
+    gradients = sum(row.weight_bytes * row.trainable_parameters // row.parameters for row in trained)
+    held = sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
+    more = max(held + 2 * gradients - outcome.total, 0)
+    note = (
+        f"before the first update the gradients are packed into one buffer of {gradients:,} B, reduced over "
+        f"{replicas} replicas and split again: they are then in memory twice"
+    )
+    outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
+    if not more:
+        return outcome
+    pool: dict[str, Any] = {name: None if size is None else size + more for name, size in vars(outcome.pool).items()}
+    return replace(
+        outcome,
+        total=outcome.total + more,
+        high=None if outcome.high is None else outcome.high + more,
+        pool=Pool(**pool),
+        gradients=(outcome.gradients or 0) + more,
+        instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
+    )
 
 
 def backend_refusal(method: str, jit_compile: bool | str) -> str | None:
@@ -149,7 +195,7 @@ def _formula(step: ShapedStep) -> Outcome:
 
 
 def _graph(step: ShapedStep) -> Outcome:
-    return traced_outcome(step.prepare(False), step.rows, step.inferred.owners, kernels_on(step.target))
+    return _traced_outcome(step, jit_compile=False)
 
 
 def _xla(step: ShapedStep) -> Outcome:
@@ -157,7 +203,33 @@ def _xla(step: ShapedStep) -> Outcome:
         from kerasmem.estimation.compiled.on_jax import jax_outcome
 
         return jax_outcome(step)
-    return traced_outcome(step.prepare(True), step.rows, step.inferred.owners, kernels_on(step.target))
+    return _traced_outcome(step, jit_compile=True)
+
+
+def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
+    """Trace a step, and simulate it in graph mode or have XLA plan it for this machine.
+
+    Raises:
+        KerasmemError: If the step cannot be traced, compiled or simulated.
+    """
+    prepared, kernels = step.prepare(jit_compile), kernels_on(step.target)
+    keep_alive: list[Any] | None = [] if jit_compile else None  # XLA's compiler reads the variables
+    is_on_card = isinstance(kernels, CardKernels) and not jit_compile
+    with gpu_assumed() if is_on_card else contextlib.nullcontext():
+        traced = trace_step(prepared, keep_alive)
+    attribution = Attribution(traced.scopes, step.rows, traced.optimizers)
+    owners = step.inferred.owners
+    layer_of = {
+        number: owners[id(variable)] for number, variable in enumerate(traced.variables) if id(variable) in owners
+    }
+    notes: tuple[str, ...] = ()
+    if jit_compile:
+        batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
+        outcome = xla_outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
+    else:
+        program, notes = build_program(traced, kernels)
+        outcome = graph_outcome(program, layer_of, attribution, kernels)
+    return replace(outcome, notes=(*prepared.notes, *notes, *outcome.notes))
 
 
 def _no_card(step: ShapedStep) -> str | None:

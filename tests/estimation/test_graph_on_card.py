@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from kerasmem.compat.graphs import has_gpu_kernel, optimise
-from kerasmem.estimation import outcomes
+from kerasmem.estimation import methods
 from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.graph.program import COPY, ON_HOST
 
@@ -45,14 +45,14 @@ def recurrent():
 def program(monkeypatch):
     """The program that an estimate simulates."""
     found = []
-    whole = outcomes.build_program
+    whole = methods.build_program
 
     def kept(*arguments):
         answer = whole(*arguments)
         found.append(answer[0])
         return answer
 
-    monkeypatch.setattr(outcomes, "build_program", kept)
+    monkeypatch.setattr(methods, "build_program", kept)
 
     def of(model, **options):
         on_card(model, **options)
