@@ -23,10 +23,10 @@ from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.devices.catalogue import Card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation.allocator import smallest_limit
-from kerasmem.estimation.compiled.on_jax import compile_lowered, dumped_plan, lower
-from kerasmem.estimation.compiled.plan import CompiledStep, JaxNames, Weights, XlaPlan, product_bytes
 from kerasmem.estimation.report import Outcome, Pool
 from kerasmem.estimation.unmodelled import CUDA_CONTEXT, XLA_AUTOTUNING, XLA_WORKSPACE_LIMIT, prefetched_batches
+from kerasmem.estimation.xla import compile_lowered, dumped_plan, lower
+from kerasmem.estimation.xla_plan import CompiledStep, JaxNames, Weights, XlaPlan, product_bytes
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.own_step import has_own_step
 from kerasmem.models.spec import StepSpec

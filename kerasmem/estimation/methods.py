@@ -200,7 +200,7 @@ def _graph(step: ShapedStep) -> Outcome:
 
 def _xla(step: ShapedStep) -> Outcome:
     if runs_on_jax():
-        from kerasmem.estimation.compiled.on_jax import jax_outcome
+        from kerasmem.estimation.xla import jax_outcome
 
         return jax_outcome(step)
     return _traced_outcome(step, jit_compile=True)

@@ -87,7 +87,7 @@ def card(case: Case) -> Case:
     import jax.numpy as jnp
     import keras
 
-    from kerasmem.estimation.compiled import on_jax
+    from kerasmem.estimation import xla
     from kerasmem.models.inputs import model_inputs
     from kerasmem.models.step import prepare_step
 
@@ -97,11 +97,11 @@ def card(case: Case) -> Case:
         step = prepare_step(
             opened.model, opened.training, structure, inputs, request.batch_size, request.mode, jit_compile=True
         )
-    lowered, _ = on_jax.lower(step, jax.devices()[0])
+    lowered, _ = xla.lower(step, jax.devices()[0])
     compiled = lowered.compile()
     memory, after_compiling = compiled.memory_analysis(), allocator()
     parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
-    shapes = (tuple(on_jax.state_of(step).values()), on_jax.batch_of(step))
+    shapes = (tuple(xla.state_of(step).values()), xla.batch_of(step))
     state, data = keras.tree.map_structure(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
     form = jax.tree.structure(state)
     for _ in range(4):

@@ -11,11 +11,10 @@ import pytest
 from kerasmem.devices.catalogue import all_cards, find_card, hardware_of
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation import gpu_target
-from kerasmem.estimation.compiled.assignment import read_plan
-from kerasmem.estimation.compiled.on_jax import dumped_plan, planned_bytes
-from kerasmem.estimation.compiled.plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes
 from kerasmem.estimation.gpu_target import gpu_target_outcome, gpu_target_plan
 from kerasmem.estimation.report import Bytes
+from kerasmem.estimation.xla import dumped_plan, planned_bytes
+from kerasmem.estimation.xla_plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes, read_plan
 from kerasmem.models.op_names import Origin
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.children import Limits

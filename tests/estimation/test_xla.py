@@ -9,12 +9,12 @@ import measuring
 import pytest
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.compiled.plan import XlaPlan
 from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.graph.build import variables_of
 from kerasmem.estimation.graph.memory import HANDLE_BYTES
 from kerasmem.estimation.graph.program import Variable
 from kerasmem.estimation.xla import XlaRefused, compile_plan, simulate
+from kerasmem.estimation.xla_plan import XlaPlan
 from kerasmem.models.inputs import model_inputs
 from kerasmem.models.opening import open_model
 from kerasmem.models.step import prepare_step, trace_step
