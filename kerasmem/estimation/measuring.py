@@ -20,8 +20,8 @@ from kerasmem.devices.recording import AllocatorEvent, Mark, of_device, read_rec
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.estimation.methods import backend_refusal
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, call_with_steps, measured_notes, run_steps
-from kerasmem.estimation.probe.worker import MeasuredSteps, TensorFlowSession
+from kerasmem.estimation.probing import DEFAULT_TIMEOUT, call_with_steps, measured_notes, run_steps
+from kerasmem.estimation.real_steps import MeasuredSteps, TensorFlowSession
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool, device_verdict
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.backend import require_tensorflow

@@ -259,7 +259,7 @@ def _not_probed(step: ShapedStep) -> str | None:
 
 
 def _probe(step: ShapedStep) -> Outcome:
-    from kerasmem.estimation.probe.running import probe
+    from kerasmem.estimation.probing import probe
 
     return probe(step.spec.portable(batch_size=step.batch_size), is_fixed=step.is_fixed)
 

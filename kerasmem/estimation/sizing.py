@@ -13,7 +13,7 @@ from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.machine import list_devices
 from kerasmem.errors import UsageError
 from kerasmem.estimation.estimating import EstimateSession
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
+from kerasmem.estimation.probing import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import DOES_NOT_FIT, FITS, DeviceVerdict, MemoryReport
 from kerasmem.estimation.search import Evaluations, SearchResult, Trial, largest_that_ran, search
 from kerasmem.models.backend import require_tensorflow

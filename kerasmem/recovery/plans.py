@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.probe.running import DEFAULT_TIMEOUT, try_batch
+from kerasmem.estimation.probing import DEFAULT_TIMEOUT, try_batch
 from kerasmem.estimation.report import DOES_NOT_FIT, FITS, at_most
 from kerasmem.recovery.advice import Considered, Remedy
 from kerasmem.recovery.changes import Change, make_change

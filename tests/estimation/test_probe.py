@@ -10,7 +10,7 @@ import pytest
 import kerasmem
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.estimation.measuring import measure
-from kerasmem.estimation.probe.running import probe, run_steps
+from kerasmem.estimation.probing import probe, run_steps
 from kerasmem.models.spec import StepSpec
 
 pytestmark = pytest.mark.usefixtures("loaded_python")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kerasmem.errors import KerasmemError
-from kerasmem.estimation.probe import running
-from kerasmem.estimation.probe.running import probe, run_steps, try_batch
-from kerasmem.estimation.probe.worker import MeasuredSteps
+from kerasmem.estimation import probing
+from kerasmem.estimation.probing import probe, run_steps, try_batch
+from kerasmem.estimation.real_steps import MeasuredSteps
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.children import ChildFailure
 from kerasmem.units import GIB
@@ -24,7 +24,7 @@ def outcome(monkeypatch):
                 notes=("assumed",),
             )  # fmt: skip
 
-        monkeypatch.setattr(running, "run_steps", run_steps)
+        monkeypatch.setattr(probing, "run_steps", run_steps)
         return probe(StepSpec("m.keras", batch_size=target), **options)
 
     return ask
@@ -71,9 +71,9 @@ def test_real_steps_leave_the_host_memory_whatever_the_device_has(monkeypatch, a
         tried.append(limits.host_bytes)
         raise ChildFailure("it took 9.6 GiB of host memory, more than the 9.5 GiB it may have")
 
-    monkeypatch.setattr(running, "run_child", run_child)
-    monkeypatch.setattr(running, "host_memory", lambda: type("Host", (), {"available_bytes": available}))
-    monkeypatch.setattr(running, "runs_on_jax", lambda: False)
+    monkeypatch.setattr(probing, "run_child", run_child)
+    monkeypatch.setattr(probing, "host_memory", lambda: type("Host", (), {"available_bytes": available}))
+    monkeypatch.setattr(probing, "runs_on_jax", lambda: False)
     request = StepSpec("m.keras")
     with pytest.raises(KerasmemError, match=r"host memory.* --confirm"):
         try_batch(request, 64, 80 * GIB, steps=2, last=0, timeout=9)

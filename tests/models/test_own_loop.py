@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import kerasmem
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.estimation.probe.worker import give_values
+from kerasmem.estimation.real_steps import give_values
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.opening import open_model
 from kerasmem.models.own_step import as_loop

@@ -6,7 +6,7 @@ import json
 import sys
 
 from kerasmem.devices.recording import start_recording
-from kerasmem.estimation.probe.worker import TensorFlowSession
+from kerasmem.estimation.real_steps import TensorFlowSession
 from kerasmem.models.spec import StepSpec
 from kerasmem.processes.fork_server import prepare_devices
 

@@ -1,4 +1,4 @@
-"""Real steps in a fork of a process that has loaded TensorFlow, for `measure`, `probe` and `max-batch --confirm`.
+"""Real steps in a subprocess that has loaded TensorFlow, for `measure`, `probe` and `max-batch --confirm`.
 
 Both backends share one loop of steps, and differ in how a step runs and in how its memory is read.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import KerasmemError, OutOfMemoryError, UsageError
-from kerasmem.estimation.probe.worker import MeasuredSteps, real_steps
+from kerasmem.estimation.real_steps import MeasuredSteps, real_steps
 from kerasmem.estimation.report import SPREAD, Outcome, Pool
 from kerasmem.estimation.search import Trial
 from kerasmem.models.backend import runs_on_jax
