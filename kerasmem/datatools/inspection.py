@@ -18,7 +18,7 @@ from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown, type_name
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_parts, read_path
-from kerasmem.streaming.plan import StreamSettings, dataset_names, describe_plan, make_plan
+from kerasmem.streaming.stream_plan import StreamSettings, dataset_names, describe_plan, make_plan
 
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")
 _LARGEST = {"uint8": 255, "uint16": 65535}  # value of pictures

@@ -18,7 +18,7 @@ from typing import Any
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.streaming.order import Position
-from kerasmem.streaming.plan import StreamPlan
+from kerasmem.streaming.stream_plan import StreamPlan
 from kerasmem.streaming.workers import ForkLocal
 
 FORMAT_VERSION = 1

@@ -19,8 +19,8 @@ from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_data, read_parts, read_rows
 from kerasmem.streaming.budget import MemoryPlan, plan_memory
 from kerasmem.streaming.order import Blocks, EpochOrder
-from kerasmem.streaming.plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.stream_plan import build_batch, choose_columns, dataset_names
 from kerasmem.streaming.workers import ForkLocal
 from kerasmem.units import MIB, format_count
 

@@ -17,9 +17,9 @@ from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import read_dtype, read_scale
 from kerasmem.hdf5.rows.settings import read_data, read_parts
 from kerasmem.streaming.cursor import Cursor
-from kerasmem.streaming.plan import StreamSettings, dataset_names
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.stream import Stream
+from kerasmem.streaming.stream_plan import StreamSettings, dataset_names
 from kerasmem.streaming.tf_data import check_devices, for_strategy
 from kerasmem.streaming.workers import Batch
 from kerasmem.units import parse_size

@@ -19,8 +19,15 @@ from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.cursor import Cursor, Progress, make_state, read_state
 from kerasmem.streaming.order import Position
-from kerasmem.streaming.plan import StreamPlan, StreamSettings, build_batch, dataset_names, describe_plan, make_plan
 from kerasmem.streaming.reader import RowReader
+from kerasmem.streaming.stream_plan import (
+    StreamPlan,
+    StreamSettings,
+    build_batch,
+    dataset_names,
+    describe_plan,
+    make_plan,
+)
 from kerasmem.streaming.tf_data import make_dataset
 from kerasmem.streaming.window import WindowRing
 from kerasmem.streaming.workers import Batch, BatchesAhead, ForkLocal, TransformFailure, TransformPool, apply_transform

@@ -21,7 +21,7 @@ import numpy as np
 from kerasmem.cluster import worker_of
 from kerasmem.compat.keras_reading import Call
 from kerasmem.errors import UsageError
-from kerasmem.streaming.plan import StreamPlan, build_batch
+from kerasmem.streaming.stream_plan import StreamPlan, build_batch
 from kerasmem.streaming.workers import Batch
 
 _SCOPE = "make the sequence with shard='auto' in the strategy's scope"

@@ -27,7 +27,7 @@ from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout
 from kerasmem.hdf5.rows.index import write_index
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_files, read_parts
-from kerasmem.streaming.plan import StreamPlan, StreamSettings, make_plan
+from kerasmem.streaming.stream_plan import StreamPlan, StreamSettings, make_plan
 
 FEATURES = 32
 LOOKED_AT = 12  # ranks of the large plan that are made
