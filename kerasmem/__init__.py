@@ -34,7 +34,7 @@ _PUBLIC = {
     "advise": "kerasmem.recovery.advising",
     "run_isolated": "kerasmem.training.isolation",
     "recompute": "kerasmem.training.recompute.building",
-    "require_fit": "kerasmem.training.requiring",
+    "require_fit": "kerasmem.training.batch_size",
     "clear_session": "kerasmem.models.freeing",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
@@ -68,10 +68,10 @@ if TYPE_CHECKING:
     from kerasmem.streaming.data_source import H5DataSource as H5DataSource
     from kerasmem.streaming.sequence import H5ChunkSequence as H5ChunkSequence
     from kerasmem.training.batch_size import find_executable_batch_size as find_executable_batch_size
+    from kerasmem.training.batch_size import require_fit as require_fit
     from kerasmem.training.fitting import fit as fit
     from kerasmem.training.isolation import run_isolated as run_isolated
     from kerasmem.training.recompute.building import recompute as recompute
-    from kerasmem.training.requiring import require_fit as require_fit
     from kerasmem.training.resume import ResumeTraining as ResumeTraining
 
 
