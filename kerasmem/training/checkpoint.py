@@ -17,8 +17,7 @@ from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
 from kerasmem.files import open_plain, read_json, replacing
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.records import Record
-from kerasmem.training.model_state import GROUPS, ModelState, as_array, describe, variables
-from kerasmem.training.run_state import RunState
+from kerasmem.training.run_state import GROUPS, ModelState, RunState, as_array, describe, variables
 from kerasmem.training.sources import Source
 
 SAVE_FREQ = 100  # batches

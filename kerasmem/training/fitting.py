@@ -10,8 +10,7 @@ import keras
 from kerasmem import checks
 from kerasmem.errors import warn_user
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
-from kerasmem.training.model_state import read_state
-from kerasmem.training.run_state import RunState, plain
+from kerasmem.training.run_state import RunState, plain, read_state
 from kerasmem.training.sources import make_source
 from kerasmem.training.steps.checks import check_fit
 from kerasmem.training.steps.remote import refuse_in_worker

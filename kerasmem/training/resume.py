@@ -20,8 +20,7 @@ from kerasmem.models.backend import runs_on_jax
 from kerasmem.streaming.cursor import read_state as read_position
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
-from kerasmem.training.model_state import WEIGHTS, ModelState, load_state, read_state
-from kerasmem.training.run_state import RunState
+from kerasmem.training.run_state import WEIGHTS, ModelState, RunState, load_state, read_state
 from kerasmem.training.sources import SequenceSource
 
 BEGINNING = 0

@@ -15,8 +15,7 @@ from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.models.freeing import drop_frames
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
-from kerasmem.training.model_state import WEIGHTS, load_state, read_state
-from kerasmem.training.run_state import RunState
+from kerasmem.training.run_state import WEIGHTS, RunState, load_state, read_state
 from kerasmem.training.sources import pass_batches
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
 from kerasmem.training.steps.driver import Driver

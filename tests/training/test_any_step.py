@@ -13,7 +13,7 @@ from keras import ops
 import kerasmem
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.errors import ModelError, UsageError
-from kerasmem.training.model_state import read_state
+from kerasmem.training.run_state import read_state
 from kerasmem.training.steps.engine import LocalEngine, RanOut
 
 pytestmark = [

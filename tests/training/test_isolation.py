@@ -85,7 +85,7 @@ def state_put_back():
     import keras
     import tensorflow as tf
 
-    from kerasmem.training.model_state import load_state, read_state
+    from kerasmem.training.run_state import load_state, read_state
 
     model = keras.Sequential([keras.Input((2048,)), keras.layers.Dense(2048, kernel_initializer="zeros")])
     state = read_state(model)

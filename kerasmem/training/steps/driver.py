@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kerasmem.devices.host import host_memory
 from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.records import Record
-from kerasmem.training.model_state import ModelState
+from kerasmem.training.run_state import ModelState
 from kerasmem.training.steps.batches import byte_count, on_host, part, row_count
 from kerasmem.training.steps.checks import division_obstacle, uneven_layers
 from kerasmem.training.steps.engine import RanOut

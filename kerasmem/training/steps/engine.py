@@ -29,7 +29,7 @@ from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.models.freeing import collect, drop_frames
 from kerasmem.models.own_step import has_call, has_own_step
-from kerasmem.training.model_state import ModelState, lend, load_state, read_state
+from kerasmem.training.run_state import ModelState, lend, load_state, read_state
 from kerasmem.training.steps.batches import part, row_count
 from kerasmem.training.steps.divisors import COUNTED, Divisors, factor
 

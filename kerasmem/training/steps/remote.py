@@ -23,7 +23,7 @@ from kerasmem.hdf5.format.layout import one_line
 from kerasmem.models.opening import pack_model
 from kerasmem.processes.channel import ChannelChild, ChildEnded, serve_requests
 from kerasmem.processes.children import exit_reason
-from kerasmem.training.model_state import ModelState, read_state
+from kerasmem.training.run_state import ModelState, read_state
 from kerasmem.training.steps.batches import map_arrays, on_host
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 
