@@ -9,15 +9,15 @@ A call of `kerasmem.fit`, in the order of its steps:
 
 The position of a run, for all of them:
 
-- `run_state`: the position in Keras's epochs; `sources`: the position in the data.
-- `model_state`: weights, optimizer, metrics and random generators.
+- `run_state`: the position in Keras's epochs; weights, optimizer, metrics and random generators.
+- `sources`: the position in the data.
 - `checkpoint`: all of these in one file, and the callback that saves it.
 
 Other entry points:
 
 - `resume`: `ResumeTraining`, for Keras's own `fit`, and the common point of several workers.
-- `supervising`: `kerasmem run`; `script`: the process in which it runs the user's script.
+- `supervising`: `kerasmem run`, and the process in which it runs the user's script.
 - `recompute`: `kerasmem.recompute`.
-- `isolation`: `kerasmem.run_isolated`; `requiring`: `kerasmem.require_fit`.
-- `batch_size`: `kerasmem.find_executable_batch_size`.
+- `isolation`: `kerasmem.run_isolated`.
+- `batch_size`: `kerasmem.find_executable_batch_size` and `kerasmem.require_fit`.
 """

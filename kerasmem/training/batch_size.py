@@ -1,4 +1,4 @@
-"""`kerasmem.find_executable_batch_size`: a batch size that fits, found by trial."""
+"""Batch sizes that fit: `kerasmem.find_executable_batch_size` tries them, `kerasmem.require_fit` estimates one."""
 
 from __future__ import annotations
 

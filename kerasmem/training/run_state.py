@@ -1,4 +1,4 @@
-"""The position of a run in Keras's epochs."""
+"""The state of a run: its position in Keras's epochs, and everything that a training step changes, as arrays."""
 
 from __future__ import annotations
 

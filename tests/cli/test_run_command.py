@@ -19,7 +19,7 @@ from kerasmem.monitoring.recorder import Recorder
 from kerasmem.processes.children import GOES_ON
 from kerasmem.training import supervising
 from kerasmem.training.run_state import RunState
-from kerasmem.training.script import replace_fit
+from kerasmem.training.supervising import replace_fit
 from kerasmem.training.trainer import FitOptions
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
