@@ -5,7 +5,7 @@ A call of `kerasmem.fit`, in the order of its steps:
 - `fitting`: the arguments, and `model.fit` with our functions in place of Keras's.
 - `trainer`: the function that Keras calls for each step, and the callbacks around those of the user.
 - `steps`: one step: whole, in micro-batches, and repeated after it ran out; here or in a process of its own.
-  `driver` is the loop, `policy` chooses smaller pieces.
+  `driver` is the loop, `splitting` chooses smaller pieces.
 
 The position of a run, for all of them:
 

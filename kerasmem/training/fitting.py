@@ -8,11 +8,13 @@ from typing import Any
 import keras
 
 from kerasmem import checks
-from kerasmem.errors import warn_user
+from kerasmem.compat.keras_layers import flatten_layers
+from kerasmem.compat.keras_training import is_under_strategy
+from kerasmem.errors import UsageError, warn_user
+from kerasmem.models.own_step import has_own_step
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
 from kerasmem.training.run_state import RunState, plain, read_state
 from kerasmem.training.sources import make_source
-from kerasmem.training.steps.checks import check_fit
 from kerasmem.training.steps.remote import refuse_in_worker
 from kerasmem.training.trainer import FitOptions, SaveCallback, Trainer
 
@@ -100,6 +102,35 @@ def fit(
     check_fit(model)
     isolated = bool(model.jit_compile if isolated is None else isolated)
     return train(model, arguments, FitOptions(micro_batches, checkpoint, save_freq, keep, isolated))
+
+
+def check_fit(model: Any) -> None:
+    """Refuse a model with steps that can neither be undone nor divided.
+
+    Raises:
+        UsageError: If the model is not supported; the message has the fix.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise UsageError(
+            "fit: only the TensorFlow backend is supported; use model.fit, with kerasmem.ResumeTraining to resume"
+        )
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"model: give a compiled Keras model, not {type(model).__name__}")
+    if not getattr(model, "compiled", False) or (model.optimizer is None and not has_own_step(model)):
+        raise UsageError("model: call model.compile(optimizer, loss) first")
+    if is_under_strategy(model):
+        name = type(model.distribute_strategy).__name__
+        raise UsageError(f"fit: {name} divides batches itself; use model.fit, with kerasmem.ResumeTraining to resume")
+    stateful = [each.name for each in flatten_layers(model) if isinstance(each, keras.layers.RNN) and each.stateful]
+    if stateful:
+        raise UsageError(
+            f"model: {', '.join(stateful)} carries its state from batch to batch; use stateful=False, or model.fit"
+        )
+    if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
+        raise UsageError("model: float8 training replaces its scales by their gradients, which do not add up")
+    for each in keras.tree.flatten(model.loss):
+        if isinstance(each, keras.losses.Loss) and each.reduction in (None, "none"):
+            raise UsageError(f'loss: {each.name} has reduction=None; use reduction="sum" for the same gradients')
 
 
 def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None) -> Any:

@@ -158,9 +158,8 @@ def replace_fit(keras: ModuleType, *, folder: str | None, micro_batches: int | N
     def fit(model: Any, *arguments: Any, **named: Any) -> Any:
         if getattr(model.train_function, "is_kerasmem", False):  # `kerasmem.fit` calls it
             return keras_fit(model, *arguments, **named)
-        from kerasmem.training.fitting import train
+        from kerasmem.training.fitting import check_fit, train
         from kerasmem.training.sources import make_source
-        from kerasmem.training.steps.checks import check_fit
         from kerasmem.training.trainer import FitOptions
 
         bound = signature.bind(model, *arguments, **named).arguments

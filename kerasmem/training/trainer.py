@@ -20,8 +20,8 @@ from kerasmem.training.sources import pass_batches
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
-from kerasmem.training.steps.messages import nothing_fits
 from kerasmem.training.steps.remote import Engine, RemoteEngine
+from kerasmem.training.steps.splitting import nothing_fits
 
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 import kerasmem
 from kerasmem.errors import DataError, UsageError
 from kerasmem.training.steps import checks
-from kerasmem.training.steps.checks import uneven_layers
 from kerasmem.training.steps.remote import pack, unpack
+from kerasmem.training.steps.splitting import uneven_layers
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
 

@@ -14,8 +14,8 @@ from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.errors import ModelError
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import RanOut
-from kerasmem.training.steps.policy import GiveUp, SplitPolicy
 from kerasmem.training.steps.remote import RemoteEngine
+from kerasmem.training.steps.splitting import GiveUp, SplitPolicy
 
 L = keras.layers
 ROWS = 64

@@ -16,11 +16,17 @@ from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.records import Record
 from kerasmem.training.run_state import ModelState
 from kerasmem.training.steps.batches import byte_count, on_host, part, row_count
-from kerasmem.training.steps.checks import division_obstacle, uneven_layers
 from kerasmem.training.steps.engine import RanOut
-from kerasmem.training.steps.messages import cannot_divide, no_update_fits, nothing_fits
-from kerasmem.training.steps.policy import GiveUp, SplitPolicy
 from kerasmem.training.steps.remote import Engine
+from kerasmem.training.steps.splitting import (
+    GiveUp,
+    SplitPolicy,
+    cannot_divide,
+    division_obstacle,
+    no_update_fits,
+    nothing_fits,
+    uneven_layers,
+)
 from kerasmem.units import GIB
 
 WHOLE = sys.maxsize
