@@ -79,7 +79,7 @@ KERAS_AT_THE_TOP = {
     "training/trainer.py", "training/steps/batches.py", "training/steps/splitting.py", "training/steps/divisors.py",
     "training/steps/engine.py", "training/steps/remote.py",
     "training/recompute/call_gradients.py", "training/recompute/gradient.py", "training/recompute/model.py",
-    "training/recompute/scope.py",
+    "training/recompute/segments.py",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from kerasmem.compat.graphs import add_control_inputs, in_xla
 from kerasmem.compat.keras_state import STATELESS_SCOPE, attribute
-from kerasmem.training.recompute.scope import call_at_once
+from kerasmem.training.recompute.segments import call_at_once
 
 
 class _Made(NamedTuple):

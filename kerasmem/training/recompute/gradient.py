@@ -45,7 +45,7 @@ from kerasmem.training.recompute.call_gradients import (
     is_differentiable,
     runs_after,
 )
-from kerasmem.training.recompute.scope import SegmentFunction, SegmentScope, variables_now
+from kerasmem.training.recompute.segments import SegmentFunction, SegmentScope, variables_now
 
 
 def gradients_wanted() -> bool:

@@ -20,10 +20,11 @@ from kerasmem.compat.keras_layers import check_recomputable, functional_class, g
 from kerasmem.models.backend import runs_on_jax
 from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
 from kerasmem.training.recompute.cuts import CUTTABLE, Segment, all_but_last, chain_of, split
-from kerasmem.training.recompute.scope import MakeCall, SegmentFunction, call_at_once
+from kerasmem.training.recompute.segments import MakeCall, SegmentFunction, call_at_once
 
 if runs_on_jax():
-    from kerasmem.training.recompute.checkpoint import gradients_wanted, run_segment
+    from kerasmem.training.recompute.segments import jax_gradients_wanted as gradients_wanted
+    from kerasmem.training.recompute.segments import run_jax_segment as run_segment
 else:
     from kerasmem.training.recompute.gradient import gradients_wanted, run_segment
 

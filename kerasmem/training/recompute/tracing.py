@@ -118,7 +118,7 @@ def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
 
     from kerasmem.training.recompute.call_gradients import CallGradients, differentiable
     from kerasmem.training.recompute.model import walked
-    from kerasmem.training.recompute.scope import SegmentScope
+    from kerasmem.training.recompute.segments import SegmentScope
 
     begins: list[int] = []
     turns: list[int] = []
@@ -303,7 +303,7 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
         ModelError: the model cannot be called.
     """
     from kerasmem.training.recompute.model import walked
-    from kerasmem.training.recompute.scope import call_at_once
+    from kerasmem.training.recompute.segments import call_at_once
 
     keras = import_keras()
     inputs, calls = inputs_and_calls(model, batch_size, input_shape)
