@@ -84,8 +84,7 @@ class GuardedCommand(Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, in a child if this is a program of its own."""
-        from kerasmem.processes.children import ChildFailure, Limits
-        from kerasmem.processes.guarding import go_on_in_child
+        from kerasmem.processes.children import ChildFailure, Limits, go_on_in_child
 
         seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
         limits = Limits(seconds, _memory(size))
