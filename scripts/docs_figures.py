@@ -241,7 +241,7 @@ def cases() -> str:
     found = results("recovery")
     ours, onednn = (found[name]["outcomes"] for name in ("cases", "cases_onednn"))
     return table(
-        "how it ended|>runs|>with oneDNN's kernels",
+        "outcome|>runs|>with oneDNN's kernels",
         ((name, count, onednn.get(name, 0)) for name, count in ours.items()),
     )
 

@@ -160,7 +160,7 @@ def cases(seeds: range, results: Results, save: Save, onednn: bool = False) -> N
 
 def _counted(rows: list[Results]) -> Results:
     failed = [row for row in rows if row.get("failures")]
-    exact = [row["difference"] for row in failed if row["outcome"] == "as the undisturbed run"]
+    exact = [row["difference"] for row in failed if row["outcome"] == "same weights"]
     return {
         "cases": len(rows),
         "outcomes": dict(Counter(row["outcome"] for row in rows).most_common()),

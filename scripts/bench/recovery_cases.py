@@ -41,7 +41,7 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw": lambda: keras.optimizers.AdamW(0.001),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.001),
 }
-ONE_ROW = "one row does not fit, as said"
+ONE_ROW = "stopped: one row does not fit"
 CRASHED = "crashed"
 FITS, RUNS_OUT = "fits", "runs out"  # Keras's own `fit` with batches of one row
 POLICIES = ("float32",) * 6 + ("mixed_bfloat16", "mixed_float16")
@@ -185,9 +185,9 @@ def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
     difference = _norm([a - b for a, b in zip(state(model), whole, strict=True)]) / _norm(whole)
     is_warned = any("micro-batches" in each and "not the same" in each for each in texts)
     outcome = (
-        "nothing ran out" if not failures
-        else "as the undisturbed run" if difference <= 1e-5
-        else "other, as a warning said" if is_warned
+        "did not run out" if not failures
+        else "same weights" if difference <= 1e-5
+        else "other weights, with a warning" if is_warned
         else "other"
     )  # fmt: skip
     return {
@@ -205,8 +205,8 @@ def _refusal(text: str) -> str:
         return "refused, as documented"
     outcomes = {
         "one row": ONE_ROW,
-        "arrays": "the arrays do not fit, as said",
-        "update": "the update does not fit, as said",
+        "arrays": "stopped: the arrays do not fit",
+        "update": "stopped: the update does not fit",
     }
     return next((outcome for words, outcome in outcomes.items() if words in first), "another error")
 
@@ -253,9 +253,9 @@ def of_case(case: dict[str, Any], folder: str) -> dict[str, Any]:
         turns = [in_a_fork(by_one, case, folder)["outcome"] for _ in range(2)]
         case["keras_by_one_row"] = turns
         if case["outcome"] == ONE_ROW and turns == [FITS] * 2:
-            case["outcome"] = "said that one row does not fit; it does"
+            case["outcome"] = "stopped wrongly: one row fits"
         elif case["outcome"] == turns[0] == turns[1] == CRASHED:
-            case["outcome"] = "crashed, as Keras alone does on one row"
+            case["outcome"] = "crashed; Keras crashes on one row, too"
     return case
 
 
