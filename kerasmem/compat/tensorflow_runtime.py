@@ -1,12 +1,15 @@
-"""State and settings of TensorFlow's runtime, without starting it, and its XLA compiler's plan of memory."""
+"""TensorFlow: state of its runtime, graphs and kernels, Grappler, XLA's plan of memory."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import warnings
 from typing import Any
 
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
+from kerasmem.compat.patching import patched
 
 _TF, _EAGER = "tensorflow.python", "tensorflow.python.eager"
 # Whether `tf.config.experimental.enable_op_determinism()` was called.
@@ -29,6 +32,29 @@ FUNCTION_DEF = Borrowed(f"{_EAGER}.context:Context.get_function_def", feature="f
 # XLA plans as ever and makes code in a hurry, which takes up to half of the time otherwise. XLA reads its flags once in
 # a process, with the first compilation.
 UNOPTIMISED = "--xla_backend_optimization_level=0"
+OPTIMIZE = Borrowed(f"{_TF}.grappler.tf_optimizer:OptimizeGraph", feature="method 'graph'")
+# The value of a tensor that depends on constants alone, else None. It runs all kinds of operations, and
+# `tf.get_static_value` knows some only.
+constant_value = Borrowed(f"{_TF}.framework.smart_cond:smart_constant_value", feature="method 'graph' for loops")
+_ON_A_CARD = "method 'graph' for a card"
+CLUSTER = Borrowed(f"{_TF}.grappler.cluster:Cluster", feature=_ON_A_CARD)
+KERNELS = Borrowed(f"{_TF}.framework.kernels:get_registered_kernels_for_op", feature=_ON_A_CARD)
+GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
+STACK = Borrowed(f"{_TF}.util.tf_stack:extract_stack", feature="quick estimates")
+_CLONE = Borrowed(
+    f"{_TF}.eager.polymorphic_function.polymorphic_function:Function._clone",
+    feature="estimates of steps that call a tf.function",
+)
+_RECOMPUTE = "kerasmem.recompute"
+# A scope without gradient tapes.
+stop_recording = Borrowed(f"{_TF}.eager.record:stop_recording", feature=_RECOMPUTE)
+# Whether a gradient tape may record here, and whether one has recorded any of some tensors.
+could_record = Borrowed(f"{_TF}.eager.record:could_possibly_record", feature=_RECOMPUTE)
+any_is_recorded = Borrowed(f"{_TF}.eager.record:should_record_backprop", feature=_RECOMPUTE)
+# Adds control dependencies from an operation to others of its graph.
+add_control_inputs = Borrowed(f"{_TF}.framework.ops:Operation._add_control_inputs", feature=_RECOMPUTE)
+_IN_XLA = Borrowed(f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext", feature=_RECOMPUTE)
+_CONTROL = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch", "Stack", "StackV2"})
 
 
 def devices_are_started() -> bool:
@@ -94,3 +120,116 @@ def body_of(name: str) -> Any:
     )
     returned = tuple(source(definition.ret[each.name]) for each in definition.signature.output_arg)
     return tuple(each.type for each in arguments), done, returned
+
+
+def has_gpu_kernel(definition: Any) -> bool:
+    """Return whether TensorFlow has a GPU kernel for an operation in its dtypes, without needing a GPU.
+
+    Args:
+        definition: its `NodeDef`.
+    """
+    label = definition.attr["_kernel"].s.decode() if "_kernel" in definition.attr else ""
+    return any(
+        kernel_label == label and all(dtypes.issuperset(_dtypes(definition.attr[name])) for name, dtypes in allowed)
+        for kernel_label, allowed in _gpu_kernels(definition.op)
+    )
+
+
+def _dtypes(value: Any) -> tuple[int, ...]:
+    return tuple(value.list.type) if value.HasField("list") else (value.type,)
+
+
+@functools.cache
+def _gpu_kernels(operation: str) -> tuple[tuple[str, tuple[tuple[str, frozenset[int]], ...]], ...]:
+    """Return the label of each GPU kernel for an operation, and the dtypes that it takes by attribute."""
+    return tuple(
+        (kernel.label, tuple((each.name, frozenset(each.allowed_values.list.type)) for each in kernel.constraint))
+        for kernel in KERNELS(operation).kernel
+        if kernel.device_type in ("GPU", "DEFAULT")
+    )
+
+
+def stacks_left_out() -> contextlib.AbstractContextManager[None]:
+    """Record one stack for all operations that this thread makes.
+
+    Nobody reads the stacks of a graph that serves an estimate, and extracting them takes a tenth of the time.
+    """
+    if not STACK.exists():
+        return contextlib.nullcontext()
+    here = STACK()
+    return patched(*STACK.owner(), lambda extract_stack, *args, **kwargs: here)
+
+
+def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
+    """Trace each `tf.function` that this thread calls inside anew: the variables of its last trace may be gone."""
+    if not _CLONE.exists():
+        return contextlib.nullcontext()
+    clones: dict[int, tuple[Any, Any]] = {}  # by id, with the function itself, which keeps the id from others
+
+    def call(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(function) not in clones:
+            clones[id(function)] = function, _CLONE(function, None)
+        return original(clones[id(function)][1], *args, **kwargs)
+
+    return patched(_CLONE.owner()[0], "__call__", call)
+
+
+def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability: tuple[int, int] | None = None) -> Any:
+    """Optimize a graph with Grappler.
+
+    Args:
+        definition: a `GraphDef`.
+        fetches: names of the operations and tensors that are asked for.
+        fuses: whether operations are fused with those after them ("remapping").
+        capability: compute capability of the card beside the CPU, which need not be here; None for a CPU alone.
+    """
+    import tensorflow as tf
+
+    whole = tf.compat.v1.MetaGraphDef()
+    whole.graph_def.CopyFrom(definition)
+    whole.collection_def["train_op"].node_list.value.extend(fetches)
+    config = tf.compat.v1.ConfigProto()
+    rewriting = config.graph_options.rewrite_options
+    rewriting.min_graph_nodes = -1
+    # Passes that leave a graph on the CPU as it is: they choose layouts for GPUs; move operations into branches, choose
+    # among functions and put the graph into MLIR and back to look into them; and go through loops and branches.
+    # The one for memory has sums of three and more computed in place where the step would fill the device: that of a
+    # CPU is said to have 256 MiB (threadpool_device_factory.cc), that of a card is not known here.
+    if capability is None:
+        rewriting.layout_optimizer = rewriting.OFF
+    else:
+        rewriting.memory_optimization = rewriting.NO_MEM_OPT
+    if not definition.library.function:
+        rewriting.experimental_conditional_code_motion = rewriting.OFF
+        if capability is None:
+            rewriting.implementation_selector = rewriting.OFF
+            rewriting.disable_tfg_optimizer = True
+        if not any(node.op in _CONTROL for node in definition.node):
+            rewriting.loop_optimization = rewriting.OFF
+    if not fuses:
+        rewriting.remapping = rewriting.OFF
+    if capability is None:
+        return OPTIMIZE(config, whole)
+    cluster = _cluster(capability)
+    try:
+        return OPTIMIZE(config, whole, cluster=cluster)
+    finally:
+        cluster.Shutdown()
+
+
+def _cluster(capability: tuple[int, int]) -> Any:
+    """Return a cluster of a CPU and a card for Grappler, which reads the capability only."""
+    from tensorflow.core.protobuf import device_properties_pb2 as properties
+
+    card = properties.DeviceProperties(type="GPU", vendor="NVIDIA")
+    card.environment["architecture"] = "{}.{}".format(*capability)
+    devices = ((CPU, properties.DeviceProperties(type="CPU")), (GPU, card))
+    return CLUSTER(devices=[properties.NamedDevice(name=name, properties=each) for name, each in devices])
+
+
+def in_xla() -> bool:
+    """Return whether XLA will compile the graph that is being traced."""
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and bool(_IN_XLA(graph))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kerasmem.compat.graphs import stacks_left_out
+from kerasmem.compat.tensorflow_runtime import stacks_left_out
 from kerasmem.errors import UsageError
 
 TENSORFLOW, JAX = "tensorflow", "jax"

@@ -17,10 +17,10 @@ from functools import cache, partial
 from typing import Any
 
 from kerasmem.compat.gradients import forget_gradients
-from kerasmem.compat.graphs import functions_traced_anew, stacks_left_out
 from kerasmem.compat.keras_layers import flatten_layers, functional_class, graph_of, symbolic_build, untouched
 from kerasmem.compat.keras_state import handle_only, raw_value
 from kerasmem.compat.keras_training import compute_loss, loss_and_metrics_built
+from kerasmem.compat.tensorflow_runtime import functions_traced_anew, stacks_left_out
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax, symbolic_outputs
 from kerasmem.models.inputs import ByKeyword, GivenTargets, ModelInput, WithNumbers, by_place

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 from kerasmem.compat import keras_layers, keras_state, keras_training
-from kerasmem.compat.graphs import STACK, stacks_left_out
 from kerasmem.compat.keras_layers import gpu_assumed, name_scopes_replaced, without_name_scopes
 from kerasmem.compat.keras_state import handle_only, has_value, optimizers_know_stand_ins
 from kerasmem.compat.keras_training import reduction_replaced, updated_in_turn
 from kerasmem.compat.patching import patched
+from kerasmem.compat.tensorflow_runtime import STACK, stacks_left_out
 from kerasmem.models.weightless import random_state_kept, weightless, with_stand_ins
 
 REDUCED = keras_training.REDUCE

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from kerasmem import measure
-from kerasmem.compat.graphs import optimise
+from kerasmem.compat.tensorflow_runtime import optimise
 from kerasmem.devices.kernels import cpu_kernels
 from kerasmem.errors import KerasmemError
 from kerasmem.estimation.estimating import estimate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from kerasmem.compat.graphs import has_gpu_kernel, optimise
+from kerasmem.compat.tensorflow_runtime import has_gpu_kernel, optimise
 from kerasmem.estimation import methods
 from kerasmem.estimation.estimating import estimate
 from kerasmem.estimation.graph.program import COPY, ON_HOST

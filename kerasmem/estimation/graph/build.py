@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from kerasmem.compat.graphs import constant_value, has_gpu_kernel
+from kerasmem.compat.tensorflow_runtime import constant_value, has_gpu_kernel
 from kerasmem.devices.kernels import ONEDNN, CardKernels
 from kerasmem.estimation.graph.control import CONTROL, unroll
 from kerasmem.estimation.graph.cuda import rnn_reserve

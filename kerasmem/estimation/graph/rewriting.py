@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kerasmem.compat.graphs import GPU, has_gpu_kernel, optimise
-from kerasmem.compat.tensorflow_runtime import CPU
+from kerasmem.compat.tensorflow_runtime import CPU, GPU, has_gpu_kernel, optimise
 from kerasmem.errors import KerasmemError, first_line
 from kerasmem.estimation.graph.program import NotModelled, tensor_of
 from kerasmem.models.step import TracedStep

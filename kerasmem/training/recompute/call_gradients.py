@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kerasmem.compat.graphs import add_control_inputs, in_xla
 from kerasmem.compat.keras_state import STATELESS_SCOPE, attribute
+from kerasmem.compat.tensorflow_runtime import add_control_inputs, in_xla
 from kerasmem.training.recompute.segments import call_at_once
 
 

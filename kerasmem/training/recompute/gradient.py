@@ -24,7 +24,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasmem.compat.graphs import any_is_recorded, could_record, in_xla, stop_recording
 from kerasmem.compat.keras_layers import flatten_layers, loss_owner, replace_losses
 from kerasmem.compat.keras_state import (
     CALL_CONTEXT,
@@ -38,6 +37,7 @@ from kerasmem.compat.keras_state import (
     mask_of,
     set_mask,
 )
+from kerasmem.compat.tensorflow_runtime import any_is_recorded, could_record, in_xla, stop_recording
 from kerasmem.training.recompute.call_gradients import (
     CallGradients,
     differentiable,
