@@ -17,10 +17,9 @@ SOURCES = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAG
 PRIVATE = re.compile(r"keras\.src|tensorflow\.python|_getframe|currentframe|_current_frames|\bf_locals\b|\bf_back\b")
 
 # package -> the packages that it may import besides the root modules, which all may import
-ROOT_MODULES = {"archives", "errors", "units", "checks", "files", "records"}
+ROOT_MODULES = {"errors", "units", "checks", "files", "records"}
 ALLOWED = {
     "errors": set(),
-    "archives": set(),
     "files": set(),
     "units": set(),
     "checks": set(),

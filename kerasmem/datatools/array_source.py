@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.archives import read_npy_header
 from kerasmem.datatools.conversion_settings import ReadOptions
 from kerasmem.datatools.fields import Field, Rows
 from kerasmem.datatools.row_source import RowSource
 from kerasmem.errors import DataError
+from kerasmem.files import read_npy_header
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.units import format_size
 

@@ -12,9 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.archives import open_archive
 from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
-from kerasmem.files import open_plain, read_json, replacing
+from kerasmem.files import open_archive, open_plain, read_json, replacing
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.records import Record
 from kerasmem.training.run_state import GROUPS, ModelState, RunState, as_array, describe, variables

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from kerasmem.archives import open_archive
+from kerasmem.files import open_archive
 
 ARRAYS = {"saved": np.arange(30, dtype=np.uint8), "model0": np.ones((3, 2), np.float32), "none": np.zeros(0)}
 
