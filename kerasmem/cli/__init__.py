@@ -1,4 +1,4 @@
-"""The command line: one file a command, loaded when it is run; errors become messages and exit codes here."""
+"""The command line: commands are loaded when they run; errors become messages and exit codes here."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from kerasmem.cli.command import COMMANDS_OF, Invocation, LazyGroup, debug_optio
 from kerasmem.errors import KerasmemError
 
 COMMANDS = COMMANDS_OF["kerasmem"]
+_SHARED_MODULES = {
+    "max-batch": "search_commands", "cards": "search_commands",
+    "measure": "step_commands", "profile": "step_commands",
+    "devices": "machine_commands", "doctor": "machine_commands",
+}  # fmt: skip
 
 
 @click.group(
     cls=LazyGroup,
     lines=COMMANDS,
+    modules=_SHARED_MODULES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(kerasmem.__version__, prog_name="kerasmem")

@@ -15,7 +15,7 @@ from kerasmem.errors import UsageError
 
 @click.command("advise", cls=GuardedCommand, seconds=7200)
 @model_options("--method", "--confirm", "--samples", "--budget-seconds", output=("--code", "--verbose", "--json"))
-def command(model: str | None, budget_seconds: float, code: bool, **options: Any) -> int:
+def advise_command(model: str | None, budget_seconds: float, code: bool, **options: Any) -> int:
     """Say what to do so that training MODEL fits a device, or takes less.
 
     Each remedy is estimated on the changed model; where no single one is enough, combinations are, the least

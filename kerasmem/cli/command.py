@@ -122,13 +122,13 @@ class LazyGroup(click.Group):
 
     Args:
         lines: command → its line in the help of the group, in that order.
-        module: under kerasmem.cli, with a function for each command; "" if each has a module of its own.
+        modules: command → its module under kerasmem.cli. Defaults to NAME_command. The function is NAME_command.
         **options: as for `click.Group`.
     """
 
-    def __init__(self, *, lines: Mapping[str, str], module: str = "", **options: Any) -> None:
+    def __init__(self, *, lines: Mapping[str, str], modules: Mapping[str, str], **options: Any) -> None:
         super().__init__(**_with_examples(options))
-        self._lines, self._module = lines, module
+        self._lines, self._modules = lines, modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands in the order of help."""
@@ -138,9 +138,9 @@ class LazyGroup(click.Group):
         """Import a command."""
         if cmd_name not in self._lines:
             return None
-        module = self._module or f"{cmd_name.replace('-', '_')}_command"
-        imported = importlib.import_module(f"kerasmem.cli.{module}")
-        command: click.Command = getattr(imported, cmd_name if self._module else "command")
+        function = f"{cmd_name.replace('-', '_')}_command"
+        module = importlib.import_module(f"kerasmem.cli.{self._modules.get(cmd_name, function)}")
+        command: click.Command = getattr(module, function)
         return command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

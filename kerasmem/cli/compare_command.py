@@ -24,7 +24,7 @@ _SAME = ("batch_size", "method", "mode")  # settings that a saved report has as 
     output=(option("--top", show_default=f"{_MOST_ON_A_SCREEN} on a terminal, else all"), "--markdown", "--json"),
 )  # fmt: skip
 @click.pass_context
-def command(
+def compare_command(
     context: click.Context, a: str, b: str, budget: str | None, max_increase: str | None, **options: Any
 ) -> int:
     """Say what differs in memory between A and B, by category and by layer.

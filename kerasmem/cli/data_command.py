@@ -15,8 +15,8 @@ from kerasmem.cli.terminal import progress_bar, quiet_tensorflow, show_result
 COMMANDS = COMMANDS_OF["kerasmem data"]
 
 
-@click.group("data", cls=LazyGroup, lines=COMMANDS, module="data_command")
-def command() -> None:
+@click.group("data", cls=LazyGroup, lines=COMMANDS, modules=dict.fromkeys(COMMANDS, "data_command"))
+def data_command() -> None:
     """Data files: look into them, convert them, index them, and sum up their statistics.
 
     Examples:
@@ -36,7 +36,7 @@ def _working(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @click.command("inspect", cls=GuardedCommand)
 @all_of(*FILE, TRUST, "--json")
-def inspect(file: str, as_json: bool, **options: Any) -> None:
+def inspect_command(file: str, as_json: bool, **options: Any) -> None:
     """List the datasets of an HDF5 FILE, their size in memory, and how well they stream.
 
     Examples:
@@ -57,7 +57,7 @@ def inspect(file: str, as_json: bool, **options: Any) -> None:
     "--color", "--header", "--delimiter", "--decimal", "--encoding", "--text",
     "--rows-axis", "--unpack",
 )  # fmt: skip
-def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def convert_command(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.
 
     SRC: .npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder that holds a folder of
@@ -89,7 +89,7 @@ def convert(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, *
 @click.command("repack", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
 @all_of(*WRITING, option("--float32", default=False))
-def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def repack_command(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
 
     `kerasmem data inspect` says how an epoch reads a file.
@@ -111,7 +111,7 @@ def repack(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -
 @click.command("stats", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
 @all_of("--dataset", "--workers", "--dask", TRUST, "--json")
-def stats(file: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def stats_command(file: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
 
     One pass in bounded memory; the figures are those that keras.layers.Normalization(axis=-1).adapt would find.
@@ -137,7 +137,9 @@ def _read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
 @click.command("index", cls=GuardedCommand, seconds=None)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @all_of(option("--output", required=True), "--dataset", "--workers", "--dask", TRUST, "--json")
-def index(files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def index_command(
+    files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
     """Write an index, NAME.index, of HDF5 files read as one, in the order given; of a pattern, part-2 before part-10.
 
     H5ChunkSequence("NAME.index") then knows rows, types and chunks without opening a file. A file that is changed later

@@ -23,7 +23,7 @@ def _is_many(options: Mapping[str, Any]) -> bool:
     "--grid", "--workers", "--dask", "--method", "--replicas",
     arguments=(click.argument("models", metavar="MODEL...", nargs=-1),),
 )  # fmt: skip
-def command(
+def estimate_command(
     models: tuple[str, ...], grid: tuple[str, ...], workers: int | None, dask: str | None, limits: Any,
     **options: Any,
 ) -> int:  # fmt: skip

@@ -14,7 +14,7 @@ from kerasmem.cli.terminal import show_result
 @click.command("explain", cls=Command)
 @click.argument("log", type=click.Path())
 @option("--json")
-def command(log: str, as_json: bool) -> None:
+def explain_command(log: str, as_json: bool) -> None:
     """Say what ran out of memory in LOG (- for standard input), why, where, and what to do.
 
     Reads the messages of TensorFlow, XLA, PyTorch, JAX, Theano and CUDA's libraries, and those of the host: Python,

@@ -24,7 +24,7 @@ _LARGEST_LOG = 2 * 2**30
 @click.command("report", cls=GuardedCommand)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @all_of("--output", "--json")
-def command(files: tuple[str, ...], output: str | None, as_json: bool) -> None:
+def report_command(files: tuple[str, ...], output: str | None, as_json: bool) -> None:
     """Show runs, estimates and profiles together: as a page, a table or data.
 
     FILEs are logs of MemoryLogger (.jsonl, .csv), and what `kerasmem estimate --json` and

@@ -20,7 +20,7 @@ from kerasmem.cli.terminal import is_quiet
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @all_of("--micro-batches", "--save-freq", "--restarts", "--checkpoint")
-def command(checkpoint: str | None, **options: Any) -> int:
+def run_command(checkpoint: str | None, **options: Any) -> int:
     """Run SCRIPT with its ARGUMENTS; its `model.fit` survives running out of memory.
 
     Each `model.fit` in it becomes `kerasmem.fit`: a step that runs out is repeated in micro-batches. With --checkpoint

@@ -1,4 +1,4 @@
-"""`kerasmem max-batch`."""
+"""`kerasmem max-batch` and `kerasmem cards`: searches by estimate."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import click
 from kerasmem.cli.command import GuardedCommand
 from kerasmem.cli.options import EXIT_CODES, check_options, model_options, step_settings
 from kerasmem.cli.terminal import quiet_tensorflow, show_result, spinner
+from kerasmem.errors import UsageError
 
 
 @click.command("max-batch", cls=GuardedCommand, seconds=7200)
 @model_options("--maximum", "--margin", "--method", "--confirm", "--timeout", output=("--json",), shared=("--device",))
-def command(model: str | None, **options: Any) -> int:
+def max_batch_command(model: str | None, **options: Any) -> int:
     """Find the largest batch of MODEL that fits a device.
 
     The estimator is asked for a few sizes; the answer is the largest whose whole interval fits.
@@ -38,3 +39,30 @@ def command(model: str | None, **options: Any) -> int:
         result = max_batch_size(model, **own, **step_settings(options))
     show_result(result, options["as_json"], search_table)
     return EXIT_CODES[result.device.verdict]
+
+
+@click.command("cards", cls=GuardedCommand, seconds=7200)
+@model_options("--method", output=("--json",))
+def cards_command(model: str | None, **options: Any) -> int:
+    """Say which cards of the catalogue are enough to train MODEL.
+
+    MODEL is as for `kerasmem estimate`.
+
+    Examples:
+      kerasmem cards model.keras -b 64
+      kerasmem cards keras.applications:ResNet50 -b 256
+
+    Exit codes: 0 a card fits · 1 the model failed · 2 wrong usage or unreadable
+    input · 3 no card fits · 4 too close to call
+    """
+    check_options("cards", model, options)
+    if options["device"] is not None:
+        raise UsageError("--device: cards asks about all of them; kerasmem estimate takes a device")
+    from kerasmem.rendering.search_tables import cards_table
+
+    with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}"):
+        from kerasmem.estimation.card_ranking import rank_cards
+
+        ranking = rank_cards(model, **step_settings(options))
+    show_result(ranking, options["as_json"], cards_table)
+    return EXIT_CODES[ranking.cards[0].verdict]
