@@ -11,8 +11,7 @@ import numpy as np
 from kerasmem.devices.host import usable_cores
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.columns import Column
-from kerasmem.hdf5.format.grid import Grid
-from kerasmem.hdf5.format.layout import DatasetLayout, shown
+from kerasmem.hdf5.format.layout import DatasetLayout, Grid, shown
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES, PIECE_VALUES, SCATTER_BYTES
 from kerasmem.streaming.order import Blocks
 from kerasmem.units import GIB, KIB, MIB, format_size

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerasmem.hdf5.format.grid import Grid, as_grid, ranges
+from kerasmem.hdf5.format.layout import Grid, as_grid, ranges
 
 BLOCKS, ROWS = 0, 1  # which of an epoch's random streams
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from kerasmem.hdf5.format.columns import Column
 from kerasmem.hdf5.format.filters import Scratch
-from kerasmem.hdf5.format.grid import Grid
-from kerasmem.hdf5.format.layout import DataLayout
+from kerasmem.hdf5.format.layout import DataLayout, Grid
 from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, WantedRows, part_of
 from kerasmem.hdf5.rows.files import OpenFiles
 from kerasmem.hdf5.rows.jobs import DatasetRows, Job, ResidentRows, Task, prefetch

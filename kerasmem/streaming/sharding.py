@@ -15,7 +15,7 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.cluster import find_shard
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.grid import Grid, as_grid
+from kerasmem.hdf5.format.layout import Grid, as_grid
 from kerasmem.streaming.order import Blocks, ShardBlocks
 from kerasmem.units import format_count
 

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from common import environment, write_results
 
-from kerasmem.hdf5.format.grid import ranges
-from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout
+from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, ranges
 from kerasmem.hdf5.rows.index import write_index
 from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.hdf5.rows.settings import Access, read_files, read_parts
