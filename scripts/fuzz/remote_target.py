@@ -44,13 +44,12 @@ class RemoteTarget(Target):
         import aiohttp  # noqa: F401
         import fsspec.implementations.http  # noqa: F401
 
-        import kerasmem.hdf5.io.failures as failures
         import kerasmem.hdf5.io.objects as objects
         import kerasmem.hdf5.io.stores
         import kerasmem.streaming.data_source  # noqa: F401
 
         warm_data_commands()
-        failures._FIRST_WAIT = failures._LONGEST_WAIT = 0.002
+        objects._FIRST_WAIT = objects._LONGEST_WAIT = 0.002
         objects._CONNECT = objects._SILENCE = 0.7  # seconds, so that a silent server is given up within a case's time
         self.versions = [_file(number) for number in range(2)]
         self.values = []

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from kerasmem.hdf5.io.access import RemoteAccess
-from kerasmem.hdf5.io.failures import PermanentError
 from kerasmem.hdf5.io.fetcher import RangeFetcher, RangeRequest
+from kerasmem.hdf5.io.objects import PermanentError
 from kerasmem.hdf5.io.ranges import Claim
 
 KIB = 1024

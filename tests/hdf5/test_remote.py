@@ -79,7 +79,7 @@ def s3(s3_server):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("kerasmem.hdf5.io.failures._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("kerasmem.hdf5.io.objects._FIRST_WAIT", 0.01)
 
 
 def equal(one, other):

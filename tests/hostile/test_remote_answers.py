@@ -18,10 +18,10 @@ GIB = 2**30
 READ = """
 import sys
 from kerasmem.errors import DataError
-from kerasmem.hdf5.io import failures, objects
+from kerasmem.hdf5.io import objects
 from kerasmem.streaming.data_source import read_windows
 objects._SILENCE = objects._CONNECT = 0.3
-failures._FIRST_WAIT = failures._LONGEST_WAIT = 0.01
+objects._FIRST_WAIT = objects._LONGEST_WAIT = 0.01
 try:
     list(read_windows([sys.argv[1]], ["x"]))
 except DataError as error:
@@ -123,7 +123,7 @@ def test_a_multipart_answer_is_refused(serve, data, monkeypatch):
         request.end_headers()
         request.wfile.write(body)
 
-    monkeypatch.setattr("kerasmem.hdf5.io.failures._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("kerasmem.hdf5.io.objects._FIRST_WAIT", 0.01)
     with pytest.raises(DataError, match=r"failed 7 times in a row.*more than [0-9,]+ bytes came"):
         H5ChunkSequence(f"{serve(answer)}/x.h5")
 

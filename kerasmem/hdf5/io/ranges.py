@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.io.access import RemoteAccess
-from kerasmem.hdf5.io.failures import ChangedError, PermanentError
 from kerasmem.hdf5.io.fetcher import RangeFetcher, RangeRequest, Traffic
 from kerasmem.hdf5.io.handle import Handle
-from kerasmem.hdf5.io.objects import ObjectInfo
+from kerasmem.hdf5.io.objects import ChangedError, ObjectInfo, PermanentError
 from kerasmem.units import KIB, MIB
 
 GAP = 64 * KIB
