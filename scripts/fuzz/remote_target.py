@@ -44,8 +44,8 @@ class RemoteTarget(Target):
         import aiohttp  # noqa: F401
         import fsspec.implementations.http  # noqa: F401
 
+        import kerasmem.hdf5.io.access
         import kerasmem.hdf5.io.objects as objects
-        import kerasmem.hdf5.io.stores
         import kerasmem.streaming.data_source  # noqa: F401
 
         warm_data_commands()

@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.compat.files import call_before_threads_are_joined
-from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess
+from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess, Stores
 from kerasmem.hdf5.io.cache import BLOCK, DiskCache
 from kerasmem.hdf5.io.objects import ObjectInfo, PermanentError, RemoteObject
-from kerasmem.hdf5.io.stores import Stores
 
 _CLOSING = 5.0  # seconds given to connections to close
 

@@ -23,10 +23,9 @@ from kerasmem.compat.files import call_file_system
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.urls import identity, is_url, redact, scheme_of
-from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess
+from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess, Stores
 from kerasmem.hdf5.io.fetcher import ObjectReader, Traffic
 from kerasmem.hdf5.io.objects import HEAD, ObjectInfo, PermanentError, RemoteObject, retry
-from kerasmem.hdf5.io.stores import Stores
 from kerasmem.units import MIB
 
 _BLOCK = HEAD
