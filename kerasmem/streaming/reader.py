@@ -15,8 +15,8 @@ from kerasmem.hdf5.format.columns import Column
 from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.format.layout import DataLayout, Grid
 from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, WantedRows, part_of
-from kerasmem.hdf5.rows.files import OpenFiles
 from kerasmem.hdf5.rows.jobs import DatasetRows, Job, ResidentRows, Task, prefetch
+from kerasmem.hdf5.rows.open_files import OpenFiles
 from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.order import Blocks, EpochOrder, Segment
 

@@ -12,7 +12,7 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.rows import files as open_files
+from kerasmem.hdf5.rows import open_files
 
 LENGTHS = (37, 5, 64, 1, 50)
 STORAGE = (

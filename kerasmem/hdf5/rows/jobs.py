@@ -16,8 +16,7 @@ from kerasmem.hdf5.format.layout import DatasetLayout
 from kerasmem.hdf5.io.handle import CAN_SCATTER
 from kerasmem.hdf5.io.ranges import Claim
 from kerasmem.hdf5.rows.delivery import SCATTER_BYTES, Delivery, Places, RowRun, ScatterRead, WantedRows, part_of
-from kerasmem.hdf5.rows.files import OpenFiles
-from kerasmem.hdf5.rows.opened import OpenFile
+from kerasmem.hdf5.rows.open_files import OpenFile, OpenFiles
 from kerasmem.hdf5.rows.sources import Outputs
 
 
