@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown
-from kerasmem.hdf5.rows.texts import text_of
+from kerasmem.hdf5.rows.safe_reading import text_of
 
 UNPACKED = frozenset(
     ("scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max", "_Unsigned")

@@ -24,7 +24,7 @@ from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.files import replacing
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.links import DAMAGED, encoded
-from kerasmem.hdf5.rows.texts import TEXTS_AT_ONCE, read_attribute
+from kerasmem.hdf5.rows.safe_reading import TEXTS_AT_ONCE, read_attribute
 from kerasmem.units import KIB, MIB
 
 _CHUNK_BYTES = MIB

@@ -1,8 +1,12 @@
-"""Choose the fastest way to read a dataset from its storage.
+"""Read datasets, attributes and names without trusting HDF5 to check sizes.
 
-HDF5 trusts a chunk to come out of its filters with as many bytes as it should have. One that brings fewer is filled
-up with memory of the process, and one with a checksum and fewer than four bytes ends it. So filters are undone here,
-and by HDF5 only where the file is trusted.
+HDF5 does not check how many bytes its filters return for a chunk. If they are too few, it fills the rest with the
+process's memory, and a chunk with a checksum and under four bytes crashes the process. So kerasmem decodes chunks
+itself, and leaves them to HDF5 only in trusted files.
+
+HDF5 stores a text of variable length apart, and any number of elements may refer to the same one: a file of 4 MB can
+expand to 16 GB. So an attribute with many such texts is read only from a trusted file, and a dataset of them a few at
+a time.
 """
 
 from __future__ import annotations
@@ -19,11 +23,16 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.format.chunks import read_index
 from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline, Scratch, register_filters
 from kerasmem.hdf5.format.layout import DatasetLayout, shown
+from kerasmem.hdf5.format.links import DAMAGED
 from kerasmem.hdf5.io.handle import Handle
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES
 from kerasmem.hdf5.rows.scan import missing_part
 from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, DirectSource, Hdf5Source, Source
 
+MOST_TEXT = 64 << 20
+"""Largest size of an attribute, and of all names in a dataset, in bytes."""
+TEXTS_AT_ONCE = 32
+"""Number of texts of variable length that are read together from a file without trust."""
 # Bits that fill their bytes; what h5py makes of others is a number of other bits.
 _WHOLE_BITFIELDS = tuple(getattr(h5py.h5t, f"STD_B{bits}{order}") for bits in (8, 16, 32, 64) for order in ("LE", "BE"))
 
@@ -191,3 +200,68 @@ def _base(file: h5py.File) -> int:
     Later versions of HDF5 have added it already, as all do to the place of contiguous data.
     """
     return 0 if h5py.version.hdf5_version_tuple >= (1, 14, 4) else int(file.userblock_size)
+
+
+def read_attribute(
+    item: h5py.Group | h5py.Dataset, name: str, *, trust_file: bool = False, most: int = MOST_TEXT
+) -> Any:
+    """Return an attribute's value; None if it is missing, unsupported or too large.
+
+    Args:
+        item: the group or dataset.
+        name: the attribute.
+        trust_file: whether any number of texts of variable length is read.
+        most: largest size in bytes.
+    """
+    try:
+        if not h5py.h5a.get_num_attrs(item.id) or name not in item.attrs:  # the first is the faster question
+            return None
+        attribute = item.attrs.get_id(name)
+        shape, text = attribute.shape, h5py.check_string_dtype(attribute.dtype)
+        if shape is None or (text is None and attribute.dtype.hasobject):
+            return None
+        if text is not None and text.length is None and prod(shape) > TEXTS_AT_ONCE and not trust_file:
+            return None
+        return item.attrs[name] if attribute.get_storage_size() <= most else None
+    except DAMAGED:
+        return None
+
+
+def read_names(dataset: h5py.Dataset, most: int) -> list[str] | None:
+    """Return texts or numbers, one a row, as texts; None for other or larger datasets.
+
+    Args:
+        dataset: a dataset that lies in its own file.
+        most: largest number of rows.
+
+    Raises:
+        DataError: If the texts are too large.
+        DecodeError: If a chunk is damaged.
+    """
+    shape, text = dataset.shape, h5py.check_string_dtype(dataset.dtype)
+    if shape is None or len(shape) != 1 or not 0 < shape[0] <= most:
+        return None
+    if text is None and dataset.dtype.kind not in "iufb":
+        return None
+    if max(shape + (dataset.chunks or ())) * dataset.id.get_type().get_size() > MOST_TEXT:
+        return None
+    check_chunks(dataset)
+    step = TEXTS_AT_ONCE if text is not None and text.length is None else shape[0]
+    names: list[str] = []
+    size = 0
+    for start in range(0, shape[0], step):
+        values = dataset[start : start + step].tolist()
+        names += [text_of(value) if text is not None else str(value) for value in values]
+        size += sum(len(value) for value in values) if text is not None else 0
+        if size > MOST_TEXT:
+            raise DataError(f"the texts of {dataset.name} take more than {MOST_TEXT:,} bytes")
+    return names
+
+
+def text_of(value: Any) -> str:
+    """Return an attribute's value as text; "" if it is not a text."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(-1)[0]
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogateescape")
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
