@@ -13,7 +13,7 @@ import numpy as np
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.columns import Column
 from kerasmem.hdf5.format.filters import Scratch
-from kerasmem.hdf5.rows.memory import Arena
+from kerasmem.hdf5.rows.arena import Arena
 from kerasmem.hdf5.rows.open_files import CLOSED
 from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.order import EpochOrder, Segment
