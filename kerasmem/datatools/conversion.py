@@ -32,7 +32,7 @@ from kerasmem.datatools.table_source import SUFFIXES, open_tables
 from kerasmem.datatools.writing import make_plan, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown, type_name
-from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, natural_order, read_path
+from kerasmem.hdf5.rows.paths import INDEX_SUFFIX, natural_order, read_path
 from kerasmem.units import parse_size
 
 _HDF5 = (".h5", ".hdf5", ".h5ad", ".mat", ".nc", ".hdf")

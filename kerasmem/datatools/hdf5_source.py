@@ -17,9 +17,9 @@ from kerasmem.datatools.row_source import RowSource, even_pieces
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import DecodeError, register_filters
 from kerasmem.hdf5.format.layout import shown, type_name
+from kerasmem.hdf5.rows.paths import Access, natural_order
 from kerasmem.hdf5.rows.safe_reading import check_chunks
 from kerasmem.hdf5.rows.scan import find_dataset
-from kerasmem.hdf5.rows.settings import Access, natural_order
 from kerasmem.streaming.data_source import read_windows
 from kerasmem.units import format_count
 

@@ -27,9 +27,8 @@ from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, show
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
 from kerasmem.hdf5.io.remote_file import expand, put_file, refuse_web
-from kerasmem.hdf5.rows.index import write_index
+from kerasmem.hdf5.rows.paths import INDEX_SUFFIX, Access, read_paths, read_place, write_index
 from kerasmem.hdf5.rows.scan import GROUP, scan_group
-from kerasmem.hdf5.rows.settings import INDEX_SUFFIX, Access, read_paths, read_place
 from kerasmem.processes.executors import run_tasks
 
 _PATTERN = f"part-{'[0-9]' * 5}.h5"

@@ -15,9 +15,10 @@ from kerasmem.datatools.hdf5_source import find_repetition
 from kerasmem.datatools.listing import Column, Contents, Entry, list_contents
 from kerasmem.datatools.reports import DatasetReport, Inspection
 from kerasmem.errors import UsageError
+from kerasmem.hdf5.format.columns import read_parts
 from kerasmem.hdf5.format.layout import plain_name, shown, type_name
+from kerasmem.hdf5.rows.paths import Access, read_path
 from kerasmem.hdf5.rows.scan import scan_files
-from kerasmem.hdf5.rows.settings import Access, read_parts, read_path
 from kerasmem.streaming.stream_plan import StreamSettings, dataset_names, describe_plan, make_plan
 
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")

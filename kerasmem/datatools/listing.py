@@ -18,9 +18,9 @@ from kerasmem.hdf5.format.filters import DecodeError
 from kerasmem.hdf5.format.layout import DatasetLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED, shape_of, walk_objects
 from kerasmem.hdf5.io.access import RemoteAccess
+from kerasmem.hdf5.rows.paths import Access
 from kerasmem.hdf5.rows.safe_reading import MOST_TEXT, read_attribute, read_names, text_of
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, missing_part, open_file
-from kerasmem.hdf5.rows.settings import Access
 
 MOST_LISTED = 5000  # objects that are listed: a hostile file may hold millions
 MOST_CONVERTED = 100_000  # objects of a file that is converted

@@ -21,8 +21,8 @@ from kerasmem.datatools.reports import ColumnStats, DataStats, Progress
 from kerasmem.datatools.row_source import even_pieces
 from kerasmem.errors import UsageError
 from kerasmem.hdf5.format.urls import is_url
+from kerasmem.hdf5.rows.paths import Access, read_files, read_path
 from kerasmem.hdf5.rows.scan import scan_files
-from kerasmem.hdf5.rows.settings import Access, read_files, read_path
 from kerasmem.processes.executors import run_tasks
 from kerasmem.streaming.data_source import read_windows
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.columns import Column, read_dtype, read_part, read_scale
+from kerasmem.hdf5.format.columns import Column, read_dtype, read_part, read_parts, read_rows, read_scale
 from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.format.layout import DataLayout
+from kerasmem.hdf5.rows.paths import Access, read_data
 from kerasmem.hdf5.rows.scan import scan_files
-from kerasmem.hdf5.rows.settings import Access, read_data, read_parts, read_rows
 from kerasmem.streaming.budget import MemoryPlan, plan_memory
 from kerasmem.streaming.order import Blocks, EpochOrder
 from kerasmem.streaming.reader import RowReader

@@ -17,7 +17,7 @@ from kerasmem.hdf5.format.layout import DataLayout, Grid
 from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, WantedRows, part_of
 from kerasmem.hdf5.rows.jobs import DatasetRows, Job, ResidentRows, Task, prefetch
 from kerasmem.hdf5.rows.open_files import OpenFiles
-from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.paths import Access
 from kerasmem.streaming.order import Blocks, EpochOrder, Segment
 
 _Item = TypeVar("_Item", bound=Task)

@@ -14,8 +14,8 @@ import keras
 from kerasmem import checks
 from kerasmem.compat.keras_reading import Call, attach_reader
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.columns import read_dtype, read_scale
-from kerasmem.hdf5.rows.settings import read_data, read_parts
+from kerasmem.hdf5.format.columns import read_dtype, read_parts, read_scale
+from kerasmem.hdf5.rows.paths import read_data
 from kerasmem.streaming.cursor import Cursor
 from kerasmem.streaming.sharding import read_shard
 from kerasmem.streaming.stream import Stream

@@ -15,8 +15,8 @@ from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.columns import Part
 from kerasmem.hdf5.io.access import ahead_bytes
+from kerasmem.hdf5.rows.paths import Access
 from kerasmem.hdf5.rows.scan import scan_files
-from kerasmem.hdf5.rows.settings import Access
 from kerasmem.streaming.cursor import Cursor, Progress, make_state, read_state
 from kerasmem.streaming.order import Position
 from kerasmem.streaming.reader import RowReader

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.hdf5.format.columns import Column, Part, make_columns
+from kerasmem.hdf5.format.columns import Column, Part, make_columns, read_rows
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, shown, type_name
-from kerasmem.hdf5.rows.settings import read_rows
 from kerasmem.streaming.budget import MemoryPlan, check_order, plan_memory
 from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from common import environment, write_results
 
+from kerasmem.hdf5.format.columns import read_parts
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, ranges
-from kerasmem.hdf5.rows.index import write_index
+from kerasmem.hdf5.rows.paths import Access, read_files, write_index
 from kerasmem.hdf5.rows.scan import scan_files
-from kerasmem.hdf5.rows.settings import Access, read_files, read_parts
 from kerasmem.streaming.stream_plan import StreamPlan, StreamSettings, make_plan
 
 FEATURES = 32

@@ -82,7 +82,7 @@ class RemoteTarget(Target):
     def _read(self, server: _Server, case: Case, report: Report) -> Verdict:
         from kerasmem.errors import KerasmemError
         from kerasmem.hdf5.io.access import RemoteAccess
-        from kerasmem.hdf5.rows.settings import Access
+        from kerasmem.hdf5.rows.paths import Access
         from kerasmem.streaming.data_source import read_windows
 
         access = Access(remote=RemoteAccess(cache=str(Path("cache").absolute()) if case.options["cache"] else None))

@@ -17,7 +17,7 @@ import kerasmem
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import DatasetLayout, FileLayout
-from kerasmem.hdf5.rows.index import write_index
+from kerasmem.hdf5.rows.paths import write_index
 
 
 def write_parts(folder, count=3):

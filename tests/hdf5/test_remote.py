@@ -23,7 +23,7 @@ from remote_servers import FileServer, S3Server
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, MissingExtraError, UsageError
 from kerasmem.hdf5.rows import scan
-from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.paths import Access
 
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks by gRPC, which the emulator has not
 fsspec = pytest.importorskip("fsspec")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import DataError, UsageError
-from kerasmem.hdf5.rows.settings import read_rows
+from kerasmem.hdf5.format.columns import read_rows
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline
-from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.paths import Access
 from kerasmem.streaming.data_source import read_windows
 
 # Every chunk is decoded over two different fillings: what a decoder leaves as it was would be the process's memory.

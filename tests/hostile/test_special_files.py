@@ -16,7 +16,7 @@ READ = """
 import json, sys
 import kerasmem
 from kerasmem.errors import KerasmemError
-from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.paths import Access
 from kerasmem.models.document import read_document
 from kerasmem.streaming.data_source import read_windows
 

@@ -12,8 +12,8 @@ import pytest
 import kerasmem
 from kerasmem.datatools import listing
 from kerasmem.hdf5.format.filters import DecodeError
+from kerasmem.hdf5.rows.paths import Access
 from kerasmem.hdf5.rows.safe_reading import read_attribute, read_names
-from kerasmem.hdf5.rows.settings import Access
 
 LARGE, TIMES = 4 << 20, 3900
 READ = """

@@ -1,7 +1,8 @@
-"""Map datasets to x, y and sample_weight, with the type of each."""
+"""Select columns and rows: the datasets of x, y and sample_weight, their types, and row numbers."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -12,6 +13,7 @@ import numpy as np
 from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import DatasetLayout, plain_name, shown
+from kerasmem.units import format_count
 
 STORED = "stored"
 _DTYPES = ("float32", "float16", "float64", STORED)
@@ -90,6 +92,16 @@ def read_part(role: str, value: Any) -> Part:
         if not isinstance(name, str) or not plain_name(name) or "\0" in name:
             raise UsageError(f"{role}: {name!r} is not a dataset's name; write for example 'train/images'")
     return Part(role, tuple(plain_name(name) for name in names), keys, single)
+
+
+def read_parts(x: Any, y: Any, sample_weight: Any) -> tuple[Part, ...]:
+    """Return x, y and sample_weight as far as they are given."""
+    if x is None:
+        raise UsageError("x: name the dataset of the features")
+    if y is None and sample_weight is not None:
+        raise UsageError("sample_weight: Keras takes weights only together with y")
+    given = (("x", x), ("y", y), ("sample_weight", sample_weight))
+    return tuple(read_part(role, value) for role, value in given if value is not None)
 
 
 def make_columns(
@@ -173,3 +185,70 @@ def _by_name(setting: str, given: Mapping[str, Any], names: Sequence[str]) -> di
             raise UsageError(f"{setting}: {name!r} is none of the datasets used ({known})")
         result[plain] = entry
     return result
+
+
+def read_rows(rows: Any, length: int, *, ordered: bool) -> range | np.ndarray:
+    """Return the selected rows: a `range` if they are one run, else a sorted int64 array.
+
+    Args:
+        rows: None (all), a slice, a range, a (start, stop) tuple or an array or list of row numbers.
+        length: rows in the file.
+        ordered: whether the rows will be delivered in file order; an index array must then be increasing,
+            because its own order would be lost without a word.
+
+    Raises:
+        UsageError: If `rows` is nothing of the kind.
+        DataError: If rows are outside the file, negative, named twice, or none at all.
+    """
+    if rows is None:
+        return range(length)
+    if isinstance(rows, (tuple, slice)):
+        rows = _as_range(rows, length)
+    if isinstance(rows, range):
+        if not len(rows):
+            raise DataError(f"rows: {rows.start:,} to {rows.stop:,} selects no rows; the file has {length:,}")
+        if rows.step < 0:
+            raise UsageError(f"rows: {rows} falls; give a rising range, as rows are taken in file order")
+    else:
+        rows = _as_rising(rows, length, ordered)
+    low, high = int(rows[0]), int(rows[-1])
+    if low < 0:
+        raise DataError(f"rows: {low} is negative; count from the first row, 0 to {length - 1:,}")
+    if high >= length:
+        raise DataError(f"rows: {high:,} is past the end; the file has {format_count(length, 'row')}")
+    return range(low, high + 1) if high - low + 1 == len(rows) else np.asarray(rows, np.int64)
+
+
+def _as_range(rows: Any, length: int) -> range:
+    if isinstance(rows, tuple):
+        if len(rows) != 2:
+            raise UsageError(f"rows: a tuple means (start, stop), and {rows!r} has {len(rows)} entries")
+        rows = slice(*rows)
+    start, stop = (
+        default if value is None else checks.whole("rows", value, -sys.maxsize)
+        for value, default in ((rows.start, 0), (rows.stop, length))
+    )
+    return range(start, stop, 1 if rows.step is None else checks.whole("rows", rows.step))
+
+
+def _as_rising(rows: Any, length: int, ordered: bool) -> np.ndarray:
+    try:
+        array = np.asarray(rows)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"rows: {error}") from error
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UsageError(
+            "rows: give a slice, a range, (start, stop) or a flat array of whole row numbers, such as "
+            "numpy.flatnonzero(mask)"
+        )
+    if not array.size:
+        raise DataError(f"rows: the array is empty; the file has {format_count(length, 'row')}")
+    rising, counts = np.unique(array.astype(np.int64), return_counts=True)
+    if len(rising) < len(array):
+        raise DataError(f"rows: row {int(rising[counts.argmax()]):,} is named more than once")
+    if ordered and not np.array_equal(rising, array):
+        raise UsageError(
+            "rows: with shuffle=False rows come in file order, and these are not in it; "
+            "pass numpy.sort(rows), and use that order for the results"
+        )
+    return rising

@@ -23,9 +23,9 @@ from kerasmem.hdf5.io.handle import FileHandle, Handle
 from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.hdf5.io.ranges import Claim, RemoteHandle
 from kerasmem.hdf5.rows.delivery import RowRun
+from kerasmem.hdf5.rows.paths import Access
 from kerasmem.hdf5.rows.safe_reading import open_source
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, open_file, refuse_no_file, rows_of
-from kerasmem.hdf5.rows.settings import Access
 from kerasmem.hdf5.rows.sources import Source, UnreadableRowsError
 
 _MOST_OPEN = 256

@@ -21,8 +21,7 @@ from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import Traffic
 from kerasmem.hdf5.io.objects import ObjectInfo
 from kerasmem.hdf5.io.remote_file import RemoteHdf5, ask_for_info, open_remote
-from kerasmem.hdf5.rows.index import DataIndex
-from kerasmem.hdf5.rows.settings import Access
+from kerasmem.hdf5.rows.paths import Access, DataIndex
 
 _STORAGE = {
     h5py.h5d.COMPACT: "compact",

@@ -1,31 +1,132 @@
-"""An index of many files: their layouts in one file, so that none of them is opened to find out.
+"""Paths of data files: lists, patterns and URLs, and indexes.
 
-It is one JSON object: the layouts that occur, and for each file its name, size, version and the number of its layout.
+An index lists many files with their layouts, so that none of them is opened to find out. It is one JSON object: the
+layouts that occur, and for each file its name, size, version and the number of its layout.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 
+from kerasmem import checks
 from kerasmem.errors import DataError, UsageError
 from kerasmem.files import read_json, replacing
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.urls import is_url, scheme_of
-from kerasmem.hdf5.io.access import RemoteAccess
-from kerasmem.hdf5.io.remote_file import RemoteFile
+from kerasmem.hdf5.io.access import RemoteAccess, read_remote
+from kerasmem.hdf5.io.remote_file import RemoteFile, expand, is_pattern
 from kerasmem.records import Record
 from kerasmem.units import GIB
 
+INDEX_SUFFIX = ".index"
+"""By which an index of files is known."""
 _MOST_BYTES = GIB  # an index of millions of files has less
 _MOST_EXTENT = 1 << 50
+
+
+@dataclass(frozen=True)
+class Access:
+    """How far files are trusted, and how remote ones are reached.
+
+    Args:
+        trust_file: follow links into other files, let HDF5 undo unknown filters, and accept missing parts.
+        remote: how files behind URLs are reached.
+    """
+
+    trust_file: bool = False
+    remote: RemoteAccess = field(default_factory=RemoteAccess)
+
+
+def read_data(path: Any, trust_file: Any, remote: Any) -> tuple[Sequence[str], Access]:
+    """Return the files, as `read_files` does, and how they are accessed."""
+    access = read_remote(remote)
+    files = read_files(path, access)
+    if remote and not any(map(is_url, files)):
+        raise UsageError("remote: it is for URLs, and all files given are on this machine; leave it out")
+    return files, Access(checks.flag("trust_file", trust_file), access)
+
+
+def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]:
+    """Return absolute paths: of one file, of those in a list, or of all that match a pattern, part-2 before part-10.
+
+    Args:
+        path: what was given; URLs stay as they are.
+        remote: how URLs are reached, to find those that match a pattern.
+
+    Raises:
+        DataError: If no file matches.
+        UsageError: If these are no paths, or one is named twice.
+    """
+    if isinstance(path, Sequence) and not isinstance(path, (str, bytes)):
+        paths = [read_place(one) for one in path]
+        if not paths:
+            raise UsageError("path: the list of files is empty")
+        if len(set(paths)) < len(paths):
+            twice = next(one for one in paths if paths.count(one) > 1)
+            raise UsageError(f"path: {shown(twice)} is named more than once; its rows would come more than once")
+        return tuple(paths)
+    one = read_place(path)
+    if is_url(one):
+        return tuple(sorted(expand(one, remote or RemoteAccess()), key=natural_order)) if is_pattern(one) else (one,)
+    if glob.has_magic(one) and not os.path.exists(one):
+        matches = [name for name in glob.glob(one, recursive=True) if os.path.isfile(name)]
+        if not matches:
+            raise DataError(
+                f"{shown(one)}: no file matches this pattern; give the path of a file, a list of paths, "
+                "or a pattern such as 'data/*.h5' that some match ('**' stands for folders within folders)"
+            )
+        return tuple(sorted(matches, key=natural_order))
+    return (one,)
+
+
+def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str]:
+    """Return the files like `read_paths`; of an index, the files that it names.
+
+    Raises:
+        DataError: If no file matches.
+        UsageError: If these are no paths.
+    """
+    paths = read_paths(path, remote)
+    if len(paths) > 1 or not paths[0].split("?")[0].endswith(INDEX_SUFFIX):
+        return paths
+    return DataIndex(paths[0], remote or RemoteAccess())
+
+
+def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:
+    """Return a sort key that counts like people: part-2 before part-10."""
+    pieces = re.split(r"([0-9]+)", path)  # text and digits in turn, so that like is compared with like
+    numbered = [(int(piece), "") if at % 2 else (0, piece) for at, piece in enumerate(pieces)]
+    return numbered, path
+
+
+def read_path(path: Any) -> str:
+    """Return an absolute path, so that worker processes and later `chdir`s find the same file."""
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        kind = type(path).__name__
+        raise UsageError(f"path: give the path of an HDF5 file, a list or a pattern of paths, not {kind}") from None
+    if not text or "\0" in text:
+        raise UsageError(f"path: {text!r} is not a path")
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def read_place(path: Any) -> str:
+    """Return a URL as it is, or an absolute path."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        return read_path(path)
+    return text if is_url(text) and "\0" not in text else read_path(text)
 
 
 @dataclass(frozen=True)
