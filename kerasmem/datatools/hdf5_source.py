@@ -213,9 +213,8 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
     repetition = find_repetition(contents.entries)
     entries = [*repetition.stacked, *repetition.outside] if repetition else list(contents.entries)
     notes = [f"{repetition.title}, are a row each"] if repetition else []
-    if options.rows_axis == "last":
-        entries = [_rows_last(entry) for entry in entries]
-    read = [entry for entry in entries if wanted.reads(entry.name)]
+    stored = [entry for entry in entries if wanted.reads(entry.name)]
+    read = [_rows_first(entry, options.rows_axis) for entry in stored]
     for entry in read:
         if entry.kind == "ragged":
             pad = "Pad them to one shape, or leave it out with drop (--drop)."
@@ -227,7 +226,7 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
         contents.refuse_unusable()
     largest = max(able, key=lambda entry: (prod(entry.shape or ()), entry.name))
     chosen = [entry for entry in able if entry.rows == largest.rows]
-    if options.rows_axis == "first" and (other := contents.rows_on_last_axis(able)):
+    if options.rows_axis == "first" and (other := contents.rows_on_last_axis(stored)):
         raise DataError(f"{shown(contents.path)}: {other}")
     used = {part for entry in chosen for part in entry.parts} | {f"{entry.name}_{CLASS_NAMES}" for entry in chosen}
     used |= {f"{entry.name.removesuffix('codes')}categories" for entry in chosen if entry.kind == "codes"}
@@ -242,9 +241,15 @@ def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entr
     return chosen, notes
 
 
-def _rows_last(entry: Entry) -> Entry:
-    """Return a dataset of several axes with its last axis first, MATLAB's with all axes turned round."""
+def _rows_first(entry: Entry, rows_axis: str) -> Entry:
+    """Return a dataset whose axis 0 has the rows. MATLAB's axes are reversed if its rows are on the last axis.
+
+    A vector of MATLAB has one number per row, whether it is stored as 1×n or n×1.
+    """
     if entry.layout is None or not entry.shape or len(entry.shape) < 2:
+        return entry
+    is_last = entry.is_matlab_column or (rows_axis == "last" and not (entry.is_matlab and entry.shape[1:] == (1,)))
+    if not is_last:
         return entry
     shape = entry.shape[::-1] if entry.is_matlab else (entry.shape[-1], *entry.shape[:-1])
     return replace(entry, shape=shape, layout=None, parts=(entry.name,))

@@ -75,6 +75,12 @@ def inspect(
         return inspection
     packings = {name: entry.packing for name, entry in contents.usable.items() if entry.packing is not None}
     notes += [_packing_note(name, packings[name]) for name in (*features, target) if name in packings]
+    rows = contents.usable[features[0]].rows
+    notes += [
+        f"{shown(entry.name)} {entry.shape} is a column of MATLAB; kerasmem data convert writes it as {rows:,} rows"
+        for entry in contents.usable.values()
+        if entry.is_matlab_column and entry.shape == (1, rows)
+    ]
     columns = [entry.column for entry in contents.with_rows_of(features[0])]
     line = stream_line(
         contents.path, columns, features, target, batch_size=batch_size, packings=packings, trust_file=trust_file

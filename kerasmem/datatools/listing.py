@@ -101,6 +101,11 @@ class Entry:
         return self.shape[0] if self.shape else 0
 
     @property
+    def is_matlab_column(self) -> bool:
+        """Whether it is a column vector of MATLAB, which HDF5 stores as one row."""
+        return self.is_matlab and self.shape is not None and len(self.shape) == 2 and self.shape[0] == 1
+
+    @property
     def column(self) -> Column:
         """Facts for a guess of its role. Packed values count as floating point."""
         dtype = "<f4" if self.packing is not None and self.packing.scales else self.dtype

@@ -197,6 +197,24 @@ def test_matlab_samples_on_its_first_axis(tmp_path):
         assert np.array_equal(written[name], values.astype("f4"))
 
 
+@pytest.mark.parametrize("rows_axis", ["first", "last"])
+def test_matlab_labels_are_rows_as_columns_and_as_rows(rows_axis, tmp_path):
+    x, y = RNG.random((200, 7, 9, 1)), np.arange(200.0)[:, None] % 4
+    stored = x if rows_axis == "last" else x.transpose(1, 2, 3, 0)  # samples on MATLAB's last axis: X(:, :, :, n)
+    path = write_matlab(tmp_path / "m.mat", X=stored, column=y, row=y.T)
+    convert(path, tmp_path / "out.h5", rows_axis=rows_axis)
+    written = content(tmp_path / "out.h5")
+    assert np.array_equal(written["column"], y) and np.array_equal(written["row"], y)
+    assert np.array_equal(written["X"], (x if rows_axis == "last" else stored.T).astype("f4"))
+
+
+def test_labels_that_matlab_stores_as_one_row_lead_to_convert(tmp_path):
+    path = write_matlab(tmp_path / "m.mat", X=RNG.random((7, 9, 1, 200)), y=np.ones((200, 1)))
+    with pytest.raises(DataError, match="kerasmem data convert"):
+        H5ChunkSequence(path, "X", "y")
+    assert any("'y' (1, 200)" in note and "data convert" in note for note in inspect(path).notes)
+
+
 def test_rows_on_the_last_axis_of_other_files(tmp_path):
     images = RNG.random((7, 9, 50))
     with h5py.File(tmp_path / "d.h5", "w") as file:

@@ -139,6 +139,8 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
         listed = ", ".join(f"{shown(layout.name)} has {layout.rows:,}" for layout in datasets)
         if len({layout.shape[-1] for layout in datasets}) == 1:
             listed += "; their last axes agree, and `kerasmem data convert --rows-axis last` makes them rows"
+        elif any(layout.shape == (1, max(lengths)) for layout in datasets):
+            listed += "; MATLAB stores a column as one row, and `kerasmem data convert` makes it rows"
         raise DataError(f"{shown(path)}: the datasets differ in their number of rows (axis 0): {listed}")
     return FileLayout(path, size, tuple(datasets), tag)
 
