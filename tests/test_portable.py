@@ -1,11 +1,13 @@
-"""What Windows and macOS lack is missed where it is used, not when kerasmem is imported."""
+"""On Windows and macOS, kerasmem imports, and a feature that needs Linux raises an error when it is used."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-# A Python that looks like one on Windows: without the modules and functions that only Unix has. What others need of
-# them is loaded before.
+# A Python that looks like one on Windows: without the modules and functions of Unix. Libraries that need them are
+# loaded before.
 ELSEWHERE = """
 import ctypes, os, signal, socket, subprocess, sys, tempfile, multiprocessing, concurrent.futures.process
 import h5py, keras, numpy as np, psutil, tensorflow, click, rich.console, cattrs, cloudpickle
@@ -38,42 +40,8 @@ load, ctypes.CDLL = ctypes.CDLL, no_library
 
 
 def test_everything_is_imported_and_the_core_works(program, tmp_path):
-    (tmp_path / "elsewhere.py").write_text(
-        ELSEWHERE
-        + """
-import importlib, pathlib, pkgutil
-import kerasmem
-
-for name in kerasmem.__all__:
-    getattr(kerasmem, name)
-from kerasmem import cli
-for module in pkgutil.iter_modules(cli.__path__, "kerasmem.cli."):
-    importlib.import_module(module.name)
-
-model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-model.compile("adam", "mse")
-for method in ("formula", "graph"):
-    assert kerasmem.estimate(model, batch_size=4, method=method).bytes.total > 0
-with h5py.File("train.h5", "w") as file:
-    file["x"], file["y"] = np.arange(512, dtype="f4").reshape(64, 8), np.zeros((64, 1), "f4")
-    file.create_dataset("z", data=np.arange(64), chunks=(16,), compression="gzip")
-for columns in (("x", "y"), ("x", "z")):
-    with kerasmem.H5ChunkSequence("train.h5", *columns, batch_size=8) as train:
-        rows = np.concatenate([x for x, _ in train])
-        assert np.array_equal(np.sort(rows[:, 0]), np.arange(0, 512, 8))
-with kerasmem.H5ChunkSequence("train.h5", batch_size=8) as train:
-    logger = kerasmem.MemoryLogger("run.csv")
-    resume = kerasmem.ResumeTraining("run.resume", train)
-    model.fit(train, epochs=2, verbose=0, callbacks=[logger, resume])
-assert len(kerasmem.read_timeline("run.csv")) > 8 and logger.timeline.max("rss_bytes") > 0
-kerasmem.fit(model, np.ones((8, 8)), np.ones((8, 1)), verbose=0)
-assert kerasmem.explain_oom("MemoryError: Unable to allocate 1.39 GiB").out_of_memory
-try:
-    kerasmem.run_isolated(len, "four")
-except kerasmem.KerasmemError as error:
-    print(error)
-"""
-    )
+    core = (Path(__file__).parent / "support" / "portable_core.py").read_text()
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE + core)
     done = program("elsewhere.py", cwd=tmp_path)
     assert done.code == 0, done.err[-3000:]
     assert "run_isolated" in done.out and "works on Linux alone" in done.out
