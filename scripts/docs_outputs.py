@@ -74,7 +74,7 @@ def as_printed(shown: str, printed: str) -> str | None:
 
 
 def _alternative(token: str) -> str:
-    """Return the pattern of what may replace a token."""
+    """Return the pattern of a token's possible replacements."""
     if token == "…":
         return ".*?"
     if token.isspace():
@@ -83,7 +83,7 @@ def _alternative(token: str) -> str:
 
 
 def run(command: str, folder: Path, **environment: str) -> str:
-    """Return what a shell command prints on both streams; `kerasmem` and `python` are this checkout's."""
+    """Run a shell command with this checkout's `kerasmem` and return both of its output streams."""
     programs = folder / ".programs"
     programs.mkdir(exist_ok=True)
     for name, words in {"python": "", "kerasmem": "-m kerasmem"}.items():
@@ -146,7 +146,7 @@ SCENES["replicas"] = estimate_of_resnet50("--batch-size 64 --optimizer adam --to
 
 
 def draw_estimate(path: Path) -> None:
-    """Draw what a terminal shows of the README's first command."""
+    """Draw the terminal output of the README's first command."""
     from io import StringIO
 
     from rich.console import Console
@@ -289,7 +289,7 @@ _EXPORT = re.compile(r"^export (.+)$", re.MULTILINE)
 
 @cache
 def tutorial(page: Path) -> dict[str, str]:
-    """Follow a tutorial: write its files, run the commands of its outputs in order; return what each printed."""
+    """Write the files of a tutorial, run its commands in order, and return their outputs by name."""
     text, printed = page.read_text(), {}
     settings = dict(pair.split("=") for line in _EXPORT.findall(text) for pair in line.split())
     parts = sorted([*_FILE.finditer(text), *BLOCK.finditer(text)], key=re.Match.start)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compute kerasmem/estimation/data/known_networks.json: the formula's figures for networks that people know, at 224².
+"""Compute kerasmem/estimation/data/known_networks.json: the formula's figures for well-known networks at 224².
 
     python scripts/known_networks.py          # rewrite the file
     python scripts/known_networks.py --check  # fail if it would change
@@ -72,7 +72,7 @@ def googlenet() -> Any:
 
 
 def application(name: str) -> Callable[[], Any]:
-    """Return what builds a network of keras.applications."""
+    """Return a factory of a network of keras.applications."""
 
     def build() -> Any:
         import keras

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -81,7 +81,7 @@ def tensorflow_environ(*, bfc: bool = True, onednn: bool | None = None, limit_mi
 
 @dataclass(frozen=True)
 class Ended:
-    """A child process that ended; `code` is None after a timeout."""
+    """Exit code and output of a child process. The code is None after a timeout."""
 
     code: int | None
     out: str
@@ -94,7 +94,7 @@ class Ended:
 
 
 def run_python(*arguments: object, environ: dict[str, str], timeout: float | None = None) -> Ended:
-    """Run Python in a session of its own, which is killed as a whole after a timeout or Ctrl-C."""
+    """Run Python in a new session, which is killed with all its children after a timeout or Ctrl-C."""
     child = subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -115,7 +115,7 @@ def run_python(*arguments: object, environ: dict[str, str], timeout: float | Non
 
 
 def answer_of(*arguments: object, environ: dict[str, str], timeout: float | None = None) -> Any:
-    """Run Python and return the JSON on its last line; exit with its messages if it fails."""
+    """Run Python and return the JSON on its last line. Exit with its messages if it fails."""
     ended = run_python(*arguments, environ=environ, timeout=timeout)
     if ended.code != 0:
         raise SystemExit(f"{' '.join(map(str, arguments))}\n{ended.error[-3000:]}")
@@ -123,7 +123,7 @@ def answer_of(*arguments: object, environ: dict[str, str], timeout: float | None
 
 
 def recorded_allocations(step: Callable[[], object]) -> tuple[AllocatorEvent, ...]:
-    """Run a step under TensorFlow's profiler and return what the CPU's BFC allocator did."""
+    """Run a step under TensorFlow's profiler and return the events of the CPU's BFC allocator."""
     import tensorflow as tf
 
     from kerasmem.devices.recording import of_device, read_recording, start_recording
@@ -136,7 +136,7 @@ def recorded_allocations(step: Callable[[], object]) -> tuple[AllocatorEvent, ..
 
 
 def most_requested(events: Iterable[AllocatorEvent]) -> int:
-    """Return the most bytes requested at once, without those from before the recording; chunks waste more."""
+    """Return the peak of the requested bytes, without waste in chunks and allocations before the recording."""
     live: dict[int, int] = {}
     now = most = 0
     for event in events:
@@ -147,12 +147,3 @@ def most_requested(events: Iterable[AllocatorEvent]) -> int:
         else:
             now -= live.pop(event.address, 0)
     return most
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated linearly between its neighbours."""
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

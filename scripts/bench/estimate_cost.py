@@ -41,7 +41,7 @@ SEARCH, SEARCH_OVER, SEARCH_GOAL = "max-batch", "device-cnn", 1.5
 
 @dataclass(frozen=True)
 class Row:
-    """A command that is timed; `goal` is a multiple of `import keras`."""
+    """A timed command. The goal is a multiple of `import keras`."""
 
     model: str
     asked: str
@@ -65,7 +65,7 @@ ROWS = {
 
 
 def cost(arguments: list[str]) -> dict[str, Any]:
-    """Run `kerasmem` in a process of its own and return what it took and the size it reported."""
+    """Run `kerasmem` in a new process and return its time, memory and reported size."""
     code, out, error, figures = timed(["-m", "kerasmem", *arguments, "--json"])
     if code == 2 and "pip install" in error:
         return {"skipped": error.strip().splitlines()[-1]}
@@ -77,7 +77,7 @@ def cost(arguments: list[str]) -> dict[str, Any]:
 
 
 def timed(arguments: list[str]) -> tuple[int, str, str, dict[str, Any]]:
-    """Run Python and return its exit code, output, messages, and what it took."""
+    """Run Python and return its exit code, output, messages, time and memory."""
     load, worked, begin = os.getloadavg(), _cpu_seconds(), time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *arguments],
@@ -118,7 +118,7 @@ def _resident(pid: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), help="run these rows alone")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="rows to measure")
     options = parser.parse_args()
     imports = [timed(["-c", "import keras"])[3] for _ in range(IMPORTS)]
     measured = {name: cost(ROWS[name].arguments) for name in options.only}

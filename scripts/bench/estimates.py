@@ -15,8 +15,8 @@ Every part of every row runs in a process of its own:
 A step in graph mode takes other memory on oneDNN's kernels than on TensorFlow's own: `--kernels onednn,eigen` measures
 and estimates each graph row on both, and the summary lists them apart.
 
-Other work on the machine changes the order of a graph's operations and so the peak. Each run records the load average
-and whether it had priority over all other work, as it has under `nice -n -20` (as root). XLA rows repeat to the byte.
+Other work on the machine changes the order of a graph's operations and so the peak. Each run records the load average.
+XLA rows repeat to the byte.
 
 Rows are stored in results/estimates.jsonl as they are measured, and stored parts are not measured again without
 `--refresh`. The summary goes to results/estimates.json, with several kernels to results/estimates_kernels.json. Rows of
@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from common import MIB, RESULTS, environment, run_python, tensorflow_environ, write_results
-from estimates_summary import by_kernels, least_need, measured, summarise, table
+from estimates_summary import by_kernels, least_need, measured, summarise
 
 CHILD = Path(__file__).with_name("estimates_child.py")
 ROWS = RESULTS / "estimates.jsonl"
@@ -60,7 +60,7 @@ OPTIMIZER_CYCLE = (
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration that is estimated and trained; XLA ignores `kernels`."""
+    """One configuration to estimate and to train. XLA ignores `kernels`."""
 
     model: str
     batch_size: int
@@ -80,7 +80,7 @@ class Row:
 
 
 def design() -> list[Row]:
-    """Return all rows in the order in which they are measured.
+    """Return all rows in measuring order.
 
     Every round goes once through the models; settings advance by fixed strides, so that any prefix of the rows is
     balanced over models, modes and optimizers.
@@ -231,16 +231,15 @@ WORK: dict[str, Callable[[Row, dict[str, Any], argparse.Namespace], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", default=[], metavar="PATTERN", help="rows whose key matches")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts only")
-    parser.add_argument("--refresh", nargs="+", default=[], choices=(*PARTS, "probe"), help="measure these again")
-    parser.add_argument("--steps", type=int, default=12, help="measured steps of a process")
-    parser.add_argument("--repeats", type=int, help="processes that measure a row (graph 2, xla 1)")
-    parser.add_argument(
-        "--kernels", default=KERNELS[0], help="kernels of graph rows: onednn, eigen, or both by a comma"
-    )
-    parser.add_argument("--one-a-model", action="store_true", help="one graph row of each model that is not heavy")
-    parser.add_argument("--summary", action="store_true", help="summarise the stored rows, measure nothing")
+    add = parser.add_argument
+    add("--rows", nargs="+", default=[], metavar="PATTERN", help="measure rows whose key matches. Defaults to all")
+    add("--only", nargs="+", choices=PARTS, default=PARTS, help="measure these parts. Defaults to all")
+    add("--refresh", nargs="+", default=[], choices=(*PARTS, "probe"), help="measure stored parts again")
+    add("--steps", type=int, default=12, help="measured steps of a process. Defaults to 12")
+    add("--repeats", type=int, help="processes that measure a row. Defaults to 2 for graph, 1 for xla")
+    add("--kernels", default=KERNELS[0], help="onednn, eigen, or onednn,eigen for graph rows. Defaults to onednn")
+    add("--one-a-model", action="store_true", help="measure one graph row of each model that is not heavy")
+    add("--summary", action="store_true", help="only summarise the stored rows")
     options = parser.parse_args()
     options.kernels = options.kernels.split(",")
     if unknown := set(options.kernels) - set(KERNELS):
@@ -261,16 +260,12 @@ def write_summary(rows: Iterable[dict[str, Any]], options: argparse.Namespace) -
     """Print the summary of the rows, and write it if they are all of the design or of several kernels."""
     if len(options.kernels) > 1:
         kinds = by_kernels(rows)
-        for kind, figures in kinds.items():
-            graph = figures["graph"]
-            errors = f"median {graph['median_absolute_error_percent']} %, 95th {graph['p95_absolute_error_percent']} %"
-            covers = f"{graph['maximum_within_high_percent']} % at {graph['median_high_to_measured']} x"
-            print(f"{kind}: {graph['rows']} rows, error {errors}, high covers {covers}")
+        print(json.dumps(kinds, indent=1))
         if not options.rows:
             write_results("estimates_kernels", {"kernels": kinds})
         return
     summary = summarise(rows)
-    print(table(summary))
+    print(json.dumps(summary, indent=1))
     if not options.rows and not options.one_a_model:
         write_results("estimates", {"rows": len(design()), "summary": summary})
 

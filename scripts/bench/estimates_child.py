@@ -1,4 +1,4 @@
-"""One part of one row of the estimates' bench, in a process of its own; prints JSON.
+"""Measure one part of one row for estimates.py and print JSON.
 
 python scripts/bench/estimates_child.py PART '{"model": …, "batch_size": …, …}'
 """
@@ -34,7 +34,6 @@ def _trained(row: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def truth(row: dict[str, Any]) -> dict[str, Any]:
     """Train some steps and return the peak in use of each, weights, optimizer and batch included."""
-    comes_first = _come_first()  # before TensorFlow starts its threads
     import tensorflow as tf
 
     model, x, y = _trained(row)
@@ -50,58 +49,29 @@ def truth(row: dict[str, Any]) -> dict[str, Any]:
         loss = model.train_on_batch(x, y)
         peaks.append(memory.get_memory_info("CPU:0")["peak"])
     ended = time.perf_counter()
-    result = {
+    return {
         "peak_bytes": peaks,
         "before_bytes": before if len(set(before)) > 1 else before[:1],
         "persistent_bytes": _persistent_bytes(model, x, y),
-        "loss_is_finite": all(math.isfinite(each) for each in (loss if isinstance(loss, list) else [loss])),
+        "loss_is_finite": all(math.isfinite(value) for value in (loss if isinstance(loss, list) else [loss])),
         "max_rss_bytes": _max_rss(),
         "load_average": round(os.getloadavg()[0], 1),  # what else ran meanwhile changes the order of operations
-        "comes_first": comes_first,
         "warm_up_seconds": round(warmed - began, 2),
         "step_seconds": round((ended - warmed) / row["steps"], 3),
+        "requested_increase_bytes": most_requested(recorded_allocations(lambda: model.train_on_batch(x, y))),
     }
-    return result | _requests_of_a_step(model, x, y)
-
-
-def _come_first() -> bool:
-    """Have all other work wait, where `nice -n -20` asks for it; return whether it does.
-
-    A session is a group of its own to Linux's scheduler (sched_autogroup): niceness only tells the processes of one
-    session apart, and sessions share the processors equally, each by its group's own niceness.
-    """
-    if os.nice(0) > -10:
-        return False
-    group = Path("/proc/self/autogroup")
-    try:
-        group.write_text("-20")
-    except OSError:
-        return not group.exists()  # no groups: niceness is enough
-    return True
 
 
 def _persistent_bytes(model: Any, x: Any, y: Any) -> int:
-    """Return what is live between steps, as logical bytes: every variable once, and the batch."""
+    """Return the logical bytes of all variables and the batch, each counted once."""
     import tensorflow as tf
     from keras import tree
 
     held = [*model.variables, *model.optimizer.variables, *tree.flatten((x, y))]
     for metric in model.metrics:
         held += metric.variables
-    once = {id(each): each for each in held}.values()
-    return sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in once)
-
-
-def _requests_of_a_step(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """Return what one step asked of the allocator: the most live at once, and the largest requests."""
-    events = recorded_allocations(lambda: model.train_on_batch(x, y))
-    requests = [event.requested for event in events if event.kind == "allocate"]
-    return {
-        "requested_increase_bytes": most_requested(events),
-        "largest_requests_bytes": sorted(requests, reverse=True)[:6],
-        "scalar_requests_bytes": sum(request for request in requests if request <= 8),
-        "requests": len(requests),
-    }
+    once = {id(tensor): tensor for tensor in held}.values()
+    return sum(math.prod(tensor.shape) * tf.as_dtype(tensor.dtype).size for tensor in once)
 
 
 def capped(row: dict[str, Any]) -> dict[str, Any]:
@@ -158,9 +128,7 @@ def _max_rss() -> int:
 
 
 PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "truth": truth,
-    "estimate": estimate,
-    "capped": capped,
+    part.__name__: part for part in (truth, estimate, capped)
 }
 
 if __name__ == "__main__":

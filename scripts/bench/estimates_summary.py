@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from common import percentile
+import numpy as np
 
 METHODS = ("graph", "xla", "probe")
 WORST = 8
@@ -20,7 +20,7 @@ def measured(row: StoredRow) -> float | None:
 
 
 def least_need(row: StoredRow) -> float | None:
-    """Return what the tensors of the step ask for in bytes, without the waste in the allocator's chunks."""
+    """Return the bytes requested by the step's tensors, without waste in the allocator's chunks."""
     need = measured(row)
     runs = [run for run in row.get("truth", {}).get("runs", []) if "requested_increase_bytes" in run]
     if need is None or not runs:
@@ -40,7 +40,6 @@ def summarise(rows: Iterable[StoredRow]) -> dict[str, Any]:
         "methods": {method: _method(known, method) for method in METHODS},
         "held_out": {method: _errors(_totals(held_out, method)) for method in METHODS},
         "formula": _errors(_formulas(known)),
-        "plan": _plan(known),
         "capped": {mode: _capped([row for row in known if row["mode"] == mode]) for mode in ("graph", "xla")},
     }
 
@@ -87,7 +86,7 @@ def _errors(totals: list[tuple[StoredRow, int]]) -> dict[str, Any]:
     return {
         "rows": len(errors),
         "median_absolute_error_percent": round(statistics.median(sizes), 2),
-        "p95_absolute_error_percent": round(percentile(sizes, 95), 2),
+        "p95_absolute_error_percent": round(float(np.percentile(sizes, 95)), 2),
         "median_error_percent": round(statistics.median(errors), 2),
     }
 
@@ -113,25 +112,6 @@ def _method(rows: list[StoredRow], method: str) -> dict[str, Any]:
     return figures
 
 
-def _plan(rows: list[StoredRow]) -> dict[str, Any]:
-    """Compare XLA's plan with what the allocator was asked for.
-
-    TensorFlow copies a few scalars beside XLA's program (constant outputs, counters) that are no part of the plan.
-    """
-    differing = {}
-    compared = 0
-    for row, answer in _answers(rows, "xla"):
-        run = row["truth"]["runs"][0]
-        if answer.get("requested") is None or "requested_increase_bytes" not in run:
-            continue
-        compared += 1
-        missing = run["persistent_bytes"] + run["requested_increase_bytes"] - answer["requested"]
-        if not 0 <= missing <= run["scalar_requests_bytes"]:
-            differing[row["key"]] = -missing
-    equal = round(100 * (1 - len(differing) / compared), 2) if compared else None
-    return {"rows": compared, "equal_percent": equal, "differ_bytes": differing}
-
-
 def _capped(rows: list[StoredRow]) -> dict[str, Any]:
     at_high = [(row["key"], row["capped"]["high"]) for row in rows if row.get("capped", {}).get("high")]
     below = [(row["key"], row["capped"]["below"]) for row in rows if row.get("capped", {}).get("below")]
@@ -142,34 +122,3 @@ def _capped(rows: list[StoredRow]) -> dict[str, Any]:
         "trained_below_need": [key for key, run in below if run["outcome"] == "trained"],
         "failed_otherwise": [key for key, run in at_high + below if run["outcome"] == "failed"],
     }
-
-
-def table(summary: dict[str, Any]) -> str:
-    """Return the summary as text."""
-    lines = [f"{summary['measured']} of {summary['rows']} rows measured, {summary['models']} models"]
-    named = {
-        **summary["methods"],
-        **{f"{method}, held out": summary["held_out"][method] for method in METHODS},
-        "formula": summary["formula"],
-    }
-    for name, figures in named.items():
-        if not figures["rows"]:
-            continue
-        line = (
-            f"{name:16} {figures['rows']:4} rows, error: median {figures['median_absolute_error_percent']:6.2f} %, "
-            f"95th {figures['p95_absolute_error_percent']:6.1f} %, signed {figures['median_error_percent']:+6.1f} %"
-        )
-        if "median_high_to_measured" in figures:
-            covered = figures["maximum_within_high_percent"]
-            line += f"; largest step ≤ high: {covered} % at {figures['median_high_to_measured']} × the need"
-        lines.append(line)
-    lines.append(f"plan equal to what the allocator was asked for: {summary['plan']['equal_percent']} % of rows")
-    for mode, capped in summary["capped"].items():
-        lines.append(
-            f"{mode} under a limit: ran out at high {len(capped['ran_out_at_high'])} of {capped['at_high']}, "
-            f"trained at 0.9 × need {len(capped['trained_below_need'])} of {capped['below_need']}"
-        )
-    for method in METHODS:
-        worst = summary["methods"][method]["worst"].items()
-        lines += [f"{method:6} {error:+8.1f} %  {key}" for key, error in worst]
-    return "\n".join(lines)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Train many models in one process and measure what is left after each, on the device and on the host.
+"""Train many models in one process and measure the memory left after each, on the device and on the host.
 
     python scripts/bench/freeing.py [--models 200]
 
 Each model (three dense layers and Adam, 11 MB) is built, compiled, trained for one step and deleted; then
 `keras.utils.clear_session()` and `gc.collect()` run, or `kerasmem.clear_session()`. The device is TensorFlow's own
 allocator, which counts to the byte (`TF_CPU_ALLOCATOR_USE_BFC`); the host is the process's own pages after free heap
-was returned. With XLA, and with Keras's function, which keeps every model, a tenth of the models suffices.
+was returned. With XLA, and with Keras's function, which keeps every model, a tenth of the models is enough.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def train(units: int, jit_compile: bool) -> None:
 
 
 def loop(way: str, execution: str, models: int) -> list[dict[str, Any]]:
-    """Return what is held after each model; runs in a process of its own."""
+    """Return the memory held after each model. Runs in a new process."""
     import keras
     import tensorflow as tf
 
@@ -75,7 +75,7 @@ def measure(way: str, execution: str, models: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=200)
+    parser.add_argument("--models", type=int, default=200, help="models to train. Defaults to 200")
     options = parser.parse_args()
     few = max(SETTLED + 2, options.models // 10)
     ways = []

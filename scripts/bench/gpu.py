@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Compare what kerasmem says of a GPU with the GPU itself, in minutes: Keras on JAX, without TensorFlow.
+"""Compare kerasmem's figures for a GPU with the GPU itself, in minutes: Keras on JAX, without TensorFlow.
 
     python scripts/bench/gpu.py --output FILE [--seconds 330] [--only PART] [--rehearse]
     python scripts/bench/gpu.py --output scripts/bench/results/jax_estimates.json --cpu --seconds 3600
 
-FILE gets one object a case as soon as there is an answer; cases that it has an answer of are not run again. Each case
-has a process and a time limit of its own:
+Each case has a process and a time limit of its own. Its result is written to FILE when it ends; finished cases are not
+run again:
 
-- plan: XLA's plan of a step for the card, made without the card, as method "gpu-target" has it;
+- plan: XLA's plan of a step for the card, made without the card by method "gpu-target";
 - card: XLA's plan of the same step on the card, what autotuning took, the peak of steps, the driver's figure;
 - product: `kerasmem.estimate` and `kerasmem.measure`;
-- context, logger, oom, stream: what CUDA's context and libraries take; `MemoryLogger`; what `explain_oom` says of a
-  run past the limit; images a second of a file, of a training step, and of both together.
+- context, logger, oom, stream: memory of CUDA's context and libraries; `MemoryLogger`; `explain_oom` after a run past
+  the limit; images a second from a file, in a training step, and both together.
 
 `--rehearse` runs a few small cases, on a CPU where there is no GPU. `--cpu` compares `estimate` with `measure` on the
 CPU. JAX counts nothing there, so a process that really trains reports how much resident memory rose during a step,
@@ -78,7 +78,7 @@ def plan(case: Case) -> Case:
     compiled = gpu_target_plan(request_of(case), card, timeout=CASE_SECONDS)
     outcome = gpu_target_outcome(compiled, card)
     ends = {"total": outcome.total, "low": outcome.low, "high": outcome.high}
-    return {**ends, "plans": [each.total for each in (*compiled.plans, *compiled.unlimited)]}
+    return {**ends, "plans": [plan.total for plan in (*compiled.plans, *compiled.unlimited)]}
 
 
 def card(case: Case) -> Case:
@@ -111,7 +111,7 @@ def card(case: Case) -> Case:
 
 
 def product(case: Case) -> Case:
-    """Estimate and measure through kerasmem's own functions, which run a child of their own."""
+    """Estimate and measure with kerasmem's public functions."""
     import kerasmem
 
     settings = {"batch_size": case["batch"], "dtype_policy": case["policy"], **case["training"]}
@@ -119,11 +119,11 @@ def product(case: Case) -> Case:
         "estimate": kerasmem.estimate(source_of(case), **settings),
         "measured": kerasmem.measure(source_of(case), steps=5, **settings),
     }
-    return {name: {**each.to_dict()["bytes"], "notes": each.notes} for name, each in reports.items()}
+    return {name: {**report.to_dict()["bytes"], "notes": report.notes} for name, report in reports.items()}
 
 
 def context(case: Case) -> Case:
-    """Read what the driver and JAX's allocator say, first of the context and then of each library."""
+    """Read the driver and JAX's allocator after CUDA's context and after each library is loaded."""
     import jax
     import jax.numpy as jnp
 
@@ -141,7 +141,7 @@ def context(case: Case) -> Case:
 
 
 def logger(case: Case) -> Case:
-    """Train with `MemoryLogger`, which reads JAX's allocator and the driver."""
+    """Train with `MemoryLogger`."""
     from kerasmem import MemoryLogger
 
     with tempfile.TemporaryDirectory() as folder:
@@ -211,7 +211,7 @@ def stream(case: Case) -> Case:
     return {"images_per_second": rates, "allocator": allocator()}
 
 
-KINDS = {each.__name__: each for each in (plan, card, product, context, logger, oom, stream)}
+KINDS = {kind.__name__: kind for kind in (plan, card, product, context, logger, oom, stream)}
 
 
 def source_of(case: Case) -> str:
@@ -229,7 +229,7 @@ def request_of(case: Case) -> Any:
 
 
 def allocator() -> dict[str, int]:
-    """Return JAX's statistics of the first device; none on a CPU."""
+    """Return JAX's statistics of the first device, empty on a CPU."""
     import jax
 
     return jax.devices()[0].memory_stats() or {}
@@ -264,7 +264,7 @@ def in_child(case: Case, seconds: float, cache: str) -> Case:
 
 
 class Bench:
-    """Runs cases until the time is over and writes what they answer."""
+    """Runs cases until the time is over and writes their results."""
 
     def __init__(self, output: Path, cache: str, head: Case) -> None:
         self.output, self.cache, self.head = output, cache, head
@@ -306,7 +306,7 @@ def make(kind: str, model: str = "", batch: int = 0, policy: str = "float32", *t
 
 
 def all_cases(card_name: str, rehearse: bool) -> list[Case]:
-    """Return the cases, those that say most first."""
+    """Return the cases, the most informative first."""
     networks = {"mnist_cnn": (16, 8)} if rehearse else NETWORKS
     few = list(networks) if rehearse else UNTUNED
     order = itertools.product((0, 1), ("float32", "mixed_bfloat16"), networks)
@@ -314,12 +314,12 @@ def all_cases(card_name: str, rehearse: bool) -> list[Case]:
     past = {**AT_ONCE, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.03"}
     untuned = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
     return [
-        *(make("plan", *each, card=card_name) for each in steps),
+        *(make("plan", *step, card=card_name) for step in steps),
         make("context", policy=""),
         make("context", policy="", environ=AT_ONCE, tag="at once"),
         make("logger", "unet", 8 if rehearse else 256),
         make("oom", "unet", 8 if rehearse else 8192, environ=past),
-        *(make("card", *each) for each in steps),
+        *(make("card", *step) for step in steps),
         *(make("product", name, networks[name][0]) for name in few),
         *(make("card", name, networks[name][0], environ=untuned, tag="untuned") for name in few),
         make("stream", *(("small", 8) if rehearse else ("ResNet50", 128)), "mixed_bfloat16"),
@@ -328,12 +328,13 @@ def all_cases(card_name: str, rehearse: bool) -> list[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("gpu.json"), help="file of the results")
-    parser.add_argument("--seconds", type=float, default=330.0, help="time for all cases")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--rehearse", action="store_true", help="few and small cases")
-    parser.add_argument("--cpu", action="store_true", help="the estimates of steps on the CPU, in place of all that")
-    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("gpu.json"), help="results file. Defaults to gpu.json")
+    add("--seconds", type=float, default=330.0, help="time limit of all cases together. Defaults to 330")
+    add("--only", default="", help="run cases whose name contains TEXT", metavar="TEXT")
+    add("--rehearse", action="store_true", help="run a few small cases")
+    add("--cpu", action="store_true", help="compare estimates with steps on the CPU instead")
+    add("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         print(json.dumps({**KINDS[options.case["kind"]](options.case), "has_tensorflow": "tensorflow" in sys.modules}))
@@ -344,10 +345,13 @@ def main() -> None:
     name = devices[0].name if devices else "h100-sxm"
     cases = all_cases(name, options.rehearse)
     if options.cpu:
-        cases = [make("product", *each, environ={"JAX_PLATFORMS": "cpu"}) for each in ON_CPU]
+        cases = [make("product", *step, environ={"JAX_PLATFORMS": "cpu"}) for step in ON_CPU]
     cases = [case for case in cases if options.only in name_of(case)]
     workers = max(1, (os.cpu_count() or 1) * 3 // 8)
-    head = {**environment("keras", "jax", "jaxlib", "h5py", "numpy"), "devices": [each.to_dict() for each in devices]}
+    head = {
+        **environment("keras", "jax", "jaxlib", "h5py", "numpy"),
+        "devices": [device.to_dict() for device in devices],
+    }
     with tempfile.TemporaryDirectory() as cache:
         bench = Bench(options.output, cache, head)
         bench.end = begin + options.seconds - min(STREAM_SECONDS, options.seconds / 4)

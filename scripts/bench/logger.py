@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Measure what MemoryLogger costs: the same training with and without it, in turns.
+"""Measure the cost of MemoryLogger: the same training with and without it, in turns.
 
     python scripts/bench/logger.py [--pairs 20] [--steps 100]
 
 A small CNN (28 × 28 images, batches of 64) on the CPU, under TensorFlow's BFC allocator. A pair is two `fit` calls of
 as many steps on one compiled model, in alternating order; beside the difference stands the logger's own count of its
-hooks. The hooks alone are timed apart: a training step evicts their code from the processor's caches, so that inside
-`fit` they take some five times as long.
+hooks.
 """
 
 from __future__ import annotations
@@ -25,23 +24,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from common import environment, write_results
 
 BATCH = 64
-HOOK_BATCHES = 5000
-
-
-def small_cnn() -> Any:
-    import keras
-
-    layers = keras.layers
-    parts = [layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(32, 3, activation="relu")]
-    model = keras.Sequential(
-        [keras.Input((28, 28, 1)), *parts, layers.MaxPooling2D(), layers.Flatten(), layers.Dense(10)]
-    )
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
 
 
 def pairs(count: int, steps: int, log: Path) -> list[dict[str, Any]]:
+    import keras
     import numpy as np
+    from zoo import small_cnn
 
     from kerasmem import MemoryLogger
 
@@ -49,6 +37,7 @@ def pairs(count: int, steps: int, log: Path) -> list[dict[str, Any]]:
     x = generator.random((BATCH * steps, 28, 28, 1), "float32")
     y = generator.integers(0, 10, BATCH * steps)
     model = small_cnn()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(x, y, batch_size=BATCH, verbose=0)  # trace, and warm up
     rows = []
     for pair in range(count):
@@ -66,31 +55,12 @@ def pairs(count: int, steps: int, log: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def hook_microseconds(filename: Path | None) -> float:
-    """Return the median time of a batch's two hooks without training."""
-    from kerasmem import MemoryLogger
-
-    logger = MemoryLogger(filename)
-    logger.on_train_begin()
-    logger.on_epoch_begin(0)
-    times = []
-    for batch in range(HOOK_BATCHES):
-        start = time.perf_counter()
-        logger.on_train_batch_begin(batch)
-        logger.on_train_batch_end(batch)
-        times.append((time.perf_counter() - start) * 1e6)
-    logger.on_train_end()
-    return round(statistics.median(times), 1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of runs. Defaults to 20")
+    parser.add_argument("--steps", type=int, default=100, help="steps of a run. Defaults to 100")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        files = {"memory alone": None, "csv": Path(folder) / "hooks.csv", "jsonl": Path(folder) / "hooks.jsonl"}
-        alone = {name: hook_microseconds(path) for name, path in files.items()}
         rows = pairs(options.pairs, options.steps, Path(folder) / "run.jsonl")
     overheads = [row["overhead"] for row in rows]
     step = statistics.median(row["without_seconds"] for row in rows) / options.steps
@@ -100,7 +70,6 @@ def main() -> None:
         "median_difference_share": round(statistics.median(row["difference_share"] for row in rows), 5),
         "median_own_share": round(statistics.median(overhead["step_share"] for overhead in overheads), 5),
         "hooks_in_fit_microseconds": round(in_fit * 1e6, 1),
-        "hooks_alone_microseconds": alone,
         "load_average": round(os.getloadavg()[0], 1),
     }
     print(summary)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what recomputation saves and costs, beside what was predicted.
+"""Measure the savings and the cost of recomputation, beside the predicted ones.
 
     python scripts/bench/recompute.py [--only dense/graph] [--again 2] [--curve onednn eigen]
 
@@ -53,7 +53,7 @@ def resnet50(batch: int = 16) -> tuple[Any, Any, Any, str]:
 
 
 def _encoded(x: Any, blocks: int, heads: int, dropout: float) -> Any:
-    """Return the output of so many encoder blocks."""
+    """Apply some encoder blocks."""
     import keras
 
     layers = keras.layers
@@ -141,7 +141,7 @@ def layer_count(model: Any) -> int:
 
 
 def measure(row: Row) -> Row:
-    """Run the row's steps and return the allocator's and the clock's figures; runs in a process of its own."""
+    """Run the row's steps and return their memory and times. Runs in a new process."""
     import keras
     import tensorflow as tf
 
@@ -202,7 +202,7 @@ def design() -> dict[str, Row]:
 
 
 def run(row: Row, kernels: str | None = None) -> Row:
-    """Measure a row in a fresh process; a failure is a result too."""
+    """Measure a row in a new process. A failure is a result too."""
     environ = tensorflow_environ(onednn=None if kernels is None else kernels == "onednn")
     ended = run_python(__file__, "--child", json.dumps(row), environ=environ, timeout=TIMEOUT)
     if ended.code == 0:
@@ -219,10 +219,11 @@ def summarise(rows: dict[str, Row]) -> dict[str, Row]:
         plain = rows.get("/".join([*key.split("/")[:3], "plain"]), row)
         if "error" in row or "error" in plain:
             continue
-        peaks = [statistics.median(each["peak_bytes"]) for each in (row, plain)]
-        above = [peak - each["before_bytes"] for peak, each in zip(peaks, (row, plain), strict=True)]
-        held = [each["weight_bytes"] + each["gradient_bytes"] for each in (row, plain)]
-        seconds = [statistics.median(each["step_seconds"]) for each in (row, plain)]
+        both = (row, plain)
+        peaks = [statistics.median(run["peak_bytes"]) for run in both]
+        above = [peak - run["before_bytes"] for peak, run in zip(peaks, both, strict=True)]
+        held = [run["weight_bytes"] + run["gradient_bytes"] for run in both]
+        seconds = [statistics.median(run["step_seconds"]) for run in both]
         summary[key] = {
             "peak": round(peaks[0] / peaks[1], 3),
             "above_start": round(above[0] / above[1], 3),
@@ -237,7 +238,7 @@ def summarise(rows: dict[str, Row]) -> dict[str, Row]:
 
 
 def on_curve(model: str, kind: str) -> Row:
-    """Return what an architecture leaves of its activations, measured and planned, beside 2 / √n."""
+    """Return the measured and planned share of activations that remains, beside 2 / √n."""
     common = {"model": model, "mode": "graph", "policy": "mixed_bfloat16" if model in MIXED else "float32"}
     plain, ours = (run({**common, "segments": segments}, kind) for segments in (None, "auto"))
     for row in (plain, ours):
@@ -259,9 +260,10 @@ def on_curve(model: str, kind: str) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="rows, or models of the curve, whose name begins so; again")
-    parser.add_argument("--again", type=int, default=0, metavar="ROUNDS", help="more rounds of the main rows")
-    parser.add_argument("--curve", nargs="+", choices=KERNELS, help="measure the curve on these kernels instead")
+    add = parser.add_argument
+    add("--only", default="", help="measure rows or models whose name begins with TEXT again", metavar="TEXT")
+    add("--again", type=int, default=0, metavar="ROUNDS", help="more rounds of the main rows. Defaults to 0")
+    add("--curve", nargs="+", choices=KERNELS, help="measure the curve on these kernels instead of the rows")
     options = parser.parse_args()
     stored = read_results("recompute")
     if options.curve:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what `kerasmem.fit` costs and whether it keeps its promises: overhead, killed runs, runs out of memory.
+"""Measure overhead and reliability of `kerasmem.fit`: killed runs and runs out of memory.
 
     python scripts/bench/recovery.py [--pairs 10] [--kills 100] [--cases 200] [--first 200] [--only PART …]
 
@@ -40,27 +40,23 @@ Save = Callable[[Results], None]
 
 
 def overhead(pairs: int) -> Results:
-    """Return the overhead of `kerasmem.fit` for two models; runs in a process of its own."""
+    """Return the overhead of `kerasmem.fit` for two models. Runs in a new process."""
     import keras
     import numpy as np
+    import zoo
 
     import kerasmem
 
-    layers = keras.layers
-    convolutions = [
-        layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(32, 3, activation="relu"),
-        layers.MaxPooling2D(), layers.Flatten(),
-    ]  # fmt: skip
+    dense = [keras.layers.Dense(units, "relu" if units > 10 else None) for units in (1024, 1024, 1024, 1024, 10)]
     models = {
-        "small CNN, batches of 64": ((28, 28, 1), convolutions, 64, 100),
-        "MLP of 3.4 M parameters, batches of 256": ((256,), [layers.Dense(1024, "relu") for _ in range(4)], 256, 40),
+        "small CNN, batches of 64": (zoo.small_cnn(), 64, 100),
+        "MLP of 3.4 M parameters, batches of 256": (keras.Sequential([keras.Input((256,)), *dense]), 256, 40),
     }
     results = {}
-    for name, (shape, parts, batch, steps) in models.items():
-        model = keras.Sequential([keras.Input(shape), *parts, layers.Dense(10)])
+    for name, (model, batch, steps) in models.items():
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
         random = np.random.default_rng(0)
-        x, y = random.random((batch * steps, *shape), "float32"), random.integers(0, 10, batch * steps)
+        x, y = random.random((batch * steps, *model.input_shape[1:]), "float32"), random.integers(0, 10, batch * steps)
         ways = {"plain": model.fit, "kerasmem": lambda *args, model=model, **kw: kerasmem.fit(model, *args, **kw)}
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(pairs + 1):  # the first warms up
@@ -78,7 +74,7 @@ def overhead(pairs: int) -> Results:
 
 
 def kills(count: int, results: Results, save: Save) -> None:
-    """Kill so many runs, in addition to those stored, and save after each chunk."""
+    """Kill runs until `count` are stored, and save after each chunk."""
     import numpy as np
 
     draw = np.random.default_rng(11)
@@ -99,7 +95,7 @@ def kills(count: int, results: Results, save: Save) -> None:
 
 
 def _killed(moments: list[tuple[int, float]]) -> list[Results]:
-    """Return the outcomes of runs killed so many seconds after so many batches, and started again."""
+    """Kill runs at moments (batch, seconds after it), start them again, and return the outcomes."""
     common = {"model": "small", "rows": 1000, "size": 64}
     runs: list[Results] = [
         {"name": "whole", **common, "fit": {"checkpoint": "whole.ckpt", "save_freq": EVERY}},
@@ -137,7 +133,7 @@ def _killed(moments: list[tuple[int, float]]) -> list[Results]:
 
 
 def _resumed_at(losses: list[str]) -> int:
-    """Return the batch at which a second run resumed: callbacks see the batches before it with one loss."""
+    """Return the batch at which a second run resumed. Callbacks get one loss for all batches before it."""
     skipped = next((number for number, loss in enumerate(losses) if loss != losses[0]), 0)
     return 2 * BATCHES - len(losses) + (skipped if skipped > 1 else 0)
 
@@ -172,12 +168,13 @@ def _counted(rows: list[Results]) -> Results:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--cases", type=int, default=200)
-    parser.add_argument("--first", type=int, default=200, help="seed of the first case")
+    add = parser.add_argument
+    add("--pairs", type=int, default=10, help="pairs of epochs to time. Defaults to 10")
+    add("--kills", type=int, default=100, help="runs to kill. Defaults to 100")
+    add("--cases", type=int, default=200, help="runs that run out of memory. Defaults to 200")
+    add("--first", type=int, default=200, help="seed of the first case. Defaults to 200")
     parts = ("overhead", "kills", "cases", "cases_onednn")
-    parser.add_argument("--only", nargs="+", default=parts, choices=parts, metavar="PART", help="measure these parts")
+    add("--only", nargs="+", default=parts, choices=parts, metavar="PART", help="measure these parts. Defaults to all")
     options = parser.parse_args()
     results = read_results("recovery")
 

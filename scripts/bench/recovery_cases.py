@@ -60,13 +60,13 @@ def convnet(draw: Draw) -> tuple[Any, list[Any]]:
 
 
 def normed(draw: Draw) -> tuple[Any, list[Any]]:
-    """Layers for which pieces are not the whole: the warning names them."""
-    shares = [each for _ in range(3) for each in (L.Dense(256), L.BatchNormalization(), L.ReLU())]
-    return keras.Input((64,)), [*shares, L.Dropout(0.2)]
+    """Layers whose result depends on the whole batch, so that `fit` warns."""
+    blocks = [layer for _ in range(3) for layer in (L.Dense(256), L.BatchNormalization(), L.ReLU())]
+    return keras.Input((64,)), [*blocks, L.Dropout(0.2)]
 
 
 def text(draw: Draw) -> tuple[Any, list[Any]]:
-    """Gradients that are slices."""
+    """An embedding, whose gradients are slices."""
     parts = [L.Embedding(2000, 64), L.LayerNormalization(), L.Conv1D(64, 3, activation="gelu")]
     return keras.Input((64,), dtype="int32"), [*parts, L.GlobalMaxPooling1D()]
 
@@ -75,14 +75,14 @@ MODELS = {"mlp": mlp, "convnet": convnet, "normed": normed, "text": text}
 
 
 class Super(keras.Sequential):
-    """A step of its own that only calls Keras's."""
+    """A step of its own that only calls Keras's step."""
 
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
 
 
 class Own(keras.Sequential):
-    """A step of its own that nothing is known of: it is refused where it runs out, and said why."""
+    """An unknown step of its own, which `fit` refuses to split."""
 
     def train_step(self, data: Any) -> Any:
         logs = super().train_step(data)
@@ -103,7 +103,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """Return what a case is."""
+    """Draw the settings of a case."""
     draw = np.random.default_rng(seed)
     return {
         "seed": seed,
@@ -117,16 +117,16 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def prepared(case: dict[str, Any], batch: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """Return the model and the arguments of `fit`, in batches of the case's own size where none is given."""
+    """Return the model and the arguments of `fit`. Batches default to the size of the case."""
     import tensorflow as tf
 
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(case["seed"])
     keras.config.set_dtype_policy(case["policy"])
     draw = np.random.default_rng((case["seed"], 1))
-    made, parts = MODELS[case["model"]](draw)
+    inputs, parts = MODELS[case["model"]](draw)
     kind = {"super": Super, "own step": Own}.get(case["loop"], keras.Sequential)
-    model = kind([made, *parts, L.Dense(1, dtype="float32")])
+    model = kind([inputs, *parts, L.Dense(1, dtype="float32")])
     model.compile(OPTIMIZERS[case["optimizer"]](), "mse", jit_compile=False)
     size = {"mlp": 4096, "normed": 4096, "convnet": 192, "text": 512}[case["model"]]
     rows = size * case["steps"] - size // 3  # the last batch is smaller
@@ -146,11 +146,11 @@ def prepared(case: dict[str, Any], batch: int | None = None) -> tuple[Any, dict[
 
 
 def state(model: Any) -> list[np.ndarray]:
-    return [np.asarray(each.value, "float64") for each in model.trainable_variables]
+    return [np.asarray(variable.value, "float64") for variable in model.trainable_variables]
 
 
 def undisturbed(case: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Train with enough memory; return the peak of a step and what was held before it."""
+    """Train with enough memory and return the bytes before a step and at its peak."""
     import tensorflow as tf
 
     model, arguments = prepared(case)
@@ -163,27 +163,27 @@ def undisturbed(case: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Train under the limit; return the outcome and the distance to the weights of the undisturbed run."""
+    """Train under the limit and return the outcome and the distance to the undisturbed weights."""
     model, arguments = prepared(case)
     begin = time.monotonic()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             history = kerasmem.fit(model, **arguments, verbose=0, isolated=ONEDNN)
-            recoveries = [each.to_dict() for each in history.recoveries]
+            recoveries = [recovery.to_dict() for recovery in history.recoveries]
         except kerasmem.KerasmemError as error:
             return {
                 "outcome": _refusal(str(error)),
-                "failures": 1 + sum("ran out of memory" in str(each.message) for each in said),
+                "failures": 1 + sum("ran out of memory" in str(warning.message) for warning in caught),
                 "said": str(error).splitlines()[0][:300],
                 "seconds": round(time.monotonic() - begin, 1),
             }
-    texts = [str(each.message) for each in said if each.category is RuntimeWarning]
-    failures = sum("ran out of memory" in each for each in texts)
-    with np.load(f"{folder}/{case['seed']}.npz") as kept:
-        whole = [kept[name] for name in kept.files]
+    texts = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+    failures = sum("ran out of memory" in text for text in texts)
+    with np.load(f"{folder}/{case['seed']}.npz") as stored:
+        whole = [stored[name] for name in stored.files]
     difference = _norm([a - b for a, b in zip(state(model), whole, strict=True)]) / _norm(whole)
-    is_warned = any("micro-batches" in each and "not the same" in each for each in texts)
+    is_warned = any("micro-batches" in text and "not the same" in text for text in texts)
     outcome = (
         "did not run out" if not failures
         else "same weights" if difference <= 1e-5
@@ -193,7 +193,7 @@ def limited(case: dict[str, Any], folder: str) -> dict[str, Any]:
     return {
         "outcome": outcome,
         "failures": failures,
-        "micro_batch_rows": [each["micro_batch_rows"] for each in recoveries],
+        "micro_batch_rows": [recovery["micro_batch_rows"] for recovery in recoveries],
         "difference": difference,
         "seconds": round(time.monotonic() - begin, 1),
     }
@@ -226,7 +226,7 @@ def _norm(arrays: list[np.ndarray]) -> float:
 
 
 def in_a_fork(work: Any, case: dict[str, Any], folder: str) -> Any:
-    """Run a part of a case in a process of its own; return its answer, or {"outcome": "crashed"} without one."""
+    """Run a part of a case in a fork and return its answer, or {"outcome": "crashed"} without one."""
     path = Path(folder) / f"{case['seed']}.json"
     path.unlink(missing_ok=True)
     child = os.fork()
@@ -242,7 +242,7 @@ def in_a_fork(work: Any, case: dict[str, Any], folder: str) -> Any:
 
 
 def of_case(case: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Run both parts of a case; called in a process that has not started TensorFlow, which its runs inherit."""
+    """Run both parts of a case, in a process that has imported TensorFlow but not started it."""
     case = case | in_a_fork(undisturbed, case, folder)
     if "peak" not in case:
         return case

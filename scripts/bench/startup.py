@@ -24,7 +24,7 @@ COMMANDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=20, help="processes of each command. Defaults to 20")
     options = parser.parse_args()
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for turn in range(options.runs + 1):

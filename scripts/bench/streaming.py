@@ -2,7 +2,7 @@
 """Measure streaming from HDF5 against raw reads, decoders, h5py and other loaders, all in one run.
 
     python scripts/bench/streaming.py [--megabytes 512] [--repeats 5] [--seconds 3] [--only PART …] [--folder DIR]
-                                      [--peers PYTHON …] [--json FILE]
+                                      [--peers PYTHON …]
 
 h5py writes files of about `--megabytes` of float32 rows of 3 KB and of 150 KB into a temporary folder. They are read
 with a `memory_budget` of a quarter of that (or of 12 batches). Batches have 64 rows. Contestants take turns, each round
@@ -21,14 +21,13 @@ a virtual machine's host stays.
 - mixing: label entropy of batches and accuracy over seeds, on class-sorted data with a tenth of it as the budget.
 - fit: the time of a batch in `fit` beyond the train step of a small CNN.
 
-A full run writes results/streaming.json, any run `--json FILE`.
+A full run writes results/streaming.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import statistics
 import sys
@@ -99,7 +98,7 @@ class Ours:
         return self.stored.delivered_bytes / seconds
 
     def check(self) -> None:
-        """Iterate one epoch, which opens the file and touches all memory, and check that every row comes once.
+        """Iterate one epoch as a warm-up and check that every row comes once.
 
         Raises:
             RuntimeError: If rows are missing or repeated.
@@ -199,7 +198,7 @@ def _compare(
     options: argparse.Namespace,
     times: int = 1,
 ) -> Iterator[Row]:
-    """Measure our epochs against another contestant; from the disk too, unless the other reads nothing."""
+    """Measure our epochs against another contestant, also from a cold cache if that one reads the file."""
     for sequence in ours.values():
         sequence.check()
     contestants = {base: contestant, **{name: sequence.epoch for name, sequence in ours.items()}}
@@ -267,13 +266,13 @@ def measurements(part: str, folder: Path, options: argparse.Namespace) -> Iterat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=512, help="size of a file")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds; half as many cold")
-    parser.add_argument("--seconds", type=float, default=3.0, help="limit of a round of slow contestants")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts only")
-    parser.add_argument("--folder", type=Path, help="where the files are written")
-    parser.add_argument("--peers", nargs="+", default=[], metavar="PYTHON", help="with torch, grain or tensorflow-io")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run there")
+    add = parser.add_argument
+    add("--megabytes", type=int, default=512, help="size of a file. Defaults to 512")
+    add("--repeats", type=int, default=5, help="rounds, half as many with a cold cache. Defaults to 5")
+    add("--seconds", type=float, default=3.0, help="time limit of a round of slow contestants. Defaults to 3")
+    add("--only", nargs="+", choices=PARTS, default=PARTS, help="measure these parts. Defaults to all", metavar="PART")
+    add("--folder", type=Path, help="folder for the files. Defaults to a temporary one")
+    add("--peers", nargs="+", default=[], metavar="PYTHON", help="Pythons with torch, grain or tensorflow-io")
     options = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="kerasmem-streaming-", dir=options.folder) as folder:
@@ -292,8 +291,6 @@ def main() -> None:
         },
         "rows": rows,
     }  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps(data, indent=1) + "\n")
     if options.only == PARTS:
         write_results("streaming", data)
     missed = sum(not line["met"] for row in rows for line in row["summary"])

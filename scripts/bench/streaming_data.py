@@ -91,7 +91,7 @@ def compression(layout: str) -> dict[str, Any]:
 
 
 def make(folder: Path, shape: Shape, layout: str, megabytes: int, dtype: str = "float32") -> Stored:
-    """Write a file of about so many megabytes of delivered rows, at least 32 batches and four buffers of 12."""
+    """Write a file with about `megabytes` of delivered rows, at least 32 batches and four buffers of 12."""
     batch_bytes = BATCH * shape.row_bytes
     size = max(megabytes * MIB, 32 * batch_bytes)
     rows = size // shape.row_bytes // shape.chunk_rows * shape.chunk_rows
@@ -111,7 +111,7 @@ def make(folder: Path, shape: Shape, layout: str, megabytes: int, dtype: str = "
 
 
 def _images(shape: Shape, rows: int, dtype: str) -> np.ndarray:
-    """Return smooth images with noise of a few bits, in 256 steps, which compress as photographs do."""
+    """Return smooth images with a little noise, which compress like photographs."""
     random = np.random.default_rng(0)
     height, width, colours = shape.row
     coarse = random.integers(30, 220, (rows, height // 8 + 2, width // 8 + 2, colours))

@@ -43,7 +43,7 @@ START_SECONDS = 120.0
 
 
 class Loader:
-    """A child process with one loader, which iterates its data each time it is told to."""
+    """A child process with one loader, which iterates its data on request."""
 
     def __init__(self, python: str, spec: dict[str, Any]) -> None:
         self.limit = 4 * spec["seconds"] + 60
@@ -67,14 +67,14 @@ class Loader:
         return json.loads(line)
 
     def run(self) -> float:
-        """Iterate the data once; return bytes a second."""
+        """Iterate the data once and return bytes a second."""
         self.process.stdin.write(b"go\n")
         self.process.stdin.flush()
         return self.answer(self.limit)["bytes_per_second"]
 
 
 def peers(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure all loaders for which a Python has the packages."""
+    """Measure all loaders whose packages one of the Pythons has."""
     pythons = {OURS: sys.executable}
     for name, module in MODULES.items():
         for python in [sys.executable, *options.peers]:

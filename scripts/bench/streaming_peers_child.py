@@ -25,7 +25,7 @@ Epoch = Callable[[], Iterable[Any]]
 
 
 class Blocks:
-    """Blocks of contiguous rows, `WINDOW` of them shuffled together; opened again in every process."""
+    """Blocks of contiguous rows, `WINDOW` of them shuffled together. Each process opens its own file."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -62,7 +62,7 @@ class Blocks:
             yield order[first : first + WINDOW]
 
     def batches(self, part: int, parts: int) -> Iterator[np.ndarray]:
-        """Yield shuffled batches; the last one of a window may be smaller."""
+        """Yield shuffled batches. The last one of a window may be smaller."""
         for blocks in self.windows(part, parts):
             rows = self.window(blocks)
             for first in range(0, len(rows), self.spec["batch"]):

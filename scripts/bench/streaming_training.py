@@ -107,7 +107,7 @@ class _Shuffled(keras.utils.PyDataset):
 
 
 def _accuracy(seed: int, data: Any, test: list[np.ndarray]) -> float:
-    """Return the accuracy in percent after training; the initial weights depend on the seed alone."""
+    """Return the accuracy in percent after training from weights that depend on the seed alone."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.layers.Dense(128, "relu"), keras.layers.Dense(CLASSES, "softmax")])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -50,6 +50,14 @@ def mnist_cnn() -> Any:
     )
 
 
+def small_cnn() -> Any:
+    """Build a network with a step of a few milliseconds, to time the work beside it."""
+    parts = [layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(32, 3, activation="relu")]
+    return keras.Sequential(
+        [keras.Input((28, 28, 1)), *parts, layers.MaxPooling2D(), layers.Flatten(), layers.Dense(10)]
+    )
+
+
 def wide_mlp() -> Any:
     hidden = [layers.Dense(4096, activation="relu") for _ in range(3)]
     return keras.Sequential([keras.Input((1024,)), *hidden, layers.Dense(10)])
@@ -153,7 +161,7 @@ def autoencoder() -> Any:
 
 
 class Sampling(layers.Layer):
-    """A normal sample by reparametrisation; its divergence from the standard normal is a loss of its own."""
+    """Sample a normal distribution and add its divergence from the standard normal as a loss."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -486,7 +494,7 @@ def compiled(name: str, optimizer: str, dtype: str, metrics: bool, jit_compile: 
 
 
 def batch_of(name: str, model: Any, batch: int) -> tuple[Any, Any]:
-    """Return x and y as TensorFlow tensors; lists if the model has several inputs or outputs."""
+    """Return x and y as TensorFlow tensors, or lists if the model has several inputs or outputs."""
     import tensorflow as tf
 
     entry = ZOO[name]

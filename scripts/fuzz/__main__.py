@@ -55,7 +55,7 @@ class Finds:
         self._kinds: dict[str, str] = {}
 
     def take(self, find: Tried, number: int, runner: Runner) -> str:
-        """Confirm and keep a find if it is one of the first of its kind and place; return its kind."""
+        """Confirm and keep a find if it is one of the first of its kind and place, and return its kind."""
         place = f"{find.verdict.kind}: {re.sub('0x[0-9a-f]+|[0-9]+', '0', find.verdict.detail)[:120]}"
         if self._seen[place] < KEPT_OF_A_KIND:
             self._seen[place] += 1
@@ -69,7 +69,7 @@ class Finds:
         return self._kinds.get(place, find.verdict.kind)
 
     def _keep(self, find: Tried, number: int) -> None:
-        """Write the files of a find and what a replay needs."""
+        """Write the files of a find and the description for a replay."""
         name = f"{self._target.name}-{find.verdict.kind}-{self._seed}-{number}"
         print(f"{name}: {find.stage}: {find.verdict.detail[:300]}", file=sys.stderr, flush=True)
         if self._folder is None:
@@ -88,7 +88,7 @@ class Finds:
 
 
 def run(target: Target, folder: Path, seconds: float, seed: int, keep: Path | None) -> dict[str, Any]:
-    """Try cases of a target for so many seconds; return counts of outcomes."""
+    """Try cases of a target until the time is over and return counts of outcomes."""
     ends = time.monotonic() + seconds
     runner, outcomes, finds, number = Runner(target, folder), Counter[str](), Finds(keep, target, seed), 0
     while time.monotonic() < ends:
@@ -101,7 +101,7 @@ def run(target: Target, folder: Path, seconds: float, seed: int, keep: Path | No
 
 
 def replay(folders: list[Path]) -> int:
-    """Try kept cases again; return how many are still finds."""
+    """Try kept cases again and return the number of those that are still finds."""
     still = 0
     for folder in folders:
         story = json.loads((folder / "case.json").read_text())
@@ -117,7 +117,7 @@ def replay(folders: list[Path]) -> int:
 
 @contextlib.contextmanager
 def prepared(name: str) -> Iterator[tuple[Target, Path]]:
-    """Yield a target ready for use, and its working folder, which is removed afterwards."""
+    """Yield a prepared target and its temporary working folder."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
     target = TARGETS[name]()
@@ -140,10 +140,12 @@ def _absolute(path: str) -> Path:
 def main() -> int:
     """Return 1 if there were finds."""
     parser = argparse.ArgumentParser("scripts/fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="which; several one after another")
-    parser.add_argument("--seconds", type=float, default=60, help="for each target")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=_absolute, metavar="DIR", help="where finds are kept")
+    parser.add_argument(
+        "--target", action="append", choices=sorted(TARGETS), help="input to fuzz; may be repeated. Defaults to all"
+    )
+    parser.add_argument("--seconds", type=float, default=60, help="time for each target. Defaults to 60")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases. Defaults to 0")
+    parser.add_argument("--keep", type=_absolute, metavar="DIR", help="folder for finds. Defaults to keeping none")
     parser.add_argument("--replay", type=_absolute, nargs="+", metavar="FOLDER", help="try kept finds again")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves nothing behind

@@ -37,7 +37,7 @@ class CodecTarget(Hdf5Target):
     name = "codecs"
 
     def make_seeds(self) -> dict[str, bytes]:
-        """Compress sound chunks of each pipeline; every case gets a new file."""
+        """Compress sound chunks with each pipeline. Every case gets a new file."""
         values = np.concatenate([np.arange(600) % 41, np.arange(424) * 7919 % 65521])
         self.chunks: dict[str, tuple[Filters, str, bytes, int]] = {}
         for number, filters in enumerate(PIPELINES):

@@ -1,14 +1,12 @@
 """The checksums of HDF5's newer structures, so that a changed structure is read and not refused at once.
 
 Each is Bob Jenkins's lookup3 (`hashlittle`, http://burtleburtle.net/bob/c/lookup3.c) of all bytes before it, as the
-HDF5
-File Format Specification has it. Where a structure ends is found in the sound file: there the sum is right.
+HDF5 File Format Specification requires. In the sound file a structure ends at the first correct checksum.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,25 +16,12 @@ _SIGNATURES = re.compile(
     rb"\x89HDF\r\n\x1a\n[\x02\x03]|OHDR|OCHK|FRHP|FHDB|FHIB|FSHD|FSSE|FAHD|FADB|EAHD|EAIB|EASB|EADB|BTHD|BTIN|BTLF|SMTB|SMLI"
 )
 _LONGEST = 4096
-_WORDS = struct.Struct("<III")
 _MASK = 0xFFFFFFFF
 
 
-def lookup3(data: bytes) -> int:
-    """Return the checksum of some bytes."""
-    a = b = c = (0xDEADBEEF + len(data)) & _MASK
-    last = max(0, (len(data) - 1) // 12) * 12
-    padded = data.ljust(last + 12, b"\0")
-    for at in range(0, last, 12):
-        x, y, z = _WORDS.unpack_from(padded, at)
-        a, b, c = _mix(a + x, b + y, c + z)
-    x, y, z = _WORDS.unpack_from(padded, last)
-    return int(_final(a + x & _MASK, b + y & _MASK, c + z & _MASK))
-
-
 def find_sums(data: bytes) -> list[tuple[int, int]]:
-    """Return where each structure with a checksum begins in a sound file, and where its checksum does."""
-    found = []
+    """Return the offsets of each structure with a checksum in a sound file, and of its checksum."""
+    places = []
     for match in _SIGNATURES.finditer(data):
         start = match.start()
         block = data[start : start + _LONGEST]
@@ -47,21 +32,22 @@ def find_sums(data: bytes) -> list[tuple[int, int]]:
         words = stored.astype(np.int64) @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
         right = np.flatnonzero(_sums(block, lengths) == words)
         if len(right):
-            found.append((start, start + int(lengths[right[0]])))
-    return found
+            places.append((start, start + int(lengths[right[0]])))
+    return places
 
 
 def put_sums(data: bytes, sound: bytes, places: Sequence[tuple[int, int]]) -> bytes:
-    """Return a changed file with right checksums where its structures are no longer those of the sound one."""
+    """Return a changed file with correct checksums of the changed structures."""
     out = bytearray(data)
     for start, end in places:
         if end + 4 <= len(out) and data[start : end + 4] != sound[start : end + 4]:
-            out[end : end + 4] = lookup3(bytes(out[start:end])).to_bytes(4, "little")
+            block = bytes(out[start:end])
+            out[end : end + 4] = int(_sums(block, np.array([len(block)]))[0]).to_bytes(4, "little")
     return bytes(out)
 
 
 def _sums(data: bytes, lengths: np.ndarray) -> np.ndarray:
-    """Return the checksums of the first so many bytes, for each length."""
+    """Return the checksum of the first bytes for each length."""
     longest = int(lengths.max())
     padded = data[:longest].ljust((longest + 11) // 12 * 12 + 12, b"\0")
     words = np.frombuffer(padded, "<u4").astype(np.int64)
@@ -70,11 +56,11 @@ def _sums(data: bytes, lengths: np.ndarray) -> np.ndarray:
     blocks = (lengths - 1) // 12  # mixed before the last one, which is mixed in another way
     for number in range(int(blocks.max())):
         on = blocks > number
-        a[on], b[on], c[on] = _mix(*(each[on] + words[3 * number + place] for place, each in enumerate((a, b, c))))
-    for place, each in enumerate((a, b, c)):
-        rest = np.clip(lengths - 12 * blocks - 4 * place, 0, 4)
-        each += words[3 * blocks + place] & ((1 << 8 * rest) - 1)
-        each &= _MASK
+        a[on], b[on], c[on] = _mix(*(value[on] + words[3 * number + index] for index, value in enumerate((a, b, c))))
+    for index, value in enumerate((a, b, c)):
+        rest = np.clip(lengths - 12 * blocks - 4 * index, 0, 4)
+        value += words[3 * blocks + index] & ((1 << 8 * rest) - 1)
+        value &= _MASK
     return np.asarray(_final(a, b, c))
 
 
@@ -83,7 +69,7 @@ def _rotate(value: Any, bits: int) -> Any:
 
 
 def _mix(a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-    """Mix three words; of Python, or NumPy's of 64 bits, so that nothing overflows before it is cut."""
+    """Mix three words, as Python integers or NumPy's of 64 bits."""
     for first, second, third in ((4, 6, 8), (16, 19, 4)):
         a = ((a - c) & _MASK) ^ _rotate(c & _MASK, first)
         c = (c + b) & _MASK

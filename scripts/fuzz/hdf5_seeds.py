@@ -25,7 +25,7 @@ def low_level(
     compact: bool = False, maximum: tuple[int, ...] | None = None, filters: Callable[[Any], None] | None = None,
     kind: Any = None,
 ) -> h5py.Dataset:  # fmt: skip
-    """Write a dataset with properties for which `create_dataset` has no arguments."""
+    """Write a dataset with properties that `create_dataset` cannot set."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if chunk:
         creation.set_chunk(chunk)
@@ -135,7 +135,7 @@ def _of(kind: str, *, gzip: bool = False, size: int = 40) -> Fill:
         else:
             file.create_dataset("x", data=floats(*shape), chunks=chunk, maxshape=maximum, **filters)
             file.create_dataset("odd", data=floats(7, 5), chunks=(4, 4) if kind != "single" else (7, 5),
-                                maxshape=maximum and tuple(None if each is None else 5 for each in maximum),
+                                maxshape=maximum and tuple(None if size is None else 5 for size in maximum),
                                 **filters)  # fmt: skip
         file["y"] = np.arange(size) % 3
 
@@ -146,27 +146,27 @@ def whole_files() -> dict[str, bytes]:
     """Return sound files of all structures, by name."""
     fills = {"plain": _plain, "types": _types, "filters": _filters, "groups": _groups, "many": _many,
              "sparse": _sparse, "virtual": _virtual, "compact": _compact, "empty": _empty}  # fmt: skip
-    found = {f"{name} old": hdf5_bytes(fill) for name, fill in fills.items()}
-    found |= {f"{name} new": hdf5_bytes(fill, libver="latest") for name, fill in fills.items()}
-    found["user block"] = hdf5_bytes(_plain, userblock_size=512)
+    files = {f"{name} old": hdf5_bytes(fill) for name, fill in fills.items()}
+    files |= {f"{name} new": hdf5_bytes(fill, libver="latest") for name, fill in fills.items()}
+    files["user block"] = hdf5_bytes(_plain, userblock_size=512)
     paged = {"fs_strategy": "page", "fs_page_size": 512, "libver": "latest"}
-    found["pages"] = hdf5_bytes(_plain, **paged)
-    found["tracked"] = hdf5_bytes(_groups, track_order=True, libver="latest")
-    return found
+    files["pages"] = hdf5_bytes(_plain, **paged)
+    files["tracked"] = hdf5_bytes(_groups, track_order=True, libver="latest")
+    return files
 
 
 def index_files() -> dict[str, bytes]:
-    """Return sound files with each kind of chunk index; large ones have several levels or pages."""
-    found = {}
+    """Return sound files with each kind of chunk index. Large ones have several levels or pages."""
+    files = {}
     for kind, large in (("fixed", 2200), ("extensible", 600), ("tree", 700), ("single", 0), ("implicit", 0)):
         for gzip in (False, True)[: 1 if kind == "implicit" else 2]:
             sizes = {"": 40, " large": large}
             for text, size in sizes.items():
                 if size:
                     name = f"{kind}{' gzip' if gzip else ''}{text}"
-                    found[name] = hdf5_bytes(_of(kind, gzip=gzip, size=size), libver="latest")
+                    files[name] = hdf5_bytes(_of(kind, gzip=gzip, size=size), libver="latest")
     for gzip in (False, True):
         for size in (40, 400):
             fill = _of("extensible", gzip=gzip, size=size)
-            found[f"version 1 tree{' gzip' if gzip else ''} {size}"] = hdf5_bytes(fill)
-    return found
+            files[f"version 1 tree{' gzip' if gzip else ''} {size}"] = hdf5_bytes(fill)
+    return files

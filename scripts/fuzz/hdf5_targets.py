@@ -30,7 +30,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 
 
 class Hdf5Target(Target):
-    """Changed HDF5 files, compared with what h5py reads."""
+    """Changed HDF5 files, compared with h5py."""
 
     def prepare(self, folder: Path) -> None:
         """Import the HDF5 readers, and make sound files."""
@@ -66,7 +66,7 @@ class Hdf5Target(Target):
         return put_sums(data, self.seeds[seed], self.sums[seed]) if isinstance(seed, str) and seed else data
 
     def attempt(self, case: Case, report: Report) -> Verdict:
-        """Run the command if there is one, read all datasets, and compare them with what h5py reads."""
+        """Run the command if there is one, read all datasets, and compare them with h5py."""
         fill_heap(1)
         verdict = judge_commands(case, report)
         if verdict.kind not in FINDS:
@@ -130,7 +130,7 @@ def warm_data_commands() -> None:
 
 
 def judge_reading(path: str, verdict: Verdict, report: Report, *, twice: bool = True) -> Verdict:
-    """Compare the datasets of a file as kerasmem reads them with what h5py reads.
+    """Compare the datasets of a file, read by kerasmem and by h5py.
 
     Args:
         path: The file.
@@ -155,17 +155,17 @@ def judge_reading(path: str, verdict: Verdict, report: Report, *, twice: bool = 
     judged = read_h5py(path, ours)
     fill_heap(3)
     for name, values in ours.items():
-        found = judged[name]
-        if isinstance(found, str):
+        expected = judged[name]
+        if isinstance(expected, str):
             if has_other_level(path, name) or is_sound_by_checksum(path, name):
                 continue
-            return Verdict("lenient", f"{codes_of(path, name)}: h5py: {found}")
-        if not same(values, found):
-            if not same(found, next(iter(read_h5py(path, {name: values}).values()))):
+            return Verdict("lenient", f"{codes_of(path, name)}: h5py: {expected}")
+        if not same(values, expected):
+            if not same(expected, next(iter(read_h5py(path, {name: values}).values()))):
                 return Verdict("judge unstable")
             if hidden_chunks(path, name):
                 return Verdict("ok, more chunks than HDF5 finds")
-            return Verdict("wrong", f"{codes_of(path, name)}: {describe(values, found)}")
+            return Verdict("wrong", f"{codes_of(path, name)}: {describe(values, expected)}")
     return verdict if verdict.kind == "refused" else Verdict("ok and as h5py")
 
 
@@ -175,7 +175,7 @@ def read_ours(path: str) -> dict[str, np.ndarray]:
     from kerasmem.errors import KerasmemError
     from kerasmem.streaming.data_source import read_windows
 
-    found = {}
+    arrays = {}
     try:
         usable = list_contents(path).usable
     except KerasmemError:
@@ -187,28 +187,28 @@ def read_ours(path: str) -> dict[str, np.ndarray]:
             windows = [window[name].copy() for _, window in read_windows([path], [name], threads=1)]
         except KerasmemError:
             continue
-        found[name] = np.concatenate(windows)
-    return found
+        arrays[name] = np.concatenate(windows)
+    return arrays
 
 
 def read_h5py(path: str, wanted: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return the values that h5py reads, or the text of its error."""
     import h5py
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     try:
         with h5py.File(path, "r") as file:
             for name in wanted:
                 dataset = file[name.encode("utf-8", "surrogateescape")]
                 for part in ((), slice(0, None)):  # of some virtual datasets HDF5 reads all rows and not the whole
                     try:
-                        found[name] = dataset[part]
+                        values[name] = dataset[part]
                         break
                     except Exception as error:
-                        found[name] = f"{type(error).__name__}: {error}"
+                        values[name] = f"{type(error).__name__}: {error}"
     except Exception as error:
-        return {name: found.get(name, f"{type(error).__name__}: {error}") for name in wanted}
-    return found
+        return {name: values.get(name, f"{type(error).__name__}: {error}") for name in wanted}
+    return values
 
 
 def hidden_chunks(path: str, name: str) -> bool:
@@ -235,12 +235,12 @@ def filters_of(path: str, name: str) -> list[tuple[int, tuple[int, ...]]]:
 
     with h5py.File(path, "r") as file:
         creation = file[name].id.get_create_plist()
-        found = [creation.get_filter(number) for number in range(creation.get_nfilters())]
-        return [(code, numbers) for code, _, numbers, _ in found]
+        filters = [creation.get_filter(number) for number in range(creation.get_nfilters())]
+        return [(code, numbers) for code, _, numbers, _ in filters]
 
 
 def has_other_level(path: str, name: str) -> bool:
-    """Return whether a file names a compression level unknown to HDF5, which reading does not need."""
+    """Return whether a compression level is unknown to HDF5. Reading does not need it."""
     return any(code == 1 and (len(numbers) != 1 or numbers[0] > 9) for code, numbers in filters_of(path, name))
 
 
@@ -270,7 +270,7 @@ def is_sound_by_checksum(path: str, name: str) -> bool:
 
 
 def codes_of(path: str, name: str) -> str:
-    """Return the filters of a dataset, which distinguish finds."""
+    """Return the filters of a dataset as text, to tell finds apart."""
     return "filters " + "+".join(str(code) for code, _ in filters_of(path, name))
 
 
@@ -320,5 +320,5 @@ class IndexTarget(Hdf5Target):
 
     def find_zones(self, data: bytes) -> list[Zone]:
         """Return the indexes, and the headers that refer to them."""
-        found = [(at.start(), at.start() + 200) for at in _INDEXES.finditer(data)]
-        return found + [(at.start(), at.start() + 300) for at in re.finditer(rb"OHDR|OCHK", data)] or [(0, 1024)]
+        zones = [(at.start(), at.start() + 200) for at in _INDEXES.finditer(data)]
+        return zones + [(at.start(), at.start() + 300) for at in re.finditer(rb"OHDR|OCHK", data)] or [(0, 1024)]

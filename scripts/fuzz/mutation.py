@@ -12,11 +12,6 @@ Zone = tuple[int, int]
 """First byte, and the one after the last."""
 
 
-def count_of_edits(draw: random.Random) -> int:
-    """Return the number of changes of a case, mostly one or two."""
-    return min(12, 1 + int(draw.expovariate(0.8)))
-
-
 def mutate(data: bytes, draw: random.Random, zones: Sequence[Zone] = (), *, resize: bool = True) -> bytes:
     """Return bytes with some changes.
 
@@ -27,7 +22,7 @@ def mutate(data: bytes, draw: random.Random, zones: Sequence[Zone] = (), *, resi
         resize: Whether bytes may be inserted and deleted.
     """
     out = bytearray(data)
-    for _ in range(count_of_edits(draw)):
+    for _ in range(min(12, 1 + int(draw.expovariate(0.8)))):  # mostly one or two
         if not out:
             break
         low, high = draw.choice(zones) if zones and draw.random() < 0.9 else (0, len(out))

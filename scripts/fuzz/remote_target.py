@@ -103,10 +103,10 @@ class RemoteTarget(Target):
             except Exception as error:
                 return Verdict("defect", place_of(error))
             report("comparing")
-            found = {name: np.concatenate([window[name] for window in windows]) for name in ("x", "y")}
-            if HEAP in found["x"].tobytes():
+            arrays = {name: np.concatenate([window[name] for window in windows]) for name in ("x", "y")}
+            if HEAP in arrays["x"].tobytes():
                 return Verdict("leak", "memory in the data")
-            if not any(all(same(found[name], version[name]) for name in found) for version in self.values):
+            if not any(all(same(arrays[name], version[name]) for name in arrays) for version in self.values):
                 return Verdict("wrong", "the data of no version")
         return Verdict("refused", refused) if refused else Verdict("ok and right")
 
@@ -167,9 +167,9 @@ class _Answer:
             server.now = 1 - server.now
         self.data = server.versions[server.now]
         self.tag = f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
-        asked = request.headers.get("Range", "")
-        first, _, last = asked.removeprefix("bytes=").partition("-")
-        self.ranged = bool(asked)
+        requested = request.headers.get("Range", "")
+        first, _, last = requested.removeprefix("bytes=").partition("-")
+        self.ranged = bool(requested)
         self.first = int(first or 0)
         self.last = min(int(last) if last else len(self.data) - 1, len(self.data) - 1)
 
@@ -182,10 +182,12 @@ class _Answer:
             code = int(self.behaviour)
             self._send(code, b"" if code in (100, 204, 304) else SECRET[:4], {"Retry-After": "99999999"})
         elif self.behaviour in _PLACES:
-            place = _PLACES[self.behaviour].format(
+            location = _PLACES[self.behaviour].format(
                 path=self.request.path, secret=Path("../private/secret.h5").absolute()
             )
-            self._send(self.server.draw.choice((301, 302, 303, 307, 308)), b"", {"Location": place} if place else {})
+            self._send(
+                self.server.draw.choice((301, 302, 303, 307, 308)), b"", {"Location": location} if location else {}
+            )
         elif self.behaviour in ("garbage", "drops", "slow", "endless", "many headers", "long header", "100"):
             self._raw()
         else:
@@ -244,7 +246,7 @@ class _Answer:
         self._send(200 if whole else 206, body, headers)
 
     def _raw(self) -> None:
-        """Say what is no sound HTTP, or never end."""
+        """Send invalid or endless HTTP."""
         to = self.request.wfile
         self.request.close_connection = True
         if self.behaviour == "garbage":

@@ -59,7 +59,7 @@ class ResumeTarget(Target):
         return Case({"train.h5": self.data, "run.resume": changed}, (), {"run.resume": data})
 
     def attempt(self, case: Case, report: Report) -> Verdict:
-        """Resume, which must succeed or raise an error of kerasmem, and touch nothing outside."""
+        """Resume. It must succeed or raise an error of kerasmem, and change no file outside."""
         before = _private()
         report("fit")
         try:
@@ -137,8 +137,8 @@ def _described(inner: bytes, draw: random.Random) -> bytes:
         if draw.random() < 0.2:
             del node[key]
         else:
-            other, place = draw.choice(places)
-            node[key] = draw.choice((*_VALUES, [node[key]], json.loads(json.dumps(other[place]))))
+            other, source = draw.choice(places)
+            node[key] = draw.choice((*_VALUES, [node[key]], json.loads(json.dumps(other[source]))))
         if not story:
             break
     text = json.dumps(story).encode("utf-8", "surrogatepass")

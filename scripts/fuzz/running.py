@@ -19,7 +19,9 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 from cases import FINDS, SECRET, Case, Target, Verdict
 
 from kerasmem.processes.children import die_with_parent
@@ -27,7 +29,6 @@ from kerasmem.processes.children import die_with_parent
 _POLL_SECONDS = 0.1
 ENDED = ("crash", "hang", "memory")  # kinds that end a process
 _PACKAGES = {path.name for path in (Path(__file__).resolve().parents[2] / "kerasmem").rglob("*") if path.is_dir()}
-_PAGE = resource.getpagesize()
 _LARGEST_FILE = 1 << 30
 _OWN_FAULT = 70  # exit code of a process whose target raised
 _TRIALS = 30  # to make a find smaller
@@ -36,7 +37,7 @@ _VIRTUAL = 6 << 30  # bytes of addresses that a process may take
 
 @dataclass(frozen=True)
 class Tried:
-    """A case and its verdict; `stage` names the last step."""
+    """A case with its verdict and the name of its last step."""
 
     case: Case
     verdict: Verdict
@@ -56,7 +57,7 @@ class Runner:
         self._folder = folder / "case"
         self._secrets = folder / "private"
         self._log = folder / "stderr"
-        self._resident = _resident(os.getpid())
+        self._resident = _usage(os.getpid()).resident
 
     def tried(self, cases: Sequence[Case]) -> Iterator[Tried]:
         """Yield each case with its verdict, in order."""
@@ -138,7 +139,7 @@ class Runner:
         faulthandler.enable(log)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE, _LARGEST_FILE))
-        most = _virtual(os.getpid()) + _VIRTUAL
+        most = _usage(os.getpid()).virtual + _VIRTUAL
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
         def tell(kind: str, text: str) -> None:
@@ -181,15 +182,15 @@ class Runner:
                 *lines, rest = (rest + received).split(b"\n")
                 for line in lines:
                     kind, text = chr(line[0]), line[2:].decode(errors="replace")
-                    began = (time.monotonic(), _processor_seconds(pid)) if kind == "B" else began
+                    began = (time.monotonic(), _usage(pid).seconds) if kind == "B" else began
                     stage = "" if kind == "B" else text if kind == "S" else stage
                     if kind == "D":
                         yield Tried(cases[number], Verdict(*json.loads(text)), stage)
                         number += 1
-            busy = _processor_seconds(pid) - began[1]
-            if busy > self.target.seconds or time.monotonic() - began[0] > self.target.waiting:
+            usage = _usage(pid)
+            if usage.seconds - began[1] > self.target.seconds or time.monotonic() - began[0] > self.target.waiting:
                 ended = Verdict("hang", self._stacks(pid))
-            elif (size := _resident(pid) - self._resident) > self.target.memory:
+            elif (size := usage.resident - self._resident) > self.target.memory:
                 ended = Verdict("memory", f"{self._stacks(pid)} {size >> 30} GiB")
         if ended is None:
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -217,40 +218,33 @@ class Runner:
 
 
 def _differences(one: bytes, other: bytes) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for at, (a, b) in enumerate(zip(one, other, strict=True)):
         if a == b:
             continue
-        if found and found[-1][1] >= at - 3:
-            found[-1] = (found[-1][0], at + 1)
+        if runs and runs[-1][1] >= at - 3:
+            runs[-1] = (runs[-1][0], at + 1)
         else:
-            found.append((at, at + 1))
-    return found
+            runs.append((at, at + 1))
+    return runs
 
 
-def _resident(pid: int) -> int:
-    return _pages(pid, 1)
+class _Usage(NamedTuple):
+    """Resident and virtual bytes of a process, and the CPU seconds of it and its ended children."""
+
+    resident: int
+    virtual: int
+    seconds: float
 
 
-def _virtual(pid: int) -> int:
-    return _pages(pid, 0)
-
-
-def _pages(pid: int, which: int) -> int:
-    """Return bytes of a process, or 0 if it has just ended."""
+def _usage(pid: int) -> _Usage:
+    """Return the usage of a process, zeros if it has just ended."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[which]) * _PAGE
-    except (OSError, IndexError):
-        return 0
-
-
-def _processor_seconds(pid: int) -> float:
-    """Return the CPU time of a process and its ended children, or 0 if it has just ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        process = psutil.Process(pid)
+        memory = process.memory_info()
+        return _Usage(memory.rss, memory.vms, sum(process.cpu_times()[:4]))
+    except psutil.NoSuchProcess:
+        return _Usage(0, 0, 0.0)
 
 
 def lay_out_secrets(folder: Path) -> None:
