@@ -13,8 +13,8 @@ from typing import Literal
 
 from kerasmem.devices.host import held_bytes
 from kerasmem.errors import UsageError
+from kerasmem.monitoring.device_reader import running_allocators
 from kerasmem.monitoring.evidence import Census, Evidence, compare, take_census
-from kerasmem.monitoring.peaks import running_allocators
 from kerasmem.records import Record
 from kerasmem.units import format_size
 

@@ -18,7 +18,7 @@ from kerasmem.devices.machine import visible_devices
 from kerasmem.devices.nvml import Nvml
 from kerasmem.devices.training_devices import Allocator
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.peaks import LedgerAccount, ledger_of, running_allocators
+from kerasmem.monitoring.device_reader import LedgerAccount, ledger_of, running_allocators
 from kerasmem.monitoring.phases import CurrentPhase, largest_known
 from kerasmem.monitoring.sampler import Sampler
 from kerasmem.records import Record
