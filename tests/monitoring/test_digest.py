@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.curves import thin
-from kerasmem.monitoring.log_summary import growth, summarise
+from kerasmem.monitoring.log_summary import growth, summarise, thin
 from kerasmem.monitoring.phases import PhasePeaks
 
 
