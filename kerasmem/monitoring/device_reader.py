@@ -18,7 +18,8 @@ from kerasmem.devices.host import limit_note
 from kerasmem.devices.machine import match_card, others_on_card
 from kerasmem.devices.nvml import Nvml, NvmlDevice
 from kerasmem.devices.training_devices import Allocator, tracked_devices
-from kerasmem.monitoring.phases import BackgroundReading, largest_known
+from kerasmem.monitoring.sampler import BackgroundReading
+from kerasmem.monitoring.timeline import largest_known
 
 
 class LedgerAccount:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from kerasmem.monitoring.device_reader import DeviceReading
-from kerasmem.monitoring.phases import largest_known
-from kerasmem.monitoring.timeline import Sample
+from kerasmem.monitoring.timeline import Sample, largest_known
 from kerasmem.units import MIB, format_size
 
 LOG_SIZES = (

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from kerasmem.monitoring.phases import PhasePeaks, largest_known, over_epochs
-from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, Timeline
+from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, PhasePeaks, Timeline, largest_known
 from kerasmem.records import Record
 
 
@@ -148,6 +147,15 @@ def _run(column: Mapping[str, Array], background: Sequence[PhasePeaks]) -> RunSu
         rss_growth_bytes=growth(column["rss_bytes"][own]),
         **sizes,
     )
+
+
+def over_epochs(peaks: Iterable[PhasePeaks]) -> tuple[PhasePeaks, ...]:
+    """Return the largest sizes of each phase, whatever the epoch."""
+    found: dict[str | None, PhasePeaks] = {}
+    for each in peaks:
+        held = found.get(each.phase)
+        found[each.phase] = replace(each, epoch=None) if held is None else held.joined(each)
+    return tuple(found.values())
 
 
 def _top(column: Mapping[str, Array]) -> int | None:

@@ -24,8 +24,7 @@ from typing import Any, Literal
 
 from kerasmem import files
 from kerasmem.errors import InputError, UsageError, check_format
-from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, Sample, Timeline, make_sample, pack
+from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, PhasePeaks, Sample, Timeline, make_sample, pack
 
 Format = Literal["csv", "jsonl"]
 _SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

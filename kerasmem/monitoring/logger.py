@@ -14,9 +14,8 @@ from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.errors import warn_user
 from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.leak_watch import LeakReport
-from kerasmem.monitoring.phases import PhasePeaks
 from kerasmem.monitoring.recorder import Kind, Recorder
-from kerasmem.monitoring.timeline import Timeline
+from kerasmem.monitoring.timeline import PhasePeaks, Timeline
 
 
 class MemoryLogger(keras.callbacks.Callback):

@@ -28,9 +28,8 @@ from kerasmem.monitoring.device_reader import DeviceReader, DeviceReading, RawRe
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
 from kerasmem.monitoring.logfile import LogFile, format_of, open_logs, write_waiting
-from kerasmem.monitoring.phases import BackgroundReading, CurrentPhase, PhasePeaks
-from kerasmem.monitoring.sampler import Sampler
-from kerasmem.monitoring.timeline import FORMAT_VERSION, Sample, Table, Timeline, pack
+from kerasmem.monitoring.sampler import BackgroundReading, CurrentPhase, Sampler
+from kerasmem.monitoring.timeline import FORMAT_VERSION, PhasePeaks, Sample, Table, Timeline, pack
 from kerasmem.processes.children import GOES_ON
 
 Kind = Literal["train", "test", "predict"]

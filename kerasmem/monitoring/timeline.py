@@ -6,13 +6,13 @@ import itertools
 import operator
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kerasmem.errors import UsageError
-from kerasmem.monitoring.phases import PhasePeaks
-from kerasmem.records import MOST_ROWS, frame_of, html_table
+from kerasmem.records import MOST_ROWS, Record, frame_of, html_table
 from kerasmem.units import format_size, printable
 
 FORMAT_VERSION = 1
@@ -85,6 +85,47 @@ def _unpack(row: Sequence[Any]) -> Sample:
 
 def _whole(value: float) -> int | None:
     return None if value != value else int(value)
+
+
+_PHASE_SIZES = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
+
+
+@dataclass(frozen=True)
+class PhasePeaks(Record, what="phase"):
+    """The largest sizes that background readings found in one phase of one epoch, in bytes.
+
+    Attributes:
+        run: number of the run, as in `Sample`.
+        epoch: Keras's number of the epoch; None before the first, and outside `fit`. What callbacks do at an
+            epoch's end belongs to that epoch.
+        phase: one of `PHASES`; None for a peak between two readings (the kernel keeps the process's largest size,
+            but not when that was).
+        readings: background readings in this phase.
+        rss_bytes: resident in this process.
+        tree_bytes: resident in this process and those under it, as PyDataset's workers; shared pages count for each.
+        swap_bytes: what of this process was in swap.
+        driver_used_bytes: in use on the fullest card, by all processes.
+    """
+
+    run: int
+    epoch: int | None
+    phase: str | None
+    readings: int
+    rss_bytes: int | None = None
+    tree_bytes: int | None = None
+    swap_bytes: int | None = None
+    driver_used_bytes: int | None = None
+
+    def joined(self, other: PhasePeaks) -> PhasePeaks:
+        """Return the larger of each size, and the readings of both."""
+        readings = self.readings + other.readings
+        sizes = [largest_known((getattr(self, name), getattr(other, name))) for name in _PHASE_SIZES]
+        return PhasePeaks(self.run, self.epoch, self.phase, readings, *sizes)
+
+
+def largest_known(values: Iterable[int | None]) -> int | None:
+    """Return the largest known value, or None if all are unknown."""
+    return max((value for value in values if value is not None), default=None)
 
 
 class Timeline:

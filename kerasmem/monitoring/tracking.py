@@ -19,8 +19,8 @@ from kerasmem.devices.nvml import Nvml
 from kerasmem.devices.training_devices import Allocator
 from kerasmem.errors import UsageError
 from kerasmem.monitoring.device_reader import LedgerAccount, ledger_of, running_allocators
-from kerasmem.monitoring.phases import CurrentPhase, largest_known
-from kerasmem.monitoring.sampler import Sampler
+from kerasmem.monitoring.sampler import CurrentPhase, Sampler
+from kerasmem.monitoring.timeline import largest_known
 from kerasmem.records import Record
 from kerasmem.units import format_size, printable
 

@@ -15,7 +15,7 @@ from string import Template
 import kerasmem
 from kerasmem.estimation.report import verdict_on
 from kerasmem.monitoring.log_summary import LogSummary
-from kerasmem.monitoring.phases import PhasePeaks, largest_known
+from kerasmem.monitoring.timeline import PhasePeaks, largest_known
 from kerasmem.rendering.charts import Limit, bars, over_time
 from kerasmem.rendering.formatting import (
     VERDICT_MARKS,

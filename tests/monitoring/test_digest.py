@@ -6,7 +6,7 @@ import numpy as np
 
 from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.log_summary import growth, summarise, thin
-from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.timeline import PhasePeaks
 
 
 def sample(

@@ -2,8 +2,7 @@
 
 import time
 
-from kerasmem.monitoring.phases import CurrentPhase
-from kerasmem.monitoring.sampler import Sampler
+from kerasmem.monitoring.sampler import CurrentPhase, Sampler
 
 
 def test_a_sampler_gives_up_where_no_hook_comes_and_starts_again_with_the_next_epoch():

@@ -14,7 +14,7 @@ from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.report import Bytes, DeviceVerdict, Formula, LayerMemory, MemoryReport, ModelFacts, Settings
 from kerasmem.monitoring import Sample, Timeline
 from kerasmem.monitoring.log_summary import summarise
-from kerasmem.monitoring.phases import PhasePeaks
+from kerasmem.monitoring.timeline import PhasePeaks
 from kerasmem.rendering.charts import Limit, over_time
 from kerasmem.rendering.formatting import html_text, middle, svg_text
 from kerasmem.rendering.page import render_page
