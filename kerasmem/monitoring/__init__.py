@@ -1,23 +1,21 @@
-"""How much memory is it using? A running fit → a Timeline.
+"""Logs how much memory a running fit uses.
 
-============= ===============================================================================
-logger        `MemoryLogger`, the Keras callback: which of Keras's hooks means what
-recorder      beginnings and ends of runs, epochs and batches → samples, in memory and in the log file
-device_reader one reading of all devices and the driver; peaks of batch and run
-peaks         one allocator's peaks, shared by all who read it
+============= =======================================================================
+logger        `MemoryLogger`, the Keras callback: translates Keras's hooks
+recorder      turns beginnings and ends of runs, epochs and batches into samples
+run_log       the samples, in memory and in the log file; the cost of logging
+device_reader readings of devices and driver, with true peaks
+sampler       background thread for readings between hooks, phase by phase
 epoch_maxima  the largest sizes of an epoch
-cost          what the logger itself costs
 timeline      `Sample` and `Timeline`: the result
 logfile       CSV and JSON lines that survive a crash, written and read back
-log_summary   a log in brief; curves: its sizes over time
-sampler       a thread for what is too slow for a hook, and what happens between hooks
-phases        the phase of training that a reading falls in, and the largest sizes of each
-tracking      `track`: what one action cost
-evidence      what grows beside the memory: containers of arrays, graphs, tracings
-leak_watch    `LeakWatch`: samples of a loop, whether they grow on and on, and the report on them
-============= ===============================================================================
+log_summary   peaks, means and growth of each run, and curves for charts
+tracking      `track`: the memory that one action takes
+leak_watch    `LeakWatch`: tells growth that goes on from warm-up and noise
+evidence      objects that grow with the memory: containers of arrays, graphs, tracings
+============= =======================================================================
 
-`Timeline`, `Sample` and `read_timeline` are here too; none of them needs TensorFlow.
+`Timeline`, `Sample` and `read_timeline` are imported here. None of them needs TensorFlow.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from kerasmem.checks import choice
 from kerasmem.cluster import find_worker
 from kerasmem.devices.growth import GrowthStatus, enable_memory_growth
 from kerasmem.errors import warn_user
-from kerasmem.monitoring.cost import Overhead
 from kerasmem.monitoring.leak_watch import LeakReport
 from kerasmem.monitoring.recorder import Kind, Recorder
+from kerasmem.monitoring.run_log import Overhead
 from kerasmem.monitoring.timeline import PhasePeaks, Timeline
 
 
@@ -144,7 +144,7 @@ class MemoryLogger(keras.callbacks.Callback):
     @property
     def phases(self) -> tuple[PhasePeaks, ...]:
         """The largest host and driver sizes of each phase of each epoch, from background readings."""
-        return tuple(self._recorder.phases)
+        return tuple(self._recorder.log.phases)
 
     @property
     def leaks(self) -> LeakReport | None:
@@ -173,7 +173,7 @@ class MemoryLogger(keras.callbacks.Callback):
             return
         self.growth = enable_memory_growth()
         if self.growth.refused:
-            self._recorder.note(f"memory growth: {self.growth.message}")
+            self._recorder.log.add_note(f"memory growth: {self.growth.message}")
             warn_user(f"MemoryLogger: {self.growth.message}")
 
     # ---------------------------------------------------------- Keras's hooks
@@ -214,7 +214,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin validation inside `fit`, or a run of `evaluate`."""
-        is_inside = self._kind == "train" and self._recorder.run is not None
+        is_inside = self._kind == "train" and self._recorder.log.run is not None
         self._test_phase = "validation" if is_inside else "evaluate"
         self._begin("test", self._test_phase)
 
@@ -258,7 +258,7 @@ class MemoryLogger(keras.callbacks.Callback):
         if self._thread not in (None, here) and self._thread in {thread.ident for thread in threading.enumerate()}:
             self._refuse()
             return
-        if kind == "train" or self._kind != "train" or self._recorder.run is None:
+        if kind == "train" or self._kind != "train" or self._recorder.log.run is None:
             self._try_growth()
             self._recorder.begin_run(find_worker(getattr(self._model, "distribute_strategy", None)))
             self._kind, self._thread = kind, here
@@ -282,7 +282,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def _refuse(self) -> None:
         text = "a fit inside another, a method in another thread or a loop without on_train_begin is not logged"
-        self._recorder.note(f"run: {text}; give it a MemoryLogger of its own", say=True)
+        self._recorder.log.add_note(f"run: {text}; give it a MemoryLogger of its own", warns=True)
 
     def _print_line(self) -> None:
         line, self._line = self._line, None

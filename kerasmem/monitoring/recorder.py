@@ -1,7 +1,6 @@
-"""Turns the beginnings and ends of runs, epochs and batches into samples, and writes them out.
+"""Turns the hooks of runs, epochs and batches into samples. Knows nothing of Keras.
 
-Knows nothing of Keras: `MemoryLogger` translates Keras's hooks. A reading or a disk that fails ends that part
-of the recording with one warning, and never reaches the training loop as an exception.
+If a reading or the disk fails, that part of the recording ends with one warning. No exception reaches the training.
 """
 
 from __future__ import annotations
@@ -9,68 +8,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 from kerasmem.checks import choice, number, path, whole
-from kerasmem.cluster import Worker, own_path
-from kerasmem.errors import KerasmemError, UsageError, warn_user
-from kerasmem.monitoring.cost import Overhead, Timer
-from kerasmem.monitoring.device_reader import DeviceReader, DeviceReading, RawReading
+from kerasmem.cluster import Worker
+from kerasmem.errors import KerasmemError, UsageError
+from kerasmem.monitoring.device_reader import DeviceReader
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
-from kerasmem.monitoring.logfile import LogFile, format_of, open_logs, write_waiting
-from kerasmem.monitoring.sampler import BackgroundReading, CurrentPhase, Sampler
-from kerasmem.monitoring.timeline import FORMAT_VERSION, PhasePeaks, Sample, Table, Timeline, pack
-from kerasmem.processes.children import GOES_ON
+from kerasmem.monitoring.logfile import format_of
+from kerasmem.monitoring.run_log import Overhead, RawBatch, RunLog, Timer
+from kerasmem.monitoring.sampler import CurrentPhase, Sampler
+from kerasmem.monitoring.timeline import Sample, Timeline
 
 Kind = Literal["train", "test", "predict"]
 F = TypeVar("F", bound=Callable[..., Any])
-_MOST_BYTES = 120_000_000  # of samples kept in memory, about a million; the file has all
-_WRITE_SECONDS = 0.2  # from one writing of batches to the next
-_begun: set[str] = set()  # families whose file has been begun in this process
-
-
-class RawBatch(NamedTuple):
-    """A batch that has ended, as its hook left it.
-
-    Attributes:
-        run, phase, epoch, batch, steps: as in `Sample`.
-        clock: when it ended, in seconds of the recorder's clock.
-        devices: readings of the devices.
-        host: the latest background reading.
-        between: each device's peak before the batch.
-    """
-
-    run: int
-    phase: str
-    epoch: int | None
-    batch: int
-    steps: int
-    clock: float
-    devices: RawReading
-    host: BackgroundReading
-    between: list[int | None]
-
-    def samples(self, seconds: float, readings: list[DeviceReading]) -> list[Sample]:
-        """Return the batch's rows, one a device."""
-        head = (self.run, seconds, self.phase, self.epoch, self.batch, self.steps)
-        return [
-            Sample(*head, device, in_use, peak, before, *rest)
-            for (device, in_use, peak, *rest), before in zip(readings, self.between, strict=True)
-        ]
+_WRITE_SECONDS = 0.2  # between writes of batches
+_SETTINGS = ("filename", "append", "update_freq", "nvml", "epoch_logs", "sampling", "leaks")
 
 
 def _survives(hook: F) -> F:
-    """End the recording, not the training, after an unexpected failure."""
+    """End the recording, but not the training, after an unexpected exception."""
 
     @functools.wraps(hook)
     def guarded(recorder: Recorder, *args: Any) -> Any:
@@ -88,24 +48,23 @@ def _survives(hook: F) -> F:
 
 
 class Recorder:
-    """Records runs. A copy has the settings and the log file of the original, and no results yet.
+    """Records runs. A copy has the settings and the log file of the original, but no results yet.
 
-    A hook after a training step finds nothing of its code in the processor's caches, so that all it does takes five
-    to ten times as long as in a loop. So it keeps its bare readings; they become samples, and are written, for many
-    batches at once: every 0.2 s, at the end of an epoch, and when the timeline is read.
+    After a training step, the processor's caches hold none of a hook's code, so each line takes 5 to 10 times as long
+    as in a loop. Batch hooks therefore store raw readings only. Every 0.2 s, at the end of an epoch, and when the
+    timeline is read, they become samples and are written.
 
     Args:
         filename, append, update_freq, nvml, epoch_logs, sampling, leaks: as in `MemoryLogger`.
-        clock: seconds that only go forward.
+        clock: returns monotonic seconds.
 
     Attributes:
-        run: number of the run under way; None between runs.
-        epoch: number of the epoch under way; None outside.
+        log: rows, notes and phases so far.
+        epoch: number of the epoch in progress, or None between epochs.
         run_peaks: largest peak of each device in the latest run that has ended.
         worker: number of this process in the run, or None if it trains alone.
-        phase: that training is in.
-        phases: largest sizes of background readings, epoch by epoch, without the epoch under way.
-        broken: True once an unexpected error has ended the recording.
+        phase: phase of the training.
+        broken: True after an unexpected exception has ended the recording.
         leak_watch: watch over the epochs, or None without `leaks`.
 
     Raises:
@@ -137,7 +96,7 @@ class Recorder:
         self.sampling = number("sampling", sampling, 0, 1000)
         self.leaks = leaks
         self.clock = clock
-        self.run: int | None = None
+        self.log = RunLog(filename, append, self.write_quietly)
         self.epoch: int | None = None
         self.run_peaks: dict[str, int] = {}
         self.broken = False
@@ -148,21 +107,14 @@ class Recorder:
         self._step_seconds = 0.0
         self._step_start: float | None = None
         self._batches = 0
-        self._family = uuid.uuid4().hex  # shared by copies, which add to the same file
-        self._file: LogFile | None = None
-        self._tables: deque[Table] = deque([pack(())])
-        self._held_bytes = 0  # of the tables
-        self._leak_notes: tuple[str, ...] = ()  # of the latest run: the next one knows more
-        self._notes: dict[str, None] = {}
-        self.phases: list[PhasePeaks] = []
-        self._next_run = 0
-        self._zero: float | None = None  # the clock at the time line's zero
-        self._known: set[str] = set()
+        self._leak_notes: tuple[str, ...] = ()  # of the latest run, which replaces those of earlier runs
+        self._zero: float | None = None  # time of the clock at the start of the timeline
+        self._known: set[str] = set()  # sizes that can be read
         self._reader: DeviceReader | None = None
         self._maxima: EpochMaxima | None = None
         self._sampler: Sampler | None = None
-        self._open: dict[str, tuple[int, list[int | None]]] = {}  # batches that have begun, and the peaks before them
-        self._due: dict[str, int] = {}
+        self._open: dict[str, tuple[int, list[int | None]]] = {}  # batches in progress, and the peaks before them
+        self._due: dict[str, int] = {}  # next batch to record
         self._waiting: list[RawBatch] = []
         self._write_at = 0.0
 
@@ -172,12 +124,12 @@ class Recorder:
     def timeline(self) -> Timeline:
         """The samples so far, as an immutable copy."""
         self._write_batches()
-        return Timeline(np.concatenate(self._tables), self._notes, self.phases)
+        return self.log.timeline()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Failed readings and their reasons."""
-        return (*self._notes, *self._leak_notes)
+        return (*self.log.notes, *self._leak_notes)
 
     @property
     def overhead(self) -> Overhead:
@@ -185,54 +137,16 @@ class Recorder:
         batch_seconds = self._batch_hooks.seconds
         return Overhead(self._hooks.seconds + batch_seconds, batch_seconds, self._batches, self._step_seconds)
 
-    def note(self, text: str, *, say: bool = False) -> None:
-        """Keep a sentence on a failed reading once; `say` warns too."""
-        if text in self._notes:
-            return
-        self._notes[text] = None
-        if self.run is not None:
-            self._add_object("note", run=self.run, text=text)
-        if say:
-            warn_user(f"MemoryLogger: {text}")
-
-    def _add_object(self, kind: str, **values: Any) -> None:
-        self._write(lambda file: file.add_object(kind, **values))
-
-    def _add_rows(self, samples: Sequence[Sample]) -> None:
-        """Keep samples and write them; beyond the limit the oldest are dropped."""
-        self._tables.append(pack(samples))
-        self._held_bytes += sys.getsizeof(self._tables[-1])
-        while self._held_bytes > _MOST_BYTES:
-            self._held_bytes -= sys.getsizeof(self._tables.popleft())
-        self._write(lambda file: file.add(samples))
-
-    def _write(self, action: Callable[[LogFile], None]) -> None:
-        """Write to the log; a disk that fails ends the writing, not the training."""
-        if self._file is None:
-            return
-        try:
-            action(self._file)
-        except OSError as error:
-            self._close_file()
-            reason = error.strerror or error
-            self.note(f"file: writing to {self.filename} stopped: {reason}; .timeline goes on", say=True)
-
-    def _close_file(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            open_logs.pop(file.path.resolve(), None)
-            file.close()
-
     # ---------------------------------------------------------------- runs
 
     def begin_run(self, worker: Worker | None = None) -> None:
-        """Open the file and the devices; a recording that had failed gets a new chance.
+        """Open the log file and the devices. A recording that was broken starts anew.
 
         Args:
             worker: number of this process, if several train together.
 
         Raises:
-            UsageError: the file cannot be written.
+            UsageError: If the file cannot be written.
         """
         self.broken = False
         with self._hooks:
@@ -246,7 +160,7 @@ class Recorder:
         if self._zero is None:
             self._zero = self.clock()
         self.worker = worker
-        self._open_file(worker)
+        self.log.open(worker)
         self._reader = DeviceReader(self._reader_note, self.nvml)
         sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self.sampling)
         readings = self._reader.start_run(sampler.latest)
@@ -255,55 +169,37 @@ class Recorder:
             self._known.add("peak_bytes")
         if "rss_bytes" in self._known:
             self._known.add("tree_bytes")
-        self.run = self._next_run
-        self._next_run += 1
-        ranks = {} if worker is None else {"rank": worker.rank, "ranks": worker.size}
-        started = datetime.now(timezone.utc).isoformat()
-        notes = list(self._notes)
-        self._add_object("run", format_version=FORMAT_VERSION, run=self.run, started=started, notes=notes, **ranks)
+        self.log.begin_run(worker)
         self._sampler = sampler
         sampler.start()
 
-    def _open_file(self, worker: Worker | None) -> None:
-        """Open the log, under the worker's own name if there are several, to add to what this recorder has begun."""
-        if self.filename is None:
-            return
-        target = own_path(Path(self.filename), worker)
-        write_waiting(target)  # of a logger whose run broke off
-        has_begun = self._next_run > 0 or self._family in _begun
-        append = self.append or has_begun or bool(os.environ.get(GOES_ON))
-        self._file = LogFile(target, append)
-        open_logs[target.resolve()] = self.write_quietly
-        self._next_run = max(self._next_run, self._file.next_run)
-        _begun.add(self._family)
-
     @_survives
     def end_run(self) -> None:
-        """Close the file and let go of the devices; recording again opens them again."""
+        """Close the log file and release the devices. The next run opens them again."""
         with self._hooks:
             self._finish()
 
     def break_off(self, error: Exception) -> None:
-        """End the recording because of a fault in it; training goes on."""
+        """End the recording because of an exception in it; training goes on."""
         self.broken = True
         self.write_quietly()
         self._waiting = []
         self._end_sampler()
-        self._finish_files()
-        self.note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", say=True)
+        self._release()
+        self.log.add_note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", warns=True)
 
     def _finish(self) -> None:
         self._end_sampler()
-        if self.run is not None:
+        if self.log.run is not None:
             if self.leak_watch is not None:
                 report = self.leak_watch.report()
                 is_telling = report.leaks or (report.iterations and report.too_short)
                 self._leak_notes = tuple(f"leak: {text}" for text in report.explain()) if is_telling else ()
                 for text in self._leak_notes:
-                    self._add_object("note", run=self.run, text=text)
+                    self.log.add_object("note", text=text)
             self._write_batches()
-            self._add_object("cost", run=self.run, **self.overhead.to_dict())
-        self._finish_files()
+            self.log.add_object("cost", **self.overhead.to_dict())
+        self._release()
 
     def _end_sampler(self) -> None:
         """Stop the background thread and keep its peaks."""
@@ -312,20 +208,16 @@ class Recorder:
             return
         sampler.stop()
         sampler.read()
-        self._keep_phases(sampler)
+        self.log.add_phases(sampler.cut(self.log.run or 0, self.epoch))
 
-    def _keep_phases(self, sampler: Sampler) -> None:
-        for peaks in sampler.cut(self.run or 0, self.epoch):
-            self.phases.append(peaks)
-            self._add_object("phase", **vars(peaks))
-
-    def _finish_files(self) -> None:
+    def _release(self) -> None:
+        """Close the log file and release the devices."""
         self._write_batches()
-        self._close_file()
+        self.log.end_run()
         reader, self._reader = self._reader, None
         if reader is not None:
             self.run_peaks = reader.end_run()
-        self.run = self.epoch = self._maxima = None
+        self.epoch = self._maxima = None
         self._open.clear()
         self._due.clear()
 
@@ -333,12 +225,12 @@ class Recorder:
 
     @_survives
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch's maxima; earlier readings belong to the previous epoch."""
+        """Begin an epoch. Earlier readings belong to the previous epoch."""
         with self._hooks:
             if self._sampler is not None:
-                self._sampler.start()  # it may have given up in a long stretch without hooks
+                self._sampler.start()  # it ends after a long time without hooks
                 self._sampler.read()
-                self._keep_phases(self._sampler)
+                self.log.add_phases(self._sampler.cut(self.log.run or 0, self.epoch))
             self.phase.enter("between")
             self.epoch = epoch
             self.begin_part("train")
@@ -348,7 +240,7 @@ class Recorder:
 
     @_survives
     def end_epoch(self) -> tuple[dict[str, float], str] | None:
-        """Record the epoch's maxima; return values for Keras's logs, and a line to print."""
+        """Record the epoch's maxima. Return values for Keras's logs, and a line to print."""
         with self._hooks:
             self._write_batches()
             maxima, self._maxima = self._maxima, None
@@ -358,22 +250,22 @@ class Recorder:
             maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
             self.phase.enter("epoch end")
             maxima.add_after(self._reader.read(self._sampler.latest))
-            rows = maxima.rows(self.run or 0, self._moment())
-            self._add_rows(rows)
+            rows = maxima.rows(self.log.run or 0, self._moment())
+            self.log.add_rows(rows)
             if self.leak_watch is not None:
-                self.leak_watch.sample(self._held_bytes)
+                self.leak_watch.sample(self.log.bytes)
             return maxima.logs(self._known, in_bytes=self.epoch_logs == "bytes"), maxima.line()
 
     # ------------------------------------------------------------- batches
 
     def begin_part(self, kind: Kind) -> None:
-        """Count batches of a kind from 0 again; one that began and found its data at an end is forgotten."""
+        """Count batches of a kind from 0 again. Drop a batch that began after the last data."""
         self._due.pop(kind, None)
         self._open.pop(kind, None)
 
     @_survives
     def begin_batch(self, kind: Kind, batch: int) -> None:
-        """Read the peak since the reading before, and start the batch's own, if it is to be sampled."""
+        """Read the peak since the previous reading, and start the batch's own, if the batch is recorded."""
         with self._batch_hooks:
             self._step_start = self._batch_hooks.start
             self.phase.batch("train batch" if kind == "train" else self.phase.rest)
@@ -383,7 +275,7 @@ class Recorder:
 
     @_survives
     def end_batch(self, kind: Kind, phase: str, last: int) -> None:
-        """Record the batch, or, with several steps an execution, the batches up to `last`."""
+        """Record the batch, or the batches up to `last` if an execution has several steps."""
         with self._batch_hooks:
             self._end_batch(kind, phase, last)
         if self._step_start is not None:
@@ -402,14 +294,14 @@ class Recorder:
         devices, host = self._reader.read_raw(), self._sampler.latest
         self._due[kind] = max(batch + self.update_freq, last + 1)
         now = self.clock()
-        ended = (self.run or 0, phase, self.epoch, batch, last - batch + 1, now, devices, host, between)
+        ended = (self.log.run or 0, phase, self.epoch, batch, last - batch + 1, now, devices, host, between)
         self._waiting.append(RawBatch._make(ended))
         if now >= self._write_at:
             self._write_batches()
             self._write_at = now + _WRITE_SECONDS
 
     def _write_batches(self) -> None:
-        """Take batches that wait into rows, maxima and the file."""
+        """Turn stored readings into rows, and write them."""
         waiting, self._waiting = self._waiting, []
         if not waiting or self._reader is None:
             return
@@ -419,26 +311,25 @@ class Recorder:
             if self._maxima is not None:
                 self._maxima.add(samples)
             written += samples
-        self._add_rows(written)
+        self.log.add_rows(written)
 
     def write_quietly(self) -> None:
-        """Write the waiting batches, and raise nothing."""
+        """Write the waiting batches without raising an exception."""
         with contextlib.suppress(Exception):
             self._write_batches()
 
     def _moment(self, now: float | None = None) -> float:
         now = self.clock() if now is None else now
-        return int((now - (self._zero or 0.0)) * 1e6) / 1e6  # whole microseconds, as the file has them
+        return int((now - (self._zero or 0.0)) * 1e6) / 1e6  # whole microseconds, as in the file
 
     def _reader_note(self, text: str) -> None:
-        self.note(text, say=self.nvml is True and text.startswith("driver:"))
+        self.log.add_note(text, warns=self.nvml is True and text.startswith("driver:"))
 
     # ------------------------------------------------------------- copies
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = ("filename", "append", "update_freq", "nvml", "epoch_logs", "sampling", "leaks")
-        return {"settings": {name: getattr(self, name) for name in settings}, "family": self._family}
+        return {"settings": {name: getattr(self, name) for name in _SETTINGS}, "family": self.log.family}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state["settings"])  # type: ignore[misc]
-        self._family = state["family"]
+        self.log.family = state["family"]

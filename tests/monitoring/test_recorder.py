@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from kerasmem.devices.training_devices import AllocatorReading, TrackedDevice
-from kerasmem.monitoring import device_reader, logfile, read_timeline
-from kerasmem.monitoring import recorder as recorder_module
+from kerasmem.monitoring import device_reader, logfile, read_timeline, run_log
 from kerasmem.monitoring.recorder import Recorder
 
 
@@ -150,10 +149,10 @@ def test_a_note_on_a_full_disk_ends_the_writing_alone(ledger, monkeypatch, tmp_p
     rec = recorder(filename=tmp_path / "log.jsonl")
     rec.begin_run()
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, rec._file._file)
+    os.dup2(full, rec.log._file._file)
     os.close(full)
     with pytest.warns(UserWarning, match="writing to .* stopped: No space left"):
-        rec.note("something turned out")
+        rec.log.add_note("something turned out")
     rec.begin_batch("train", 0)
     rec.end_batch("train", "train", 0)
     assert len(rec.timeline) == 1 and not rec.broken
@@ -217,7 +216,7 @@ def test_a_broken_recorder_gets_a_new_chance_with_the_next_run(ledger):
     rec.begin_batch("train", 0)
     with pytest.warns(UserWarning, match="unexpected AttributeError"):
         rec.end_batch("train", "train", 0)
-    assert rec.broken and rec.run is None
+    assert rec.broken and rec.log.run is None
     rec.begin_epoch(0)
     assert rec.end_epoch() is None
     rec.begin_run()
@@ -242,7 +241,7 @@ def test_a_forked_process_leaves_the_parents_batches_alone(ledger, tmp_path):
 
 
 def test_the_oldest_samples_are_dropped_beyond_the_limit(ledger, monkeypatch):
-    monkeypatch.setattr(recorder_module, "_MOST_BYTES", 20_000)
+    monkeypatch.setattr(run_log, "_MOST_BYTES", 20_000)
     rec = recorder()
     rec.begin_run()
     for batch in range(1000):

@@ -1,0 +1,213 @@
+"""Keeps the rows, notes and phases of a recording in memory, writes them to its log file, and adds up its cost."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kerasmem.cluster import Worker, own_path
+from kerasmem.errors import warn_user
+from kerasmem.monitoring.device_reader import DeviceReading, RawReading
+from kerasmem.monitoring.logfile import LogFile, open_logs, write_waiting
+from kerasmem.monitoring.sampler import BackgroundReading
+from kerasmem.monitoring.timeline import FORMAT_VERSION, PhasePeaks, Sample, Table, Timeline, pack
+from kerasmem.processes.children import GOES_ON
+from kerasmem.records import Record
+
+_MOST_BYTES = 120_000_000  # of rows in memory, about a million
+_begun: set[str] = set()  # families whose file this process has begun
+
+
+class RawBatch(NamedTuple):
+    """A batch that has ended, as its hook recorded it.
+
+    Attributes:
+        run, phase, epoch, batch, steps: as in `Sample`.
+        clock: when it ended, in seconds of the recorder's clock.
+        devices: readings of the devices.
+        host: the latest background reading.
+        between: each device's peak before the batch.
+    """
+
+    run: int
+    phase: str
+    epoch: int | None
+    batch: int
+    steps: int
+    clock: float
+    devices: RawReading
+    host: BackgroundReading
+    between: list[int | None]
+
+    def samples(self, seconds: float, readings: list[DeviceReading]) -> list[Sample]:
+        """Return one row for each device."""
+        head = (self.run, seconds, self.phase, self.epoch, self.batch, self.steps)
+        return [
+            Sample(*head, device, in_use, peak, before, *rest)
+            for (device, in_use, peak, *rest), before in zip(readings, self.between, strict=True)
+        ]
+
+
+class RunLog:
+    """Rows, notes and phases of a recording, in memory and in the log file.
+
+    If the disk fails, writing ends with a warning, and the recording goes on in memory.
+
+    Args:
+        filename: path of the log file, or None to keep everything in memory only.
+        append: whether to add to a file of an earlier process.
+        write_rows: writes the rows that the recorder still holds back.
+
+    Attributes:
+        run: number of the run in progress, or None between runs.
+        notes: failed readings and their reasons.
+        phases: largest sizes of the background readings, phase by phase.
+        family: identifies a recording and its copies, which add to the same file.
+        bytes: size of the rows in memory.
+    """
+
+    def __init__(self, filename: str | os.PathLike[str] | None, append: bool, write_rows: Callable[[], None]) -> None:
+        self.run: int | None = None
+        self.notes: dict[str, None] = {}
+        self.phases: list[PhasePeaks] = []
+        self.family = uuid.uuid4().hex
+        self.bytes = 0
+        self._filename, self._append, self._write_rows = filename, append, write_rows
+        self._file: LogFile | None = None
+        self._tables: deque[Table] = deque([pack(())])
+        self._next_run = 0
+
+    def timeline(self) -> Timeline:
+        """Return the rows so far, as an immutable copy."""
+        return Timeline(np.concatenate(self._tables), self.notes, self.phases)
+
+    def open(self, worker: Worker | None) -> None:
+        """Open the log file, under the worker's own name if there are several.
+
+        Raises:
+            UsageError: If the file cannot be written.
+        """
+        if self._filename is None:
+            return
+        target = own_path(Path(self._filename), worker)
+        write_waiting(target)  # of a logger whose run broke off
+        has_begun = self._next_run > 0 or self.family in _begun
+        self._file = LogFile(target, self._append or has_begun or bool(os.environ.get(GOES_ON)))
+        open_logs[target.resolve()] = self._write_rows
+        self._next_run = max(self._next_run, self._file.next_run)
+        _begun.add(self.family)
+
+    def begin_run(self, worker: Worker | None) -> None:
+        """Number the run, and write its start and the notes so far."""
+        self.run = self._next_run
+        self._next_run += 1
+        ranks = {} if worker is None else {"rank": worker.rank, "ranks": worker.size}
+        started = datetime.now(timezone.utc).isoformat()
+        self.add_object("run", format_version=FORMAT_VERSION, started=started, notes=list(self.notes), **ranks)
+
+    def end_run(self) -> None:
+        """Close the log file."""
+        self._close()
+        self.run = None
+
+    def add_note(self, text: str, *, warns: bool = False) -> None:
+        """Keep a sentence on a failed reading once, and warn if asked."""
+        if text in self.notes:
+            return
+        self.notes[text] = None
+        if self.run is not None:
+            self.add_object("note", text=text)
+        if warns:
+            warn_user(f"MemoryLogger: {text}")
+
+    def add_rows(self, samples: Sequence[Sample]) -> None:
+        """Keep samples and write them. Beyond the limit of memory the oldest are dropped there."""
+        self._tables.append(pack(samples))
+        self.bytes += sys.getsizeof(self._tables[-1])
+        while self.bytes > _MOST_BYTES:
+            self.bytes -= sys.getsizeof(self._tables.popleft())
+        self._write(lambda file: file.add(samples))
+
+    def add_phases(self, phases: Iterable[PhasePeaks]) -> None:
+        """Keep the peaks of phases and write them."""
+        for peaks in phases:
+            self.phases.append(peaks)
+            self.add_object("phase", **vars(peaks))
+
+    def add_object(self, kind: str, **values: Any) -> None:
+        """Write an object of another kind than a sample."""
+        values = {"run": self.run, **values}
+        self._write(lambda file: file.add_object(kind, **values))
+
+    def _write(self, action: Callable[[LogFile], None]) -> None:
+        if self._file is None:
+            return
+        try:
+            action(self._file)
+        except OSError as error:
+            self._close()
+            reason = error.strerror or error
+            self.add_note(f"file: writing to {self._filename} stopped: {reason}; .timeline goes on", warns=True)
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            open_logs.pop(file.path.resolve(), None)
+            file.close()
+
+
+@dataclass(frozen=True)
+class Overhead(Record, what="overhead", also=("per_batch_seconds", "step_share")):
+    """Time spent inside the logger, in seconds.
+
+    Attributes:
+        total_seconds: in all hooks.
+        batch_seconds: in the hooks of batches only.
+        batches: number of batches (of steps, with `steps_per_execution`), logged or not.
+        step_seconds: from the beginning to the end of those batches, including the logger's hooks.
+    """
+
+    total_seconds: float
+    batch_seconds: float
+    batches: int
+    step_seconds: float = 0.0
+
+    @property
+    def per_batch_seconds(self) -> float | None:
+        """Mean time per batch, or None before the first."""
+        return self.batch_seconds / self.batches if self.batches else None
+
+    @property
+    def step_share(self) -> float | None:
+        """Time in batch hooks divided by the time of the batches without them, or None before the first."""
+        bare = self.step_seconds - self.batch_seconds
+        return self.batch_seconds / bare if bare > 0 else None
+
+
+class Timer:
+    """Context manager that adds up the time of its blocks.
+
+    Attributes:
+        seconds: of all blocks that have ended.
+        start, end: of the latest block, by the clock.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.seconds = self.start = self.end = 0.0
+
+    def __enter__(self) -> None:
+        self.start = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self.end = self._clock()
+        self.seconds += self.end - self.start
