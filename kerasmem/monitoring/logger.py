@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
 from typing import Any, Literal
 
 import keras
@@ -44,8 +45,8 @@ class MemoryLogger(keras.callbacks.Callback):
     prints.
 
     Several loggers at once, in one `fit` or in nested ones, each have their own true peaks. One logger logs one
-    `fit` at a time, with the `evaluate` and `predict` inside it. A method in another thread is not logged meanwhile,
-    and a `fit` inside another ends the log of the outer one; one warning says so.
+    `fit` at a time, with the `evaluate` and `predict` inside it. Meanwhile, a `fit` inside that one and a method in
+    another thread are not logged, with one warning.
 
     Args:
         filename: file to log to, `.csv` or `.jsonl`; None keeps the samples in `timeline` alone. One row a
@@ -105,7 +106,9 @@ class MemoryLogger(keras.callbacks.Callback):
         self._memory_growth = memory_growth
         self._kind: Kind = "train"  # of the run under way
         self._test_phase = "evaluate"
-        self._thread: int | None = None  # in which the run under way began
+        self._thread: int | None = None  # of the hooks that are logged; 0 during a `fit` inside the logged one
+        self._run_thread: int | None = None  # of the run in progress
+        self._fit_depth: int | None = None  # of its `fit` in the stack
         self._line: str | None = None  # waits until the progress bar has ended its own
         self.growth: GrowthStatus | None = None
         self._try_growth()
@@ -164,7 +167,7 @@ class MemoryLogger(keras.callbacks.Callback):
         the logger can be used again either way.
         """
         self._print_line()
-        self._thread = None
+        self._thread = self._run_thread = None
         self._recorder.end_run()
 
     def _try_growth(self) -> None:
@@ -253,15 +256,21 @@ class MemoryLogger(keras.callbacks.Callback):
     # ------------------------------------------------------------------ runs
 
     def _begin(self, kind: Kind, phase: str) -> None:
-        """Begin a run, or validation and the like inside the `fit` under way; a run that broke off ends."""
+        """Begin a run, or validation and the like inside the `fit` in progress. A run that broke off ends."""
         here = threading.get_ident()
-        if self._thread not in (None, here) and self._thread in {thread.ident for thread in threading.enumerate()}:
+        if self._run_thread == here:
+            is_refused = self._is_in_inner_fit()
+            self._thread = 0 if is_refused else here
+        else:
+            is_refused = self._run_thread in {thread.ident for thread in threading.enumerate()} - {None}
+        if is_refused:
             self._refuse()
             return
         if kind == "train" or self._kind != "train" or self._recorder.log.run is None:
             self._try_growth()
             self._recorder.begin_run(find_worker(getattr(self._model, "distribute_strategy", None)))
-            self._kind, self._thread = kind, here
+            self._kind, self._thread, self._run_thread = kind, here, here
+            self._fit_depth = next(iter(_fit_depths()), None)
         self._recorder.begin_part(kind)
         self._recorder.phase.enter(phase)
 
@@ -273,12 +282,19 @@ class MemoryLogger(keras.callbacks.Callback):
                 self.close()
 
     def _is_logged(self) -> bool:
-        """Return whether a hook belongs to the run under way."""
-        if self._thread == threading.get_ident():  # nearly always, and a batch's hook is to be quick
+        """Return whether a hook belongs to the run in progress."""
+        here = threading.get_ident()
+        if self._thread == here:  # nearly always, and a batch's hook must be quick
             return True
-        if self._thread is None:
+        if self._run_thread == here and not self._is_in_inner_fit():  # which has ended
+            self._thread = here
+            return True
+        if self._run_thread is None:
             self._refuse()
         return False
+
+    def _is_in_inner_fit(self) -> bool:
+        return self._fit_depth in _fit_depths()[1:]
 
     def _refuse(self) -> None:
         text = "a fit inside another, a method in another thread or a loop without on_train_begin is not logged"
@@ -291,4 +307,14 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds the settings; results, the model, open files and the driver stay with the original."""
-        return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_line", "growth"))}
+        return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_run_thread", "_line", "growth"))}
+
+
+def _fit_depths() -> list[int]:
+    """Return the depth in the stack of each `fit` of Keras in progress in this thread, the innermost first."""
+    frames = [frame for frame, _ in traceback.walk_stack(None)]
+    return [
+        len(frames) - number
+        for number, frame in enumerate(frames)
+        if frame.f_code.co_name == "fit" and frame.f_globals.get("__name__", "").startswith("keras.")
+    ]
