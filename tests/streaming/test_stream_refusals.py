@@ -10,6 +10,7 @@ import pytest
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError, UsageError
+from kerasmem.hdf5.format.filters import Scratch
 
 
 def refuse(error, text, *args, **settings):
@@ -97,6 +98,25 @@ def test_other_files_are_not_followed_unasked(write, tmp_path):
     for name in ("link", "soft", "storage", "virtual", "inside"):
         sequence = H5ChunkSequence(path, name, None, trust_file=True, shuffle=False)
         assert sequence[0][0].tolist() == list(range(8)), name
+
+
+def test_rows_without_storage_or_fill_value_are_zeros(tmp_path, monkeypatch):
+    take = Scratch.take
+
+    def take_used(self, name, size):
+        buffer = take(self, name, size)
+        buffer.fill(7)
+        return buffer
+
+    monkeypatch.setattr(Scratch, "take", take_used)
+    path = tmp_path / "never.h5"
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # as netCDF's `nofill`: HDF5 leaves the buffer as it is
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(1.0, 101)
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple((100,)), creation)
+    with pytest.warns(UserWarning, match="never written"), H5ChunkSequence(path, trust_file=True) as train:
+        assert not np.concatenate([x for x, _ in train.next_epoch()]).any()
 
 
 def virtual(file, name, source, dataset, rows=8, of=8):

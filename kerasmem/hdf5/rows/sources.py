@@ -137,6 +137,7 @@ class Hdf5Source(Source):
         with self._reading:
             shape = (run.stop - run.start, *self.shape[1:])
             raw = self._scratch.take("rows", shape[0] * self.row_bytes)
+            raw[:] = 0  # HDF5 leaves the buffer as it is if nothing was written and the fill time is "never"
             rows = raw.view(self.dtype).reshape(shape)
             self.find().read_direct(rows, np.s_[run.start : run.stop])
             self.handle.count(raw.nbytes)
