@@ -34,7 +34,8 @@ class MemoryLogger(keras.callbacks.Callback):
 
     A background thread reads the host, the processes under this one and the driver, so that peaks in loading,
     validation and callbacks are seen too: `phases` has the largest sizes of each phase. It ends with
-    the run. If `fit` raised, it ends with the logger's next run, with `close`, or after ten minutes.
+    the run. If `fit` raised, it ends with the logger's next run, with `close`, when the logger is deleted, or after
+    ten minutes.
 
     A reading that fails never stops training: it is None from then on, and `notes` says why. After an exception the
     file holds every batch that ended; after `kill -9`, all but those of the last 0.2 seconds, which are
@@ -169,6 +170,12 @@ class MemoryLogger(keras.callbacks.Callback):
         self._print_line()
         self._thread = self._run_thread = None
         self._recorder.end_run()
+
+    def __del__(self) -> None:
+        """Close a logger that nobody refers to after an exception in `fit`."""
+        recorder = self.__dict__.get("_recorder")  # missing if an argument was wrong
+        if recorder is not None:
+            recorder.end_run()
 
     def _try_growth(self) -> None:
         """Ask for memory growth once per process, and warn if it is refused."""

@@ -144,7 +144,7 @@ class Sampler:
         self._period = 1 / hertz if hertz > 0 else None
         self._patience, self._name = patience, name
         self._tree: TreeReader | None = TreeReader()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # garbage collection in the thread may end the run
         self._maxima = PhaseMaxima()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -221,7 +221,7 @@ def _before_exit() -> None:
 def _after_fork() -> None:
     """Give each sampler a new lock, since the parent's thread may have held it."""
     for sampler in _running:
-        sampler.lock = threading.Lock()
+        sampler.lock = threading.RLock()
     _running.clear()
 
 

@@ -562,6 +562,9 @@ def threads():
         found["during"].append(samplers_here())
         logger.close()
         found[name] = samplers_here()
+    with contextlib.suppress(BoomError):
+        fit(small_model(), MemoryLogger("lost.jsonl"), RaiseAt(1, BoomError))
+    found["deleted"] = samplers_here()
     model = small_model()
     model.evaluate(*data(8), verbose=0, callbacks=[logger])
     model.predict(data(8)[0], verbose=0, callbacks=[logger])

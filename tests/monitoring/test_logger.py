@@ -285,7 +285,7 @@ def test_processes_under_this_one_count(scenario):
 @pytest.mark.parametrize(
     "end",
     [
-        "after fit", "exception", "interrupt", "evaluate and predict", "broken",
+        "after fit", "exception", "interrupt", "deleted", "evaluate and predict", "broken",
     ],
 )  # fmt: skip
 def test_no_thread_is_left_behind(scenario, end):
