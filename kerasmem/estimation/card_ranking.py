@@ -16,8 +16,8 @@ from kerasmem.estimation.report import FITS, VERDICTS, MemoryReport, verdict
 from kerasmem.models.spec import StepSettings, StepSpec, shows_settings
 from kerasmem.records import Record
 
-_FIRST = "t4"  # asks `auto` for the plan of a card
-# What of a card's compute capability a method goes by; the others by nothing.
+_FIRST = "t4"  # with a card named, `auto` plans for a GPU
+# The part of a card's compute capability that a method depends on. Other methods do not depend on the card.
 _KINDS: dict[str, Callable[[tuple[int, int]], Any]] = {"gpu-target": tuple, "graph": channels_last}
 
 
@@ -26,11 +26,11 @@ class RankedCard:
     """A card, and the memory that a step needs on it.
 
     Attributes:
-        key: what `--device` takes.
-        name: for people.
-        available_bytes: what TensorFlow's allocator can get.
+        key: the card's name for `--device`.
+        name: the card's full name.
+        available_bytes: bytes available to TensorFlow's allocator.
         needs: bytes at the peak.
-        high: the most that it may take; None where that is not known.
+        high: upper end of those, or None if unknown.
         verdict: "fits", "too close to call" or "does not fit".
     """
 
@@ -47,8 +47,8 @@ class CardRanking(Record, what="card ranking", version=1, rows="cards"):
     """The cards of the catalogue for one training step.
 
     Attributes:
-        report: the first estimate, of no device.
-        cards: those that fit first; among them the one with the least memory first.
+        report: the first estimate, without a device.
+        cards: all cards, those that fit first, then by available memory.
     """
 
     report: MemoryReport
@@ -56,12 +56,12 @@ class CardRanking(Record, what="card ranking", version=1, rows="cards"):
 
     @property
     def best(self) -> RankedCard | None:
-        """The first card that fits, or None."""
+        """The smallest card that fits, or None."""
         return self.cards[0] if self.cards and self.cards[0].verdict == FITS else None
 
     @property
     def fits(self) -> bool:
-        """Whether it surely fits a card."""
+        """Whether the step surely fits a card."""
         return self.best is not None
 
     @property
@@ -71,8 +71,8 @@ class CardRanking(Record, what="card ranking", version=1, rows="cards"):
 
     @property
     def answer(self) -> str:
-        """The answer: "fits 31 of 38 known cards, first Tesla T4"."""
-        fitting = sum(each.verdict == FITS for each in self.cards)
+        """A summary: "fits 31 of 38 known cards, first Tesla T4"."""
+        fitting = sum(card.verdict == FITS for card in self.cards)
         first = "" if self.best is None else f", first {self.best.name}"
         return f"{self.report.model.name} fits {fitting} of {len(self.cards)} known cards{first}"
 
@@ -81,19 +81,19 @@ class CardRanking(Record, what="card ranking", version=1, rows="cards"):
 def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
     """Rank the cards of the catalogue by whether a training step fits on them.
 
-    One estimate serves all cards, unless the method depends on the card (`gpu-target`, `graph`): then one serves each
-    kind of card.
+    One estimate serves all cards. If the method depends on the card (`gpu-target`, `graph`), one serves each kind of
+    card.
 
     Args:
         model: as for `kerasmem.estimate`.
-        **settings: as for `kerasmem.estimate`, but for `device`.
+        **settings: as for `kerasmem.estimate`, except `device`.
 
     Returns:
         A `CardRanking`; sizes in bytes.
 
     Raises:
-        UsageError: an argument is wrong.
-        KerasmemError: as `kerasmem.estimate`.
+        UsageError: If an argument is wrong.
+        KerasmemError: As `kerasmem.estimate`.
 
     Examples:
         >>> import keras, kerasmem
@@ -103,13 +103,13 @@ def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
     """
     spec = StepSpec(model, **settings)
     if spec.device is not None:
-        raise UsageError("device: rank_cards asks about all cards; kerasmem.estimate takes a device")
+        raise UsageError("device: rank_cards estimates for all cards; kerasmem.estimate takes a device")
     spec = replace(spec, device=_FIRST)
     with EstimateSession(spec) as session:
         first = session.estimate()
         kind_of = _KINDS.get(first.settings.method, lambda capability: None)
-        kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}  # with a card of each
-        # XLA's compiler does not know every card of the catalogue; "auto" has another method for those.
+        kinds = {kind_of(card.compute_capability): card.key for card in reversed(all_cards())}
+        # XLA's compiler does not know every card of the catalogue. For the others "auto" chooses another method.
         chosen = spec.method if first.settings.method == "gpu-target" else first.settings.method
         planned = {kind_of(find_card(_FIRST).compute_capability): first}
         ranked = []
@@ -120,5 +120,5 @@ def rank_cards(model: Any, **settings: Unpack[StepSettings]) -> CardRanking:
             need, available = planned[kind].bytes, card.available_bytes
             fits = verdict(need, available)
             ranked.append(RankedCard(card.key, card.name, available, need.total, need.most_needed, fits))
-    ranked.sort(key=lambda each: (VERDICTS.index(each.verdict), each.available_bytes))
+    ranked.sort(key=lambda card: (VERDICTS.index(card.verdict), card.available_bytes))
     return CardRanking(replace(first, device=None), tuple(ranked))

@@ -27,13 +27,13 @@ _WORDS = dict(zip(VERDICTS, (WITHIN, TOO_CLOSE, EXCEEDED), strict=True))
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record, what="difference", also=("change",)):
-    """A category or a layer in both estimates; None if one does not have it, or does not know its bytes.
+    """A category or a layer in both estimates.
 
     Attributes:
-        name: the category, or the layer's name in the second model ("a → b" where the names differ).
+        name: the category, or the layer's name in the second model ("a → b" if the names differ).
         class_name: the layer's class; "" for a category.
-        before: bytes in the first.
-        after: bytes in the second.
+        before: bytes in the first estimate, or None if unknown or not in it.
+        after: bytes in the second estimate, or None.
         is_in: "both", "first" or "second".
     """
 
@@ -45,7 +45,7 @@ class Difference(Record, what="difference", also=("change",)):
 
     @property
     def change(self) -> int | None:
-        """Bytes that the second takes more; what only one has counts in full, what is unknown gives None."""
+        """Bytes in the second less those in the first, or None if unknown. A layer that one lacks has 0 bytes there."""
         before = 0 if self.is_in == "second" else self.before
         after = 0 if self.is_in == "first" else self.after
         return None if before is None or after is None else after - before
@@ -53,13 +53,13 @@ class Difference(Record, what="difference", also=("change",)):
 
 @dataclass(frozen=True)
 class LimitVerdict:
-    """Whether the second keeps to a limit.
+    """Whether the second estimate is within a limit.
 
     Attributes:
         what: "budget" or "increase".
-        limit_bytes: the most that the second may take, or take more than the first.
-        low: the least that it does.
-        high: the most; None where not known.
+        limit_bytes: maximum of the second estimate, or of its increase over the first.
+        low: lower end of the bytes that the limit applies to.
+        high: upper end of those, or None if unknown.
         verdict: "within the limit", "exceeds the limit" or "too close to call".
     """
 
@@ -78,9 +78,9 @@ class Comparison(Record, what="comparison", version=1, rows="categories"):
         before: the first estimate.
         after: the second.
         categories: weights, optimizer, …, and the total last.
-        layers: of both; those that differ most come first.
-        limits: verdicts on the limits given.
-        notes: in which settings the two differ, so that a reader does not take that for the models' doing.
+        layers: the layers of both, the largest differences first.
+        limits: verdicts on `budget` and `max_increase`.
+        notes: settings in which the two differ, since their differences do not come from the models alone.
     """
 
     before: MemoryReport
@@ -92,8 +92,9 @@ class Comparison(Record, what="comparison", version=1, rows="categories"):
 
     @property
     def answer(self) -> str:
-        """The answer: "a needs 2.00 GiB, b needs 2.10 GiB"."""
-        return ", ".join(f"{each.model.name} needs {format_size(each.peak)}" for each in (self.before, self.after))
+        """A summary: "a needs 2.00 GiB, b needs 2.10 GiB"."""
+        reports = (self.before, self.after)
+        return ", ".join(f"{report.model.name} needs {format_size(report.peak)}" for report in reports)
 
 
 @shows_settings()
@@ -109,15 +110,15 @@ def compare(
     """Compare the memory of two models or saved reports.
 
     Models are estimated with the same settings. If `a` or `b` is a report, the other one is estimated with the report's
-    batch size, method and mode, unless `settings` have them.
+    batch size, method and mode, unless `settings` override them.
 
     Args:
         a: a model as for `kerasmem.estimate`, a `MemoryReport`, or the path of one that `kerasmem estimate --json`
             printed.
         b: the same, after the change.
         budget: maximum for `b`: bytes, or a size such as "14GiB". Defaults to no limit.
-        max_increase: maximum that `b` may take more than `a`: bytes, a size such as "200MB", or a share of `a` such as
-            "5%". Defaults to no limit.
+        max_increase: maximum increase from `a` to `b`: bytes, a size such as "200MB", or a share of `a` such as "5%".
+            Defaults to no limit.
         allow_different_settings: compare reports even if their batch sizes, methods or modes differ. Defaults to False.
         **settings: as for `kerasmem.estimate`.
 
@@ -140,37 +141,36 @@ def compare(
     most = None if budget is None else parse_size(budget, field="budget")
     increase = None if max_increase is None else _read_increase(max_increase)
     saved = [_saved_report(model) for model in (a, b)]
-    known = next((report for report in saved if report is not None), None)
-    spec = StepSpec(None, **{**({} if known is None else _settings_of(known)), **settings})
+    first_saved = next((report for report in saved if report is not None), None)
+    spec = StepSpec(None, **{**({} if first_saved is None else _settings_of(first_saved)), **settings})
     reports = []
     for model, report in zip((a, b), saved, strict=True):
         if report is None:
             report = estimate_spec(replace(spec, model=model))
-            spec = replace(spec, method=report.settings.method)  # that answered for the first, also for the second
+            spec = replace(spec, method=report.settings.method)  # the second uses the method chosen for the first
         reports.append(report)
     before, after = reports
-    unlike = list(_differing(before, after, _ASKED))
-    if unlike and not allow_different_settings:
+    differences = list(_setting_differences(before, after, _OF_THE_ESTIMATE))
+    if differences and not allow_different_settings:
         raise UsageError(
-            f"a and b: {'; '.join(unlike)}; estimate both alike, or set allow_different_settings "
-            "(--allow-different-settings)"
+            f"a and b: {'; '.join(differences)}; estimate both with the same settings, or set "
+            "allow_different_settings (--allow-different-settings)"
         )
     categories = [
         Difference(name=name, class_name="", before=getattr(before.bytes, name), after=getattr(after.bytes, name))
         for name in (*Bytes.CATEGORIES, "total")
     ]
-    asked = [] if most is None else [("budget", most, after.bytes.bounds)]
+    limits = [] if most is None else [("budget", most, after.bytes.bounds)]
     if increase is not None:
         share, size = increase
-        asked.append(("increase", int(before.bytes.total * share) + size, _increase(before.bytes, after.bytes)))
-    limits = [LimitVerdict(what, limit, *ends, _WORDS[judge(*ends, limit)]) for what, limit, ends in asked]
+        limits.append(("increase", int(before.bytes.total * share) + size, _increase(before.bytes, after.bytes)))
     return Comparison(
         before,
         after,
-        tuple(each for each in categories if (each.before, each.after) != (None, None)),
-        tuple(sorted(_layers(before.layers, after.layers), key=lambda each: -abs(each.change or 0))),
-        tuple(limits),
-        tuple(_differing(before, after, _ASKED | _OF_THE_MODEL)),
+        tuple(row for row in categories if (row.before, row.after) != (None, None)),
+        tuple(sorted(_layers(before.layers, after.layers), key=lambda row: -abs(row.change or 0))),
+        tuple(LimitVerdict(name, limit, *ends, _WORDS[judge(*ends, limit)]) for name, limit, ends in limits),
+        tuple(_setting_differences(before, after, _OF_THE_ESTIMATE | _OF_THE_MODEL)),
     )
 
 
@@ -184,12 +184,12 @@ def _read_increase(value: int | str) -> tuple[float, int]:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1000:
-        raise UsageError(f"max_increase {value!r}: write a share of a such as 5%, or a size such as 200MB")
+        raise UsageError(f"max_increase must be a share of a such as 5%, or a size such as 200MB; got {value!r}")
     return share, 0
 
 
 def _saved_report(model: Any) -> MemoryReport | None:
-    """Return a report, or the report in a file; None for a model."""
+    """Return the report itself or the one in a file, or None for a model."""
     if isinstance(model, MemoryReport):
         return model
     if not isinstance(model, (str, os.PathLike)):
@@ -201,51 +201,57 @@ def _saved_report(model: Any) -> MemoryReport | None:
     try:
         return MemoryReport.from_dict(data)
     except InputError as error:
-        raise InputError(f"{path}: {error}; write it again: kerasmem estimate MODEL --json > {path}") from error
+        raise InputError(f"{path}: {error}; to replace it, run kerasmem estimate MODEL --json > {path}") from error
 
 
 def _settings_of(report: MemoryReport) -> dict[str, Any]:
-    """Return the arguments of `estimate` with which a report can be compared; steps that were run give no method."""
+    """Return the arguments of `estimate` for an estimate that is comparable to a report."""
     settings = report.settings
-    taken = {"batch_size": settings.batch_size, "mode": settings.mode}
+    arguments = {"batch_size": settings.batch_size, "mode": settings.mode}
     is_run = settings.method in ("measure", "profile")
-    return taken if is_run else {**taken, "method": settings.method}
+    return arguments if is_run else {**arguments, "method": settings.method}
 
 
 def _increase(before: Bytes, after: Bytes) -> tuple[int, int | None]:
-    """Compare each end with the same end: one method errs the same way on two variants of a model."""
+    """Return the interval of the increase.
+
+    Equal ends are subtracted, since one method errs the same way on two variants of a model.
+    """
     ends = [(before.total, after.total), (before.low, after.low), (before.high, after.high)]
     changes = [b - a for a, b in ends if a is not None and b is not None]
     return min(changes), None if (before.high is None) != (after.high is None) else max(changes)
 
 
 def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> list[Difference]:
-    """Pair layers of equal name and class, then, in order, those that differ only in Keras's number."""
+    """Pair layers of equal name and class, then those whose names differ only in Keras's number."""
     first, second, rows = list(before), list(after), []
     for key in (attrgetter("name", "class_name"), _stem):
         waiting: defaultdict[tuple[str, str], deque[LayerMemory]] = defaultdict(deque)
         for row in first:
             waiting[key(row)].append(row)
-        left = []
+        unpaired = []
         for row in second:
             if waiting[key(row)]:
                 rows.append(_difference(waiting[key(row)].popleft(), row))
             else:
-                left.append(row)
-        first, second = list(itertools.chain.from_iterable(waiting.values())), left
+                unpaired.append(row)
+        first, second = list(itertools.chain.from_iterable(waiting.values())), unpaired
     return [*rows, *(_difference(row, None) for row in first), *(_difference(None, row) for row in second)]
 
 
 def _difference(before: LayerMemory | None, after: LayerMemory | None) -> Difference:
-    shown = after or before
-    assert shown is not None
-    is_renamed = before is not None and before.name != shown.name
+    row = after or before
+    assert row is not None
+    is_in = "both"
+    if before is None or after is None:
+        is_in = "second" if before is None else "first"
+    is_renamed = before is not None and before.name != row.name
     return Difference(
-        name=f"{before.name} → {shown.name}" if before is not None and is_renamed else shown.name,
-        class_name=shown.class_name,
+        name=f"{before.name} → {row.name}" if before is not None and is_renamed else row.name,
+        class_name=row.class_name,
         before=None if before is None else before.bytes,
         after=None if after is None else after.bytes,
-        is_in="second" if before is None else "first" if after is None else "both",
+        is_in=is_in,
     )
 
 
@@ -253,12 +259,12 @@ def _stem(row: LayerMemory) -> tuple[str, str]:
     return re.sub(r"_\d+(?=/|$)", "", row.name), row.class_name
 
 
-# What an estimate is asked for, and what a model may bring along.
-_ASKED = {"method": "methods", "execution": "executions", "batch_size": "batch sizes", "mode": "modes"}
+# Settings by plural name: those of the estimate, and those that a compiled model may have itself.
+_OF_THE_ESTIMATE = {"method": "methods", "execution": "executions", "batch_size": "batch sizes", "mode": "modes"}
 _OF_THE_MODEL = {"optimizer": "optimizers", "dtype_policy": "dtype policies"}
 
 
-def _differing(before: MemoryReport, after: MemoryReport, names: Mapping[str, str]) -> Iterator[str]:
+def _setting_differences(before: MemoryReport, after: MemoryReport, names: Mapping[str, str]) -> Iterator[str]:
     for name, words in names.items():
         one, other = getattr(before.settings, name), getattr(after.settings, name)
         if one != other:

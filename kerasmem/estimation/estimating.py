@@ -37,27 +37,27 @@ LONGEST = 1800.0  # seconds of an isolated estimate, as many as `kerasmem estima
 
 @shows_settings()
 def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateSettings]) -> MemoryReport:
-    """Return how much memory training a model will take, without allocating its weights.
+    """Estimate the memory for training a model, without allocating its weights.
 
     Args:
         model: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function", a function that returns
             a model or the step function of a training loop, or a Keras model.
         batch_size: samples in a batch. Ignored if the model fixes its own. Defaults to 32.
-        method: "graph" (simulates TensorFlow's executor and allocator; on the card of `device`, if it names one),
-            "xla" (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (runs
-            real steps at small batches), "formula" (shape inference, see `kerasmem.estimation.formula`), or "auto":
-            the method that matches how Keras would train. Defaults to "auto".
+        method: "graph" (simulates TensorFlow's executor and allocator, on the card of `device` if it names one), "xla"
+            (XLA's plan for this machine), "gpu-target" (XLA's plan for a card that is not here), "probe" (real steps
+            at small batches), "formula" (shape inference, see `kerasmem.estimation.formula`) or "auto" (the method
+            that matches how Keras would train). Defaults to "auto".
         optimizer: name of a Keras optimizer. Defaults to the one that the model was compiled with.
-        loss: name of a loss, for the record. Defaults to the model's.
+        loss: name of a loss. Defaults to the model's.
         dtype_policy: a Keras dtype policy such as "mixed_float16". Defaults to the model's.
-        device: a card of the catalogue ("t4") or a size ("16GB", or bytes). Adds a verdict to the report.
+        device: a card of the catalogue ("t4") or a size ("16GB", or bytes), for a verdict. Defaults to none.
         jit_compile: whether XLA compiles the step, for method "auto". Defaults to "auto", as Keras decides.
         mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference". Defaults to "train".
         replicas: devices that train together under `tf.distribute`, each with the whole model and its share of the
             batch. The report is of one of them. Defaults to 1.
-        input_shape: open dimensions of the inputs, without the batch: a shape, or name to shape. Of a model with a
-            `train_step` and no `call()` what `fit` gives it as `x`; {"0": …, "1": …} for a tuple. Of a step function
-            what it takes, by name.
+        input_shape: shape of an input with open dimensions, without the batch, or a mapping of names to shapes. For a
+            model with a `train_step` and no `call()`: the shape of `x`, or {"0": …, "1": …} if `x` is a tuple. For a
+            step function: shapes by argument name.
         target_shape: shape of the targets without the batch, if it does not follow from the loss: a shape, a mapping
             of names to shapes, or "none".
         target_dtype: dtype of the targets, if it does not follow from the loss.
@@ -65,8 +65,8 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
         factory_args: keyword arguments for the function that builds the model.
         custom_objects: classes and functions of the file that are not Keras's, by name.
         trust: allow serialised Python in the file to run. Defaults to False.
-        isolated: open a file of unknown origin in a subprocess, limited to half an hour and to 80 % of the memory that
-            this job may have. The first call takes seconds, others 0.1 s more. Defaults to False.
+        isolated: whether to open the file in a subprocess, if its origin is unknown. Limits are half an hour and 80 %
+            of the memory that this job may have. The first call takes seconds, others 0.1 s more. Defaults to False.
 
     Returns:
         A `MemoryReport`; all sizes in bytes.
@@ -86,7 +86,7 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
     if not isolated:
         return estimate_spec(spec)
     if not isinstance(spec.model, (str, os.PathLike)):
-        raise UsageError("isolated: only a file, or module:function, is opened in a process of its own")
+        raise UsageError("isolated=True needs a model file or module:function; got a model object or a function")
     return forked_report(spec.label, Limits(LONGEST, default_memory_limit()), lambda: estimate_spec(spec))
 
 
@@ -96,27 +96,27 @@ def estimate_spec(spec: StepSpec) -> MemoryReport:
         return session.estimate()
 
 
-def forked_report(where: str, limits: Limits, ask: Callable[[], MemoryReport]) -> MemoryReport:
-    """Make a report in a forked process that has already loaded TensorFlow, from the second call on.
+def forked_report(label: str, limits: Limits, make_report: Callable[[], MemoryReport]) -> MemoryReport:
+    """Make a report in a forked process, which from the second call on has already loaded TensorFlow.
 
     Args:
-        where: the model, for messages.
-        limits: of that process.
-        ask: makes the report.
+        label: the model's name for messages.
+        limits: limits of that process.
+        make_report: makes the report.
 
     Raises:
-        KerasmemError: as `ask`; whatever else goes wrong, a crash or a limit included, is a `ModelError`.
+        KerasmemError: As `make_report`. A crash or an exceeded limit raises `ModelError`.
     """
     try:
-        return MemoryReport.from_dict(run_child(lambda: ask().to_dict(), limits=limits))
+        return MemoryReport.from_dict(run_child(lambda: make_report().to_dict(), limits=limits))
     except ChildFailure as failure:
-        raise ModelError(f"{where}: {failure.reason}") from failure
+        raise ModelError(f"{label}: {failure.reason}") from failure
 
 
 class EstimateSession:
-    """Estimates of one model that differ in batch size, device or method. Not for several threads at once.
+    """Estimates one model at several batch sizes, devices and methods. Not thread-safe.
 
-    The model stays open between estimates if it is a graph of layers; others are opened for each estimate.
+    The model stays open between estimates if it is a graph of layers. Other models are opened for each estimate.
 
     Args:
         spec: settings of the first estimate.
@@ -126,7 +126,7 @@ class EstimateSession:
         self._spec = spec
         self._stack = contextlib.ExitStack()
         self._opened: OpenedModel | None = None
-        self._not_rebuilt: str | None = None  # the reason if a live model has no copy, so that only the formula answers
+        self._not_rebuilt: str | None = None  # why a live model cannot be copied; only the formula needs no copy
         self._cache = StepCache()
 
     def __enter__(self) -> EstimateSession:
@@ -144,7 +144,7 @@ class EstimateSession:
         """Estimate the step.
 
         Args:
-            **changes: settings in place of the spec's: `batch_size`, `device`, or `method` if that was not "formula".
+            **changes: settings that replace the spec's: `batch_size`, `device`, or `method` unless that was "formula".
 
         Raises:
             KerasmemError: As `kerasmem.estimate`.
@@ -152,7 +152,7 @@ class EstimateSession:
         spec = replace(self._spec, **changes)
         target = None if spec.device is None else resolve_device(str(spec.device))
         _start_compiler(spec, target)
-        with random_state_kept(), _collection_paused():
+        with random_state_kept(), _garbage_collection_paused():
             try:
                 opened = self._open()
                 step = shape_step(spec, target, opened, self._cache)
@@ -160,7 +160,7 @@ class EstimateSession:
             except BaseException:
                 self.close()
                 raise
-            if not _serves_again(opened.model):
+            if not _is_reusable(opened.model):
                 self.close()
             return report
 
@@ -168,7 +168,7 @@ class EstimateSession:
         spec = self._spec
         if self._opened is None:
             self._cache = StepCache()
-            try:  # for the formula alone a model object is used as it is
+            try:  # the formula uses a model object as it is
                 opened = self._stack.enter_context(spec.opened(shapes_only=spec.method != "formula"))
             except NotRebuiltError as error:
                 if spec.method != "auto" or spec.dtype_policy is not None:
@@ -180,8 +180,8 @@ class EstimateSession:
         return self._opened
 
 
-def _serves_again(model: Any) -> bool:
-    """Return whether an estimate leaves the model as it was: if it is a graph of layers, and built."""
+def _is_reusable(model: Any) -> bool:
+    """Return whether an estimate leaves the model unchanged: a built graph of layers."""
     is_graph = isinstance(model, functional_class()) or (isinstance(model, import_keras().Sequential) and model.built)
     return is_graph and not has_own_step(model)
 
@@ -224,15 +224,15 @@ def _report(step: ShapedStep, outcome: Outcome) -> MemoryReport:
 
 
 def _policy(model: Any) -> str:
-    """Return the policy that most layers with weights compute in."""
+    """Return the dtype policy of most layers with weights."""
     names = [layer.dtype_policy.name for layer in flatten_layers(model) if layer.weights or layer is model]
     return str(max(names, key=names.count))
 
 
 def _start_compiler(spec: StepSpec, target: DeviceTarget | None) -> None:
     """Start the compiler for the card in the background if the estimate will probably use it."""
-    is_meant = spec.method == "auto" and spec.jit_compile is not False and spec.replicas == 1
-    if target is None or target.source != "catalogue" or not (is_meant or spec.method == "gpu-target"):
+    is_likely = spec.method == "auto" and spec.jit_compile is not False and spec.replicas == 1
+    if target is None or target.source != "catalogue" or not (is_likely or spec.method == "gpu-target"):
         return
     from kerasmem.estimation.gpu_target import start_compiler
 
@@ -240,14 +240,15 @@ def _start_compiler(spec: StepSpec, target: DeviceTarget | None) -> None:
 
 
 @contextlib.contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Disable the cyclic garbage collector if no other thread may need it.
+def _garbage_collection_paused() -> Iterator[None]:
+    """Disable the cyclic garbage collector, unless another thread may need it.
 
-    It would traverse all objects of TensorFlow and Keras again and again, for a tenth to a third of the time, and
-    nearly all that an estimate allocates lives until its end. Daemon threads, such as a progress bar's, do not count.
+    Otherwise it would traverse all objects of TensorFlow and Keras again and again, for a tenth to a third of the time,
+    though nearly all that an estimate allocates lives until its end. Daemon threads, such as a progress bar's, are
+    ignored.
     """
-    others = [each for each in threading.enumerate() if each is not threading.current_thread() and not each.daemon]
-    if not gc.isenabled() or others:
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if not gc.isenabled() or not all(thread.daemon for thread in others):
         yield
         return
     gc.disable()

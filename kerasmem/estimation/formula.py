@@ -2,7 +2,7 @@
 
 Source: "Is my neural network too big to fit into GPU?" (SHARCNET, 2020). Each parameter has a gradient, each
 activation has one too (× 2), and everything is float32 (× 4). Dropout and the layers that only give a buffer
-another shape (Flatten, Reshape) add nothing. Pure arithmetic.
+another shape (Flatten, Reshape) add nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from kerasmem.files import package_data
 
 FLOAT32_BYTES = 4
 
-# How far a real training step was from this formula: the least and the most of (measured − optimizer slots) /
-# formula over 30 measured configurations without opaque layers, graph mode, CPU.
+# Smallest and largest (measured − optimizer slots) / formula of 30 measured configurations without opaque layers, in
+# graph mode on a CPU.
 MEASURED_LOW, MEASURED_HIGH = 0.30, 1.60
 
-# Layers that compute much more inside than they put out (a gate a time step, scores of attention): the formula
-# sees their outputs only, and real steps took nearly six times its figure, so it claims no upper bound for them.
+# Layers whose inner values are much larger than their outputs (gates of each time step, attention scores). The formula
+# counts outputs only, and real steps took nearly six times its figure, so it has no upper end for them.
 OPAQUE = frozenset(package_data("kerasmem.estimation", "layers")["much more inside than they put out"])
 
 
 def copies(mode: str) -> int:
-    """Return 2 for training (a value and its gradient) and 1 for inference."""
+    """Return 2 for training (each value has a gradient), else 1."""
     return 2 if mode == "train" else 1
 
 
@@ -33,9 +33,9 @@ def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train")
     """Return the formula's figures for a model.
 
     Args:
-        layers: a row for each layer and input.
+        layers: one row for each layer and input.
         batch_size: samples.
-        mode: "train" or "inference" (no gradients: × 1 in place of × 2).
+        mode: "train", "evaluate" or "inference". Defaults to "train".
 
     Examples:
         >>> from kerasmem.estimation.report import LayerMemory
@@ -62,7 +62,7 @@ def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train")
 
 
 def share_out(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train") -> tuple[LayerMemory, ...]:
-    """Return the rows with `bytes`: their share of the total, at the true sizes of their dtypes."""
+    """Return the rows with their shares of the total as `bytes`, at the true sizes of their dtypes."""
     return tuple(
         replace(row, bytes=copies(mode) * (row.weight_bytes + batch_size * (row.activation_bytes or 0)))
         for row in layers
@@ -77,18 +77,18 @@ def opaque_layers(layers: Iterable[LayerMemory]) -> list[str]:
 def formula_bytes(
     layers: Iterable[LayerMemory], batch_size: int, mode: str = "train", optimizer_bytes: int | None = None
 ) -> Bytes:
-    """Return the formula by category, at the true sizes of the dtypes, with the interval that was measured.
+    """Return the formula by category, at the true sizes of the dtypes, with an interval from measured steps.
 
-    For an all-float32 model `total` is `formula(...).total_bytes`. The interval is the formula times the least and
-    the most that real steps took of it, plus the optimizer's slots, which the formula leaves out; without an upper
-    end where the model has layers whose insides (`OPAQUE`) or outputs the formula does not see. Only training was
-    measured: for inference nothing is claimed but that the weights are there.
+    For an all-float32 model `total` is `formula(...).total_bytes`. The interval is the formula times `MEASURED_LOW` and
+    `MEASURED_HIGH`, plus the optimizer's slots, which the formula leaves out. It has no upper end if the model has
+    layers in `OPAQUE` or outputs of unknown size. Only training was measured: otherwise the lower end is the weights,
+    and there is no upper end.
 
     Args:
-        layers: a row for each layer and input.
+        layers: one row for each layer and input.
         batch_size: samples.
-        mode: "train" or "inference".
-        optimizer_bytes: the optimizer's slots, where known; they widen the interval, not the total.
+        mode: "train", "evaluate" or "inference". Defaults to "train".
+        optimizer_bytes: bytes of the optimizer's slots. Defaults to 0.
     """
     rows = share_out(layers, batch_size, mode)
     weights = sum(row.weight_bytes for row in rows)
@@ -107,7 +107,7 @@ def formula_bytes(
 
 
 def known_networks() -> tuple[tuple[str, int, int], ...]:
-    """Return networks that people know: name, parameters, activation elements for one sample.
+    """Return well-known networks: name, parameters, activation elements for one sample.
 
     Images of 224 × 224 × 3, 1000 classes; AlexNet as one tower, GoogLeNet without its auxiliary outputs.
     `scripts/known_networks.py` writes the file.
@@ -120,12 +120,12 @@ def known_networks() -> tuple[tuple[str, int, int], ...]:
 
 
 def networks_beside(report: MemoryReport) -> tuple[tuple[int, str] | None, tuple[int, str] | None]:
-    """Return the largest known network that takes no more than a model, and the smallest that takes more.
+    """Return the known networks just below and just above a model in memory.
 
-    Each by its bytes and its name, at the batch and the mode of the model; None if there is none.
+    Each as its bytes, at the batch and mode of the model, and its name; None if there is none.
     """
     size, total = report.formula.copies * FLOAT32_BYTES, report.formula.total_bytes
     batch = report.settings.batch_size
-    known = [(size * (parameters + batch * elements), name) for name, parameters, elements in known_networks()]
-    below = max((network for network in known if network[0] <= total), default=None)
-    return below, min((network for network in known if network[0] > total), default=None)
+    networks = [(size * (parameters + batch * elements), name) for name, parameters, elements in known_networks()]
+    below = max((network for network in networks if network[0] <= total), default=None)
+    return below, min((network for network in networks if network[0] > total), default=None)

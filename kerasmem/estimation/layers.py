@@ -1,8 +1,8 @@
 """Shape inference: outputs and weights of every layer.
 
-The model is called once on symbolic tensors of the real batch size, and every call of a layer inside is
-noted: so nested, shared, subclassed and multi-input models need no rules of their own, and dtypes are
-those that Keras's policies give. Nothing is computed and no weight is read.
+The model is called once on symbolic tensors of the real batch size, and every call of a layer inside is recorded. So
+nested, shared, subclassed and multi-input models need no rules of their own, and dtypes follow Keras's policies.
+Nothing is computed and no weight is read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.step import called_on
 
 _OF_LAYERS = package_data("kerasmem.estimation", "layers")
-# The second is counted as such by the source of the formula.
+# The source of the formula counts the second as views.
 VIEWS = {*_OF_LAYERS["the same buffer under another shape"], *_OF_LAYERS["the identity outside training"]}
 
 
 class Inferred(NamedTuple):
-    """What a call on symbolic tensors shows: the rows, and for each weight (by its id) the row that counts it."""
+    """Result of a call on symbolic tensors.
+
+    Attributes:
+        layers: one row for each input and layer.
+        owners: name of the row that counts a weight, by the weight's id.
+    """
 
     layers: tuple[LayerMemory, ...]
     owners: dict[int, str]
@@ -48,7 +53,7 @@ class _Record:
         self.uses += 1
         for tensor in outputs:
             dtype = import_keras().backend.standardize_dtype(tensor.dtype)
-            has_rank = getattr(tensor.shape, "rank", 0) is not None  # TensorFlow's shapes alone may have none
+            has_rank = getattr(tensor.shape, "rank", 0) is not None  # shapes of TensorFlow may have none
             self.outputs.append((tuple(tensor.shape) if has_rank else (None, None), dtype))
 
 
@@ -64,56 +69,56 @@ def infer_layers(
 
     Args:
         model: a Keras model, with or without weights.
-        structure: how the model takes its inputs (from `model_inputs`).
-        inputs: the inputs, without open dimensions but the batch.
+        structure: nesting of the inputs (from `model_inputs`).
+        inputs: the inputs, whose only open dimension is the batch.
         batch_size: samples; the figures of a sample do not depend on it.
-        source: where the model came from, for the message.
-        run_step: traces the training step, where that is what calls the layers, and not the model's `call`.
+        source: file or function of the model, for messages. Defaults to none.
+        run_step: traces the training step, if that calls the layers itself. Defaults to a call of the model.
 
     Raises:
-        ModelError: calling the model on these shapes fails.
+        ModelError: If the model cannot be called on these shapes.
     """
     keras = import_keras()
     flat = [
-        keras.KerasTensor((batch_size, *each.shape[1:]), dtype=each.dtype, name=f"kerasmem_input_{number}")
-        for number, each in enumerate(inputs)
+        keras.KerasTensor((batch_size, *tensor.shape[1:]), dtype=tensor.dtype, name=f"kerasmem_input_{number}")
+        for number, tensor in enumerate(inputs)
     ]
-    recorder = _Recorder(model, [each.name for each in inputs])
+    recorder = _Recorder(model, [tensor.name for tensor in inputs])
     try:
         with calls_noted(recorder.call), without_name_scopes():
             called_on(model, structure, flat) if run_step is None else run_step()
     except KerasmemError:
         raise
     except Exception as error:
-        shapes = ", ".join(f"{each.name} {each.shape[1:]}" for each in inputs)
-        where = f"{source}: " if source else ""
-        raise ModelError(f"{where}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
+        shapes = ", ".join(f"{tensor.name} {tensor.shape[1:]}" for tensor in inputs)
+        prefix = f"{source}: " if source else ""
+        raise ModelError(f"{prefix}model {model.name!r} cannot be called on {shapes}: {keras_reason(error)}") from error
     counted: dict[int, str] = {}
-    rows = [_input_row(each) for each in inputs]
+    rows = [_input_row(tensor) for tensor in inputs]
     rows += [_layer_row(record, batch_size, counted) for record in recorder.layers.values()]
     rows += _unused_rows(model, counted)
     return Inferred(tuple(rows), counted)
 
 
 class _Recorder:
-    """Notes the outputs of every layer that is called."""
+    """Records the outputs of every called layer."""
 
     def __init__(self, model: Any, input_names: list[str]) -> None:
         self._model = model
         self._input_names = input_names
-        self._outer: list[Any] = []  # the models and layers whose calls are going on
+        self._outer: list[Any] = []  # models and layers whose calls are in progress
         self._is_in_leaf = False
         self.layers: dict[int, _Record] = {}
-        # Tensors by id, with the name of what made them; kept alive so that ids stay unique.
+        # Tensors by id, with the name of the layer that made them; kept alive so that ids stay unique.
         self._sources: dict[int, tuple[Any, str]] = {}
 
     def call(self, call: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        taken = _tensors((args, kwargs))
-        # Calls on Keras's own symbolic tensors put a model together (a Sequential that builds itself late).
-        if self._is_in_leaf or any(isinstance(tensor, import_keras().KerasTensor) for tensor in taken):
+        inputs = _tensors((args, kwargs))
+        # Calls on Keras's own symbolic tensors build a model, such as a Sequential that builds itself late.
+        if self._is_in_leaf or any(isinstance(tensor, import_keras().KerasTensor) for tensor in inputs):
             return call(layer, *args, **kwargs)
         if layer is self._model:
-            self._note_tensors(zip(taken, self._input_names, strict=False))
+            self._record_sources(zip(inputs, self._input_names, strict=False))
         self._is_in_leaf = is_leaf = not (isinstance(layer, import_keras().Layer) and is_container(layer))
         path = "/".join([*(outer.name for outer in self._outer if outer is not self._model), layer.name])
         self._outer.append(layer)
@@ -124,17 +129,17 @@ class _Recorder:
             self._is_in_leaf = False
         own = _tensors(outputs)
         if not is_leaf:
-            # What it computes itself shows as an output that none of its layers made, or as weights of its own.
+            # A container computes something itself if none of its layers made an output, or if it has own weights.
             own = [tensor for tensor in own if id(tensor) not in self._sources]
         if is_leaf or (own and not _is_graph(layer)) or _own_weights(layer):
             record = self.layers.setdefault(id(layer), _Record(layer, path))
             record.add(own)
-            sources = [self._sources[id(tensor)][1] for tensor in taken if id(tensor) in self._sources]
+            sources = [self._sources[id(tensor)][1] for tensor in inputs if id(tensor) in self._sources]
             record.inputs.update(dict.fromkeys(sources))
-            self._note_tensors((tensor, record.path) for tensor in own)
+            self._record_sources((tensor, record.path) for tensor in own)
         return outputs
 
-    def _note_tensors(self, tensors: Iterable[tuple[Any, str]]) -> None:
+    def _record_sources(self, tensors: Iterable[tuple[Any, str]]) -> None:
         self._sources.update((id(tensor), (tensor, name)) for tensor, name in tensors)
 
 
@@ -169,7 +174,7 @@ def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> Lay
     layer = record.layer
     weights = [weight for weight in getattr(layer, "weights", ()) if id(weight) not in counted]
     counted.update((id(weight), record.path) for weight in weights)
-    # TensorFlow forgets the batch in some operations on text. A lone open dimension depends on the data.
+    # Some of TensorFlow's operations on text lose the batch. A single open dimension depends on the data.
     outputs = [
         ((batch_size, *shape[1:]) if len(shape) > 1 and shape[0] is None else shape, dtype)
         for shape, dtype in record.outputs
@@ -179,7 +184,7 @@ def _layer_row(record: _Record, batch_size: int, counted: dict[int, str]) -> Lay
     elements = octets = None
     if not any(None in shape for shape, _ in own):
         counts = [(math.prod(shape), element_bytes(dtype)) for shape, dtype in own]  # type: ignore[arg-type]
-        # An output that does not grow with the batch is shared out over the samples, rounded up.
+        # An output that does not grow with the batch is divided by the samples, rounded up.
         elements = -(-sum(count for count, _ in counts) // batch_size)
         octets = -(-sum(count * size for count, size in counts) // batch_size)
     trained = {id(weight) for weight in getattr(layer, "trainable_weights", ())}
@@ -204,7 +209,7 @@ def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | No
 
 
 def _unused_rows(model: Any, counted: dict[int, str]) -> list[LayerMemory]:
-    """Return rows for layers that the call did not use; their weights are in memory too."""
+    """Return rows for layers that the call did not use, as their weights are in memory too."""
     rows = []
     for layer in (*flatten_layers(model, include_self=False), model):
         left = [weight for weight in layer.weights if id(weight) not in counted]

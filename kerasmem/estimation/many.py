@@ -25,9 +25,9 @@ from kerasmem.records import Record
 from kerasmem.units import format_size
 
 FAILED = "failed"
-# What of `kerasmem.estimate` a grid may set; other names are arguments of the function that builds the model.
+# Settings of `kerasmem.estimate` for a grid. Other names are arguments of the function that builds the model.
 _SETTINGS = set(EstimateSettings.__annotations__) - {"factory", "factory_args", "custom_objects", "trust"}
-_SAID = {FITS: "fit", DOES_NOT_FIT: "do not fit", TOO_CLOSE: "too close to call", FAILED: "failed"}
+_COUNTED = {FITS: "fit", DOES_NOT_FIT: "do not fit", TOO_CLOSE: "too close to call", FAILED: "failed"}
 _COLUMNS = ("parameters", "batch_size", "method", "execution", "total", "low", "high", "device")
 
 
@@ -36,10 +36,10 @@ class Candidate(Record, what="candidate", version=1):
     """One model in one setting.
 
     Attributes:
-        model: as it was given; of a function its name.
-        grid: what this setting is, by name: {"batch_size": 32}.
-        report: the estimate, without its layers; None where it failed.
-        reason: why it failed; None where it did not.
+        model: the path, or the function's name.
+        grid: the setting by name, such as {"batch_size": 32}.
+        report: the estimate without its layers, or None if it failed.
+        reason: why the estimate failed, or None.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Candidate(Record, what="candidate", version=1):
 
 @dataclass(frozen=True)
 class EstimateTable(Record, what="table of estimates", version=1, rows="candidates"):
-    """Many estimates: a row a model and setting, in the order asked, those that failed with their reasons.
+    """Estimates of many models and settings, one row each.
 
     `to_frame()` has a column for each setting that differs, and sizes in bytes.
     """
@@ -74,21 +74,21 @@ class EstimateTable(Record, what="table of estimates", version=1, rows="candidat
 
     @property
     def failed(self) -> tuple[Candidate, ...]:
-        """Those without an estimate."""
-        return tuple(each for each in self.candidates if each.report is None)
+        """The rows without an estimate."""
+        return tuple(candidate for candidate in self.candidates if candidate.report is None)
 
     @property
     def answer(self) -> str:
-        """The answer: "12 candidates, 256 MiB to 2.10 GiB: 7 fit, 3 do not fit, 1 too close to call, 1 failed"."""
-        peaks = [each.report.peak for each in self.candidates if each.report is not None]
+        """A summary: "12 candidates, 256 MiB to 2.10 GiB: 7 fit, 3 do not fit, 1 too close to call, 1 failed"."""
+        peaks = [candidate.report.peak for candidate in self.candidates if candidate.report is not None]
         sizes = f", {format_size(min(peaks))} to {format_size(max(peaks))}" if peaks else ""
-        counts = Counter(each.verdict for each in self.candidates)
-        told = ", ".join(f"{counts[verdict]:,} {said}" for verdict, said in _SAID.items() if counts[verdict])
+        counts = Counter(candidate.verdict for candidate in self.candidates)
+        verdicts = ", ".join(f"{counts[verdict]:,} {words}" for verdict, words in _COUNTED.items() if counts[verdict])
         count = len(self.candidates)
-        return f"{count:,} candidate{'' if count == 1 else 's'}{sizes}" + (f": {told}" if told else "")
+        return f"{count:,} candidate{'' if count == 1 else 's'}{sizes}" + (f": {verdicts}" if verdicts else "")
 
     def _table(self) -> list[dict[str, Any]]:
-        return [each.row() for each in self.candidates]
+        return [candidate.row() for candidate in self.candidates]
 
 
 @shows_settings()
@@ -104,27 +104,27 @@ def estimate_many(
 ) -> EstimateTable:
     """Estimate many models, each in every setting of a grid.
 
-    Each estimate has a process of its own, forked from one that has loaded TensorFlow already. One that crashes, takes
-    too much memory or does not end is a row with its reason, and no memory is left behind. (Without forks, so on
-    Windows and macOS, estimates share the process.)
+    Each estimate runs in a subprocess, forked from one that has loaded TensorFlow already. If it crashes or exceeds a
+    limit, its row has the reason. Windows and macOS have no such forks; there estimates run in this process.
 
     Args:
         models: paths, "package.module:function", or functions that return a model.
-        grid: name to values, of which every combination is estimated: a setting of `kerasmem.estimate`
+        grid: name to list of values; every combination is estimated. A name is a setting of `kerasmem.estimate`
             ({"batch_size": [16, 32], "optimizer": ["sgd", "adam"]}), or an argument of the function that builds the
-            model ({"depth": [5, 10]}).
+            model ({"depth": [5, 10]}). Defaults to one estimate a model.
         executor: runs the estimates, such as `ProcessPoolExecutor(4)`. Defaults to one at a time from this process.
-        timeout: seconds for each estimate; None for no limit.
-        host_memory_limit: bytes of resident memory for each; None: 80 % of what its job may have.
-        progress: called with each row as it comes, how many are done, and of how many.
+        timeout: seconds for each estimate, or None for no limit. Defaults to half an hour.
+        host_memory_limit: bytes of resident memory for each estimate. Defaults to 80 % of the memory that this job may
+            have.
+        progress: called after each estimate with its row, the number of finished estimates and the number of all.
         **settings: as for `kerasmem.estimate`.
 
     Returns:
-        An `EstimateTable`, in the order of `models`, and for each in that of the grid, its last name varying fastest.
+        An `EstimateTable` in the order of `models`, then of the grid, whose last name varies fastest.
 
     Raises:
-        UsageError: an argument is wrong, or a model is none that another process can open.
-        KerasmemError: a worker of the executor was lost.
+        UsageError: If an argument is wrong, or a subprocess cannot open a model.
+        KerasmemError: If a worker of the executor was lost.
 
     Examples:
         >>> import kerasmem
@@ -134,16 +134,16 @@ def estimate_many(
         [(8, None), (64, None), (8, 'failed'), (64, 'failed')]
     """
     points = list(_points(grid or {}))
-    named = list(models)
-    if not named:
-        raise UsageError("models: give at least one")
+    models = list(models)
+    if not models:
+        raise UsageError("models must have at least one model; got none")
     if timeout is not None and not checks.number("timeout", timeout) > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+        raise UsageError(f"timeout must be more than 0 seconds; got {timeout!r}")
     if host_memory_limit is not None:
         checks.whole("host_memory_limit", host_memory_limit)
-    for model in named:
+    for model in models:
         _check_model(model)
-    tasks = [(_at(StepSpec(model, **settings), point), point) for model in named for point in points]
+    tasks = [(_at(StepSpec(model, **settings), point), point) for model in models for point in points]
     work = functools.partial(_candidate, seconds=timeout, host_bytes=host_memory_limit)
     rows: list[Candidate] = []
     for row in run_tasks(executor, work, tasks):
@@ -157,9 +157,9 @@ def _points(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield every combination of the grid's values."""
     for name, values in grid.items():
         if not name.isidentifier():
-            raise UsageError(f"grid: {name!r} is no setting of estimate and no argument of a function")
+            raise UsageError(f"grid: {name!r} must be a setting of estimate or an argument of the model's function")
         if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
-            raise UsageError(f"grid: {name}: {values!r}: give a list of values")
+            raise UsageError(f"grid: {name} must be a list of values; got {values!r}")
     for combination in itertools.product(*grid.values()):
         yield dict(zip(grid, combination, strict=True))
 
@@ -176,13 +176,13 @@ def _check_model(model: Any) -> None:
     is_named = isinstance(model, (str, os.PathLike))
     if not is_named and (not callable(model) or hasattr(model, "layers")):
         raise UsageError(
-            f"models: {type(model).__name__}: give a path, package.module:function, or a function that returns a model;"
-            " a Keras model that is there already is for kerasmem.estimate"
+            "models must be paths, package.module:function, or functions that return a model; got "
+            f"{type(model).__name__}. For a Keras model call kerasmem.estimate"
         )
 
 
 def _candidate(task: tuple[StepSpec, Mapping[str, Any]], *, seconds: float | None, host_bytes: int | None) -> Candidate:
-    """Return one row. Each worker keeps a process that has loaded TensorFlow."""
+    """Estimate one row. Each worker keeps a process that has loaded TensorFlow."""
     spec, point = task
     limits = Limits(seconds, default_memory_limit() if host_bytes is None else host_bytes)
     work = functools.partial(_report, spec)

@@ -20,7 +20,7 @@ from kerasmem.devices.recording import AllocatorEvent, Mark, of_device, read_rec
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.estimating import estimate_spec
 from kerasmem.estimation.methods import backend_refusal
-from kerasmem.estimation.probing import DEFAULT_TIMEOUT, call_with_steps, measured_notes, run_steps
+from kerasmem.estimation.probing import DEFAULT_TIMEOUT, call_with_steps, measurement_notes, run_steps
 from kerasmem.estimation.real_steps import MeasuredSteps, TensorFlowSession
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool, device_verdict
 from kerasmem.estimation.xla import XlaRefused, compile_plan
@@ -38,33 +38,35 @@ from kerasmem.profiling.results import METHOD, ProfiledLayer, ProfileSettings, S
 def measure(
     model: Any, *, steps: int = 10, timeout: float = DEFAULT_TIMEOUT, **settings: Unpack[EstimateSettings]
 ) -> MemoryReport:
-    """Return how much memory training a model takes, by running some steps of it in a process of its own.
+    """Measure the memory of real training steps in a subprocess.
 
-    The process has real weights, a batch of zeros, and the GPU's allocator where the machine has a GPU; otherwise the
-    same allocator for the CPU. The report has the layout of an estimate: `bytes.total` is the median of the steps'
-    peaks in use, `low` and `high` the least and the most of them; graph mode runs operations in parallel, so that
-    identical steps differ.
+    The subprocess has real weights and a batch of zeros. It reads TensorFlow's allocator, of the GPU if there is one,
+    else of the CPU. Identical steps differ, because graph mode runs operations in parallel.
 
     Args:
         model: as for `kerasmem.estimate`.
-        steps: steps that are measured, after a first one that sets things up.
-        timeout: seconds for the whole process.
-        **settings: as for `kerasmem.estimate` but for `method` and `replicas`.
+        steps: number of measured steps, after a first one that sets things up. Defaults to 10.
+        timeout: seconds for the whole subprocess. Defaults to 600.
+        **settings: as for `kerasmem.estimate`, except `method` and `replicas`.
+
+    Returns:
+        A `MemoryReport`, as `kerasmem.estimate` returns. `bytes.total` is the median of the steps' peaks; `low` and
+        `high` are the smallest and the largest.
 
     Raises:
-        UsageError: an argument is wrong, or the model cannot be sent to another process.
-        ModelError: a step failed, or ran out of memory.
-        KerasmemError: the process gave no answer in time, or was ended by the system.
+        UsageError: If an argument is wrong, or the model cannot be sent to a subprocess.
+        ModelError: If a step failed, or ran out of memory.
+        KerasmemError: If the subprocess was too slow or was killed.
 
     Examples:
         >>> import kerasmem
         >>> kerasmem.measure("keras.applications:MobileNetV2", batch_size=8).settings.method  # doctest: +SKIP
         'measure'
     """
-    planned, spec = planned_step(StepSpec(model, **settings), steps)
+    planned, spec = plan_real_steps(StepSpec(model, **settings), steps)
     run = run_steps(spec, spec.batch_size, steps, timeout=timeout)
     need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, run.optimizer, inputs=run.inputs)
-    ran = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one that had its peak at {run.first:,} B"
+    steps_note = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one, whose peak was {run.first:,} B"
     return replace(
         planned,
         settings=replace(planned.settings, method="measure", execution=run.execution),
@@ -72,25 +74,25 @@ def measure(
         layers=tuple(replace(row, bytes=None) for row in planned.layers),
         device=None if planned.device is None else device_verdict(planned.device, need),
         unmodelled=(),
-        notes=measured_notes(run.device, ran, *run.notes, way=run.way),
+        notes=measurement_notes(run.device, steps_note, *run.notes, way=run.way),
         pool=Pool(requested=None, in_use=run.median, reserved=None),
         instant=None,
     )
 
 
-def planned_step(spec: StepSpec, steps: int) -> tuple[MemoryReport, StepSpec]:
-    """Return the formula's report of a step that is to be run, and the spec for the process that runs it.
+def plan_real_steps(spec: StepSpec, steps: int) -> tuple[MemoryReport, StepSpec]:
+    """Return the formula's report of a step, and the spec for the subprocess that runs it.
 
     Args:
-        spec: the step; if the model fixes its own batch size, the spec for the process has that one.
+        spec: the step. If the model fixes its own batch size, the returned spec has that one.
         steps: number of steps to run.
 
     Raises:
-        UsageError: an argument is wrong, or the model cannot be sent to another process.
+        UsageError: If an argument is wrong, or the model cannot be sent to a subprocess.
     """
     checks.whole("steps", steps)
     if spec.method != "auto" or spec.replicas != 1:
-        raise UsageError("method and replicas are for kerasmem.estimate; here real steps run on one device")
+        raise UsageError("method and replicas: only kerasmem.estimate takes them; real steps run on one device")
     if (reason := backend_refusal("measure", spec.jit_compile)) is not None:
         raise UsageError(reason)
     planned = estimate_spec(replace(spec, method="formula"))
@@ -103,29 +105,30 @@ def profile(
 ) -> StepProfile:
     """Profile the memory of one real training step at its peak, by layer and category.
 
-    The process has real weights, a batch of zeros, and the GPU's allocator where the machine has a GPU; otherwise the
-    same allocator for the CPU. TensorFlow's profiler records every allocation from the process's start on. In graph
-    mode operations run in parallel, so that identical steps differ: the step with the median peak is the one shown.
+    The steps run as those of `measure`, while TensorFlow's profiler records every allocation of the subprocess.
 
     Args:
         model: as for `kerasmem.estimate`.
-        steps: steps that are recorded, after those that warm up.
-        timeout: seconds for the whole process.
-        **settings: as for `measure`; `mode` may be "evaluate", too.
+        steps: number of recorded steps, after those that warm up. Defaults to 5.
+        timeout: seconds for the whole subprocess. Defaults to 600.
+        **settings: as for `measure`.
+
+    Returns:
+        A `StepProfile` of the step with the median peak.
 
     Raises:
-        UsageError: an argument is wrong, or the model cannot be sent to another process.
-        ModelError: a step failed, or ran out of memory.
-        KerasmemError: the process gave no answer in time, or was ended by the system.
+        UsageError: If an argument is wrong, or the model cannot be sent to a subprocess.
+        ModelError: If a step failed, or ran out of memory.
+        KerasmemError: If the subprocess was too slow or was killed.
 
     Examples:
         >>> profile("keras.applications:MobileNetV2", batch_size=8).named_share > 0.95  # doctest: +SKIP
         True
     """
     require_tensorflow("profile", "estimate and measure work on JAX")
-    planned, spec = planned_step(StepSpec(model, **settings), steps)
+    planned, spec = plan_real_steps(StepSpec(model, **settings), steps)
     runs = [(spec.batch_size, steps, spec.mode)]
-    result: StepProfile = call_with_steps(profiled_step, spec, runs, planned, timeout=timeout)
+    result: StepProfile = call_with_steps(profile_steps, spec, runs, planned, timeout=timeout)
     return result
 
 
@@ -135,13 +138,13 @@ WARM_UP_STEPS = 2  # beside the first, which sets things up
 SECONDS = 120.0  # after which no further step is begun
 
 
-def profiled_step(request: StepSpec, runs: Sequence[tuple[int, int, str]], planned: MemoryReport) -> StepProfile:
-    """Train some steps, and return the profile of the one with the median peak.
+def profile_steps(request: StepSpec, runs: Sequence[tuple[int, int, str]], planned: MemoryReport) -> StepProfile:
+    """Run steps in this process and return the profile of the one with the median peak.
 
     Args:
-        request: the model and how it is trained.
-        runs: batch size, steps and mode of the only run.
-        planned: an estimate by the formula, whose model, settings and layers the profile takes over.
+        request: the model and its training.
+        runs: batch size, steps and mode of a single run.
+        planned: estimate by the formula. The profile has its model, settings and layers.
     """
     import tensorflow as tf
 
@@ -156,7 +159,7 @@ def profiled_step(request: StepSpec, runs: Sequence[tuple[int, int, str]], plann
 
 
 class _ProfiledSession(TensorFlowSession):
-    """Steps that are recorded one by one, with the addresses of known tensors before and after each."""
+    """Recorded steps, with the addresses of known tensors before and after each."""
 
     def __init__(self, request: StepSpec) -> None:
         super().__init__(request)
@@ -189,10 +192,10 @@ class _ProfiledSession(TensorFlowSession):
     def profile(
         self, planned: MemoryReport, run: MeasuredSteps, events: tuple[AllocatorEvent, ...], marks: tuple[Mark, ...]
     ) -> StepProfile:
-        """Return the profile of the usual step among those that were recorded."""
+        """Return the profile of the step with the median peak."""
         if not events:
             raise KerasmemError(
-                f"the profiler recorded no allocations of {self.device}; unset TF_GPU_ALLOCATOR, or use "
+                f"the profiler recorded no allocations of {self.device}; unset TF_GPU_ALLOCATOR, or run "
                 "`kerasmem measure`"
             )
         settings = {field.name: getattr(planned.settings, field.name) for field in fields(ProfileSettings)}
@@ -205,7 +208,7 @@ class _ProfiledSession(TensorFlowSession):
         first, last = (bisect.bisect_left(events, times[number], key=attrgetter("time")) for times in (begins, ends))
         before, after = self.known[number]
         namer, notes = self._namer([row.name for row in planned.layers])
-        ran = (
+        steps_note = (
             f"the step with the median peak of {len(peaks)}, after {skipped + 1} to warm up; "
             f"{run.seconds:.2g} s a step under the profiler"
         )
@@ -216,12 +219,12 @@ class _ProfiledSession(TensorFlowSession):
             ProfileSettings(**settings),
             [ProfiledLayer(**{**vars(row), "bytes_at_peak": 0, "bytes": 0}) for row in planned.layers],
             peaks=peaks,
-            notes=measured_notes(self.device, ran, *run.notes, *notes),
+            notes=measurement_notes(self.device, steps_note, *run.notes, *notes),
             formula=asdict(planned.formula),
         )
 
     def _namer(self, rows: Sequence[str]) -> tuple[Namer, list[str]]:
-        """Return the names of the chunks, and remarks on the contents of XLA's buffer."""
+        """Return the namer of the chunks, and notes on XLA's buffer."""
         plan, scopes, note = None, self.noted.scopes, ""
         if self.jit_compile and self.prepared is not None:
             try:
@@ -229,7 +232,7 @@ class _ProfiledSession(TensorFlowSession):
                 plan, scopes = compile_plan(traced), traced.scopes
                 note = f"chunks as measured; XLA's buffer of {plan.temporary:,} B by its buffer assignment"
             except XlaRefused as error:
-                note = f"the contents of XLA's buffer are not known: {error}"
+                note = f"the contents of XLA's buffer are unknown: {error}"
         contents, at = ({}, None) if plan is None else ({plan.temporary: plan.live}, plan.at)
         names = [optimizer.name for optimizer in optimizers_of(self.model)] if self.request.mode == "train" else []
         attribution = Attribution(scopes, rows, tuple(names))

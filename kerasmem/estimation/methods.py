@@ -27,7 +27,7 @@ from kerasmem.models.own_step import loop_is_compiled
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import trace_step
 
-# "auto" runs real steps only if the formula's figure is at most this share of the free memory.
+# "auto" runs real steps only if the formula's total is at most this share of the free memory.
 PROBED_SHARE = 0.25
 
 
@@ -36,9 +36,9 @@ class Method:
     """A way to estimate a step.
 
     Attributes:
-        unavailable: returns the reason why it cannot estimate a step, or None.
-        outcome: estimates a step. Raises KerasmemError if it cannot.
-        is_of_cpu: returns whether its figure is of this machine's CPU, whatever card is named.
+        unavailable: returns the reason why the method cannot estimate a step, or None.
+        outcome: estimates a step, or raises KerasmemError.
+        is_of_cpu: returns whether the figure is of this machine's CPU even if a card is named.
     """
 
     unavailable: Callable[[ShapedStep], str | None]
@@ -47,14 +47,14 @@ class Method:
 
 
 def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
-    """Estimate a step by the named method, or for "auto" by the first one that can.
+    """Estimate a step by the requested method, or for "auto" by the first one that can.
 
     Args:
         step: the step.
-        not_rebuilt: the reason if only the formula can look at the model.
+        not_rebuilt: why only the formula can read the model. Defaults to None, for any method.
 
     Raises:
-        KerasmemError: If a named method cannot estimate the step.
+        KerasmemError: If the requested method cannot estimate the step.
     """
     if not_rebuilt is None and step.spec.method != "auto":
         return run_method(step.spec.method, step)
@@ -65,7 +65,7 @@ def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
             outcome = run_method(name, step)
         except KerasmemError as error:
             reasons.append(f"{name} has no answer: {error}")
-        except Exception as error:  # the formula, and no method that trains: what failed is not the model
+        except Exception as error:  # answer by the formula, and run no step of the model
             reasons.append(f"{name} failed: {type(error).__name__}: {error}; a defect in kerasmem")
             break
         else:
@@ -80,7 +80,7 @@ def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
     if not compiles:
         return ("graph", "probe"), why
     names: tuple[str, ...] = ("xla",) if runs_on_jax() else ("xla", "graph")
-    # A card's own plan is made for one card, and has no exchange between several.
+    # The plan for a card has no exchange of gradients between several.
     has_plan = step.is_on_card and step.spec.replicas == 1
     return (("gpu-target", *names) if has_plan else names), why
 
@@ -98,16 +98,16 @@ def _compiles(step: ShapedStep) -> tuple[bool, str]:
     if step.spec.replicas > 1:
         return False, "Keras does not compile with XLA under tf.distribute"
     if not step.is_on_card:
-        reason = "no card is named" if step.target is None else "a size does not say that it is a GPU's"
+        reason = "no card is named" if step.target is None else "a size need not be a GPU's"
         return False, f"Keras compiles with XLA on a GPU only, and {reason}"
     for layer in flatten_layers(model):
         if not layer.supports_jit:
             return False, f"layer {layer.name!r} cannot be compiled by XLA"
         if takes_cudnn(layer):
-            return False, f"Keras hands layer {layer.name!r} to cuDNN on a GPU, and does not compile with XLA then"
+            return False, f"cuDNN runs layer {layer.name!r} on a GPU, and Keras does not compile with XLA then"
     return True, (
-        "Keras compiles with XLA on a GPU; if yours is compiled with jit_compile=False, which a CPU machine does not "
-        "keep apart from the default, name it: --no-jit-compile, or jit_compile=False in Python"
+        "Keras compiles with XLA on a GPU; if you compile with jit_compile=False, pass --no-jit-compile "
+        "(jit_compile=False in Python), as this machine cannot tell it from the default"
     )
 
 
@@ -129,23 +129,27 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
 def _standing_in(outcome: Outcome) -> Outcome:
     """Widen the outcome of this machine's CPU to stand in for a card's, which is usually smaller.
 
-    A step takes no less than what it holds from beginning to end, whatever is computed in between.
+    The lower end becomes the memory that the step holds from beginning to end.
     """
-    held = sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
+    constant = _constant_bytes(outcome)
     note = f"{outcome.method} on this machine's CPU stands in for the card: a GPU usually takes less"
-    return replace(outcome, low=min(outcome.low or 0, held), stands_in=True, notes=(*outcome.notes, note))
+    return replace(outcome, low=min(outcome.low or 0, constant), stands_in=True, notes=(*outcome.notes, note))
+
+
+def _constant_bytes(outcome: Outcome) -> int:
+    """Return the bytes that a step holds from beginning to end."""
+    return sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
 
 
 def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: int) -> Outcome:
-    """Return the outcome of a step that sums its gradients with other replicas before the first update.
+    """Add the exchange of gradients between replicas to an outcome.
 
-    `tf.distribute` packs them into one buffer, which is reduced in place and split again, so they are in memory twice
-    (`batch_all_reduce` in tensorflow/python/distribute/cross_device_utils.py).
+    Before the first update `tf.distribute` packs the gradients into one buffer, which is reduced in place and split
+    again, so they are in memory twice (`batch_all_reduce` in tensorflow/python/distribute/cross_device_utils.py).
     """
     trained = [row for row in layers if row.trainable_parameters and row.class_name != "Embedding"]
     gradients = sum(row.weight_bytes * row.trainable_parameters // row.parameters for row in trained)
-    held = sum(getattr(outcome, name) or 0 for name in ("weights", "optimizer", "inputs"))
-    more = max(held + 2 * gradients - outcome.total, 0)
+    more = max(_constant_bytes(outcome) + 2 * gradients - outcome.total, 0)
     note = (
         f"before the first update the gradients are packed into one buffer of {gradients:,} B, reduced over "
         f"{replicas} replicas and split again: they are then in memory twice"
@@ -165,20 +169,20 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
 
 
 def backend_refusal(method: str, jit_compile: bool | str) -> str | None:
-    """Return why Keras's backend does not support a method or `measure` with a setting, or None if it does."""
+    """Return why Keras's backend does not support a method (or "measure"), or None if it does."""
     if not runs_on_jax():
         return None
     if method in ("graph", "probe"):
         return (
-            f"method {method!r}: not on Keras's jax backend, only on TensorFlow; take xla, as Keras on JAX compiles "
+            f"method {method!r}: not on Keras's jax backend, only on TensorFlow; use xla, as Keras on JAX compiles "
             "every step with XLA, or measure"
         )
     if jit_compile is False and method != "formula":
-        return "jit_compile=False: Keras on JAX then runs each operation by itself, which nothing here models"
+        return "jit_compile=False: Keras on JAX then runs operations one by one, which only method formula supports"
     return None
 
 
-def _by_backend(name: str) -> Callable[[ShapedStep], str | None]:
+def _backend_check(name: str) -> Callable[[ShapedStep], str | None]:
     return lambda step: backend_refusal(name, step.spec.jit_compile)
 
 
@@ -232,9 +236,9 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
     return replace(outcome, notes=(*prepared.notes, *notes, *outcome.notes))
 
 
-def _no_card(step: ShapedStep) -> str | None:
+def _why_no_plan(step: ShapedStep) -> str | None:
     if not step.is_on_card:
-        return "method 'gpu-target' plans for a card: name one with --device (device=…)"
+        return "method 'gpu-target' plans for a card; name one with --device (device=…)"
     return backend_refusal("gpu-target", step.spec.jit_compile)
 
 
@@ -247,13 +251,13 @@ def _gpu_target(step: ShapedStep) -> Outcome:
     return gpu_target_outcome(gpu_target_plan(spec, card), card, step.rows, step.weights())
 
 
-def _not_probed(step: ShapedStep) -> str | None:
-    """Return why no real steps run; unless they are asked for, they may take a quarter of the free memory."""
+def _why_no_steps(step: ShapedStep) -> str | None:
+    """Return why no real steps run, or None. With "auto" they may take a quarter of the free memory."""
     needed, free = step.formula.total_bytes, host_memory().available_bytes
     if step.spec.method == "auto" and needed > PROBED_SHARE * free:
         return (
-            f"no step was run to find out (--method probe): by the formula it needs {needed:,} B, more "
-            f"than a quarter of the {free:,} B that are free here"
+            f"no step was run (--method probe runs some): by the formula it needs {needed:,} B, more than a quarter of "
+            f"the {free:,} B of free memory here"
         )
     return backend_refusal("probe", step.spec.jit_compile)
 
@@ -265,11 +269,11 @@ def _probe(step: ShapedStep) -> Outcome:
 
 
 METHODS: dict[str, Method] = {
-    "formula": Method(_by_backend("formula"), _formula),
-    "graph": Method(_by_backend("graph"), _graph),
-    "xla": Method(_by_backend("xla"), _xla, lambda: not (runs_on_jax() and list_devices())),
-    "gpu-target": Method(_no_card, _gpu_target),
-    "probe": Method(_not_probed, _probe, lambda: not list_devices()),
+    "formula": Method(_backend_check("formula"), _formula),
+    "graph": Method(_backend_check("graph"), _graph),
+    "xla": Method(_backend_check("xla"), _xla, lambda: not (runs_on_jax() and list_devices())),
+    "gpu-target": Method(_why_no_plan, _gpu_target),
+    "probe": Method(_why_no_steps, _probe, lambda: not list_devices()),
 }
 
 

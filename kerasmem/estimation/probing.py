@@ -1,4 +1,4 @@
-"""Run real steps in a subprocess under limits, as they are or to extend a line through their peaks."""
+"""The probe method, and trials of a batch size: real steps in a subprocess under limits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEFAULT_TIMEOUT = 600.0
 LEAST_BATCH = 8
 PROBED_STEPS = 10
 _SECONDS_A_RUN = 30.0
-_SHARE_OF_HOST = 0.95  # of the memory that is free when the worker starts; beyond that the host would swap
+_SHARE_OF_HOST = 0.95  # of the free memory; beyond that the host would swap
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-# On JAX blocks from 64 KiB on are pages of their own, which glibc gives back when they are freed: what is resident is
-# in use. A program from JAX's cache on disk would not be the one that is measured.
+# On JAX glibc maps blocks of 64 KiB and more, and unmaps them when they are freed, so that resident memory is in use.
+# A program from JAX's cache on disk would differ from the measured one.
 _ON_JAX = {**_QUIET, "MALLOC_MMAP_THRESHOLD_": "65536", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-_LESS = "take a smaller batch, or estimate without real steps (kerasmem estimate; max-batch without --confirm)"
-# Some of TensorFlow's kernels end the process with these if memory runs out.
+_LESS = "use a smaller batch, or estimate without real steps (kerasmem estimate; max-batch without --confirm)"
+# Some of TensorFlow's kernels crash with these signals if memory runs out.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV))
 
 
@@ -39,19 +39,19 @@ def run_steps(
     timeout: float = DEFAULT_TIMEOUT,
     seconds: float | None = None,
 ) -> MeasuredSteps:
-    """Train some steps at a batch size in a subprocess and return their peaks.
+    """Measure real steps at a batch size in a subprocess.
 
     Args:
-        request: the model and how it is trained.
+        request: the model and its training.
         batch_size: samples.
-        steps: steps after the first one.
-        timeout: seconds for the whole process.
-        seconds: no further step begins after that many seconds, once two are done.
+        steps: number of steps after the first one.
+        timeout: seconds for the whole subprocess. Defaults to 600.
+        seconds: time after which no further step begins, once two are done. Defaults to no limit.
 
     Raises:
         UsageError: If the timeout is not positive.
         ModelError: If a step failed, or ran out of memory.
-        KerasmemError: If the process was too slow or was ended by the system.
+        KerasmemError: If the subprocess was too slow or was killed.
     """
     runs = [(batch_size, steps, request.mode)]
     measured: list[MeasuredSteps] = call_with_steps(real_steps, request, runs, seconds, timeout=timeout)
@@ -66,65 +66,63 @@ def call_with_steps(
     timeout: float,
     device_bytes: int | None = None,
 ) -> Any:
-    """Call a function that trains real steps in a subprocess.
-
-    It may take nearly all host memory that is free, whatever limit its device has.
+    """Call a function that runs real steps, in a subprocess limited to the free host memory.
 
     Args:
-        function: to be called.
-        request: the model and how it is trained; its first argument.
-        runs: (batch size, steps, mode) of each run; its second argument.
-        *arguments: its others.
-        timeout: seconds for the whole process.
-        device_bytes: that TensorFlow may allocate on the first GPU or, without one, on the CPU. Defaults to no limit.
+        function: the function.
+        request: its first argument: the model and its training.
+        runs: its second argument: (batch size, steps, mode) of each run.
+        *arguments: its further arguments.
+        timeout: seconds for the whole subprocess.
+        device_bytes: limit of TensorFlow's allocator on the first GPU or, without one, on the CPU. Defaults to no
+            limit.
 
     Raises:
         UsageError: If the timeout is not positive.
         OutOfMemoryError: If a step ran out of memory.
         ModelError: If a step failed.
-        KerasmemError: If the process gave no answer.
+        KerasmemError: If the subprocess gave no answer.
     """
     if not timeout > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+        raise UsageError(f"timeout must be more than 0 seconds; got {timeout!r}")
     limits = Limits(timeout, int(host_memory().available_bytes * _SHARE_OF_HOST))
     environ = child_environment(**(_ON_JAX if runs_on_jax() else _QUIET))
-    if device_bytes is not None:  # one region, as TensorFlow has it on a GPU unless it is told otherwise
+    if device_bytes is not None:  # one region, TensorFlow's default on a GPU
         environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "false")
     try:
         return run_child(function, request, runs, *arguments, limits=limits, environ=environ, device_bytes=device_bytes)
     except ChildFailure as failure:
         sizes = ", ".join(str(size) for size, *_ in runs)
         message = (
-            f"the process that runs real steps of {request.label} at batch size {sizes} gave no "
-            f"answer: {failure.reason}"
+            f"the subprocess for real steps of {request.label} at batch size {sizes} gave no answer: {failure.reason}"
         )
         if failure.signal in _CRASHES:
-            raise OutOfMemoryError(f"{message}; TensorFlow may end so if memory runs out: {_LESS}") from failure
+            raise OutOfMemoryError(f"{message}; TensorFlow may crash if memory runs out: {_LESS}") from failure
         more_time = "allow more time (--timeout, timeout=…), " if failure.timed_out else ""
         raise KerasmemError(f"{message}; {more_time}{_LESS}") from failure
 
 
-def measured_notes(device: str, steps: str, *more: str, way: str | None = None) -> tuple[str, ...]:
+def measurement_notes(device: str, steps: str, *more: str, way: str | None = None) -> tuple[str, ...]:
     """Return the notes on a measurement: device, steps, and the caveat for other devices."""
     is_gpu = device.startswith("GPU")
     usual = "TensorFlow's allocator" if is_gpu else "the GPUs' allocator, on the CPU"
-    caveat = () if is_gpu else ("a GPU runs other kernels, which may take other scratch memory",)
+    caveat = () if is_gpu else ("a GPU's kernels may need more or less scratch memory",)
     return (f"measured on {device} through {way or usual}: {steps}", *more, *caveat)
 
 
 def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: int, last: int, timeout: float) -> Trial:
-    """Train and evaluate at a batch size, with the last batch of an epoch, under a limit.
+    """Train and evaluate at a batch size under a limit.
 
     Args:
-        request: the model and how it is trained.
+        request: the model and its training.
         batch_size: samples.
-        limit_bytes: for TensorFlow's allocator, on the first GPU or, without one, on the CPU.
-        steps: training steps.
-        last: samples of the last batch; 0 for none.
-        timeout: seconds for the process.
+        limit_bytes: limit of TensorFlow's allocator, on the first GPU or, without one, on the CPU.
+        steps: number of training steps.
+        last: samples of an epoch's last batch, or 0 for none.
+        timeout: seconds for the subprocess.
 
     Raises:
-        KerasmemError: If the model failed otherwise, or the process was too slow or took too much host memory.
+        KerasmemError: If the model failed otherwise, or the subprocess exceeded the time or the host memory.
     """
     runs = [(batch_size, steps - 1, request.mode), (last, 0, request.mode)]  # each beside a first step
     if request.mode == "train":
@@ -140,34 +138,34 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
 
 
 def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool = False) -> Outcome:
-    """Predict the memory of a step from real steps at smaller batches, or run a small batch itself.
+    """Extrapolate the memory of a step from real steps at smaller batches, or run a small batch itself.
 
-    The batches are a quarter and three quarters. Smaller ones predict worse: the optimizer's updates, which do not
-    grow with the batch, may be the peak.
+    The batches are a quarter and three quarters of the requested one. Smaller ones predict worse, as their peak may be
+    the optimizer's update, which does not grow with the batch.
 
     Args:
-        request: the model, how it is trained, and the requested batch size.
-        timeout: seconds for each process that runs steps.
-        is_fixed: whether the model takes no other batch size than the request's.
+        request: the model, its training and the requested batch size.
+        timeout: seconds for each subprocess. Defaults to 600.
+        is_fixed: whether the model takes no other batch size. Defaults to False.
 
     Raises:
         ModelError: If a step failed, or ran out of memory.
-        KerasmemError: If the process gave no answer, or XLA compiles the step.
+        KerasmemError: If a subprocess gave no answer, or XLA compiles the step.
     """
     target = request.batch_size
     least = max(target // 4, LEAST_BATCH)
     if is_fixed or target <= 3 * least:
         run = run_steps(request, target, PROBED_STEPS, timeout=timeout)
-        note = f"batch {run.batch_size} is small enough to be run itself: {len(run.peaks)} steps on {run.device}"
+        note = f"batch {run.batch_size} is small enough to run: {len(run.peaks)} steps on {run.device}"
         return _outcome(run, run.median, min(run.peaks), max(run.peaks), run.inputs, note)
-    # A process for each: the chunks of one size would be reused by the next, and waste memory in other ways.
+    # A subprocess for each, since the second batch would reuse the first one's chunks.
     runs = []
     for size in (least, 3 * least):
         runs.append(run_steps(request, size, PROBED_STEPS, timeout=timeout, seconds=_SECONDS_A_RUN))
         if runs[-1].execution == "xla":
             raise KerasmemError(
-                f"probe of {request.label}: XLA asks for one large buffer, whose chunk may be "
-                "nearly twice as large, so peaks jump from batch to batch; use method xla, or measure the batch itself"
+                f"probe of {request.label}: XLA allocates one large buffer, whose chunk may be nearly twice as large, "
+                "so peaks jump from batch to batch; use method xla, or measure the batch itself"
             )
     small, large = runs
     spread = SPREAD[large.execution]
@@ -176,7 +174,7 @@ def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool
         slope = (at_large - at_small) / (large.batch_size - small.batch_size)
         return round(at_large + slope * (target - large.batch_size))
 
-    # Means depend less on the steps that were drawn than medians do.
+    # Means vary less than medians.
     total = on_line(int(statistics.mean(small.peaks)), int(statistics.mean(large.peaks)))
     return _outcome(
         large,

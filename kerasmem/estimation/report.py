@@ -1,4 +1,4 @@
-"""What a method finds, and the report of an estimate: frozen results in bytes and counts, to and from JSON."""
+"""Results of a method and the report of an estimate, in bytes and counts, to and from JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,19 @@ VERDICTS = FITS, TOO_CLOSE, DOES_NOT_FIT = "fits", "too close to call", "does no
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an estimate. `execution` is "graph", "xla", or "none" for the formula.
+    """Settings of an estimate.
 
-    Of several devices (`replicas`) the report is of one, and `batch_size` its share. `stands_in` is true if the figure
-    is of this machine's CPU although a card is named: how much less the card takes is not known.
+    Attributes:
+        batch_size: samples. With several replicas, the share of one.
+        optimizer: its name, or None if unknown.
+        loss: its name, or None if unknown.
+        dtype_policy: dtype policy of most layers.
+        mode: "train", "evaluate" or "inference".
+        method: the method that gave the estimate.
+        execution: "graph", "xla", or "none" for the formula.
+        device: the named card or size, or None.
+        replicas: number of devices that train together. The report is of one.
+        stands_in: whether the figure is of this machine's CPU although a card is named. The card usually takes less.
     """
 
     batch_size: int
@@ -47,9 +56,9 @@ class Formula:
         activation_elements_per_sample: output elements of all layers for one sample.
         activation_bytes_per_sample: those × 2 × 4 (× 1 × 4 for inference).
         total_bytes: parameter_bytes + batch × activation_bytes_per_sample.
-        copies: 2 where a value has a gradient beside it (training), 1 for inference.
-        activation_bytes: outputs of all layers for the batch at their own dtypes, without gradients. At its peak a step
-            holds some of them, and values inside layers: `bytes.activations`.
+        copies: 2 for training, as each value has a gradient; 1 for inference.
+        activation_bytes: outputs of all layers for the batch at their own dtypes, without gradients. The peak
+            (`bytes.activations`) has only some of them, and values inside layers.
     """
 
     parameter_bytes: int
@@ -62,9 +71,14 @@ class Formula:
 
 @dataclass(frozen=True)
 class DeviceVerdict:
-    """Whether it fits: the device, its bytes, those the allocator can have, and the verdict in words.
+    """Whether a step fits a device.
 
-    `note` says where the figures come from.
+    Attributes:
+        name: the card's name, or the size.
+        memory_bytes: bytes of the device.
+        available_bytes: bytes of those available to the allocator.
+        verdict: "fits", "does not fit" or "too close to call".
+        note: source of the figures.
     """
 
     name: str
@@ -75,7 +89,7 @@ class DeviceVerdict:
 
     @property
     def fits(self) -> bool:
-        """Whether it surely fits."""
+        """Whether the step surely fits."""
         return self.verdict == FITS
 
 
@@ -86,12 +100,12 @@ def verdict_on(verdict: str, device: str) -> str:
 
 @dataclass(frozen=True)
 class Pool:
-    """Bytes of the allocator at the peak; None if unknown.
+    """Bytes of the allocator at the peak, or None if unknown.
 
     Attributes:
-        requested: the bytes that the step's tensors ask for.
-        in_use: the chunks handed out for them (the report's total).
-        reserved: the regions that the allocator took from the device, under memory growth.
+        requested: bytes that the step's tensors request.
+        in_use: bytes of the chunks for them (the report's total).
+        reserved: bytes that the allocator has taken from the device, with memory growth.
         smallest_limit: the smallest memory limit under which the step still trains.
     """
 
@@ -103,34 +117,34 @@ class Pool:
 
 @dataclass(frozen=True)
 class Unmodelled:
-    """Something that costs memory and is not in the total."""
+    """Memory that is not in the total: its name (`what`), the reason (`why`), and its bytes if known."""
 
     what: str
     why: str
     bytes: int | None = None
 
 
-# How far from a total real steps are said to lie at least, as a share of it. In graph mode processes that train the
-# same model differ in their medians, and steps within one by up to 15 %, as threads race; what the simulation varies is
-# part of that. XLA's plan is exact; what chunks the variables lie in is not, as it depends on all that was done before.
+# Least distance of the interval's ends from the total, as a share of it. In graph mode the medians of processes that
+# train the same model differ, and steps of one process by up to 15 %, as threads race. The simulation varies only part
+# of that. XLA's plan is exact, but the chunks of the variables depend on earlier allocations.
 SPREAD = {"graph": 0.09, "xla": 0.01}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Bytes):
-    """The bytes of a step at its peak, and how a method got them.
+    """The result of a method: the bytes of a step at its peak.
 
     Attributes:
         method: "xla", "graph", "gpu-target", "probe" or "formula".
-        execution: "xla" or "graph"; "none" of the formula.
-        pool: requested, in use, reserved, smallest limit.
-        layers: bytes at the peak by layer, weights included; None if the method does not know the peak's.
+        execution: "xla" or "graph"; "none" for the formula.
+        pool: bytes of the allocator, if known.
+        layers: bytes at the peak by layer, weights included; None if unknown.
         instant: the moment of the peak, if known.
         unmodelled: memory that is not in the total.
-        notes: how it was obtained.
+        notes: how the result was obtained.
         fallback: why the formula answers in place of a method that matches the step.
-        stands_in: whether it is of this machine's CPU although a card is named; `low` is then what the step holds
-            from beginning to end, and how much more the card takes is not known.
+        stands_in: whether the figure is of this machine's CPU although a card is named. `low` is then the memory that
+            the step holds from beginning to end.
     """
 
     method: str
@@ -145,12 +159,12 @@ class Outcome(Bytes):
 
     @property
     def need(self) -> Bytes:
-        """The bytes alone."""
-        return Bytes(**{each.name: getattr(self, each.name) for each in fields(Bytes)})
+        """The bytes without the rest of the outcome."""
+        return Bytes(**{part.name: getattr(self, part.name) for part in fields(Bytes)})
 
 
 class Shares:
-    """The bytes at a peak by category and by layer, counted one by one.
+    """Counts the bytes at a peak by category and by layer.
 
     Attributes:
         categories: bytes by category of `Bytes`.
@@ -174,11 +188,23 @@ class Shares:
 
 @dataclass(frozen=True)
 class MemoryReport(Record, what="estimate", version=1, rows="layers"):
-    """How much memory a training step needs, by one method.
+    """Memory of a training step, by one method.
 
-    `to_dict` gives the object that `kerasmem estimate --json` prints; `from_dict` reads it back. `print(report)` says
-    the answer in one line.
-    `fallback` is the reason if the formula answers in place of a method that matches the step.
+    `print(report)` shows the answer in one line. `to_dict` returns the object that `kerasmem estimate --json` prints,
+    and `from_dict` reads it back.
+
+    Attributes:
+        model: the model's name, source and size.
+        settings: settings of the estimate.
+        bytes: the peak and its parts.
+        formula: figures of the hand formula.
+        layers: one row for each input and layer.
+        device: the verdict, or None if no device was named.
+        unmodelled: memory that is not in the total.
+        notes: how the figures were obtained.
+        pool: bytes of the allocator, if known.
+        instant: the moment of the peak, if known.
+        fallback: why the formula answers in place of a method that matches the step.
     """
 
     model: ModelFacts
@@ -205,7 +231,7 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
 
     @property
     def needs(self) -> str:
-        """The peak, with the end of its interval that decides: "needs 2.91 GiB, at most 2.99 GiB"."""
+        """The peak and the ends of its interval that decide the verdict: "needs 2.91 GiB, at most 2.99 GiB"."""
         need = self.bytes
         total = f"{'took' if self.settings.method == 'measure' else 'needs'} {format_size(need.total)}"
         if need.low is None or need.low == need.high:
@@ -219,24 +245,24 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
 
     @property
     def if_free(self) -> str:
-        """The second figure: "; cuDNN may use up to 4.2 GiB if it is free", or nothing."""
+        """The optional workspace: "; cuDNN may use up to 4.2 GiB if it is free", or ""."""
         if not self.bytes.optional_workspace:
             return ""
         return f"; cuDNN may use up to {format_size(self.bytes.high)} if it is free"
 
     @property
     def answer(self) -> str:
-        """The answer: "fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
+        """A summary: "cnn fits 16GB: needs 2.91 GiB, at most 2.99 GiB, of 14.9 GiB"."""
         if self.device is None:
             return f"{self.model.name} {self.needs}{self.if_free}"
-        on = verdict_on(self.device.verdict, self.device.name)
-        return f"{self.model.name} {on}: {self.needs}, of {format_size(self.device.available_bytes)}{self.if_free}"
+        fits = verdict_on(self.device.verdict, self.device.name)
+        return f"{self.model.name} {fits}: {self.needs}, of {format_size(self.device.available_bytes)}{self.if_free}"
 
 
 def verdict(need: Bytes, available_bytes: int) -> str:
     """Return "fits", "does not fit", or "too close to call" if the interval straddles the available bytes.
 
-    A method that knows no upper end never says "fits"; one that claims no interval is taken by its total.
+    Without an upper end the verdict is never "fits". Without an interval the total decides.
 
     Examples:
         >>> verdict(Bytes(10, 8, 12, *[None] * 7), 11)
@@ -246,7 +272,7 @@ def verdict(need: Bytes, available_bytes: int) -> str:
 
 
 def at_most(need: Bytes) -> int:
-    """Return the most that a step must have, or the total if no upper end is known."""
+    """Return the upper end of the bytes that a step needs, or the total if no upper end is known."""
     return need.total if need.most_needed is None else need.most_needed
 
 
@@ -258,12 +284,12 @@ def judge(low: int, high: int | None, limit: int) -> str:
 
 
 def fitting_cards(need: Bytes) -> list[str]:
-    """List the cards of the catalogue that a step fits, by memory."""
+    """Return the names of the cards that a step fits, the smallest first."""
     fitting = (card for card in all_cards() if verdict(need, card.available_bytes) == FITS)
     return [card.name for card in sorted(fitting, key=lambda card: card.memory_bytes)]
 
 
 def device_verdict(device: DeviceTarget | DeviceVerdict, need: Bytes) -> DeviceVerdict:
-    """Return whether a step fits a device, with the device's figures."""
+    """Judge whether a step fits a device."""
     words = verdict(need, device.available_bytes)
     return DeviceVerdict(device.name, device.memory_bytes, device.available_bytes, words, device.note)

@@ -1,8 +1,7 @@
-"""The largest size that fits a device: a search that asks seldom, since one answer may take a minute. Pure.
+"""Search for the largest size that fits a device, by few evaluations, since one may take a minute. Pure.
 
-Need grows nearly in proportion to a size, so the first questions are on the line through two answers, at least one
-tolerance from either end; later ones halve the gap. The search stops if the gap is a small share of the size: a batch
-of 3,630 or 3,640 is the same to anyone.
+Memory grows nearly in proportion to a size. So the first guesses lie on the line through two evaluated sizes, at least
+one tolerance from either end. Later ones halve the gap. The search ends when the gap is a small share of the size.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from kerasmem.records import Record
 from kerasmem.units import format_size
 
 MOST_EVALUATIONS = 40
-TOLERANCE = 0.01  # of the size: below 100 every size is told apart
-MOST_ON_THE_LINE = 8  # questions for one end of the interval, before the gap is halved
-SECOND = 32  # the size that is asked about after 1
-LARGEST = 2**20  # where the search ends if no maximum is given
+TOLERANCE = 0.01  # of the size
+MOST_ON_THE_LINE = 8  # guesses for one end of the interval, before the gap is halved
+SECOND = 32  # the size that is evaluated after 1
+LARGEST = 2**20  # default maximum
 MOST_TRIES = 6
-TRIED_TOLERANCE = 0.05  # of the size: a try takes a process, so that the last few samples are not worth it
+TRIED_TOLERANCE = 0.05  # of the size: a try takes a process, which the last few samples are not worth
 
 
 @dataclass(frozen=True)
@@ -38,28 +37,28 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """All sizes that a search asked about, the smallest first."""
+    """All evaluated sizes, the smallest first."""
 
     rows: tuple[Evaluation, ...]
 
     @property
     def largest(self) -> int | None:
-        """The largest size that surely fits: the upper end of its interval does. None if none does."""
+        """The largest size whose upper end fits, or None."""
         return max((row.size for row in self.rows if row.verdict == FITS), default=None)
 
     @property
     def above(self) -> list[Evaluation]:
-        """The sizes above `largest`: none surely fits."""
+        """The evaluated sizes above `largest`."""
         return [row for row in self.rows if row.size > (self.largest or 0)]
 
     @property
     def fails_from(self) -> int | None:
-        """The smallest size above `largest` that surely does not fit, or None. Between the two it is too close."""
+        """The smallest size above `largest` that surely does not fit, or None."""
         return next((row.size for row in self.above if row.verdict == DOES_NOT_FIT), None)
 
     @property
     def verdict(self) -> str:
-        """Whether any size fits: "fits", "does not fit", or "too close to call"."""
+        """The best verdict of any size."""
         return min((row.verdict for row in self.rows), key=VERDICTS.index)
 
 
@@ -72,18 +71,18 @@ def bracket(
     gap: Callable[[int], int] = lambda low: 1,
     most: int = MOST_EVALUATIONS,
 ) -> tuple[int | None, int | None]:
-    """Narrow down the largest size that fits, between one that fits and a larger one that does not.
+    """Narrow the range between a size that fits and a larger one that does not.
 
     Args:
-        fits: whether a size fits.
-        guess: from the two ends so far to the next size between them; None ends the search. An end is None if unknown.
+        fits: returns whether a size fits.
+        guess: returns the next size between both ends (None if unknown), or None to end the search.
         low: a size that fits. Defaults to unknown.
-        high: a larger one that does not. Defaults to unknown.
-        gap: distance between the two at which the search ends, for a size that fits. Defaults to 1.
-        most: maximum number of sizes that are tried.
+        high: a larger size that does not fit. Defaults to unknown.
+        gap: returns the distance between both ends at which the search ends, for a size that fits. Defaults to 1.
+        most: maximum number of tried sizes. Defaults to 40.
 
     Returns:
-        Both ends.
+        The two ends.
 
     Examples:
         >>> bracket(lambda size: size <= 70, lambda low, high: (low + high) // 2, low=1, high=128)
@@ -110,50 +109,52 @@ def on_the_line(x0: int, y0: float, x1: int, y1: float, limit: int) -> int:
 
 
 def search(
-    ask: Callable[[int], Bytes], available_bytes: int, *, maximum: int | None = None, tolerance: float = TOLERANCE
+    evaluate: Callable[[int], Bytes], available_bytes: int, *, maximum: int | None = None, tolerance: float = TOLERANCE
 ) -> Evaluations:
     """Search for the largest size that surely fits, and for the largest that may fit.
 
     Args:
-        ask: from a size to its need; asked once a size at most.
+        evaluate: returns the bytes of a size; called at most once a size.
         available_bytes: bytes available.
-        maximum: the largest size. Defaults to as large as fits.
-        tolerance: the share of the size within which the search may stop; 0 searches to the last one.
+        maximum: upper limit of the search. Defaults to 2 ** 20.
+        tolerance: distance at which the search may end, as a share of the size. Defaults to 0.01.
 
     Examples:
         >>> search(lambda n: Bytes(100 + 7 * n, 100 + 7 * n, 100 + 7 * n, *[None] * 7), 1000).largest
         128
     """
-    asked: dict[int, Bytes] = {}
+    needs: dict[int, Bytes] = {}
 
-    def need(end: int, size: int) -> float:
-        """Return one end of the interval of a size: 0 for the lower one, 1 for the upper one."""
-        if size not in asked:
-            asked[size] = ask(size)
-        bound = asked[size].bounds[end]
+    def bound_of(end: int, size: int) -> float:
+        """Return the lower (0) or upper (1) end of a size's interval."""
+        if size not in needs:
+            needs[size] = evaluate(size)
+        bound = needs[size].bounds[end]
         return math.inf if bound is None else bound
 
     for end in (1, 0):
-        _narrow(partial(need, end), available_bytes, asked, LARGEST if maximum is None else maximum, tolerance)
+        _narrow(partial(bound_of, end), available_bytes, needs, LARGEST if maximum is None else maximum, tolerance)
     return Evaluations(
         tuple(
             Evaluation(size, need.total, need.low, need.most_needed, verdict(need, available_bytes))
-            for size, need in sorted(asked.items())
+            for size, need in sorted(needs.items())
         )
     )
 
 
-def _narrow(need: Callable[[int], float], limit: int, asked: Collection[int], largest: int, tolerance: float) -> None:
-    """Ask about sizes until the largest one that fits is known to within the tolerance.
+def _narrow(
+    need: Callable[[int], float], limit: int, evaluated: Collection[int], largest: int, tolerance: float
+) -> None:
+    """Evaluate sizes until the largest one that fits is known to within the tolerance.
 
     Args:
-        need: bytes that a size needs.
+        need: returns the bytes that a size needs.
         limit: bytes available.
-        asked: the sizes so far.
-        largest: the largest size.
-        tolerance: the share of the size within which the search may stop.
+        evaluated: the sizes so far.
+        largest: upper limit of the search.
+        tolerance: distance at which the search may end, as a share of the size.
     """
-    on_line = len(asked) + MOST_ON_THE_LINE
+    on_line = len(evaluated) + MOST_ON_THE_LINE
 
     def reach(size: int) -> int:
         return max(1, int(size * tolerance))
@@ -162,21 +163,21 @@ def _narrow(need: Callable[[int], float], limit: int, asked: Collection[int], la
         if low is None:
             return 1 if high is None else None
         if high is not None:
-            if len(asked) >= on_line:
+            if len(evaluated) >= on_line:
                 return (low + high) // 2
             size = on_the_line(low, need(low), high, need(high), limit)
-            beside = high - reach(high - reach(high))  # from which the high end is within its tolerance
+            beside = high - reach(high - reach(high))  # within its tolerance of the high end
             return min(max(size, low + reach(low)), max(beside, low + 1))
         if low == largest or low < SECOND:
             return min(SECOND, largest) if low < largest else None
-        before = max(size for size in asked if size < low)
+        before = max(size for size in evaluated if size < low)
         beyond = on_the_line(before, need(before), low, need(low), limit)
-        least = low + (reach(low) if len(asked) < on_line else low)
+        least = low + (reach(low) if len(evaluated) < on_line else low)
         return min(max(beyond, least), 16 * low, largest)
 
-    high = min((size for size in asked if need(size) > limit), default=None)
-    low = max((size for size in asked if need(size) <= limit and (high is None or size < high)), default=None)
-    most = MOST_EVALUATIONS - len(asked)
+    high = min((size for size in evaluated if need(size) > limit), default=None)
+    low = max((size for size in evaluated if need(size) <= limit and (high is None or size < high)), default=None)
+    most = MOST_EVALUATIONS - len(evaluated)
     bracket(lambda size: need(size) <= limit, guess, low=low, high=high, gap=reach, most=most)
 
 
@@ -185,11 +186,11 @@ class Trial:
     """Real steps at one size.
 
     Attributes:
-        size: that was tried.
-        fits: whether all of them ran.
-        peak_bytes: the most in use in any of them; None if memory ran out.
-        limit_bytes: what TensorFlow's allocator had.
-        reason: why it does not fit; None if it does.
+        size: the tried size.
+        fits: whether all steps ran.
+        peak_bytes: the highest peak of the steps, or None if memory ran out.
+        limit_bytes: limit of TensorFlow's allocator.
+        reason: why the size does not fit, or None.
     """
 
     size: int
@@ -202,19 +203,19 @@ class Trial:
 def largest_that_ran(
     try_size: Callable[[int], Trial], first: int, fails_from: int | None
 ) -> tuple[int | None, tuple[Trial, ...]]:
-    """Return the largest size at which real steps ran, None if none did, and all tries.
+    """Return the largest size at which real steps ran, or None, and all tries.
 
-    The estimated size comes first. If it runs, the sizes above it that are too close to call are halved a few times; if
-    not, the next is a tenth below what failed, and then the rest is halved. If no try fits, the last is of size 1.
+    The estimated size comes first. If it runs, the gap to `fails_from` is halved a few times. If it fails, the next
+    size is a tenth smaller, and then the rest is halved. If no try fits, the last is of size 1.
 
     Args:
-        try_size: runs real steps; asked once a size.
-        first: the size to begin with.
-        fails_from: a size that is too large, or None if none is known.
+        try_size: runs real steps; called once a size.
+        first: the estimated size.
+        fails_from: a size that is too large, or None if unknown.
 
     Examples:
         >>> ran = lambda size: Trial(size, size <= 70, None, 0)
-        >>> [each.size for each in largest_that_ran(ran, first=64, fails_from=80)[1]]
+        >>> [trial.size for trial in largest_that_ran(ran, first=64, fails_from=80)[1]]
         [64, 72, 68]
     """
     trials: list[Trial] = []
@@ -247,13 +248,13 @@ class SearchResult(Record, what="search", version=1, rows="evaluations"):
     """The largest batch that fits a device.
 
     Attributes:
-        largest: the largest size that surely fits, or None.
-        fails_from: the smallest above it that surely does not; None if there is none.
-        device: that was asked about, with the verdict on the smallest size tried if nothing fits.
-        evaluations: every size that was asked, with what it needs.
+        largest: the largest size that surely fits (with `confirm`: ran), or None.
+        fails_from: the smallest size above it that surely does not fit, or None.
+        device: the device. If nothing fits, its verdict is on the smallest size.
+        evaluations: every estimated size and its bytes.
         report: the estimate at `largest`, or at the smallest size if nothing fits.
-        notes: what else a reader should know.
-        trials: the sizes at which real steps were run; empty if there were none.
+        notes: remarks on the search.
+        trials: sizes at which real steps ran or failed; empty without `confirm`.
     """
 
     largest: int | None
@@ -276,7 +277,7 @@ class SearchResult(Record, what="search", version=1, rows="evaluations"):
 
     @property
     def answer(self) -> str:
-        """The answer: "2GB: batch_size 6,223 fits, needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
+        """A summary: "2GB: batch_size 6,223 fits, needs 1.71 GiB, at most 1.86 GiB, of 1.86 GiB"."""
         device, size = self.device, self.report.settings.batch_size
         outcome = "ran" if self.trials and self.fits else device.verdict
         needs = f"{self.report.needs}, of {format_size(device.available_bytes)}"

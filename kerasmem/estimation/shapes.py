@@ -1,4 +1,4 @@
-"""The training step of an opened model: its shapes, by one call of the model on shapes alone."""
+"""The training step of an opened model, with its shapes from one call of the model on symbolic tensors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LARGEST_TRACED_BATCH = 1024
 
 @dataclass
 class StepCache:
-    """Results that estimates of one opened model share. Not for several threads at once.
+    """Results that estimates of one opened model share. Not thread-safe.
 
     Attributes:
-        inferred: rows of the layers, and whether the step was traced for them, by batch size.
-        prepared: the step that was prepared last.
+        inferred: by batch size, the rows of the layers and whether the step was traced for them.
+        prepared: the last prepared step.
     """
 
     inferred: dict[int, tuple[Inferred, bool]] = field(default_factory=dict)
@@ -42,17 +42,17 @@ class ShapedStep:
     Attributes:
         spec: the settings.
         target: the named device, or None.
-        opened: the model, with the training settings of the spec in place of its own.
+        opened: the model, with the spec's training settings in place of its own.
         cache: results of earlier estimates of this model.
-        structure: how the model takes its inputs.
-        inputs: those, without open dimensions but the batch.
-        batch_size: samples; of several devices one device's share.
-        inferred: the rows of the report, and which of them counts which weight.
+        structure: nesting of the model's inputs.
+        inputs: the inputs, whose only open dimension is the batch.
+        batch_size: samples; with several replicas, the share of one.
+        inferred: rows of the report, and the row that counts each weight.
         layers: those rows, with their bytes by the formula.
         formula: the formula's figures.
-        slots: the optimizer's slots in bytes; None if there are none or they are not known.
-        optimizers: classes of the optimizers that the step itself applies, in lower case; empty if Keras's step does.
-        notes: on the batch.
+        slots: bytes of the optimizer's slots, or None if there are none or unknown.
+        optimizers: lower-case class names of the optimizers that an own training step applies; empty for Keras's step.
+        notes: remarks on the batch.
     """
 
     spec: StepSpec
@@ -77,11 +77,11 @@ class ShapedStep:
     @property
     def is_fixed(self) -> bool:
         """Whether the model's input fixes the batch."""
-        return any(each.shape[0] is not None for each in self.inputs)
+        return any(tensor.shape[0] is not None for tensor in self.inputs)
 
     @property
     def optimizer(self) -> str | None:
-        """The name of the optimizer, or of several if the step applies them; None if unknown."""
+        """The names of the optimizers, or None if unknown."""
         return ", ".join(self.optimizers) or self.opened.training.optimizer
 
     @property
@@ -90,7 +90,7 @@ class ShapedStep:
         return [row.name for row in self.layers]
 
     def weights(self) -> dict[str, list[tuple[int, str | None]]]:
-        """Return each weight's bytes and the row that counts it, by group, in the model's order."""
+        """Return for each group the bytes of its weights and the rows that count them, in the model's order."""
         model, owners = self.opened.model, self.inferred.owners
         groups = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
         return {
@@ -99,27 +99,27 @@ class ShapedStep:
         }
 
     def prepare(self, jit_compile: bool) -> PreparedStep:
-        """Prepare the step, from the last one if that was prepared for the same mode and execution."""
-        known, mode = self.cache.prepared, self.spec.mode
-        if known is not None and (known.mode, known.jit_compile) != (mode, jit_compile):
-            known = None
+        """Prepare the step, from the last one if its mode and execution are the same."""
+        previous, mode = self.cache.prepared, self.spec.mode
+        if previous is not None and (previous.mode, previous.jit_compile) != (mode, jit_compile):
+            previous = None
         opened = self.opened
         self.cache.prepared = prepare_step(
-            opened.model, opened.training, self.structure, self.inputs, self.batch_size, mode, jit_compile, known
+            opened.model, opened.training, self.structure, self.inputs, self.batch_size, mode, jit_compile, previous
         )
         return self.cache.prepared
 
 
 def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel, cache: StepCache) -> ShapedStep:
-    """Call the model on shapes.
+    """Infer the shapes of a step by a call of the model on symbolic tensors.
 
     Raises:
-        UsageError: If the shapes or the batch contradict the model's.
+        UsageError: If the spec's input shapes or batch contradict the model's.
         ModelError: If the model cannot be called on them.
     """
     is_training = spec.mode == "train"
     structure, inputs = _inputs(opened, spec)
-    fixed = [each.shape[0] for each in inputs if each.shape[0] is not None]
+    fixed = [tensor.shape[0] for tensor in inputs if tensor.shape[0] is not None]
     batch, notes = _batch(spec, fixed)
     # A sample's figures do not depend on the batch, and TensorFlow counts elements in 31 bits.
     traced = batch if fixed else min(batch, LARGEST_TRACED_BATCH)
@@ -129,7 +129,7 @@ def shape_step(spec: StepSpec, target: DeviceTarget | None, opened: OpenedModel,
     slots, applied = None, []
     if is_training and step_calls:
         slots = sum(map(variable_bytes, optimizer_variables(opened.model)))
-        applied = [type(each).__name__.lower() for each in optimizers_of(opened.model) if each.built]
+        applied = [type(optimizer).__name__.lower() for optimizer in optimizers_of(opened.model) if optimizer.built]
     elif is_training:
         assumed = opened.training if opened.training.optimizer else TrainingSettings("adam")
         slots = optimizer_slot_bytes(assumed, list(opened.model.trainable_variables))
@@ -161,15 +161,15 @@ def _inputs(opened: OpenedModel, spec: StepSpec) -> tuple[Any, list[ModelInput]]
 
 
 def _batch(spec: StepSpec, fixed: list[int]) -> tuple[int, tuple[str, ...]]:
-    """Return one device's share of the batch, or the batch that the model's inputs fix, and notes on it."""
-    asked, replicas, sizes = spec.batch_size, spec.replicas, sorted(set(fixed))
-    share = -(-asked // replicas)
+    """Return one replica's share of the batch, or the batch that the model's inputs fix, and notes on it."""
+    replicas, sizes = spec.replicas, sorted(set(fixed))
+    share = -(-spec.batch_size // replicas)
     if len(sizes) > 1:
-        raise UsageError(f"the model's inputs fix different batch sizes: {sizes}")
+        raise UsageError(f"the model's inputs must fix one batch size; got {sizes}")
     batch = sizes[0] if sizes else share
     if batch != share and share != DEFAULT_BATCH_SIZE:
         raise UsageError(f"batch_size {share}: the model's input fixes the batch at {batch}")
-    whole = asked if batch == share else batch * asked // share
+    whole = spec.batch_size if batch == share else batch * spec.batch_size // share
     notes = [] if batch == share else [f"the model's input fixes the batch at {batch}"]
     if replicas > 1:
         uneven = ", the largest share" if whole % replicas else ""
@@ -180,10 +180,10 @@ def _batch(spec: StepSpec, fixed: list[int]) -> tuple[int, tuple[str, ...]]:
 def _infer(
     mode: str, opened: OpenedModel, structure: Any, inputs: list[ModelInput], batch_size: int
 ) -> tuple[Inferred, bool]:
-    """Return the rows of the layers, and whether the step was traced for them in place of a call of the model.
+    """Return the rows of the layers, and whether they come from a trace of the step and not from a call of the model.
 
-    The step is traced if it calls the layers itself: if the model has no `call`, or a training step that keeps its own
-    optimizers or takes other inputs than `call`. On JAX it is always `call` that is looked at.
+    The step is traced if it calls the layers itself: if the model has no `call`, or if its own training step has
+    optimizers or takes other inputs than `call`. On JAX the model is always called.
     """
     model, source = opened.model, "" if opened.source == OBJECT_SOURCE else opened.source
     on_tensorflow, is_own = not runs_on_jax(), mode == "train" and has_own_step(model)

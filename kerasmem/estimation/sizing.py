@@ -34,29 +34,28 @@ def max_batch_size(
     timeout: float = DEFAULT_TIMEOUT,
     **settings: Unpack[StepSettings],
 ) -> SearchResult:
-    """Return the largest batch size that fits a device.
+    """Search for the largest batch size that fits a device.
 
-    Estimates a few sizes, each once, and returns the largest whose whole interval fits, to within 1 %. With `confirm`,
-    real steps then run at that size, and at a few sizes around it: three of training, half a batch as an epoch's last,
-    and evaluation. Each size has a subprocess under the device's limit. The result is then the largest that ran.
+    Estimates a few sizes and returns the largest whose whole interval fits, to within 1 %. With `confirm`, real steps
+    then run at that size and at a few around it: three of training, half a batch as an epoch's last one, and
+    evaluation. Each size runs in a subprocess under the device's limit, and the result is the largest that ran.
 
     Args:
         model: as for `kerasmem.estimate`.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes).
-        maximum: the largest size. Defaults to the largest that fits.
+        maximum: upper limit of the search. Defaults to no limit.
         margin: share of the device's memory to keep free, from 0 to below 1. Defaults to 0.
-        confirm: run real steps. Without a GPU they run on the CPU, with the GPUs' allocator. Defaults to False.
+        confirm: whether to run real steps; without a GPU they run on the CPU. Defaults to False.
         timeout: seconds for each confirmed size. Defaults to 600.
-        **settings: as for `kerasmem.estimate`, but for `batch_size`. Method "auto" uses the method of the first
-            estimate for all others.
+        **settings: as for `kerasmem.estimate`, except `batch_size`. With method "auto" all sizes are estimated by the
+            method that was chosen for the first.
 
     Returns:
         A `SearchResult`; all sizes in bytes. `largest` is None if not even one sample fits, or ran.
 
     Raises:
-        UsageError: If an argument is wrong, or `confirm` is set and the model cannot be sent to another
-            process.
-        KerasmemError: As `kerasmem.estimate`; or if a step failed for another reason than memory.
+        UsageError: If an argument is wrong, or `confirm` is set and the model cannot be sent to a subprocess.
+        KerasmemError: As `kerasmem.estimate`, or if a step failed for another reason than memory.
 
     Examples:
         >>> import keras, kerasmem
@@ -67,11 +66,11 @@ def max_batch_size(
     if maximum is not None:
         checks.whole("maximum", maximum)
     if not checks.number("timeout", timeout) > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+        raise UsageError(f"timeout must be more than 0 seconds; got {timeout!r}")
     spec = StepSpec(model, device=device, **settings)
-    target = _with_margin(resolve_device(str(spec.device)), margin)
+    target = _reserve_margin(resolve_device(str(spec.device)), margin)
     if confirm:
-        require_tensorflow("confirm", "leave it out: TensorFlow's allocator alone can be held to a limit")
+        require_tensorflow("confirm", "leave it out: only TensorFlow's allocator can be limited")
     with EstimateSession(spec) as session:
         reports = {1: session.estimate(batch_size=1)}
         method = reports[1].settings.method
@@ -80,36 +79,36 @@ def max_batch_size(
             if size not in reports:
                 reports[size] = session.estimate(batch_size=size, method=method)
             if (batch := reports[size].settings.batch_size) != -(-size // spec.replicas):
-                raise UsageError(f"the model's input fixes the batch at {batch}: give it an open batch")
+                raise UsageError(f"the model's input fixes the batch at {batch}; build it with batch_size=None")
             return reports[size]
 
-        asked = search(lambda size: report_of(size).bytes, target.available_bytes, maximum=maximum)
-        largest, fits, notes = asked.largest, asked.verdict, list(_notes(asked, maximum))
+        evaluations = search(lambda size: report_of(size).bytes, target.available_bytes, maximum=maximum)
+        largest, fits, notes = evaluations.largest, evaluations.verdict, list(_notes(evaluations, maximum))
         trials: tuple[Trial, ...] = ()
         if confirm:
-            largest, trials = _confirmed(spec, target, asked, maximum, timeout)
+            largest, trials = _run_trials(spec, target, evaluations, maximum, timeout)
             fits = DOES_NOT_FIT if largest is None else FITS
-            notes += _trial_notes(asked.largest, largest, trials)
+            notes += _trial_notes(evaluations.largest, largest, trials)
         report = report_of(largest or 1)
     device_verdict = DeviceVerdict(target.name, target.memory_bytes, target.available_bytes, fits, target.note)
-    return SearchResult(largest, asked.fails_from, device_verdict, asked.rows, report, tuple(notes), trials)
+    return SearchResult(largest, evaluations.fails_from, device_verdict, evaluations.rows, report, tuple(notes), trials)
 
 
-def _with_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
+def _reserve_margin(target: DeviceTarget, margin: float) -> DeviceTarget:
     if checks.number("margin", margin) >= 1:
-        raise UsageError(f"margin {margin!r}: give the share that is to stay free, from 0 to below 1")
+        raise UsageError(f"margin must be a share from 0 to below 1; got {margin!r}")
     if not margin:
         return target
-    note = f"{margin:.0%} of it is to stay free".replace("%", " %")
+    note = f"{margin:.0%} of it stays free".replace("%", " %")
     available = int(target.available_bytes * (1 - margin))
     return replace(target, available_bytes=available, note=f"{target.note}; {note}" if target.note else note)
 
 
-def _confirmed(
-    spec: StepSpec, target: DeviceTarget, asked: Evaluations, maximum: int | None, timeout: float
+def _run_trials(
+    spec: StepSpec, target: DeviceTarget, evaluations: Evaluations, maximum: int | None, timeout: float
 ) -> tuple[int | None, tuple[Trial, ...]]:
-    """Run real steps around the estimated size; with several replicas, those of one."""
-    fails_from = maximum + 1 if asked.fails_from is None and maximum is not None else asked.fails_from
+    """Run real steps around the estimated size, with several replicas those of one."""
+    fails_from = maximum + 1 if evaluations.fails_from is None and maximum is not None else evaluations.fails_from
     request = spec.portable(batch_size=1)
 
     def try_size(size: int) -> Trial:
@@ -117,27 +116,27 @@ def _confirmed(
         trial = try_batch(request, share, target.available_bytes, steps=_STEPS, last=share // 2, timeout=timeout)
         return replace(trial, size=size)
 
-    return largest_that_ran(try_size, asked.largest or 1, fails_from)
+    return largest_that_ran(try_size, evaluations.largest or 1, fails_from)
 
 
 def _trial_notes(estimated: int | None, largest: int | None, trials: tuple[Trial, ...]) -> Iterator[str]:
     if all(device.cuda_index is None for device in list_devices(environ=child_environment())):
-        yield "ran on the CPU, with the GPUs' allocator and the device's limit; a GPU's kernels may take other scratch"
+        yield "ran on the CPU, with the GPUs' allocator and the device's limit; a GPU's kernels may need more or less"
     if largest is None:
         yield f"not even batch size {trials[-1].size:,} ran"
     elif estimated is not None and largest < estimated:
-        yield f"the estimate was too low: batch size {estimated:,} should have fitted and ran out of memory"
+        yield f"the estimate was too low: batch size {estimated:,} ran out of memory"
 
 
-def _notes(asked: Evaluations, maximum: int | None) -> Iterator[str]:
-    largest, above = asked.largest, asked.above
-    if any(row.high is None for row in asked.rows):
-        yield "the method knows no upper end of what this model needs, so nothing surely fits"
+def _notes(evaluations: Evaluations, maximum: int | None) -> Iterator[str]:
+    largest, above = evaluations.largest, evaluations.above
+    if any(row.high is None for row in evaluations.rows):
+        yield "the method knows no upper end for this model, so no size surely fits"
     if largest is None:
         return
     if not above and maximum is not None:
-        yield f"everything up to the maximum fits (batch size {largest:,})"
+        yield f"every batch size up to the maximum of {largest:,} fits"
     elif not above:
         yield f"the search ended at batch size {largest:,}, which still fits"
     elif above[0].size > largest + 1:
-        yield f"to within 1 %: {above[0].size:,}, the next size that was asked, does not surely fit"
+        yield f"to within 1 %: the next estimated batch size, {above[0].size:,}, does not surely fit"

@@ -156,7 +156,7 @@ def test_the_summary(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("estimate", "--method", "graph"), "method 'graph': not on Keras's jax backend, only on TensorFlow; take xla"),
+        (("estimate", "--method", "graph"), "method 'graph': not on Keras's jax backend, only on TensorFlow; use xla"),
         (("estimate", "--method", "probe"), "method 'probe': not on Keras's jax backend"),
         (("estimate", "--method", "xla", "--no-jit-compile"), "jit_compile=False"),
         (("measure", "--no-jit-compile"), "jit_compile=False"),

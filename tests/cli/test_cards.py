@@ -60,5 +60,5 @@ def test_no_card_is_enough(cli, model_file):
 
 
 def test_a_device_is_refused(model):
-    with pytest.raises(UsageError, match="rank_cards asks about all cards"):
+    with pytest.raises(UsageError, match="device: rank_cards estimates for all cards"):
         kerasmem.rank_cards(model, device="t4")

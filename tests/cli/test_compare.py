@@ -57,7 +57,7 @@ def test_a_saved_report_stands_for_its_model(cli, files, tmp_path):
     assert data["after"]["settings"]["batch_size"] == 7  # as the report has it
     assert data["after"]["settings"]["method"] == "formula"
     refused = cli("compare", base, files[1], "--batch-size", 9, "--json")
-    assert refused.code == 2 and "the batch sizes differ: 7 and 9; estimate both alike" in refused.err
+    assert refused.code == 2 and "the batch sizes differ: 7 and 9; estimate both with the same settings" in refused.err
     allowed = ("--allow-different-settings", "--json")
     other = json.loads(cli("compare", base, files[1], "--batch-size", 9, *allowed).out)
     assert other["notes"] == ["the batch sizes differ: 7 and 9"]
@@ -82,8 +82,8 @@ def test_damaged_reports(cli, files, tmp_path, text, message):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--max-increase", "many%"], "write a share"), (["--max-increase", "-3%"], "write a share"),
-     (["--max-increase", "nan%"], "write a share"), (["--budget", "lots"], "budget"),
+    [(["--max-increase", "many%"], "must be a share"), (["--max-increase", "-3%"], "must be a share"),
+     (["--max-increase", "nan%"], "must be a share"), (["--budget", "lots"], "budget"),
      (["--max-increase", "x"], "max_increase")],
 )  # fmt: skip
 def test_wrong_limits(cli, files, arguments, message):

@@ -29,7 +29,7 @@ def test_all_gradients_and_their_buffer_are_there_at_once(method):
     assert found.bytes.total == found.pool.in_use >= 5 * WEIGHTS > alone.bytes.total  # two slots, gradients, buffer
     assert f"packed into one buffer of {WEIGHTS:,} B, reduced over 2 replicas" in "; ".join(found.notes)
     assert found.instant.text == "while the gradients of all replicas are exchanged"
-    assert [each.what for each in found.unmodelled] == ["buffers of the exchange of gradients"]
+    assert [each.what for each in found.unmodelled] == ["buffers of the gradient exchange"]
 
 
 def test_a_peak_in_the_forward_pass_covers_the_exchange():
@@ -53,7 +53,7 @@ def test_shares_are_the_largest_and_only_training_exchanges():
     assert "17 of the 33 samples of a batch, the largest share" in found.notes[0]
     assert found.unmodelled == () and not any("packed" in note for note in found.notes)
     plain = estimate(perceptron(), batch_size=64, method="formula", replicas=2)
-    assert any(each.what == "exchange of gradients" for each in plain.unmodelled)
+    assert any(each.what == "gradient exchange" for each in plain.unmodelled)
 
 
 def test_an_embeddings_gradient_is_its_rows():
