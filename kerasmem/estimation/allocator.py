@@ -1,16 +1,15 @@
-"""TensorFlow's BFC allocator ("best fit with coalescing"), simulated. Pure arithmetic.
+"""Simulation of TensorFlow's BFC allocator ("best fit with coalescing").
 
-A request may get a chunk nearly twice its size, and memory that is free in pieces does not serve a large request. The
-rules, from `xla/tsl/framework/bfc_allocator.cc`:
+A request may get a chunk nearly twice its size, and free memory in pieces does not serve a large request. The rules,
+from `xla/tsl/framework/bfc_allocator.cc`:
 
 - A request is rounded up to 256 bytes and served by the smallest free chunk that holds it, the lowest address first.
-  (The 21 bins of the original are a way to find that chunk, and do not change which one it is.)
-- The chunk is split when it has at least twice the request, or 128 MiB more; else the request gets all of it.
-- A freed chunk merges with free neighbours, within its region.
-- Without a chunk that fits, the pool grows by a region: 2 MiB first, then double each time, and double again until the
-  request fits; no more than the limit leaves. (Without memory growth TensorFlow takes the whole limit at once; that is
-  not simulated.)
-- On a card the allocator hands regions back that are wholly free before it gives up, if that helps, and tries again.
+  (TensorFlow's 21 bins find the same chunk.)
+- The chunk is split if it has at least twice the request, or 128 MiB more. Otherwise the request gets all of it.
+- A freed chunk merges with free neighbours in its region.
+- If no chunk fits, the pool grows by a region: 2 MiB first, then double each time, and double again until the request
+  fits, within the limit. (Without memory growth TensorFlow takes the whole limit at once, which is not simulated.)
+- If the limit is reached on a card, the allocator releases wholly free regions and tries again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from kerasmem.errors import KerasmemError
 GRAIN = 256  # every size and address is a multiple
 FIRST_REGION = 2 << 20
 LARGEST_WASTE = 128 << 20  # a chunk that exceeds the request by as much is split
-RESOLUTION = 1 << 20  # bytes to which the smallest limit is known
+RESOLUTION = 1 << 20  # bytes, of the smallest limit
 
 _SHIFT = 48  # a free chunk is one integer, size << 48 | address: sorted, they are in the allocator's order
 _ADDRESS = (1 << _SHIFT) - 1
@@ -34,16 +33,16 @@ FREE = -1
 
 
 class OutOfMemory(KerasmemError):
-    """The simulated allocator has no room for a request."""
+    """A request does not fit into the simulated allocator."""
 
 
 class BFCAllocator:
     """The allocator's state: chunks in use, free chunks and regions.
 
     Args:
-        limit: the bytes that all regions together may have (`memory_limit`); None for no limit.
-        descending: this is a CPU's allocator: each new region lies below the others, not above, which decides between
-            free chunks of equal size; and no region is handed back.
+        limit: maximum bytes of all regions (`memory_limit`). Defaults to no limit.
+        descending: whether it is a CPU's allocator. Each new region then lies below the others, which decides between
+            free chunks of equal size, and no region is released. Defaults to False.
 
     Attributes:
         in_use: bytes of the chunks in use.
@@ -59,7 +58,7 @@ class BFCAllocator:
         >>> first = pool.allocate(1_000_000)
         >>> pool.in_use, pool.reserved
         (1000192, 2097152)
-        >>> second = pool.allocate(600_000)  # the rest of the region is less than twice that, so it is all handed out
+        >>> second = pool.allocate(600_000)  # the rest of the region is less than twice that, so it is not split
         >>> pool.used[second]
         (1096960, 600000)
     """
@@ -77,14 +76,14 @@ class BFCAllocator:
         self._low = self._high = 1 << (_SHIFT - 2)
 
     def allocate(self, size: int) -> int:
-        """Return the handle (the address) of a chunk for `size` bytes; 0 for 0 bytes, which may be freed.
+        """Allocate a chunk for `size` bytes and return its address (0 for 0 bytes).
 
         Raises:
             OutOfMemory: If no chunk fits and the pool cannot grow.
         """
         if size <= 0:
             if size < 0:
-                raise ValueError(f"cannot allocate {size} bytes")
+                raise ValueError(f"size must not be negative; got {size}")
             return 0
         rounded = _rounded(size)
         free = self._free
@@ -92,9 +91,8 @@ class BFCAllocator:
         if index == len(free):
             if not self._extend(rounded) and not (self._collect_regions(rounded) and self._extend(rounded)):
                 raise OutOfMemory(
-                    f"no room for {size:,} B: {self.in_use:,} B of {self.reserved:,} B are in use and the largest free "
-                    f"chunk has {max(self.free_chunks.values(), default=0):,} B; a smaller batch or a larger limit is "
-                    "needed"
+                    f"{size:,} B do not fit: {self.in_use:,} B of {self.reserved:,} B are in use and the largest free "
+                    f"chunk has {max(self.free_chunks.values(), default=0):,} B; use a smaller batch or a larger limit"
                 )
             index = bisect_left(free, rounded << _SHIFT)
         key = free.pop(index)
@@ -114,18 +112,18 @@ class BFCAllocator:
         self.in_use += chunk
         return address
 
-    def free(self, handle: int) -> None:
+    def free(self, address: int) -> None:
         """Free a chunk.
 
         Raises:
-            KeyError: If no chunk in use has this handle.
+            KeyError: If no chunk in use has this address.
         """
-        if not handle:
+        if not address:
             return
-        chunk, requested = self.used.pop(handle)
+        chunk, requested = self.used.pop(address)
         self.in_use -= chunk
         self.requested_in_use -= requested
-        self._add_free(handle, chunk)
+        self._add_free(address, chunk)
 
     def _add_free(self, address: int, size: int) -> None:
         """Add a free chunk, merged with free neighbours."""
@@ -144,7 +142,7 @@ class BFCAllocator:
         insort(free, end - address << _SHIFT | address)
 
     def _extend(self, rounded: int) -> bool:
-        """Add a region if the limit leaves room for the request."""
+        """Add a region if the request fits within the limit."""
         addresses = (self._low if self.descending else _ADDRESS - self._high) - 2 * GRAIN  # never address 0
         available = (addresses if self.limit is None else min(addresses, self.limit - self.reserved)) // GRAIN * GRAIN
         if rounded > available:
@@ -166,7 +164,7 @@ class BFCAllocator:
         return True
 
     def _collect_regions(self, rounded: int) -> bool:
-        """Release the regions that are wholly free, if the request then fits."""
+        """Release wholly free regions if the request then fits."""
         unused = [address for address, size in self.regions.items() if self.free_chunks.get(address) == size]
         total = sum(self.regions[address] for address in unused)
         is_enough = self.limit is None or rounded <= self.limit - self.reserved + total
@@ -188,7 +186,7 @@ def replay(allocator: BFCAllocator, requests: Sequence[Request]) -> None:
     """Replay allocations and frees in order.
 
     Raises:
-        OutOfMemory: If a request has no room.
+        OutOfMemory: If a request does not fit.
 
     Examples:
         >>> pool = BFCAllocator()
@@ -196,26 +194,26 @@ def replay(allocator: BFCAllocator, requests: Sequence[Request]) -> None:
         >>> pool.in_use
         5120
     """
-    handles: dict[int, int] = {}
+    addresses: dict[int, int] = {}
     allocate, free = allocator.allocate, allocator.free
     for key, size in requests:
         if size == FREE:
-            free(handles.pop(key))
+            free(addresses.pop(key))
         else:
-            handles[key] = allocate(size)
+            addresses[key] = allocate(size)
 
 
 def smallest_limit(requests: Sequence[Request], *, descending: bool = False) -> int:
-    """Return the smallest memory limit in MiB steps under which requests are served, or all that they reserve.
+    """Return the smallest memory limit for requests to an empty allocator, in steps of 1 MiB.
 
-    A much smaller one may suffice by accident, since fragmentation is not monotonous.
+    A much smaller limit may suffice by accident, since fragmentation does not grow steadily with the limit.
 
     Args:
-        requests: from an empty allocator on.
-        descending: as for `BFCAllocator`.
+        requests: the requests, in order.
+        descending: as for `BFCAllocator`. Defaults to False.
 
     Examples:
-        >>> smallest_limit([(1, 3 << 20), (1, FREE), (2, 5 << 20)])  # the first region can be handed back
+        >>> smallest_limit([(1, 3 << 20), (1, FREE), (2, 5 << 20)])  # the first region can be released
         5242880
     """
 
@@ -238,8 +236,8 @@ class Buffer:
 
     Attributes:
         bytes: requested bytes.
-        chunk: the allocator's handle.
-        node: number of the operation that allocated it, or of the batch's placeholder. -1 for other buffers.
+        chunk: address of its chunk.
+        node: number of the operation that allocated it, or of the batch's placeholder; -1 for other buffers.
         is_scratch: whether it is an operation's scratch.
         holders: number of holders.
     """
@@ -277,8 +275,9 @@ class Heap:
         allocator: provides the chunks. Defaults to a CPU's.
 
     Attributes:
-        log: (buffer, variable whose value it becomes, `NO_VARIABLE` or `FREED`) for each change of a buffer.
-        peak: since the last `reset_peak`.
+        log: (buffer, number) for each change of a buffer. The number is the variable that has the buffer from then on,
+            `NO_VARIABLE` or `FREED`.
+        peak: the peak since the last `reset_peak`.
     """
 
     def __init__(self, allocator: BFCAllocator | None = None) -> None:
@@ -294,14 +293,14 @@ class Heap:
         return Peak(self.allocator.in_use, self.allocator.requested_in_use, node, len(self.log))
 
     def allocate(self, size: int, node: int = -1, variable: int = NO_VARIABLE, is_scratch: bool = False) -> Buffer:
-        """Return a new buffer with one holder."""
+        """Allocate a buffer with one holder."""
         buffer = Buffer(size, self.allocator.allocate(max(size, 1)), node, is_scratch)
         self.log.append((buffer, variable))
         if self.allocator.in_use > self.peak.in_use:
             self.peak = self._now(node)
         return buffer
 
-    def let_go(self, buffer: Buffer) -> None:
+    def release(self, buffer: Buffer) -> None:
         """Remove one holder, and free the buffer after the last one."""
         buffer.holders -= 1
         if not buffer.holders:
@@ -309,7 +308,7 @@ class Heap:
             self.log.append((buffer, FREED))
 
     def live_at(self, end: int) -> dict[Buffer, int]:
-        """Return the buffers in use when the log had this length, with their variables or `NO_VARIABLE`."""
+        """Return the buffers in use at a length of the log, with their variables or `NO_VARIABLE`."""
         live: dict[Buffer, int] = {}
         for buffer, variable in self.log[:end]:
             if variable == FREED:
@@ -319,7 +318,7 @@ class Heap:
         return live
 
     def requests(self) -> list[Request]:
-        """Return all requests to the allocator, to replay them under a limit."""
+        """Return all requests to the allocator, for a replay under a limit."""
         requests: list[Request] = []
         keys: dict[Buffer, int] = {}
         for buffer, variable in self.log:

@@ -1,10 +1,10 @@
-"""XLA's plan of a step for a card that is not there, and the memory that the step needs on the card.
+"""The gpu-target method: XLA's plan of a step for a card that is not here.
 
-`compile_request` runs in a process of its own: Keras on JAX on the CPU, XLA's compiler for the card that is described
-to it. It allocates no weight, no batch and nothing on a GPU, and does not run what it compiled.
+`compile_request` runs Keras on JAX in a subprocess, and XLA's compiler for a description of the card. It allocates no
+weights and no batch, uses no GPU and does not run the step.
 
-Nothing here was fitted to measurements. What the plan leaves out widens the interval by a rule with its reason, and
-what has no rule is named without bytes.
+No constant is fitted to measurements. Documented rules bound the memory that is not in the plan and widen the interval;
+memory without a rule is listed without bytes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from kerasmem.units import GIB, format_size
 
 EXTRA = "gpu-targets"
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-MEMORY_LIMIT = 8 * GIB  # of this machine, for the process that compiles
-# A process that compiles must reach no GPU, no other backend, and no settings meant for the program that the user
-# trains with.
+MEMORY_LIMIT = 8 * GIB  # of host memory, for the compiling subprocess
+# That subprocess must use no GPU, no other backend, and no settings for the user's own training.
 ENVIRONMENT = {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
@@ -49,39 +48,38 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
-# XLA writes matrix products with Triton from Ampere on; before, there is nothing to choose.
-_TRITON_CAPABILITY = (8, 0)
-# XLA begins to recompute where more than this per cent of the memory would be needed. So many are never needed.
+_TRITON_CAPABILITY = (8, 0)  # XLA can use Triton for matrix products from Ampere on
+# XLA recomputes values if a step needs more than this percentage of the memory. No step needs as much.
 _NO_LIMIT = {"xla_gpu_memory_limit_slop_factor": 100_000}
 _NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 
 
 def start_compiler(card: Card) -> None:
-    """Start the process that compiles, so that it loads its libraries in the background."""
+    """Start the subprocess that compiles, so that it loads its libraries in the background."""
     if not missing_parts() and hardware_of(card) is not None:
         start_server(child_environment(**ENVIRONMENT))
 
 
 def gpu_target_plan(request: StepSpec, card: Card, *, timeout: float = 600.0) -> CompiledStep:
-    """Plan the step of a model for a card with XLA, without a GPU.
+    """Plan a step for a card with XLA, without a GPU.
 
-    The step is compiled with Triton for matrix products and without, as on the card the faster of the two is taken
-    at run time; and where XLA recomputes to keep within the card's memory, also without that limit.
+    The step is compiled with and without Triton for matrix products, as XLA chooses the faster one on the card. If XLA
+    recomputes values to stay within the card's memory, it is also compiled without that limit.
 
     Args:
         request: the model and its training.
         card: a card of the catalogue, from compute capability 7.0 on.
-        timeout: seconds for all of it.
+        timeout: seconds for the subprocess. Defaults to 600.
 
     Raises:
-        UsageError: the card's hardware figures are not known, or the model's step is written for TensorFlow alone.
-        MissingExtraError: JAX and its compiler for NVIDIA's GPUs are not installed.
-        ModelError: XLA refused.
-        ChildFailure: it took too long or too much memory; the reason says which.
+        UsageError: If the card's hardware figures are unknown, or the model has a training step for TensorFlow only.
+        MissingExtraError: If JAX and its compiler for NVIDIA's GPUs are not installed.
+        ModelError: If Keras or XLA cannot compile the step.
+        ChildFailure: If the subprocess exceeded the time or the memory limit.
     """
     target = target_text(card)
     if missing_parts():
-        raise MissingExtraError("compiling for a GPU that is not there", EXTRA)
+        raise MissingExtraError("compiling for a GPU that is not here", EXTRA)
     has_triton = card.compute_capability >= _TRITON_CAPABILITY
     with TemporaryDirectory(prefix="kerasmem-") as folder:
         compiled: CompiledStep = run_child(
@@ -107,9 +105,8 @@ def target_text(card: Card) -> str:
     hardware, (major, minor) = hardware_of(card), card.compute_capability
     if hardware is None:
         raise UsageError(
-            f"gpu-target does not know {card.name} (compute capability {major}.{minor}): "
-            "its hardware figures are not in kerasmem's catalogue, which begins at compute capability 7.0; "
-            "use method='xla' or 'graph'"
+            f"gpu-target needs the hardware figures of {card.name} (compute capability {major}.{minor}), which "
+            "kerasmem's catalogue has from compute capability 7.0 on; use method='xla' or 'graph'"
         )
     text = resources.files("kerasmem.estimation").joinpath("data/gpu_target.txtpb").read_text("utf-8")
     return Template(text).substitute(
@@ -125,20 +122,21 @@ def target_text(card: Card) -> str:
 def gpu_target_outcome(
     compiled: CompiledStep, card: Card, rows: Collection[str] = (), weights: Weights | None = None
 ) -> Outcome:
-    """Return the outcome of XLA's plans for a card, their buffers replayed through the allocator.
+    """Replay XLA's plans for a card on the simulated allocator.
 
-    The total is the plan that XLA makes by itself. The interval spans all plans, from what none of the allocator's
-    waste is added to (where it holds all of the card's memory from the start, that is next to nothing) to what cuDNN or
-    cuBLAS may take besides.
+    The total is XLA's default plan. The interval spans all plans. Its lower end is without waste in chunks, which
+    is small if the allocator takes the card's whole memory at once; its upper end has the workspaces of cuDNN and
+    cuBLAS.
 
     Args:
         compiled: the step, compiled for the card.
         card: a card of the catalogue.
-        rows: names of the layers in the report; what belongs to another one counts as the row that has it inside.
-        weights: for "trainable" and "non_trainable" each weight's bytes and row, in the model's order.
+        rows: names of the report's rows; an inner layer counts as the row that contains it. Defaults to all layers.
+        weights: bytes and row of each weight in the model's order, for "trainable" and "non_trainable". Defaults to
+            none, and no layer then has weights.
     """
     plan, plans = compiled.likely, (*compiled.plans, *compiled.unlimited)
-    allocator = compiled.allocated(plan)
+    allocator = compiled.allocate(plan)
     limit = max(smallest_limit(compiled.requests(variant)) for variant in plans)
     workspace, product = workspace_bytes(plan), product_bytes(plans, card.compute_capability)
     outcome = Outcome(
@@ -146,22 +144,22 @@ def gpu_target_outcome(
         execution="xla",
         total=allocator.in_use,
         low=min(variant.total for variant in plans),
-        high=max(max(compiled.allocated(variant).in_use for variant in plans) + max(workspace, product), limit),
+        high=max(max(compiled.allocate(variant).in_use for variant in plans) + max(workspace, product), limit),
         pool=Pool(plan.total, allocator.in_use, allocator.reserved, limit),
         unmodelled=(CUDA_CONTEXT, XLA_AUTOTUNING, prefetched_batches(sum(compiled.arguments.get("inputs", ())))),
         notes=_notes(compiled, card, workspace, product),
     )
     names = JaxNames(compiled.layers, compiled.optimizer, rows)
-    return plan.divided(outcome, compiled.held(weights or {}), names)
+    return plan.divide(outcome, compiled.argument_shares(weights or {}), names)
 
 
 def workspace_bytes(plan: XlaPlan) -> int:
-    """Return the bytes that cuDNN may take for its convolutions beside the plan.
+    """Return the bytes that cuDNN's convolutions may need beside the plan.
 
-    Without the card XLA cannot ask cuDNN which of its algorithms it will run, and counts 0 bytes for each. Many need
-    none. Those that work in another layout hold a copy of the input, the filter and the output of one convolution,
-    and convolutions run one after another, so the largest convolution's three bound that. FFT and some Winograd
-    algorithms may take more, which is not counted: at most `XLA_WORKSPACE_LIMIT`.
+    Without the card XLA does not know cuDNN's algorithms and plans 0 bytes for each. Many need none. Algorithms in
+    another layout need a copy of the convolution's input, filter and output, and convolutions run one after another, so
+    the largest one is the bound. FFT and some Winograd algorithms may need more, up to `XLA_WORKSPACE_LIMIT`, which is
+    not counted.
     """
     return min(max((size for size, _ in plan.convolutions), default=0), XLA_WORKSPACE_LIMIT)
 
@@ -170,45 +168,47 @@ def _notes(compiled: CompiledStep, card: Card, workspace: int, product: int) -> 
     plan = compiled.likely
     notes = [f"XLA's plan for {card.key}, made without the card"]
     if plan.is_recomputed:
-        wanted = f"; without that limit it would take {compiled.unlimited[0].total:,} B" if compiled.unlimited else ""
-        notes.append(f"XLA recomputes values to keep within {card.memory_bytes:,} B{wanted}")
+        note = f"XLA recomputes values to stay within {card.memory_bytes:,} B"
+        if compiled.unlimited:
+            note += f"; without that limit the step takes {compiled.unlimited[0].total:,} B"
+        notes.append(note)
     notes += compiled.notes
     if plan.convolutions:
         notes.append(
-            f"cuDNN's workspace for {len(plan.convolutions)} convolutions: {workspace:,} B more in the upper end, "
-            "which the verdict counts: a copy of the input, filter and output of the largest, "
-            f"{max(plan.convolutions)[1]}; XLA chooses the algorithm when it compiles on the card, and a Fourier "
-            f"transform may take more, at most {format_size(XLA_WORKSPACE_LIMIT)}"
+            f"the upper end and the verdict have {workspace:,} B of workspace for cuDNN's {len(plan.convolutions)} "
+            f"convolutions: a copy of the input, filter and output of the largest, {max(plan.convolutions)[1]}; XLA "
+            "chooses the algorithm when it compiles on the card, and if it is a Fourier transform it may need up to "
+            f"{format_size(XLA_WORKSPACE_LIMIT)}"
         )
     if product:
-        notes.append(f"a matrix product in cuBLAS: up to {product:,} B more (the fastest kernel is chosen on the card)")
+        notes.append(f"a matrix product may need {product:,} B more, if cuBLAS is the fastest on the card")
     return tuple(notes)
 
 
 def compile_request(request: StepSpec, target: str, has_triton: bool, folder: str) -> CompiledStep:
-    """Compile the step of a model for a target and return XLA's plans.
+    """Compile a step for a target and return XLA's plans.
 
     Args:
         request: the model and its training.
-        target: the card, as text.
-        has_triton: whether XLA has the choice of Triton for matrix products on it.
-        folder: an empty one for XLA's dumps, which grow until this process ends.
+        target: the card's target configuration, from `target_text`.
+        has_triton: whether XLA can use Triton for matrix products on the card.
+        folder: an empty folder for XLA's dumps, which grow until this process ends.
 
     Raises:
-        ModelError: If Keras or XLA refuses.
-        UsageError: If the model has a training step of its own.
+        ModelError: If Keras or XLA cannot compile the step.
+        UsageError: If the model has its own training step.
     """
     from jax.experimental import topologies
 
-    # One thread writes machine code, which nobody waits for.
+    # One thread suffices for machine code, as the plan is complete before it.
     options = {"xla_gpu_cuda_data_dir": cuda_folder(), "xla_gpu_force_compilation_parallelism": 1}
     device = topologies.get_topology_desc("target", "cuda", target_config=target, topology="1x1x1").devices[0]
     with request.opened() as opened:
         model, mode = opened.model, request.mode
         if mode != "inference" and has_own_step(model):
             raise UsageError(
-                f"model {model.name!r} has a train_step of its own, written for TensorFlow: gpu-target compiles "
-                "through JAX, on which it does not run; use method='xla' or 'graph'"
+                f"model {model.name!r} has its own train_step, which does not run on JAX, and gpu-target compiles "
+                "through JAX; use method='xla' or 'graph'"
             )
         structure, inputs = model_inputs(model, request.input_shapes())
         training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())
@@ -228,11 +228,10 @@ def compile_request(request: StepSpec, target: str, has_triton: bool, folder: st
 
 
 def recurrent_notes(model: Any) -> list[str]:
-    """Return a note if the model has a layer that is planned otherwise than Keras on JAX runs it."""
+    """Return a note if the model has a recurrent layer, which cuDNN runs on the card."""
     names = [layer.name for layer in flatten_layers(model) if type(layer).__name__ in ("LSTM", "GRU")]
     return [
-        f"{name} is planned as a loop; Keras on JAX has cuDNN run it on a card, which no plan without the card knows: "
-        "a step may take twice as much"
+        f"{name} is planned as a loop; Keras on JAX runs it by cuDNN on a card, and a step may need twice as much"
         for name in names[:1]
     ]
 
@@ -240,16 +239,16 @@ def recurrent_notes(model: Any) -> list[str]:
 def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
     """Compile a lowered step until XLA has planned its memory, and return the plan.
 
-    Machine code comes last, takes two thirds of the time and changes nothing of the plan. No call stops XLA before it,
-    so compiling goes on in a thread, and the process must end without waiting for it, as a fork does.
+    Machine code comes last, takes two thirds of the time and does not change the plan. XLA cannot be stopped before it,
+    so a thread continues to compile, and the process must exit without joining it.
 
     Args:
-        lowered: the step.
-        options: of the compiler.
-        folder: an empty one for XLA's dumps; XLA goes on writing to it.
+        lowered: the lowered step.
+        options: options of the compiler.
+        folder: an empty folder for XLA's dumps. XLA continues to write to it.
 
     Raises:
-        ModelError: If XLA refuses.
+        ModelError: If XLA cannot compile the step.
     """
     compiled = ThreadPoolExecutor(1).submit(compile_lowered, lowered, options, folder)
     while not compiled.done():
@@ -260,31 +259,29 @@ def plan_early(lowered: Any, options: dict[str, Any], folder: str) -> XlaPlan:
 
 
 def missing_parts() -> bool:
-    """Return whether a package of the compiler is missing, without importing any."""
+    """Return whether a package of the compiler is missing, without an import."""
     return not _folders("jax") or not any(map(_folders, PLUGINS))
 
 
 def cuda_folder() -> str:
     """Return the folder with NVIDIA's assembler (ptxas) and its library of functions.
 
-    The package that the extra installs comes first, as CUDA 13's assembler no longer takes cards before Turing. Then
-    the package that `jax[cuda13]` installs.
+    The extra's package comes first, as CUDA 13's assembler does not support cards before Turing. The second is that of
+    `jax[cuda13]`.
 
     Raises:
-        MissingExtraError: there is none.
+        MissingExtraError: If neither is installed.
     """
     for folder in (*_folders("nvidia.cuda_nvcc"), *_folders("nvidia.cu13")):
         if os.path.exists(os.path.join(folder, "bin", "ptxas")):
             return folder
-    raise MissingExtraError(
-        "NVIDIA's assembler ptxas (nvidia-cuda-nvcc-cu12), with which XLA compiles for a GPU,", EXTRA
-    )
+    raise MissingExtraError("compiling for a GPU with NVIDIA's assembler ptxas (nvidia-cuda-nvcc-cu12)", EXTRA)
 
 
 def _folders(package: str) -> list[str]:
-    """Return the folders of a package, none if it is not installed."""
+    """Return the folders of a package, or none if it is not installed."""
     try:
         specification = importlib.util.find_spec(package)
-    except ModuleNotFoundError:  # nor is the package around it
+    except ModuleNotFoundError:  # the parent package is missing
         return []
     return [] if specification is None else list(specification.submodule_search_locations or ())

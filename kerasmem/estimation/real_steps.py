@@ -44,11 +44,11 @@ class MeasuredSteps:
         weights: bytes of the model's variables.
         optimizer: bytes of the optimizer's variables, or None without an optimizer.
         inputs: bytes of one batch, targets included.
-        first: the peak of the first step, which also sets things up.
-        peaks: the peak in use of each further step, in bytes.
-        seconds: for each of those.
+        first: peak of the first step, which also sets things up, in bytes.
+        peaks: peak of each further step, in bytes.
+        seconds: mean time of those steps.
         notes: assumptions about the training.
-        way: how memory was read, if not through TensorFlow's allocator.
+        way: source of the readings, or None for TensorFlow's allocator.
     """
 
     device: str
@@ -65,19 +65,19 @@ class MeasuredSteps:
 
     @property
     def median(self) -> int:
-        """The usual peak, in bytes."""
+        """The median of the peaks, in bytes."""
         return int(statistics.median(self.peaks))
 
 
 def real_steps(
     request: StepSpec, runs: Sequence[tuple[int, int, str]], seconds: float | None = None
 ) -> list[MeasuredSteps]:
-    """Train a model for some steps at one batch size after another.
+    """Run steps of a model at one batch size after another.
 
     Args:
-        request: the model and how it is trained.
-        runs: batch size, steps after the first one, and mode of each run.
-        seconds: no further step of a run begins after these, once two are done.
+        request: the model and its training.
+        runs: batch size, number of steps after the first one, and mode of each run.
+        seconds: time after which no further step of a run begins, once two are done. Defaults to no limit.
     """
     session = JaxSession(request) if runs_on_jax() else TensorFlowSession(request)
     return [session.run(*run, seconds) for run in runs]
@@ -87,14 +87,14 @@ class Session:
     """A model with real weights, trained at one batch size after another.
 
     Args:
-        request: the model and how it is trained.
+        request: the model and its training.
 
     Attributes:
         device: "CPU:0" or "GPU:0".
         jit_compile: whether XLA compiles the step.
         out_of_memory: the backend's errors if memory runs out.
-        way: how memory is read, if not through TensorFlow's allocator.
-        batch: the tensors of the step that is prepared.
+        way: source of the readings, or None for TensorFlow's allocator.
+        batch: tensors of the prepared step.
     """
 
     device = "CPU:0"
@@ -119,7 +119,7 @@ class Session:
         raise NotImplementedError
 
     def step(self) -> int:
-        """Run one step and return its peak in use, in bytes."""
+        """Run one step and return its peak in bytes."""
         raise NotImplementedError
 
     def run(self, batch_size: int, steps: int, mode: str, seconds: float | None = None) -> MeasuredSteps:
@@ -127,9 +127,9 @@ class Session:
 
         Args:
             batch_size: samples.
-            steps: after the first one, which also sets things up.
+            steps: number of steps after the first one, which also sets things up.
             mode: "train", "evaluate" or "inference".
-            seconds: no further step begins after these, once two are done.
+            seconds: time after which no further step begins, once two are done. Defaults to no limit.
 
         Raises:
             ModelError: If the model's code fails, or memory runs out.
@@ -160,24 +160,24 @@ class Session:
         )
 
     def _prepare(self, batch_size: int, mode: str) -> PreparedStep:
-        """Make the step and a batch of zeros."""
-        keras, known = import_keras(), self.prepared
+        """Prepare the step and a batch of zeros."""
+        keras, previous = import_keras(), self.prepared
         self.prepared = prepare_step(
-            self.model, self.training, self.structure, self.inputs, batch_size, mode, self.jit_compile, known
+            self.model, self.training, self.structure, self.inputs, batch_size, mode, self.jit_compile, previous
         )
-        if known is None:
+        if previous is None:
             give_values(self.model)
 
-        def filled(leaf: Any) -> Any:
+        def fill(leaf: Any) -> Any:
             return keras.ops.zeros(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf  # a number
 
-        self.batch = keras.tree.map_structure(filled, self.prepared.data)
+        self.batch = keras.tree.map_structure(fill, self.prepared.data)
         self.take = self.step_function(mode)
         return self.prepared
 
     @contextlib.contextmanager
     def _errors_named(self, when: str) -> Iterator[None]:
-        """Turn errors of the model's code, and of the allocator, into messages."""
+        """Raise errors of the model's code and of the allocator as KerasmemError."""
         name = f"model {self.model.name!r} {when}"
         try:
             yield
@@ -189,12 +189,12 @@ class Session:
             raise OutOfMemoryError(
                 f"{name} ran out of memory on {self.device}{within} ({_allocation(error)}); take a smaller batch"
             ) from error
-        except Exception as error:  # the model's own code runs in a step, and may raise anything
+        except Exception as error:  # the model's own code may raise anything
             raise ModelError(f"a step of {name} failed: {type(error).__name__}: {keras_reason(error)}") from error
 
 
 class TensorFlowSession(Session):
-    """Steps through the functions that Keras makes for `fit`, `evaluate` and `predict`, read from the allocator."""
+    """Steps of `fit`, `evaluate` and `predict`, read from TensorFlow's allocator."""
 
     def __init__(self, request: StepSpec) -> None:
         import tensorflow as tf
@@ -210,7 +210,7 @@ class TensorFlowSession(Session):
     def step_function(self, mode: str) -> Callable[[], Any]:
         """Return Keras's function, a new one for each batch size.
 
-        The function of another batch size would be traced again for any batch size.
+        TensorFlow would trace an old one anew with an open batch.
         """
         model, kind = self.model, {"inference": "predict", "evaluate": "test"}.get(mode, "train")
         if kind == "predict":
@@ -222,7 +222,7 @@ class TensorFlowSession(Session):
         return lambda: function([self.batch] if kind == "predict" else iter([self.batch]))
 
     def step(self) -> int:
-        """Run one step and return its peak in use, in bytes."""
+        """Run one step and return its peak in bytes."""
         import tensorflow as tf
 
         tf.config.experimental.reset_memory_stats(self.device)
@@ -237,7 +237,7 @@ class TensorFlowSession(Session):
 class JaxSession(Session):
     """Steps through Keras's `train_on_batch`, `test_on_batch` and `predict_on_batch`.
 
-    Memory is the peak of JAX's allocator on a GPU, and resident memory on a CPU.
+    Readings are the peak of JAX's allocator on a GPU, and resident memory on a CPU.
     """
 
     def __init__(self, request: StepSpec) -> None:
@@ -245,10 +245,10 @@ class JaxSession(Session):
 
         super().__init__(request)
         self._jax_device = jax.devices()[0]
-        self.way = "resident memory, since JAX counts nothing on a CPU"
+        self.way = "resident memory, since JAX has no counters on a CPU"
         if self._jax_device.platform != "cpu":
             self.device = "GPU:0"
-            self.way = "JAX's allocator, whose peak has the first step and its autotuning in it"
+            self.way = "JAX's allocator, whose peak includes the first step and its autotuning"
 
     def step_function(self, mode: str) -> Callable[[], Any]:
         """Return Keras's function for one batch."""
@@ -259,7 +259,7 @@ class JaxSession(Session):
     def step(self) -> int:
         """Run one step and return its peak in bytes.
 
-        On a CPU that is the bytes of the arrays before it, and those that became resident during it.
+        On a CPU the peak is the bytes of all arrays before the step, and those that became resident during it.
 
         Raises:
             KerasmemError: If the system does not reset the process's peak.
@@ -268,21 +268,21 @@ class JaxSession(Session):
 
         if self.device != "CPU:0":
             self.take()
-            return int(self._jax_device.memory_stats()["peak_bytes_in_use"])  # the process's: it cannot be reset
+            return int(self._jax_device.memory_stats()["peak_bytes_in_use"])  # of the process; cannot be reset
         before = sum(array.nbytes for array in jax.live_arrays())
         _settle()
         try:
             (_PROCESS / "clear_refs").write_text("5")  # the peak begins from what is resident now
         except OSError as error:
-            raise KerasmemError(f"the system does not reset this process's peak ({error}): measure needs it") from error
+            raise KerasmemError(f"measure needs a system that resets a process's peak; got {error}") from error
         resident = process_status(_PROCESS)["VmHWM"]
         self.take()
         return before + process_status(_PROCESS)["VmHWM"] - resident
 
 
 def give_values(model: Any) -> None:
-    """Initialise every variable that was made without a value, wherever it is held."""
-    gc.collect()  # else garbage of the code that built the model would take memory now
+    """Initialise every variable that was created without a value."""
+    gc.collect()  # else garbage of the code that built the model would take memory
     for variable in shaped_variables():
         give_value(variable)
     for optimizer in optimizers_of(model):
@@ -303,10 +303,7 @@ def _allocation(error: BaseException) -> str:
 
 
 def _settle() -> None:
-    """Wait until threads have freed the buffers of the last step, and give free heap back.
-
-    A step's results are available before its buffers are freed.
-    """
+    """Wait until threads have freed the buffers of the last step, which happens after its results are available."""
     last, now, end = -1, held_bytes(), time.monotonic() + _PATIENCE
     while now != last and time.monotonic() < end:
         time.sleep(_PAUSE)

@@ -1,6 +1,6 @@
-"""XLA's plan of a step: read from its buffer assignment, and its memory by category and layer. Pure.
+"""XLA's memory plan of a step, read from its buffer assignment, by category and layer.
 
-`data/hlo.txtpb` has the messages of `xla/service/hlo.proto` and `xla/xla_data.proto`: no package has their classes.
+No package has the classes of `xla/service/hlo.proto` and `xla/xla_data.proto`; `data/hlo.txtpb` has their messages.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ HOPPER = (9, 0)  # compute capability
 _HOPPER_WORKSPACE, _CUBLAS_WORKSPACE = 32 * MIB, 4 * MIB
 
 Weights = Mapping[str, Sequence[tuple[int, str | None]]]  # by group: each weight's bytes and the row that counts it
-Held = Iterable[tuple[int, str, str | None]]  # bytes, category and layer of what a step holds from beginning to end
+ArgumentShares = Iterable[tuple[int, str, str | None]]  # bytes, category and layer of each argument
 
 
 class JaxNames(Attribution):
     """Looks up the origin of operations by the names that JAX gives them.
 
-    JAX wraps the scope of a layer's call in what is done to it: `jvp(conv1)` going forward, `transpose(jvp(conv1))`
-    going back. The last part is the operation itself, and `jit(relu)` a function of JAX's: neither is a layer.
+    JAX wraps a layer's scope in its transformations: `jvp(conv1)` in the forward pass, `transpose(jvp(conv1))` in the
+    backward pass. The last part is the operation, and `jit(relu)` a function of JAX; neither is a layer.
 
     Args:
-        layers: the names of the model's layers.
-        optimizer: the optimizer's name; None for inference.
-        rows: the names of the layers in the report; without any, a layer's whole path is its row.
+        layers: names of the model's layers.
+        optimizer: the optimizer's name, or None for inference.
+        rows: names of the report's rows. Defaults to the whole path of each layer.
 
     Examples:
         >>> names = JaxNames({"encoder", "dense"}, "adam")
@@ -63,7 +63,7 @@ class JaxNames(Attribution):
         return Origin(row, "backward" if "transpose(" in name else "forward")
 
     def short_name(self, name: str) -> str:
-        """Return the operation itself, the last part of the name."""
+        """Return the operation, the last part of the name."""
         return name.rpartition("/")[2]
 
 
@@ -73,14 +73,14 @@ class XlaPlan:
 
     Attributes:
         argument: bytes of the arguments.
-        results: bytes of each buffer that the step returns and that no argument lends.
-        temporary: bytes of the buffers in between.
-        live: the temporary buffers when most of them are in use: (bytes, the operation that made it), in no order.
-        at: the operation that runs then.
-        convolutions: for each of cuDNN's convolutions without workspace in the plan the bytes of its inputs and
-            outputs, and its operation.
-        products: for each matrix product the bytes of buffers that it has in cuBLAS and not in a kernel of Triton's.
-        is_recomputed: whether XLA computes values a second time to save memory.
+        results: bytes of each returned buffer, except donated arguments.
+        temporary: bytes of the temporary buffers.
+        live: temporary buffers in use at their peak: (bytes, operation that made it), in no order.
+        at: the operation that runs at that peak, if known.
+        convolutions: bytes of inputs and outputs, and operation, of each cuDNN convolution whose workspace is not in
+            the plan.
+        products: for each matrix product, bytes of the buffers that it needs in cuBLAS but not in a Triton kernel.
+        is_recomputed: whether XLA recomputes values to save memory.
     """
 
     argument: int
@@ -94,24 +94,24 @@ class XlaPlan:
 
     @property
     def requested(self) -> int:
-        """The bytes that the step asks its allocator for, beside the arguments."""
+        """Bytes that the step requests from its allocator, without the arguments."""
         return self.temporary + sum(self.results)
 
     @property
     def total(self) -> int:
-        """The bytes of the step by this plan."""
+        """Bytes of the plan, arguments included."""
         return self.argument + self.requested
 
-    def divided(self, outcome: Outcome, held: Held, names: Attribution) -> Outcome:
-        """Return the outcome of this plan with its peak divided by category and by layer.
+    def divide(self, outcome: Outcome, arguments: ArgumentShares, names: Attribution) -> Outcome:
+        """Return an outcome of this plan with its peak by category and by layer.
 
         Args:
             outcome: the outcome.
-            held: the arguments.
-            names: origins of the operations in the plan.
+            arguments: bytes, category and layer of each argument.
+            names: origins of the plan's operations.
         """
         shares = Shares()
-        for size, category, layer in held:
+        for size, category, layer in arguments:
             shares.add(size, category, layer)
         for size, name in self.live:
             origin = names.origin(name)
@@ -123,11 +123,11 @@ class XlaPlan:
 
 
 def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
-    """Return the most bytes that a matrix product may take beside the plans if XLA chooses the fastest kernel.
+    """Return the bytes that matrix products may need beside the plans if XLA chooses the fastest kernels.
 
-    One that is planned for Triton may run in cuBLAS, with buffers for operands and results that the kernel kept to
-    itself. cuBLAS has a workspace: 32 MiB from Hopper on (`GemmConfig::kHopperWorkspace`), where plans without the card
-    have 4 MiB (`CublasLtBackend::GetDefaultConfig`), as everywhere before. Products run one after another.
+    A product that is planned for Triton may run in cuBLAS, which needs buffers for operands and results, and a
+    workspace. That is 32 MiB from Hopper on (`GemmConfig::kHopperWorkspace`), though plans without the card have 4 MiB
+    (`CublasLtBackend::GetDefaultConfig`); on older cards it is 4 MiB. Products run one after another.
     """
     products = [size for plan in plans for size in plan.products]
     workspace = _HOPPER_WORKSPACE if capability >= HOPPER else _CUBLAS_WORKSPACE
@@ -136,15 +136,14 @@ def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-    """A step that was compiled on JAX, once or in variants.
+    """A step compiled on JAX, with one plan or several.
 
     Attributes:
-        arguments: sizes in bytes of the step's arguments on a device, by group: "trainable", "non_trainable",
-            "optimizer", "metrics", "inputs".
-        plans: the compilations within the device's memory; the first is the one that XLA makes by itself.
-        unlimited: the same without that limit, if it changes them.
-        layers: the names of the model's layers.
-        optimizer: the optimizer's name; None for inference.
+        arguments: bytes of each argument by group: "trainable", "non_trainable", "optimizer", "metrics", "inputs".
+        plans: plans within the device's memory. The first is XLA's default.
+        unlimited: plans without that limit, if they differ.
+        layers: names of the model's layers.
+        optimizer: the optimizer's name, or None for inference.
         notes: assumptions about the training.
     """
 
@@ -157,34 +156,35 @@ class CompiledStep:
 
     @property
     def likely(self) -> XlaPlan:
-        """The plan that XLA makes by itself."""
+        """XLA's default plan."""
         return self.plans[0]
 
     def requests(self, plan: XlaPlan) -> list[tuple[int, int]]:
-        """Return a plan's requests to the allocator, one after another: a number and bytes."""
+        """Return a plan's requests to the allocator in order: a number and bytes."""
         groups = ("trainable", "non_trainable", "metrics", "optimizer", "inputs")
         sizes = [size for group in groups for size in self.arguments.get(group, ())]
         sizes += [size for size in (sum(plan.results), plan.temporary) if size > 0]
         return list(enumerate(sizes))
 
-    def allocated(self, plan: XlaPlan) -> BFCAllocator:
-        """Return the allocator after all requests of a plan."""
+    def allocate(self, plan: XlaPlan) -> BFCAllocator:
+        """Simulate all requests of a plan and return the allocator."""
         allocator = BFCAllocator()
         for _, size in self.requests(plan):
             allocator.allocate(size)
         return allocator
 
-    def held(self, weights: Weights) -> Held:
-        """Yield the arguments: bytes, category, and the row that counts them.
+    def argument_shares(self, weights: Weights) -> ArgumentShares:
+        """Yield the bytes, category and row of each argument.
 
         Args:
-            weights: of the model, in its order; a group that the step has otherwise belongs to no row.
+            weights: bytes and rows of the model's weights, by group. A group whose sizes differ from the step's has no
+                rows.
         """
         for group, sizes in self.arguments.items():
             category = group if group in ("optimizer", "inputs") else "weights"
-            of_model = weights.get(group, ())
-            is_same = [size for size, _ in of_model] == list(sizes)
-            rows = [row for _, row in of_model] if is_same else [None] * len(sizes)
+            group_weights = weights.get(group, ())
+            is_same = [size for size, _ in group_weights] == list(sizes)
+            rows = [row for _, row in group_weights] if is_same else [None] * len(sizes)
             for size, row in zip(sizes, rows, strict=True):
                 yield size, category, row
 
@@ -202,7 +202,7 @@ _BYTES_OF_TYPE = {
 }
 
 
-Instruction = Any  # of XLA's optimised module: a message, whose class is made from `data/hlo.txtpb`
+Instruction = Any  # a message of XLA's optimised module
 Computation = dict[int, Instruction]  # by id
 
 
@@ -215,14 +215,14 @@ def _message_class() -> Any:
 
 
 def read_plan(serialised: bytes) -> XlaPlan:
-    """Return the plan in a serialised `HloProto`.
+    """Read the plan of a serialised `HloProto`.
 
     Raises:
-        DecodeError: If it is cut off.
+        DecodeError: If the message is truncated.
     """
     proto = _message_class().FromString(serialised)
     if not proto.HasField("buffer_assignment"):
-        raise DecodeError("it has no buffer assignment")
+        raise DecodeError("the message has no buffer assignment")
     assignment = proto.buffer_assignment
     computations = {
         computation.id: {instruction.id: instruction for instruction in computation.instructions}
@@ -231,7 +231,7 @@ def read_plan(serialised: bytes) -> XlaPlan:
     instructions = [(inside, instruction) for inside in computations.values() for instruction in inside.values()]
     buffers = [buffer for buffer in assignment.buffer_allocations if not (buffer.is_thread_local or buffer.is_constant)]
     own = [buffer for buffer in buffers if not buffer.is_entry_computation_parameter]
-    live, at = _fullest(assignment, _operations(computations))
+    live, at = _peak_contents(assignment, _operations(computations))
     return XlaPlan(
         argument=sum(buffer.size for buffer in buffers if buffer.is_entry_computation_parameter),
         results=tuple(buffer.size for buffer in own if buffer.maybe_live_out),
@@ -244,18 +244,18 @@ def read_plan(serialised: bytes) -> XlaPlan:
     )
 
 
-def _fullest(assignment: Any, names: Mapping[int, str]) -> tuple[tuple[tuple[int, str], ...], str | None]:
-    """Replay XLA's longest trace of a heap, and return the heap's contents at its peak.
+def _peak_contents(assignment: Any, names: Mapping[int, str]) -> tuple[tuple[tuple[int, str], ...], str | None]:
+    """Replay XLA's longest heap trace, and return the heap's contents and operation at its peak.
 
     Args:
-        assignment: XLA's.
+        assignment: XLA's buffer assignment.
         names: operations by the ids of their instructions.
     """
     buffers = {buffer.id: buffer for buffer in assignment.logical_buffers}
     events: Sequence[Any] = max((trace.events for trace in assignment.heap_simulator_traces), key=len, default=[])
     live: dict[int, int] = {}
-    total = most = 0
-    fullest: dict[int, int] = {}
+    total = peak = 0
+    contents: dict[int, int] = {}
     at: int | None = None
     for event in events:
         if event.kind == _ALLOCATED:
@@ -263,19 +263,20 @@ def _fullest(assignment: Any, names: Mapping[int, str]) -> tuple[tuple[tuple[int
             total += live[event.buffer_id]
         elif event.kind == _FREED:
             total -= live.pop(event.buffer_id, 0)
-        if total > most:
-            most, fullest, at = total, dict(live), event.buffer_id
+        if total > peak:
+            peak, contents, at = total, dict(live), event.buffer_id
 
     def maker(buffer: int) -> str:
         return names.get(buffers[buffer].defined_at.instruction_id, "")
 
-    return tuple((size, maker(buffer)) for buffer, size in fullest.items()), None if at is None else maker(at)
+    return tuple((size, maker(buffer)) for buffer, size in contents.items()), None if at is None else maker(at)
 
 
 def _operations(computations: Mapping[int, Computation]) -> dict[int, str]:
-    """Return each instruction's operation, by id.
+    """Return the operation of each instruction, by id.
 
-    A fusion has that of the last instruction inside with one; an instruction that XLA added that of an operand.
+    For a fusion it is that of the last inner instruction that has one; for an instruction that XLA added, that of an
+    operand.
     """
     names: dict[int, str] = {}
     for computation in computations.values():
@@ -289,7 +290,7 @@ def _operations(computations: Mapping[int, Computation]) -> dict[int, str]:
 
 
 def _convolutions(instructions: Iterable[tuple[Computation, Instruction]]) -> Iterator[tuple[int, str]]:
-    """Yield each convolution of cuDNN's without workspace: bytes of its inputs and outputs, and its operation."""
+    """Yield the bytes of inputs and outputs, and the operation, of each cuDNN convolution without workspace."""
     for computation, instruction in instructions:
         if instruction.custom_call_target.startswith(_CONVOLUTION):
             *results, workspace = _sizes(instruction.shape)
@@ -299,10 +300,10 @@ def _convolutions(instructions: Iterable[tuple[Computation, Instruction]]) -> It
 
 
 def _products(instructions: Iterable[tuple[Computation, Instruction]]) -> Iterator[int]:
-    """Yield for each matrix product the bytes of its tensors that have no buffer in a kernel of Triton's.
+    """Yield for each matrix product the bytes of its tensors that need a buffer in cuBLAS but not in Triton.
 
-    Such a kernel computes operands while it reads them and goes on with the result before it writes. cuBLAS reads
-    operands from buffers and writes the product itself to another.
+    A Triton kernel computes operands while it reads them and transforms the result before it writes it. cuBLAS reads
+    operands from buffers and writes the plain product to another.
     """
     for computation, instruction in instructions:
         if instruction.custom_call_target.startswith(_PRODUCT):
@@ -315,14 +316,13 @@ def _products(instructions: Iterable[tuple[Computation, Instruction]]) -> Iterat
 
 
 def _source(computation: Computation, instruction: Instruction) -> Instruction:
-    """Return the instruction behind bitcasts: these only rename its buffer."""
+    """Return the instruction behind bitcasts, which share its buffer."""
     while instruction.opcode == "bitcast":
         instruction = computation[instruction.operand_ids[0]]
     return instruction
 
 
 def _bytes(instruction: Instruction) -> int:
-    """Return the bytes of an instruction's result."""
     return sum(_sizes(instruction.shape))
 
 

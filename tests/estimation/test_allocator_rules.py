@@ -61,7 +61,7 @@ def test_invariants_hold_after_any_requests(options, requests):
         try:
             handle = pool.allocate(request)
         except OutOfMemory as error:
-            assert f"no room for {request:,} B" in str(error)
+            assert f"{request:,} B do not fit" in str(error)
             assert max(pool.free_chunks.values(), default=0) < request
             continue
         assert handle not in live

@@ -13,7 +13,7 @@ from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.estimation import gpu_target
 from kerasmem.estimation.gpu_target import gpu_target_outcome, gpu_target_plan
 from kerasmem.estimation.report import Bytes
-from kerasmem.estimation.xla import dumped_plan, planned_bytes
+from kerasmem.estimation.xla import bytes_in_use, dumped_plan
 from kerasmem.estimation.xla_plan import HOPPER, CompiledStep, JaxNames, XlaPlan, product_bytes, read_plan
 from kerasmem.models.op_names import Origin
 from kerasmem.models.spec import StepSpec
@@ -293,8 +293,8 @@ def test_a_growing_allocator_of_jax_hands_out_larger_chunks():
     }  # fmt: skip
     conv3d = one_plan(429_670_192, argument=16_963_144, results=(188,))  # as planned by an H100
     step = compiled(conv3d, arguments=arguments)
-    assert planned_bytes(step, conv3d, grows=True) == pytest.approx(553_838_080, rel=1e-5)  # peak of its steps
-    assert planned_bytes(step, conv3d, grows=False) == pytest.approx(conv3d.total, rel=1e-4)
+    assert bytes_in_use(step, conv3d, grows=True) == pytest.approx(553_838_080, rel=1e-5)  # peak of its steps
+    assert bytes_in_use(step, conv3d, grows=False) == pytest.approx(conv3d.total, rel=1e-4)
 
 
 def test_recomputation_is_said_with_what_it_saves():

@@ -42,7 +42,7 @@ def test_slots_of_one_shape_share_one_filling_until_it_is_written():
     assert len({id(each) for each in held}) == 3
     assert heap.allocator.requested_in_use == 5 * HANDLE_BYTES + 4096 + 2048 + 4096
     for each in held:
-        heap.let_go(each)
+        heap.release(each)
     assert heap.allocator.requested_in_use == 5 * HANDLE_BYTES
     # Nor are the optimizer's numbers.
     counters = [Variable("c", 8, "optimizer", "filled", (), "int64") for _ in range(2)]
@@ -61,7 +61,7 @@ def test_the_batch_lies_between_weights_and_slots():
 def test_the_peak_begins_again():
     heap = Heap()
     first = heap.allocate(10_000)
-    heap.let_go(first)
+    heap.release(first)
     heap.reset_peak()
     assert heap.peak.in_use == heap.peak.requested == 0
     held = heap.allocate(1000, node=3)
@@ -73,19 +73,19 @@ def test_what_has_another_holder_stays():
     heap = Heap()
     buffer = heap.allocate(1000)
     buffer.holders += 1
-    heap.let_go(buffer)
+    heap.release(buffer)
     assert heap.allocator.requested_in_use == 1000
-    heap.let_go(buffer)
+    heap.release(buffer)
     assert heap.allocator.requested_in_use == 0
     with pytest.raises(KeyError):
         buffer.holders = 1
-        heap.let_go(buffer)
+        heap.release(buffer)
 
 
 def test_requests_can_be_replayed():
     heap = Heap()
     first, second = heap.allocate(1000), heap.allocate(0)
-    heap.let_go(first)
+    heap.release(first)
     third = heap.allocate(500)
     assert heap.requests() == [(0, 1000), (1, 1), (0, FREE), (2, 500)]
     assert {first, second, third} == {buffer for buffer, _ in heap.log}

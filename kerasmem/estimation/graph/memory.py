@@ -58,8 +58,8 @@ def _first_value(variable: Variable, number: int, heap: Heap) -> Buffer:
         return heap.allocate(variable.bytes, -1, number)
     drawn, scaled = heap.allocate(variable.bytes), heap.allocate(variable.bytes)
     shifted = heap.allocate(variable.bytes, -1, number)
-    heap.let_go(scaled)
-    heap.let_go(drawn)
+    heap.release(scaled)
+    heap.release(drawn)
     return shifted
 
 
@@ -231,13 +231,13 @@ class Memory:
             self._heap.log.append((new, variable))
             if old.holders > 1 and old not in self.variables:
                 self._heap.log.append((old, NO_VARIABLE))
-        self._heap.let_go(old)
+        self._heap.release(old)
 
     def end(self, number: int) -> None:
         """Release a node's inputs and scratch, and pass its outputs on."""
         recipe, slots = self._recipes[number], self._slots
         for buffer in self._scratch.pop(number, ()):
-            self._heap.let_go(buffer)
+            self._heap.release(buffer)
         if recipe.assigns is not None and (value := slots[recipe.inputs[1]]) is not None:
             value.holders += 1
             self._replace(recipe.assigns, value)
@@ -245,7 +245,7 @@ class Memory:
             output = slots[slot]
             if output is not None:
                 output.holders += more + 1
-                self._heap.let_go(output)
+                self._heap.release(output)
         self._release(recipe.inputs)
 
     def _release(self, slots: Iterable[int]) -> None:
@@ -253,7 +253,7 @@ class Memory:
         for slot in slots:
             buffer = self._slots[slot]
             if buffer is not None:
-                self._heap.let_go(buffer)
+                self._heap.release(buffer)
 
 
 def _hold(buffer: Buffer | None) -> Buffer | None:
