@@ -41,7 +41,7 @@ class BFCAllocator:
 
     Args:
         limit: maximum bytes of all regions (`memory_limit`). Defaults to no limit.
-        descending: whether it is a CPU's allocator. Each new region then lies below the others, which decides between
+        descending: whether it is a CPU's allocator. Each new region is then below the others, which decides between
             free chunks of equal size, and no region is released. Defaults to False.
 
     Attributes:

@@ -30,7 +30,7 @@ class RankedCard:
         name: the card's full name.
         available_bytes: bytes available to TensorFlow's allocator.
         needs: bytes at the peak.
-        high: upper end of those, or None if unknown.
+        high: upper end of the bytes, or None if unknown.
         verdict: "fits", "too close to call" or "does not fit".
     """
 

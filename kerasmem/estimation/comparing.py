@@ -59,7 +59,7 @@ class LimitVerdict:
         what: "budget" or "increase".
         limit_bytes: maximum of the second estimate, or of its increase over the first.
         low: lower end of the bytes that the limit applies to.
-        high: upper end of those, or None if unknown.
+        high: upper end of the bytes, or None if unknown.
         verdict: "within the limit", "exceeds the limit" or "too close to call".
     """
 
@@ -80,7 +80,7 @@ class Comparison(Record, what="comparison", version=1, rows="categories"):
         categories: weights, optimizer, …, and the total last.
         layers: the layers of both, the largest differences first.
         limits: verdicts on `budget` and `max_increase`.
-        notes: settings in which the two differ, since their differences do not come from the models alone.
+        notes: settings in which the two differ, which explain a part of the differences.
     """
 
     before: MemoryReport
@@ -175,7 +175,7 @@ def compare(
 
 
 def _read_increase(value: int | str) -> tuple[float, int]:
-    """Return a limit on the increase: a share of the first estimate, and bytes beside it."""
+    """Return a limit on the increase: a share of the first estimate, and bytes."""
     text = str(value).strip()
     if not text.endswith("%"):
         return 0.0, parse_size(value, field="max_increase")
@@ -189,7 +189,7 @@ def _read_increase(value: int | str) -> tuple[float, int]:
 
 
 def _saved_report(model: Any) -> MemoryReport | None:
-    """Return the report itself or the one in a file, or None for a model."""
+    """Return a report, from its file if necessary, or None for a model."""
     if isinstance(model, MemoryReport):
         return model
     if not isinstance(model, (str, os.PathLike)):
@@ -223,7 +223,7 @@ def _increase(before: Bytes, after: Bytes) -> tuple[int, int | None]:
 
 
 def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> list[Difference]:
-    """Pair layers of equal name and class, then those whose names differ only in Keras's number."""
+    """Pair layers of equal name and class, then those with names that differ only in Keras's number."""
     first, second, rows = list(before), list(after), []
     for key in (attrgetter("name", "class_name"), _stem):
         waiting: defaultdict[tuple[str, str], deque[LayerMemory]] = defaultdict(deque)

@@ -54,7 +54,7 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
         jit_compile: whether XLA compiles the step, for method "auto". Defaults to "auto", as Keras decides.
         mode: "train", "evaluate" (a forward pass with loss and metrics) or "inference". Defaults to "train".
         replicas: devices that train together under `tf.distribute`, each with the whole model and its share of the
-            batch. The report is of one of them. Defaults to 1.
+            batch. The report is of one device. Defaults to 1.
         input_shape: shape of an input with open dimensions, without the batch, or a mapping of names to shapes. For a
             model with a `train_step` and no `call()`: the shape of `x`, or {"0": …, "1": …} if `x` is a tuple. For a
             step function: shapes by argument name.

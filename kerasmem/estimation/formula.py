@@ -19,7 +19,7 @@ FLOAT32_BYTES = 4
 # graph mode on a CPU.
 MEASURED_LOW, MEASURED_HIGH = 0.30, 1.60
 
-# Layers whose inner values are much larger than their outputs (gates of each time step, attention scores). The formula
+# Layers with inner values that are much larger than their outputs (gates, attention scores). The formula
 # counts outputs only, and real steps took nearly six times its figure, so it has no upper end for them.
 OPAQUE = frozenset(package_data("kerasmem.estimation", "layers")["much more inside than they put out"])
 
@@ -81,8 +81,8 @@ def formula_bytes(
 
     For an all-float32 model `total` is `formula(...).total_bytes`. The interval is the formula times `MEASURED_LOW` and
     `MEASURED_HIGH`, plus the optimizer's slots, which the formula leaves out. It has no upper end if the model has
-    layers in `OPAQUE` or outputs of unknown size. Only training was measured: otherwise the lower end is the weights,
-    and there is no upper end.
+    layers in `OPAQUE` or outputs of unknown size. Only training was measured: in other modes the lower end is the
+    weights, and the upper end None.
 
     Args:
         layers: one row for each layer and input.
@@ -122,7 +122,7 @@ def known_networks() -> tuple[tuple[str, int, int], ...]:
 def networks_beside(report: MemoryReport) -> tuple[tuple[int, str] | None, tuple[int, str] | None]:
     """Return the known networks just below and just above a model in memory.
 
-    Each as its bytes, at the batch and mode of the model, and its name; None if there is none.
+    Each is (bytes at the batch and mode of the model, name), or None beyond the last network.
     """
     size, total = report.formula.copies * FLOAT32_BYTES, report.formula.total_bytes
     batch = report.settings.batch_size

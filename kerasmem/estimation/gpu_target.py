@@ -90,17 +90,16 @@ def gpu_target_plan(request: StepSpec, card: Card, *, timeout: float = 600.0) ->
 
 
 def target_text(card: Card) -> str:
-    """Return the target configuration of a card.
+    """Return XLA's target configuration for a card.
 
-    What stands as a number in `data/gpu_target.txtpb` is the same on every card since compute capability 7.0
-    (see docs/dev/cards.md), but the versions of cuDNN and CUDA: those that the step would run with,
-    which choose among kernels, and no buffer depends on them that was found to.
+    Numbers in `data/gpu_target.txtpb` are the same on every card from compute capability 7.0 on (docs/dev/cards.md).
+    The versions of cuDNN and CUDA decide among kernels; no buffer is known to depend on them.
 
     Args:
-        card: a row of the catalogue.
+        card: a card of the catalogue.
 
     Raises:
-        UsageError: the card's hardware figures are not known.
+        UsageError: If the card's hardware figures are unknown.
     """
     hardware, (major, minor) = hardware_of(card), card.compute_capability
     if hardware is None:
@@ -154,7 +153,7 @@ def gpu_target_outcome(
 
 
 def workspace_bytes(plan: XlaPlan) -> int:
-    """Return the bytes that cuDNN's convolutions may need beside the plan.
+    """Return the bytes that cuDNN's convolutions may need in addition to the plan.
 
     Without the card XLA does not know cuDNN's algorithms and plans 0 bytes for each. Many need none. Algorithms in
     another layout need a copy of the convolution's input, filter and output, and convolutions run one after another, so

@@ -1,7 +1,7 @@
 """Shape inference: outputs and weights of every layer.
 
 The model is called once on symbolic tensors of the real batch size, and every call of a layer inside is recorded. So
-nested, shared, subclassed and multi-input models need no rules of their own, and dtypes follow Keras's policies.
+nested, shared, subclassed and multi-input models need no special rules, and dtypes follow Keras's policies.
 Nothing is computed and no weight is read.
 """
 
@@ -70,7 +70,7 @@ def infer_layers(
     Args:
         model: a Keras model, with or without weights.
         structure: nesting of the inputs (from `model_inputs`).
-        inputs: the inputs, whose only open dimension is the batch.
+        inputs: the inputs, with the batch as the only open dimension.
         batch_size: samples; the figures of a sample do not depend on it.
         source: file or function of the model, for messages. Defaults to none.
         run_step: traces the training step, if that calls the layers itself. Defaults to a call of the model.
@@ -106,7 +106,7 @@ class _Recorder:
     def __init__(self, model: Any, input_names: list[str]) -> None:
         self._model = model
         self._input_names = input_names
-        self._outer: list[Any] = []  # models and layers whose calls are in progress
+        self._outer: list[Any] = []  # models and layers with calls in progress
         self._is_in_leaf = False
         self.layers: dict[int, _Record] = {}
         # Tensors by id, with the name of the layer that made them; kept alive so that ids stay unique.

@@ -105,7 +105,7 @@ def estimate_many(
     """Estimate many models, each in every setting of a grid.
 
     Each estimate runs in a subprocess, forked from one that has loaded TensorFlow already. If it crashes or exceeds a
-    limit, its row has the reason. Windows and macOS have no such forks; there estimates run in this process.
+    limit, its row has the reason. On Windows and macOS estimates run in this process.
 
     Args:
         models: paths, "package.module:function", or functions that return a model.
@@ -120,7 +120,7 @@ def estimate_many(
         **settings: as for `kerasmem.estimate`.
 
     Returns:
-        An `EstimateTable` in the order of `models`, then of the grid, whose last name varies fastest.
+        An `EstimateTable` in the order of `models`, then of the grid, with its last name varying fastest.
 
     Raises:
         UsageError: If an argument is wrong, or a subprocess cannot open a model.

@@ -66,7 +66,7 @@ def measure(
     planned, spec = plan_real_steps(StepSpec(model, **settings), steps)
     run = run_steps(spec, spec.batch_size, steps, timeout=timeout)
     need = Bytes(run.median, min(run.peaks), max(run.peaks), planned.bytes.weights, run.optimizer, inputs=run.inputs)
-    steps_note = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one, whose peak was {run.first:,} B"
+    steps_note = f"{len(run.peaks)} steps of {run.seconds:.2g} s after a first one with a peak of {run.first:,} B"
     return replace(
         planned,
         settings=replace(planned.settings, method="measure", execution=run.execution),
@@ -134,7 +134,7 @@ def profile(
 
 MARKS = "kerasmem-"  # in the recording
 STEP_MARK, END_MARK = MARKS + "step", MARKS + "end"
-WARM_UP_STEPS = 2  # beside the first, which sets things up
+WARM_UP_STEPS = 2  # after the first one, which sets things up
 SECONDS = 120.0  # after which no further step is begun
 
 

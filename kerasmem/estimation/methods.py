@@ -70,7 +70,7 @@ def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
             break
         else:
             return _with_notes(outcome, *reasons, f"{name}, since {why}")
-    formula = _with_notes(run_method("formula", step), *reasons, "the formula answers in place of other methods")
+    formula = _with_notes(run_method("formula", step), *reasons, "the formula answers instead of other methods")
     return replace(formula, fallback="; ".join(reasons))
 
 

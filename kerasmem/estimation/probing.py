@@ -124,7 +124,7 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
     Raises:
         KerasmemError: If the model failed otherwise, or the subprocess exceeded the time or the host memory.
     """
-    runs = [(batch_size, steps - 1, request.mode), (last, 0, request.mode)]  # each beside a first step
+    runs = [(batch_size, steps - 1, request.mode), (last, 0, request.mode)]  # each after a first step
     if request.mode == "train":
         runs += [(batch_size, 0, "evaluate"), (last, 0, "evaluate")]
     runs = [run for run in runs if run[0]]
@@ -164,7 +164,7 @@ def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool
         runs.append(run_steps(request, size, PROBED_STEPS, timeout=timeout, seconds=_SECONDS_A_RUN))
         if runs[-1].execution == "xla":
             raise KerasmemError(
-                f"probe of {request.label}: XLA allocates one large buffer, whose chunk may be nearly twice as large, "
+                f"probe of {request.label}: XLA allocates one large buffer in a chunk of up to twice its size, "
                 "so peaks jump from batch to batch; use method xla, or measure the batch itself"
             )
     small, large = runs

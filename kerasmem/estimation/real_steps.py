@@ -46,7 +46,7 @@ class MeasuredSteps:
         inputs: bytes of one batch, targets included.
         first: peak of the first step, which also sets things up, in bytes.
         peaks: peak of each further step, in bytes.
-        seconds: mean time of those steps.
+        seconds: mean time of a further step.
         notes: assumptions about the training.
         way: source of the readings, or None for TensorFlow's allocator.
     """
@@ -210,7 +210,7 @@ class TensorFlowSession(Session):
     def step_function(self, mode: str) -> Callable[[], Any]:
         """Return Keras's function, a new one for each batch size.
 
-        TensorFlow would trace an old one anew with an open batch.
+        TensorFlow would trace an old one again, with an open batch.
         """
         model, kind = self.model, {"inference": "predict", "evaluate": "test"}.get(mode, "train")
         if kind == "predict":
@@ -248,7 +248,7 @@ class JaxSession(Session):
         self.way = "resident memory, since JAX has no counters on a CPU"
         if self._jax_device.platform != "cpu":
             self.device = "GPU:0"
-            self.way = "JAX's allocator, whose peak includes the first step and its autotuning"
+            self.way = "JAX's allocator, with the first step and its autotuning in its peak"
 
     def step_function(self, mode: str) -> Callable[[], Any]:
         """Return Keras's function for one batch."""

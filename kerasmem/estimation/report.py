@@ -58,7 +58,7 @@ class Formula:
         total_bytes: parameter_bytes + batch × activation_bytes_per_sample.
         copies: 2 for training, as each value has a gradient; 1 for inference.
         activation_bytes: outputs of all layers for the batch at their own dtypes, without gradients. The peak
-            (`bytes.activations`) has only some of them, and values inside layers.
+            (`bytes.activations`) has only a part of these, and values inside layers.
     """
 
     parameter_bytes: int
@@ -76,7 +76,7 @@ class DeviceVerdict:
     Attributes:
         name: the card's name, or the size.
         memory_bytes: bytes of the device.
-        available_bytes: bytes of those available to the allocator.
+        available_bytes: bytes available to the allocator.
         verdict: "fits", "does not fit" or "too close to call".
         note: source of the figures.
     """
@@ -142,7 +142,7 @@ class Outcome(Bytes):
         instant: the moment of the peak, if known.
         unmodelled: memory that is not in the total.
         notes: how the result was obtained.
-        fallback: why the formula answers in place of a method that matches the step.
+        fallback: why the formula answers instead of a method that matches the step, or None.
         stands_in: whether the figure is of this machine's CPU although a card is named. `low` is then the memory that
             the step holds from beginning to end.
     """
@@ -204,7 +204,7 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
         notes: how the figures were obtained.
         pool: bytes of the allocator, if known.
         instant: the moment of the peak, if known.
-        fallback: why the formula answers in place of a method that matches the step.
+        fallback: why the formula answers instead of a method that matches the step, or None.
     """
 
     model: ModelFacts

@@ -1,6 +1,6 @@
 """Search for the largest size that fits a device, by few evaluations, since one may take a minute. Pure.
 
-Memory grows nearly in proportion to a size. So the first guesses lie on the line through two evaluated sizes, at least
+Memory grows nearly in proportion to a size. So the first guesses are on the line through two evaluated sizes, at least
 one tolerance from either end. Later ones halve the gap. The search ends when the gap is a small share of the size.
 """
 
@@ -43,7 +43,7 @@ class Evaluations:
 
     @property
     def largest(self) -> int | None:
-        """The largest size whose upper end fits, or None."""
+        """The largest size that surely fits, or None."""
         return max((row.size for row in self.rows if row.verdict == FITS), default=None)
 
     @property

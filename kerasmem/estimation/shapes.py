@@ -42,10 +42,10 @@ class ShapedStep:
     Attributes:
         spec: the settings.
         target: the named device, or None.
-        opened: the model, with the spec's training settings in place of its own.
+        opened: the model, with the spec's training settings.
         cache: results of earlier estimates of this model.
         structure: nesting of the model's inputs.
-        inputs: the inputs, whose only open dimension is the batch.
+        inputs: the inputs, with the batch as the only open dimension.
         batch_size: samples; with several replicas, the share of one.
         inferred: rows of the report, and the row that counts each weight.
         layers: those rows, with their bytes by the formula.

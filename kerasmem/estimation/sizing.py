@@ -36,7 +36,7 @@ def max_batch_size(
 ) -> SearchResult:
     """Search for the largest batch size that fits a device.
 
-    Estimates a few sizes and returns the largest whose whole interval fits, to within 1 %. With `confirm`, real steps
+    Estimates a few sizes and returns the largest that surely fits, to within 1 %. With `confirm`, real steps
     then run at that size and at a few around it: three of training, half a batch as an epoch's last one, and
     evaluation. Each size runs in a subprocess under the device's limit, and the result is the largest that ran.
 

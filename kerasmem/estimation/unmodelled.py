@@ -48,8 +48,8 @@ EXCHANGE_BUFFERS = Unmodelled(
 CPU_SCRATCH = Unmodelled("scratch of kernels", "matrix products and convolutions allocate it from the C library")
 XLA_AUTOTUNING = Unmodelled(
     "autotuning",
-    "while XLA compiles the first step on the card, it needs copies of one kernel's operands and result beside the "
-    "weights, and workspaces if they fit; all are freed before the step runs",
+    "while XLA compiles the first step on the card, it needs copies of one kernel's operands and result, and "
+    "workspaces if they fit; all are freed before the step runs",
 )
 
 
@@ -111,7 +111,7 @@ def not_in_the_formula(step: ShapedStep) -> tuple[Unmodelled, ...]:
     if unknown := [row.name for row in layers if row.activation_elements is None]:
         missing.append(Unmodelled(f"outputs of {_some(unknown)}", "their size depends on the data"))
     if opaque := opaque_layers(layers):
-        why = "gates, states and attention scores are often many times the output, so there is no upper end"
+        why = "gates, states and attention scores are often many times the output, so the upper end is unknown"
         missing.append(Unmodelled(f"the inside of {_some(opaque)}", why))
     if step.spec.replicas > 1 and is_training:
         missing.append(Unmodelled("gradient exchange", "replicas copy gradients to buffers for the exchange"))

@@ -1,6 +1,6 @@
 """The xla method: compile the step for this machine without running it, and read XLA's buffer assignment.
 
-XLA plans one large temporary buffer for the whole step, and TensorFlow requests exactly that from its allocator, beside
+XLA plans one large temporary buffer for the whole step, and TensorFlow requests exactly that from its allocator, after
 the variables and the batch. So the plan is replayed on the simulated allocator. On JAX the plan has the arguments too.
 """
 
@@ -56,7 +56,7 @@ def scratch_of_function(name: str, inputs: Iterable[tuple[tuple[int, ...], str]]
         inputs: shape and dtype of each argument.
 
     Raises:
-        XlaRefused: If the function cannot be compiled alone.
+        XlaRefused: If the function cannot be compiled.
     """
     import tensorflow as tf
 

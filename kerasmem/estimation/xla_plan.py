@@ -77,8 +77,8 @@ class XlaPlan:
         temporary: bytes of the temporary buffers.
         live: temporary buffers in use at their peak: (bytes, operation that made it), in no order.
         at: the operation that runs at that peak, if known.
-        convolutions: bytes of inputs and outputs, and operation, of each cuDNN convolution whose workspace is not in
-            the plan.
+        convolutions: bytes of inputs and outputs, and operation, of each cuDNN convolution without workspace in the
+            plan.
         products: for each matrix product, bytes of the buffers that it needs in cuBLAS but not in a Triton kernel.
         is_recomputed: whether XLA recomputes values to save memory.
     """
@@ -123,7 +123,7 @@ class XlaPlan:
 
 
 def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
-    """Return the bytes that matrix products may need beside the plans if XLA chooses the fastest kernels.
+    """Return the bytes that the fastest kernels of matrix products may need in addition to the plans.
 
     A product that is planned for Triton may run in cuBLAS, which needs buffers for operands and results, and a
     workspace. That is 32 MiB from Hopper on (`GemmConfig::kHopperWorkspace`), though plans without the card have 4 MiB
@@ -177,7 +177,7 @@ class CompiledStep:
         """Yield the bytes, category and row of each argument.
 
         Args:
-            weights: bytes and rows of the model's weights, by group. A group whose sizes differ from the step's has no
+            weights: bytes and rows of the model's weights, by group. A group of other sizes than the step's has no
                 rows.
         """
         for group, sizes in self.arguments.items():

@@ -1,4 +1,4 @@
-"""Assign the chunks that are live at the peak to layers and categories, and build the profile. Pure."""
+"""The profile of a recorded step: chunks in use at the peak, by layer and category."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOSS, METRICS, OPTIMIZER, BATCH = "loss", "metrics", "optimizer", "batch"
 CONSTANTS, RUNTIME, NOT_KNOWN = "constants", "TensorFlow itself", "not known"
 GRADIENT_SUMS, SCRATCH, OUTSIDE = "sums of gradients", "scratch of kernels", "the step outside its layers"
 XLA_OWN, XLA_BUFFER = "rearranged by XLA", "XLA's buffer for the whole step"
-# kind of a tensor → category, and the share of what belongs to no layer
+# By kind of tensor: its category, and its share if it belongs to no layer.
 _OF_KIND = {
     "weights": ("weights", "other weights"),
     "metrics": ("weights", METRICS),
@@ -26,24 +26,24 @@ _OF_KIND = {
     "constant": ("workspace", CONSTANTS),
 }
 _LARGEST_OF_RUNTIME = 64 * 1024  # bytes; TensorFlow's own objects are small, XLA's buffers are not
-# What functions and kernels keep for themselves is named after the function that is called.
+# Memory of functions and kernels themselves has the name of the called function.
 _FUNCTION = "__inference_"
 _RUNTIME = ("VarHandleOp", "_Arg", "_Retval", "Const", _FUNCTION, "__forward_", "__backward_")
 _CALL = "StatefulPartitionedCall/"  # of a function inside the one that `fit` calls
-# Scopes in which Keras computes what belongs to no layer.
+# Scopes in which Keras computes values without a layer.
 _SCOPES = {"compile_loss": LOSS, "loss": LOSS, "compile_metrics": METRICS, "metrics": METRICS}
 
 
 @dataclass(frozen=True)
 class Named:
-    """A chunk, or a part of one, with its name.
+    """A chunk, or a part of one, with its origin.
 
     Attributes:
-        bytes: of it, those asked for.
-        category: of `PeakBytes.CATEGORIES`.
-        layer: the row that it belongs to, or None.
+        bytes: requested bytes.
+        category: one of `PeakBytes.CATEGORIES`.
+        layer: name of its row, or None.
         share: name of its share if it belongs to no layer.
-        what: the variable, or the operation.
+        what: variable or operation.
     """
 
     bytes: int
@@ -55,13 +55,13 @@ class Named:
 
 @dataclass(frozen=True)
 class Namer:
-    """Names chunks.
+    """Finds the origins of chunks.
 
     Attributes:
-        attribution: of operations, by their names.
-        contents: of chunks in which XLA keeps a whole step: bytes asked for → (bytes, operation) of what is in it.
-        is_xla: XLA compiles the step.
-        at: the operation that runs when most of XLA's buffer is in use.
+        attribution: origins of operations.
+        contents: (bytes, operation) of the values in XLA's buffer for a whole step, by the buffer's requested bytes.
+        is_xla: whether XLA compiles the step.
+        at: operation that runs when most of XLA's buffer is in use, if known.
     """
 
     attribution: Attribution
@@ -72,26 +72,26 @@ class Namer:
     def name(self, chunk: Chunk) -> Iterator[Named]:
         """Yield the parts of a chunk. Their bytes add up to the request."""
         if chunk.tensor is not None:
-            held = self._held(chunk.tensor, min(chunk.tensor.bytes, chunk.requested))
-            yield held
-            if chunk.requested > held.bytes:  # TensorFlow's own header, or a view of a larger tensor
-                yield Named(chunk.requested - held.bytes, held.category, held.layer, held.share, held.what)
+            named = self._tensor(chunk.tensor, min(chunk.tensor.bytes, chunk.requested))
+            yield named
+            if chunk.requested > named.bytes:  # TensorFlow's own header, or a view of a larger tensor
+                yield replace(named, bytes=chunk.requested - named.bytes)
             return
         inside = self.contents.get(chunk.requested) if chunk.is_new and _is_whole(chunk.operation) else None
         if inside is None:
-            yield self._made(chunk)
+            yield self._allocation(chunk)
             return
-        left = chunk.requested
+        gaps = chunk.requested
         for size, operation in inside:
-            left -= size
+            gaps -= size
             named = self._by_operation(size, operation, is_scratch=False)
-            # Copies of arguments and what XLA lays out differently carry no operation's name.
+            # Copies of arguments, and values in another layout, have no operation.
             yield replace(named, category="workspace", share=XLA_OWN) if named.category == UNNAMED else named
-        if left:
-            yield Named(left, "workspace", None, "gaps in XLA's buffer", "between the values of XLA's plan")
+        if gaps:
+            yield Named(gaps, "workspace", None, "gaps in XLA's buffer", "between the values of XLA's plan")
 
     def instant(self, operation: str) -> Instant | None:
-        """Describe the moment at which an operation runs, or return None."""
+        """Describe the moment of an operation, if any."""
         plain = _inner(operation)
         if self.is_xla:
             if self.at is None:
@@ -101,28 +101,28 @@ class Namer:
             return None
         return replace(self.attribution.instant(plain), operation=operation)
 
-    def _held(self, tensor: KnownTensor, size: int) -> Named:
+    def _tensor(self, tensor: KnownTensor, size: int) -> Named:
         category, share = _OF_KIND[tensor.kind]
         layer = self.attribution.row(tensor.layer) if category == "weights" and tensor.layer else None
         return Named(size, category, layer, share if layer is None else "", tensor.name)
 
-    def _made(self, chunk: Chunk) -> Named:
+    def _allocation(self, chunk: Chunk) -> Named:
         name, size = chunk.operation, chunk.requested
         if chunk.is_new and self.is_xla and _is_whole(name) and size > _LARGEST_OF_RUNTIME:
             return Named(size, "workspace", None, XLA_BUFFER, name or XLA_BUFFER)
-        if not name and chunk.is_new:  # kernels ask for memory to work in without saying for whom
+        if not name and chunk.is_new:  # kernels' own threads request scratch without an operation
             return Named(size, "workspace", None, SCRATCH, "a kernel's own scratch memory")
         if not name:
             return Named(size, UNNAMED, None, NOT_KNOWN, "an allocation outside of any operation")
         if name.startswith(_RUNTIME):
             return Named(size, "workspace", None, RUNTIME, name)
-        if not chunk.is_new:  # kept from an earlier step: what TensorFlow computed once for all
-            kept = self._by_operation(size, name, is_scratch=True)
-            is_known = kept.category != UNNAMED
-            return replace(kept, share=CONSTANTS) if is_known and kept.layer is None else kept
+        if not chunk.is_new:  # from an earlier step: values that TensorFlow computes once
+            constant = self._by_operation(size, name, is_scratch=True)
+            is_known = constant.category != UNNAMED
+            return replace(constant, share=CONSTANTS) if is_known and constant.layer is None else constant
         is_scratch = chunk.region == "temp"
         named = self._by_operation(size, name, is_scratch)
-        # Gradients that Keras or TensorFlow define by hand (swish, loops) are made outside any scope.
+        # Custom gradients of Keras and TensorFlow (swish, loops) are computed outside any scope.
         outside = replace(named, category="workspace" if is_scratch else "activations", share=OUTSIDE)
         return outside if named.category == UNNAMED else named
 
@@ -144,12 +144,12 @@ class Namer:
 
 
 def _is_whole(operation: str) -> bool:
-    """Return whether an allocation is made for a whole function: XLA's executable says no more than that."""
+    """Return whether an allocation belongs to a whole function. XLA's executables name no operation."""
     return not operation or operation.startswith(_FUNCTION)
 
 
 def _inner(operation: str) -> str:
-    """Return the name that an operation has in its own function."""
+    """Return an operation's name in its own function."""
     while operation.startswith(_CALL):
         operation = operation[len(_CALL) :]
     return operation
@@ -170,17 +170,17 @@ def build_profile(
     notes: Sequence[str] = (),
     formula: Mapping[str, int] | None = None,
 ) -> StepProfile:
-    """Return the profile of a recorded step.
+    """Build the profile of a recorded step.
 
     Args:
-        replay: the step.
-        namer: names its chunks.
+        replay: the replayed step.
+        namer: finds the origins of its chunks.
         model: facts of the model.
-        settings: how the step was run.
-        rows: the layers, in the order of the report.
-        peaks: of all steps that ran, in bytes; the spread of the result.
-        notes: how it was measured.
-        formula: the hand formula, if it is known.
+        settings: settings of the step.
+        rows: layers in the order of the report.
+        peaks: peaks of all recorded steps in bytes, for `low` and `high`. Defaults to none.
+        notes: how the step was measured. Defaults to none.
+        formula: figures of the hand formula. Defaults to None.
     """
     named = [(chunk, list(namer.name(chunk))) for chunk in replay.live]
     categories: Counter[str] = Counter({UNNAMED: replay.unknown})
@@ -199,7 +199,7 @@ def build_profile(
                 shares[part.share or str(part.layer)] += part.bytes
     unmodelled: list[Mapping[str, Any]] = []
     if replay.unknown:
-        why = "in use when the step began, and neither the model's, nor its optimizer's, nor recorded"
+        why = "in use when the step began; not recorded, and no variable of the model or its optimizer"
         unmodelled.append({"what": "chunks from before the step", "why": why, "bytes": replay.unknown})
     requested = None if replay.unknown else sum(chunk.requested for chunk in replay.live)
     return StepProfile(

@@ -1,4 +1,4 @@
-"""Replay of a recorded step: known tensors by address, bytes in use over time, live chunks at the peak."""
+"""Replay of a recorded step: tensors at known addresses, bytes in use over time, chunks at the peak."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class KnownTensor:
     """A tensor at a known address.
 
     Attributes:
-        address: of its first byte.
-        bytes: its size.
+        address: address of its first byte.
+        bytes: size.
         kind: "weights", "optimizer", "metrics", "inputs" or "constant".
         name: the variable's path, or a description.
         layer: names of the layer that made it, the outermost first; () for none.
-        shape: as TensorFlow writes it ("[32,10]").
+        shape: TensorFlow's text of the shape ("[32,10]").
     """
 
     address: int
@@ -40,16 +40,16 @@ class KnownTensor:
 
 @dataclass
 class Chunk:
-    """A chunk that the allocator handed out.
+    """A chunk in use.
 
     Attributes:
-        requested: bytes asked for.
+        requested: requested bytes.
         allocated: bytes of the chunk.
-        operation: that asked for it, "" for none or unknown.
+        operation: operation that requested it, or "".
         region: "output", "temp", "persist" or "".
-        shape: as TensorFlow writes it.
-        is_new: it was allocated in the step.
-        is_recorded: an event told of it.
+        shape: TensorFlow's text of the shape.
+        is_new: whether it was allocated in the step.
+        is_recorded: whether an event describes it.
         tensor: the tensor in it, if known.
     """
 
@@ -70,9 +70,9 @@ class StepReplay:
     Attributes:
         begin: bytes in use when it began.
         peak: the most bytes in use.
-        operation: the last one that was named when the peak was reached, "" if nothing was allocated.
+        operation: the last named operation at the peak, or "" if nothing was allocated.
         live: the chunks at the peak.
-        unknown: bytes in use at the peak beyond those chunks: from before the step, and nothing tells of them.
+        unknown: bytes in use at the peak beyond those chunks, from before the step.
         points: bytes in use after every event.
     """
 
@@ -96,22 +96,23 @@ def replay_step(
 
     Args:
         step: its events, in order.
-        earlier: events recorded before it.
-        before: known tensors when the step begins.
-        after: known tensors when it has ended, which identify the variables that the step made.
-        is_complete: the recording begins with the process, so that every chunk is known.
+        earlier: events before it. Defaults to none.
+        before: known tensors when the step begins. Defaults to none.
+        after: known tensors when it has ended, for the variables that it created. Defaults to none.
+        is_complete: whether the recording has all events of the process, so that every chunk is known. Defaults to
+            False.
     """
     live = _chunks_before(earlier, before, is_complete)
-    _learn_from_frees(step, live)
+    _add_freed_chunks(step, live)
     begin = _in_use_before(step, earlier)
-    _drop_what_lies_elsewhere(live, begin)
+    _drop_outside_tensors(live, begin)
     unknown = max(begin - sum(chunk.allocated for chunk in live.values()), 0)
     peak, at, operation, last = begin, 0, "", ""
     points = [TimelinePoint(0.0, begin, "")]
     start = step[0].time if step else 0
     for number, event in enumerate(step, 1):
         points.append(TimelinePoint((event.time - start) / 1e6, event.in_use, event.op))
-        last = event.op or last  # a kernel's own threads ask for scratch memory without saying for whom
+        last = event.op or last  # kernels' own threads request scratch without an operation
         if event.in_use > peak:
             peak, at, operation = event.in_use, number, last
     _apply(step[:at], live, is_new=True)
@@ -125,7 +126,6 @@ def replay_step(
 
 
 def _apply(events: Sequence[AllocatorEvent], live: dict[int, Chunk], is_new: bool) -> None:
-    """Apply events to the live chunks."""
     for event in events:
         if event.kind == ALLOCATE:
             live[event.address] = _chunk(event, is_new)
@@ -136,7 +136,6 @@ def _apply(events: Sequence[AllocatorEvent], live: dict[int, Chunk], is_new: boo
 def _chunks_before(
     earlier: Sequence[AllocatorEvent], before: Sequence[KnownTensor], is_complete: bool
 ) -> dict[int, Chunk]:
-    """Return the chunks that are live when the step begins, by address."""
     live: dict[int, Chunk] = {}
     _apply(earlier, live, is_new=False)
     for tensor in before:
@@ -148,45 +147,49 @@ def _chunks_before(
 
 
 def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[TimelinePoint, ...]:
-    """Return at most so many of the points, the first, the last and all high and low extremes of equal parts kept.
+    """Return the first and last point, and the highest and lowest of equal parts.
+
+    Args:
+        points: points of a timeline.
+        most: maximum number of points. Defaults to 2000.
 
     Examples:
         >>> points = [TimelinePoint(time, 1000 if time == 777 else time % 7, "") for time in range(5000)]
-        >>> kept = thin(points, 100)
-        >>> len(kept) <= 100, max(point.bytes for point in kept)
+        >>> thinned = thin(points, 100)
+        >>> len(thinned) <= 100, max(point.bytes for point in thinned)
         (True, 1000)
     """
     if len(points) <= most:
         return tuple(points)
     parts = (most - 2) // 2
-    kept = {0, len(points) - 1}
+    indices = {0, len(points) - 1}
     for part in range(parts):
-        part_of = range(part * len(points) // parts, (part + 1) * len(points) // parts)
-        kept.add(max(part_of, key=lambda index: points[index].bytes))
-        kept.add(min(part_of, key=lambda index: points[index].bytes))
-    return tuple(points[index] for index in sorted(kept))
+        part_indices = range(part * len(points) // parts, (part + 1) * len(points) // parts)
+        indices.add(max(part_indices, key=lambda index: points[index].bytes))
+        indices.add(min(part_indices, key=lambda index: points[index].bytes))
+    return tuple(points[index] for index in sorted(indices))
 
 
 def _chunk(event: AllocatorEvent, is_new: bool = False) -> Chunk:
     return Chunk(event.requested, event.allocated, event.op, event.region, event.shape, is_new, True)
 
 
-def _learn_from_frees(step: Sequence[AllocatorEvent], live: dict[int, Chunk]) -> None:
-    """Take up chunks from before the step that it frees: a free says how large the chunk was."""
-    known: set[int] = set()
+def _add_freed_chunks(step: Sequence[AllocatorEvent], live: dict[int, Chunk]) -> None:
+    """Add chunks from before the step that it frees, as the event of a free has the chunk's size."""
+    seen: set[int] = set()
     for event in step:
         if event.kind == ALLOCATE:
-            known.add(event.address)
-        elif event.address not in known:
+            seen.add(event.address)
+        elif event.address not in seen:
             chunk = live.setdefault(event.address, Chunk(event.requested, event.allocated))
             chunk.requested, chunk.allocated, chunk.is_recorded = event.requested, event.allocated, True
-            known.add(event.address)
+            seen.add(event.address)
 
 
-def _drop_what_lies_elsewhere(live: dict[int, Chunk], begin: int) -> None:
-    """Drop tensors outside the allocator, as they would exceed the bytes in use.
+def _drop_outside_tensors(live: dict[int, Chunk], begin: int) -> None:
+    """Drop tensors outside the allocator, until the rest fits into the bytes in use.
 
-    A tensor made from a NumPy array may share that array's memory, and nothing about it tells.
+    A tensor of a NumPy array may share the array's memory, which cannot be detected.
     """
     excess = sum(chunk.allocated for chunk in live.values()) - begin
     doubtful = [
@@ -241,7 +244,7 @@ def known_tensor(tensor: Any, kind: str, name: str, layer: tuple[str, ...] = ())
 
 
 def known_tensors(tensors: Iterable[Any], kind: str, name: str) -> list[KnownTensor]:
-    """Describe the eager tensors among some objects."""
+    """Describe the eager tensors among objects."""
     described = (known_tensor(tensor, kind, name) for tensor in tensors if _is_eager(tensor))
     return [tensor for tensor in described if tensor is not None]
 
@@ -250,22 +253,22 @@ def tensors_of_model(model: Any, owners: Mapping[int, tuple[str, ...]]) -> list[
     """Describe the variables of a model, its metrics and its optimizers.
 
     Args:
-        model: a Keras model whose variables have values.
-        owners: id of a variable → names of the layer that made it.
+        model: a Keras model with weights.
+        owners: names of the layer that made a variable, by the variable's id.
     """
-    described = []
+    tensors = []
     for variable, kind in variables_of(model).values():
         value: Any = variable.value
         if not hasattr(value, "read_value"):  # it has no value yet
             continue
-        held = known_tensor(value.read_value(), kind, variable.path, owners.get(id(variable), ()))
-        if held is not None:
-            described.append(held)
-    return described
+        tensor = known_tensor(value.read_value(), kind, variable.path, owners.get(id(variable), ()))
+        if tensor is not None:
+            tensors.append(tensor)
+    return tensors
 
 
 def tensors_of_python() -> list[KnownTensor]:
-    """Describe tensors that Python objects keep: constants of a step, a data set, stored results."""
+    """Describe the tensors of Python objects: constants of a step, a dataset, stored results."""
     tensors = (value for value in living_objects() if _is_eager(value))
     return known_tensors((tensor for tensor in tensors if tensor.dtype.size), "constant", "a tensor kept in Python")
 

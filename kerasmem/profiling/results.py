@@ -1,4 +1,4 @@
-"""The memory of one profiled step at its peak, in the layout of an estimate."""
+"""The profile of a step: its memory at the peak, in the layout of an estimate."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class PeakBytes(Bytes):
     """The peak in bytes and its parts. The categories and `unnamed` add up to `total`.
 
     Attributes:
-        total: all chunks that the allocator had handed out.
-        low: the least peak of the steps that ran.
-        high: the most.
+        total: bytes of all chunks in use.
+        low: the lowest peak of the recorded steps.
+        high: the highest peak of the recorded steps.
         weights: variables of the model and its metrics.
         optimizer: the optimizer's variables.
         gradients: results of the backward pass.
         activations: results of the forward pass, loss included.
         inputs: the batch.
-        workspace: scratch memory of operations, the optimizer's included, and constants of the step.
+        workspace: scratch of operations, the optimizer's included, and constants of the step.
         allocator: bytes of chunks beyond the requests.
-        unnamed: chunks of unknown purpose.
+        unnamed: chunks of unknown origin.
     """
 
     unnamed: int = 0
@@ -53,11 +53,11 @@ class PeakBytes(Bytes):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfiledLayer(LayerMemory):
-    """One layer: its facts as in an estimate, and its memory at the peak.
+    """A layer as in an estimate, with its memory at the peak.
 
     Attributes:
-        bytes_at_peak: bytes requested on its behalf and live at the peak.
-        bytes: the same again, as estimates have it.
+        bytes_at_peak: its requested bytes at the peak.
+        bytes: the same, as in estimates.
         parts: the same by category.
     """
 
@@ -76,7 +76,7 @@ class Share:
 
 @dataclass(frozen=True)
 class TimelinePoint:
-    """An instant of the step: microseconds from its begin, bytes in use then, and the operation that ran ("": none)."""
+    """An instant of the step: microseconds since its begin, bytes in use, and the operation, or ""."""
 
     time_us: float
     bytes: int
@@ -85,15 +85,15 @@ class TimelinePoint:
 
 @dataclass(frozen=True)
 class LiveChunk:
-    """A chunk that was live at the peak.
+    """A chunk in use at the peak.
 
     Attributes:
-        bytes: of the chunk.
-        requested: the requested bytes among those.
+        bytes: size of the chunk.
+        requested: requested bytes.
         category: one of `PeakBytes.CATEGORIES`.
-        layer: the layer that it belongs to, or None.
-        what: the variable, or the operation that asked for it.
-        shape: as TensorFlow writes it ("[32,10]"), or "".
+        layer: its layer, or None.
+        what: the variable, or the operation that requested it.
+        shape: TensorFlow's text of the shape ("[32,10]"), or "".
     """
 
     bytes: int
@@ -113,20 +113,20 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
 
     Attributes:
         model: the model.
-        settings: how the step was run.
+        settings: settings of the step.
         bytes: the peak and its categories.
-        layers: by layer; with `shares` they add up to `bytes.total`.
-        shares: parts without a layer.
-        instant: when the peak was reached; None if nothing was allocated.
-        timeline: bytes in use over the step, thinned to at most 2,000 points of which the peak is one.
-        live: the largest chunks at the peak, the largest first.
-        live_chunks: how many chunks were live then (count).
+        layers: memory by layer; with `shares` it adds up to `bytes.total`.
+        shares: memory without a layer.
+        instant: the moment of the peak, or None if nothing was allocated.
+        timeline: bytes in use over the step, at most 2,000 points, with the peak.
+        live: the 200 largest chunks at the peak, the largest first.
+        live_chunks: number of chunks at the peak.
         before: bytes in use when the step began.
-        requested: bytes asked for, of those in use at the peak; None if chunks from before are unknown.
-        events: allocations and frees in the step (count).
-        notes: how it was measured.
-        unmodelled: parts that could not be seen, and why.
-        formula: the hand formula, as an estimate has it; None if the layers' outputs were not inferred.
+        requested: requested bytes at the peak, or None if chunks from before the step are unknown.
+        events: number of allocations and frees in the step.
+        notes: how the step was measured.
+        unmodelled: memory of unknown origin, and why.
+        formula: figures of the hand formula as in an estimate, if known.
     """
 
     model: ModelFacts
@@ -157,17 +157,17 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
 
     @property
     def measured(self) -> bool:
-        """True: an estimate has no such field."""
+        """True. Estimates lack this field."""
         return True
 
     @property
     def named_share(self) -> float:
-        """The share of the peak's bytes that have a layer or a category, from 0 to 1."""
+        """Share of the peak's bytes with a layer or a category, from 0 to 1."""
         return 1 - self.bytes.unnamed / self.bytes.total if self.bytes.total else 1.0
 
     @property
     def pool(self) -> dict[str, int | None]:
-        """Requested bytes and bytes in use, as an estimate has them; TensorFlow does not tell the reserved ones."""
+        """Requested bytes and bytes in use, as in an estimate. TensorFlow does not record the reserved ones."""
         return {"requested": self.requested, "in_use": self.bytes.total, "reserved": None}
 
     def to_dict(self) -> dict[str, Any]:

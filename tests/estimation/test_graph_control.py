@@ -151,7 +151,7 @@ def test_the_next_iteration_waits_for_the_counter_alone():
 
 @pytest.mark.parametrize(
     ("times", "reason"),
-    [("n", "how often the loop of loop/cond runs depends on the data"), (10**9, "more than 100 operations")],
+    [("n", "number of iterations of loop/cond depends on the data"), (10**9, "at most 100 operations")],
 )
 def test_a_loop_must_end_after_a_known_number_of_times(monkeypatch, times, reason):
     monkeypatch.setattr("kerasmem.estimation.graph.control.LONGEST", 100)

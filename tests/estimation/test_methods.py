@@ -89,7 +89,7 @@ def other_recurrent():
         ("auto", SIZE, None, "graph", "a size need not be a GPU's"),
         ("auto", CARD, None, "gpu-target", "--no-jit-compile"),
         ("auto", CARD, no_jit, "graph", "layer 'stubborn' cannot be compiled by XLA"),
-        ("auto", CARD, recurrent, "graph", "layer 'memory' to cuDNN"),
+        ("auto", CARD, recurrent, "graph", "cuDNN runs layer 'memory'"),
         ("auto", CARD, other_recurrent, "gpu-target", "Keras compiles with XLA on a GPU"),
         (True, None, None, "xla", "jit_compile=True"),
         (True, CARD, None, "gpu-target", "jit_compile=True"),
@@ -124,7 +124,7 @@ def test_a_plan_for_the_cpu_is_not_passed_off_as_the_cards(ask):
 @pytest.mark.parametrize("target", [None, CARD])
 def test_the_formula_answers_with_the_reasons_if_no_other_method_does(ask, target):
     answer, _ = ask(target=target, fails=("graph", "probe", "gpu-target", "xla"))
-    assert answer.method == "formula" and "the formula answers in place of other methods" in answer.notes
+    assert answer.method == "formula" and "the formula answers instead of other methods" in answer.notes
     assert "graph has no answer: graph will not" in answer.fallback
 
 

@@ -1,7 +1,8 @@
-"""Turn a traced step into the program that TensorFlow executes: plain data with all shapes known."""
+"""Conversion of a traced step to the program that TensorFlow executes, as plain data with known shapes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence, Set
@@ -20,20 +21,20 @@ from kerasmem.estimation.graph.scratch import AXES, Kernels, reduction
 from kerasmem.models.sizes import element_bytes
 from kerasmem.models.step import TracedStep
 
-_HOST_DTYPES = ("int32", "string")  # beside a card
+_HOST_DTYPES = ("int32", "string")  # kept in the host's memory if a card runs the step
 _FILLS = ("Zeros", "Ones", "Constant", "function")
 _KEPT_ATTRIBUTES = (
     "strides", "padding", "dilations", "data_format", "is_training", "rnn_mode", "frame_name", "is_constant",
     "equation", "ksize", "transpose_b",
 )  # fmt: skip
-# Operations on constants alone are computed once, when the step is prepared: by Grappler if the result is small
-# (kMaxConstantSize), by the runtime up to a number of bytes (constant_folding.h).
+# Operations on constants are computed once, when the step is prepared: by Grappler if the result is small
+# (kMaxConstantSize), by the runtime up to the second limit (constant_folding.h).
 _SMALL_CONSTANT, _LARGEST_CONSTANT = 100 << 10, 10 << 20
 _REDUCTIONS = frozenset(name for name, needs in KINDS["both"]["scratch"].items() if needs == reduction.__name__)
 
 
 def _small_reserve(node: Node) -> tuple[Tensor, ...]:
-    """Return the outputs of a batch normalisation with a reserve of one number (fused_batch_norm_op.cc)."""
+    """Return the outputs of a batch normalisation, with a reserve of one element (fused_batch_norm_op.cc)."""
     last = node.outputs[-1].dtype
     return (*node.outputs[:-1], Tensor((), last, element_bytes(last)))
 
@@ -49,10 +50,10 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
 
     Args:
         traced: the step.
-        kernels: that run it.
+        kernels: kernels of the CPU or card that runs it.
 
     Raises:
-        NotModelled: If Grappler refuses the graph, or a loop or a size depends on the data.
+        NotModelled: If Grappler cannot optimise the graph, or a loop or a size depends on the data.
     """
     graph, definition = rewrite(traced, kernels.capability if isinstance(kernels, CardKernels) else None)
     program, notes = unroll(_plain(graph, traced, kernels))
@@ -67,13 +68,13 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
 
 
 def on_card(program: Program, on_host: Set[str]) -> Program:
-    """Return the program with each tensor in the card's memory or the host's, and the copies between the two.
+    """Divide a program's tensors between the card and the host, and add the copies between them.
 
-    Kernels on a card keep shapes and most other 32-bit integers on the host. Any other tensor is copied once if it is
-    wanted in the other memory (tensorflow/core/graph/graph_partition.cc, common_runtime/memory_types.cc).
+    Kernels on a card keep shapes and most other 32-bit integers on the host. Any other tensor is copied once if an
+    operation needs it in the other memory (tensorflow/core/graph/graph_partition.cc, common_runtime/memory_types.cc).
 
     Args:
-        program: the step, loops unrolled.
+        program: the step, with unrolled loops.
         on_host: names of the operations that run on the CPU.
     """
     nodes: list[Node] = []
@@ -84,7 +85,7 @@ def on_card(program: Program, on_host: Set[str]) -> Program:
         nodes.append(replace(node, outputs=outputs, attributes=attributes))
     copies: dict[tuple[int, int], int] = {}
 
-    def wanted(source: tuple[int, int], is_on_host: bool) -> tuple[int, int]:
+    def source_in(is_on_host: bool, source: tuple[int, int]) -> tuple[int, int]:
         node = nodes[source[0]]
         tensor = node.outputs[source[1]]
         if tensor.on_host == is_on_host or tensor.dtype in (*_HOST_DTYPES, "resource", "variant"):
@@ -95,13 +96,13 @@ def on_card(program: Program, on_host: Set[str]) -> Program:
         return copies[source], 0
 
     for number, node in enumerate(program.nodes):
-        inputs = tuple(wanted(source, node.name in on_host) for source in node.inputs)
+        inputs = tuple(source_in(node.name in on_host, source) for source in node.inputs)
         nodes[number] = replace(nodes[number], inputs=inputs)
     return replace(program, nodes=tuple(nodes))
 
 
 def merge_bias_gradients(program: Program, kernels: Kernels) -> Program:
-    """Return the program with bias gradients computed by oneDNN's gradient of the filter (mkl_layout_pass.cc)."""
+    """Merge bias gradients into oneDNN's gradients of filters (mkl_layout_pass.cc)."""
     nodes = list(program.nodes)
     biases = {node.inputs[0]: number for number, node in enumerate(nodes) if node.type == "BiasAddGrad"}
     moved: dict[tuple[int, int], tuple[int, int]] = {}
@@ -118,46 +119,47 @@ def merge_bias_gradients(program: Program, kernels: Kernels) -> Program:
 
 
 def _shape_functions(by_name: dict[str, Any], versions: Any) -> tuple[Infer, Evaluate]:
-    """Return functions that infer an operation's shapes, or evaluate it, by TensorFlow from now known inputs."""
+    """Return functions by which TensorFlow infers an operation's shapes and evaluates it."""
     operations: dict[Any, Any] = {}
 
-    def alone(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-        known = tuple(None if value is None else (value.shape, value.tobytes()) for value in values)
-        key = (node.name, tuple(tensor.shape for tensor in inputs), known)
+    def isolate(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        contents = tuple(None if value is None else (value.shape, value.tobytes()) for value in values)
+        key = (node.name, tuple(tensor.shape for tensor in inputs), contents)
         if key not in operations:
             definition = by_name.get(node.name)
-            operations[key] = None if definition is None else _alone(definition, versions, inputs, values)
+            operations[key] = None if definition is None else _isolate(definition, versions, inputs, values)
         return operations[key]
 
     def infer(node: Node, inputs: Sequence[Tensor], values: Sequence[Any]) -> list[tuple[int, ...] | None] | None:
-        operation = alone(node, inputs, values)
+        operation = isolate(node, inputs, values)
         return None if operation is None else [tensor_of(output).shape for output in operation.outputs]
 
     def evaluate(node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-        operation = alone(node, inputs, values)
+        operation = isolate(node, inputs, values)
         return None if operation is None else constant_value(operation.outputs[output])
 
     return infer, evaluate
 
 
-def _alone(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-    """Return an operation in a graph of its own, on constants if its inputs' values are known; None if refused."""
+def _isolate(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+    """Return the operation in a separate graph, with known values as constants, or None if TensorFlow refuses it."""
     import tensorflow as tf
 
-    alone = tf.compat.v1.GraphDef(versions=versions, node=[definition])
-    del alone.node[0].input[:]
-    alone.node[0].attr.pop("_class", None)
+    graph_def = tf.compat.v1.GraphDef(versions=versions, node=[definition])
+    node = graph_def.node[0]
+    del node.input[:]
+    node.attr.pop("_class", None)
     with tf.Graph().as_default() as graph:
         sources = {}
         for index, (tensor, value) in enumerate(zip(inputs, values, strict=True)):
-            alone.node[0].input.append(f"input_{index}")
+            node.input.append(f"input_{index}")
             sources[f"input_{index}"] = (
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
                 if value is None
                 else tf.constant(value, tensor.dtype)
             )
         try:
-            tf.import_graph_def(alone, input_map=sources, name="")
+            tf.import_graph_def(graph_def, input_map=sources, name="")
         except ValueError:
             return None
     return graph.get_operation_by_name(definition.name)
@@ -168,7 +170,7 @@ def _plain(graph: Any, traced: TracedStep, kernels: Kernels) -> Program:
     numbers = {operation.name: number for number, operation in enumerate(operations)}
     variables = {id(variable): index for index, variable in enumerate(traced.variables)}
     nodes = []
-    variable_of: dict[int, int] = {}  # node → the variable whose handle it passes on
+    variable_of: dict[int, int] = {}  # by node that passes on a variable's handle
     for number, operation in enumerate(operations):
         inputs = tuple((numbers[tensor.op.name], tensor.value_index) for tensor in operation.inputs)
         captured = id(traced.captures.get(operation.name))
@@ -191,20 +193,20 @@ def _plain(graph: Any, traced: TracedStep, kernels: Kernels) -> Program:
 
 
 def _shape_constants(traced: TracedStep) -> int:
-    """Return the number of constants that shape functions have read: sizes, axes, permutations.
+    """Return the number of constants that shape functions have read, such as sizes, axes and permutations.
 
-    Each stays in a buffer of its own as long as the traced graph (core/common_runtime/shape_refiner.cc). Elementwise
+    Each has its own buffer as long as the traced graph lives (core/common_runtime/shape_refiner.cc). Elementwise
     operations read none. A first call that creates the optimizer's variables traces twice, which is not counted.
     """
-    operations = [one for one in traced.function.graph.get_operations() if one.type not in FORWARDS]
-    inputs = [tensor for operation in operations for tensor in operation.inputs]
+    operations = [operation for operation in traced.function.graph.get_operations() if operation.type not in FORWARDS]
+    inputs = itertools.chain.from_iterable(operation.inputs for operation in operations)
     return sum(tensor.op.type == "Const" and tensor.dtype.is_integer for tensor in inputs)
 
 
 def _fold_constants(nodes: list[Node], stateful: set[int], results: tuple[tuple[int, int], ...]) -> None:
-    """Replace operations on constants alone by constants, and remove operations that only those used.
+    """Replace operations on constants by constants, and remove operations that only those used.
 
-    Of a chain the last result is kept, unless it is too large. Then the whole chain runs in each step.
+    Only the last result of a chain remains. If it is too large, the whole chain runs in each step.
     """
     constant: set[int] = set()  # sources come before their consumers
     for number, node in enumerate(nodes):
@@ -219,11 +221,11 @@ def _fold_constants(nodes: list[Node], stateful: set[int], results: tuple[tuple[
         size = sum(tensor.bytes or 0 for tensor in node.outputs)
         if node.type != "Const" and _SMALL_CONSTANT < size <= _LARGEST_CONSTANT:
             nodes[number] = replace(node, type="Const", inputs=(), attributes={})
-    taken = Counter(source for node in nodes for source, _ in node.inputs)
+    uses = Counter(source for node in nodes for source, _ in node.inputs)
     for number in sorted(constant - used, reverse=True):  # consumers come before their sources
         node = nodes[number]
-        if node.inputs and not taken[number]:
-            taken.subtract(source for source, _ in node.inputs)
+        if node.inputs and not uses[number]:
+            uses.subtract(source for source, _ in node.inputs)
             nodes[number] = Node(node.name, "NoOp", (), node.controls, (), {})
 
 
@@ -233,7 +235,14 @@ def node_of(
     controls: tuple[int, ...] = (),
     variable: int | None = None,
 ) -> Node:
-    """Return a TensorFlow operation as plain data, with the given edges."""
+    """Return a TensorFlow operation as plain data.
+
+    Args:
+        operation: the operation.
+        inputs: (node, output) of each input. Defaults to none.
+        controls: nodes of its control edges. Defaults to none.
+        variable: number of the variable that it works on. Defaults to None.
+    """
     node = Node(
         operation.name,
         "Placeholder" if operation.type == UNFED else operation.type,
@@ -247,7 +256,7 @@ def node_of(
 
 
 def _add_pooling_indices(nodes: list[Node], kernels: Kernels) -> None:
-    """Give oneDNN's max pooling the output that its gradient alone takes: the index of each maximum in its window."""
+    """Add the output of oneDNN's max pooling for its gradient: the index of each maximum in its window."""
     for number, node in enumerate(nodes):
         if node.type not in ("MaxPoolGrad", "MaxPool3DGrad") or table_of(node, kernels) is not TABLES[ONEDNN]:
             continue
@@ -264,35 +273,35 @@ def _add_pooling_indices(nodes: list[Node], kernels: Kernels) -> None:
 
 
 def _add_compiled_scratch(nodes: list[Node]) -> None:
-    """Add the scratch of calls to functions that XLA compiles, such as Keras's grouped convolutions."""
-    known: dict[Any, int] = {}
+    """Add the scratch of functions that XLA compiles, such as Keras's grouped convolutions."""
+    cache: dict[Any, int] = {}
     for number, node in enumerate(nodes):
         nodes[number] = with_compiled_scratch(
-            node, [nodes[source].outputs[output] for source, output in node.inputs], known
+            node, [nodes[source].outputs[output] for source, output in node.inputs], cache
         )
 
 
-def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], known: dict[Any, int]) -> Node:
+def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], cache: dict[Any, int]) -> Node:
     """Return an operation with its scratch if it calls a function that XLA compiles.
 
     Args:
         node: the operation.
         inputs: its inputs.
-        known: cache of bytes by the function's body and shapes.
+        cache: bytes by the function's body and shapes.
     """
     name = node.attributes.get("compiled_function")
-    if name is None or any(tensor.shape is None for tensor in inputs):  # a variable's shape is not known here
+    if name is None or any(tensor.shape is None for tensor in inputs):  # the shapes of variables are unknown
         return node
     from kerasmem.compat.tensorflow_runtime import body_of
     from kerasmem.estimation.xla import XlaRefused, scratch_of_function
 
     key = (body_of(name), tuple(tensor.shape for tensor in inputs))
-    if key not in known:
+    if key not in cache:
         try:
-            known[key] = scratch_of_function(name, [(tensor.shape or (), tensor.dtype) for tensor in inputs])
+            cache[key] = scratch_of_function(name, [(tensor.shape or (), tensor.dtype) for tensor in inputs])
         except XlaRefused:
             return node
-    return replace(node, attributes={**node.attributes, "scratch": known[key]})
+    return replace(node, attributes={**node.attributes, "scratch": cache[key]})
 
 
 def variables_of(traced: TracedStep) -> tuple[Variable, ...]:

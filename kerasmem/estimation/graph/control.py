@@ -1,9 +1,9 @@
-"""Unroll loops and branches: a program with a node for each run of an operation. Pure Python.
+"""Unrolling of loops and branches to one node for each run of an operation.
 
 TensorFlow lowers `while` and `cond` to Enter, Merge, Switch, NextIteration and Exit. Here tokens pass between those as
-they do in the executor, but only the loop's counters are computed. Each other operation that would run becomes a node.
-It waits for the nodes that made its inputs, and for the condition of its iteration or branch. If a branch depends on
-the data, the larger one is taken, with a note.
+in the executor, but only loop counters are computed. Each other operation that would run becomes a node. It waits for
+the nodes that made its inputs, and for the condition of its iteration or branch. If a branch depends on the data, the
+larger one is counted, with a note.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _Token:
     """A value on an edge, or the signal of a control edge.
 
     Attributes:
-        source: the new node and output that it comes from, or None.
-        value: None if unknown.
-        awaited: new nodes that whoever receives it waits for, beside the source.
-        is_dead: whether it comes from a branch that is not taken.
+        source: new node and output that it comes from, or None.
+        value: its value, or None if unknown.
+        awaited: further new nodes that its receiver waits for.
+        is_dead: whether it comes from a branch that does not run.
     """
 
     source: tuple[int, int] | None = None
@@ -66,7 +66,7 @@ _DEAD = _Token(is_dead=True)
 
 @dataclass(slots=True)
 class _Waiting:
-    """An operation of one iteration that still waits for tokens."""
+    """State of an operation in one iteration: its tokens, and the number of missing ones."""
 
     left: int
     is_dead: bool = False
@@ -76,7 +76,7 @@ class _Waiting:
 
 
 def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
-    """Return the program without control flow, and notes on the branches taken.
+    """Return the program without control flow, and notes on the counted branches.
 
     Raises:
         NotModelled: If the number of iterations depends on the data, or is too large.
@@ -89,10 +89,10 @@ def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
 
 
 def _as_lowered(program: Program) -> Program:
-    """Return the program with the nodes of a loop's functions waiting for its first variable alone.
+    """Let the nodes of a loop's functions wait for its first variable only, as at run time (lower_while_op.cc).
 
-    TensorFlow's runtime lowers loops in this way (lower_while_op.cc). Grappler lets a function wait for all its inputs
-    (function_optimizer.cc), so that no iteration would begin before the last one ends.
+    In Grappler's graph they wait for all inputs (function_optimizer.cc), so that no iteration would begin before the
+    last one ends.
     """
     nodes = program.nodes
 
@@ -119,8 +119,9 @@ class _Walk:
             for source in node.controls:
                 self._after[source].append(number)
         self._waiting: dict[tuple[int, _Context], _Waiting] = {}
-        self._constants: dict[_Context, list[tuple[int, _Token]]] = defaultdict(list)  # of a frame's first context
-        self._iterations: dict[_Context, int] = defaultdict(int)  # likewise: the last one
+        # By a frame's first context: its constants, and its last iteration.
+        self._constants: dict[_Context, list[tuple[int, _Token]]] = defaultdict(list)
+        self._iterations: dict[_Context, int] = defaultdict(int)
         self._ready: deque[tuple[int, _Context]] = deque()
         self._branches: dict[tuple[int, int], bool] = {}
         self._new: list[Node] = []
@@ -128,14 +129,14 @@ class _Walk:
         self.notes: list[str] = []
 
     def run(self) -> None:
-        """Pass tokens until none is left."""
+        """Pass tokens until no operation is ready."""
         for number, node in enumerate(self._program.nodes):
             if not node.inputs and not node.controls:
                 self._ready.append((number, ()))
         while self._ready:
             self._fire(*self._ready.popleft())
             if len(self._new) > LONGEST:
-                raise NotModelled(f"the step's loops run for more than {LONGEST:,} operations")
+                raise NotModelled(f"the unrolled step must have at most {LONGEST:,} operations; it has more")
 
     def result(self) -> Program:
         """Return the unrolled program."""
@@ -150,7 +151,7 @@ class _Walk:
             has_loops=any(self._iterations.values()),
         )
 
-    def _at(self, number: int, context: _Context) -> _Waiting:
+    def _state(self, number: int, context: _Context) -> _Waiting:
         waiting = self._waiting.get((number, context))
         if waiting is None:
             node = self._program.nodes[number]
@@ -160,7 +161,7 @@ class _Walk:
 
     def _arrive(self, number: int, context: _Context, token: _Token, index: int | None = None) -> None:
         """Pass an operation a token for an input, or for a control edge (None)."""
-        node, waiting = self._program.nodes[number], self._at(number, context)
+        node, waiting = self._program.nodes[number], self._state(number, context)
         if waiting.has_run:
             return
         if index is not None:
@@ -177,7 +178,7 @@ class _Walk:
             self._ready.append((number, context))
 
     def _fire(self, number: int, context: _Context) -> None:
-        node, waiting = self._program.nodes[number], self._at(number, context)
+        node, waiting = self._program.nodes[number], self._state(number, context)
         if waiting.has_run:
             return
         waiting.has_run = True
@@ -199,7 +200,7 @@ class _Walk:
                 self._emit(number, node, context, inputs, awaited)
 
     def _control(self, number: int, node: Node, context: _Context, inputs: list[_Token], awaited: _Nodes) -> None:
-        """Pass on the token of a node of control flow, to its iteration or another one."""
+        """Pass on the token of a control-flow node, to its iteration or another one."""
         token, outer = replace(inputs[0], awaited=awaited), context[:-1]
         if node.type == "Enter":
             self._enter(number, node, context, token)
@@ -217,14 +218,14 @@ class _Walk:
             condition = inputs[1]
             if condition.source is not None:
                 token = replace(token, awaited=(condition.source[0],))
-            self._pass_on(number, context, [_DEAD, token] if self._taken(node, condition) else [token, _DEAD])
+            self._pass_on(number, context, [_DEAD, token] if self._choose(node, condition) else [token, _DEAD])
         elif token.value is None:
-            raise NotModelled(f"how often the loop of {node.name} runs depends on the data")
+            raise NotModelled(f"the number of iterations of {node.name} depends on the data")
         else:
             self._pass_on(number, context, [token])
 
     def _enter(self, number: int, node: Node, context: _Context, token: _Token) -> None:
-        """Pass a token into a loop: to its first iteration, or to all if it is constant there."""
+        """Pass a token into a loop: to its first iteration, or to all if it is a constant."""
         frame = str(node.attributes.get("frame_name"))
         first, last = (*context, (frame, 0)), 0
         if node.attributes.get("is_constant"):
@@ -233,7 +234,8 @@ class _Walk:
         for iteration in range(last + 1):
             self._pass_on(number, (*context, (frame, iteration)), [token])
 
-    def _taken(self, node: Node, condition: _Token) -> bool:
+    def _choose(self, node: Node, condition: _Token) -> bool:
+        """Return whether the branch for "true" runs."""
         if condition.value is not None:
             return bool(condition.value)
         key = node.inputs[1]
@@ -244,9 +246,9 @@ class _Walk:
         return self._branches[key]
 
     def _is_larger(self, condition: tuple[int, int]) -> bool:
-        """Return whether the branch for "true" makes at least as many bytes as the other.
+        """Return whether the branch for "true" has at least as many bytes as the other.
 
-        A branch of known sizes is preferred to one whose sizes depend on the data.
+        If only one branch has known sizes, it counts as the larger.
         """
         nodes, weights = self._program.nodes, []
         for branch in (0, 1):
@@ -267,7 +269,7 @@ class _Walk:
 
     def _emit(self, number: int, node: Node, context: _Context, inputs: Sequence[_Token], awaited: _Nodes) -> None:
         """Add a node for one run of an operation, and pass its outputs on."""
-        # Which input a Merge took is a number without memory of its own, and has no source.
+        # The index of the input that a Merge forwards has no memory, and no source.
         sources = tuple(token.source for token in inputs if token.source is not None)
         new = len(self._new)
         self._new.append(replace(node, inputs=sources, controls=awaited))
@@ -275,7 +277,7 @@ class _Walk:
         self._send(number, context, outputs, (new,))
 
     def _pass_on(self, number: int, context: _Context, outputs: list[_Token]) -> None:
-        """Pass on the live token among the outputs of a node of control flow."""
+        """Pass on the live token among the outputs of a control-flow node."""
         live = next((token for token in outputs if not token.is_dead), None)
         if live is None:
             self._send(number, context, outputs, None)
@@ -289,7 +291,7 @@ class _Walk:
             number: the operation.
             context: the iteration.
             outputs: its outputs.
-            done: new nodes to wait for on its control edges, or None if it is dead.
+            done: new nodes that its control edges wait for, or None if it is dead.
         """
         for output, consumer, index in self._consumers[number]:
             self._arrive(consumer, context, outputs[output], index)
@@ -303,15 +305,15 @@ class _Walk:
 
 def _values(node: Node, inputs: Sequence[_Token]) -> list[Any]:
     """Return the known values of a node's outputs. A list's value is (last item, rest)."""
-    known = [token.value for token in inputs]
+    values = [token.value for token in inputs]
     value = None
     if node.type == "Const":
         constant = node.attributes.get("value")
         value = constant.reshape(()).item() if constant is not None and constant.size == 1 else None
     elif node.type == "TensorListPushBack":
-        value = (known[1], known[0])
-    elif node.type == "TensorListPopBack" and known[0] is not None:
-        return [known[0][1], known[0][0]]
-    elif node.type in _EVALUATED and None not in known:
-        value = _EVALUATED[node.type](*known)
+        value = (values[1], values[0])
+    elif node.type == "TensorListPopBack" and values[0] is not None:
+        return [values[0][1], values[0][0]]
+    elif node.type in _EVALUATED and None not in values:
+        value = _EVALUATED[node.type](*values)
     return [value, *[None] * (len(node.outputs) - 1)][: len(node.outputs)]

@@ -1,11 +1,10 @@
-"""The scratch of TensorFlow's kernels on a card: functions as in `scratch`. Pure.
+"""Scratch of TensorFlow's kernels on a card, by functions as in `scratch`.
 
-TensorFlow's own requests are exact: copies in the layout and padding that cuDNN takes (conv_ops_impl.h,
-conv_grad_input_ops.cc, conv_grad_filter_ops.cc, fused_batch_norm_op.cc, softmax_op_gpu.cu.cc in
-tensorflow/core/kernels). cuDNN's workspace depends on the algorithm that is fastest on the card in the first step. It
-is nothing at least, as TensorFlow falls back to an algorithm without workspace if there is no room
-(AllocateScratchOrFallback in autotune_conv_impl.h). At most it is that of the largest documented algorithm, within
-TF_CUDNN_WORKSPACE_LIMIT_IN_MB.
+TensorFlow's own requests are exact: copies in the layout and padding of cuDNN (conv_ops_impl.h, conv_grad_input_ops.cc,
+conv_grad_filter_ops.cc, fused_batch_norm_op.cc, softmax_op_gpu.cu.cc in tensorflow/core/kernels). cuDNN's workspace
+depends on the algorithm that is fastest on the card in the first step. Its lower bound is 0, as TensorFlow falls back
+to an algorithm without workspace (AllocateScratchOrFallback in autotune_conv_impl.h). Its upper bound is the largest
+documented algorithm, within TF_CUDNN_WORKSPACE_LIMIT_IN_MB.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from kerasmem.estimation.unmodelled import REDZONES
 from kerasmem.models.sizes import element_bytes
 
 _HALVES = ("float16", "bfloat16")
-_COMPLEX, _LAYOUTS = 8, 2  # bytes of a complex number of two float32, in so many layouts
-_LARGEST_TRANSFORM, _TRANSFORMED_TILE = 256, 32  # cuDNN's FFT takes no larger planes; other than in tiles
+_COMPLEX, _LAYOUTS = 8, 2  # bytes of a complex number of two float32, and number of layouts
+_LARGEST_TRANSFORM, _TRANSFORMED_TILE = 256, 32  # sizes of cuDNN's FFT: largest plane, and tile of larger ones
 
 
 def channels_last(capability: tuple[int, int] | None) -> tuple[str, ...]:
-    """Return the dtypes whose convolutions tensor cores compute with the channels last.
+    """Return the dtypes in which tensor cores compute convolutions with the channels last.
 
     Examples:
         >>> channels_last((7, 5)), channels_last((8, 0)), channels_last((6, 1))
@@ -37,20 +36,20 @@ def channels_last(capability: tuple[int, int] | None) -> tuple[str, ...]:
 
 
 class _Convolution(NamedTuple):
-    """A convolution, whichever of its three parts is computed.
+    """A convolution, or the gradient of one.
 
     Attributes:
         batch: samples.
-        channels: of the input and of the result.
-        sizes: of the input, over space.
-        kernel: of the filter, over space.
-        results: of the result, over space.
-        steps: strides over space.
-        paddings: (before, after) over space.
-        is_dense: neither dilated nor divided into groups.
+        channels: numbers of input and result channels.
+        sizes: spatial shape of the input.
+        kernel: spatial shape of the filter.
+        results: spatial shape of the result.
+        steps: spatial strides.
+        paddings: (before, after) for each spatial dimension.
+        is_dense: whether it is neither dilated nor grouped.
         is_last: whether the channels come last.
-        filter_bytes: of the filter.
-        element: bytes of a number.
+        filter_bytes: bytes of the filter.
+        element: bytes of an element.
     """
 
     batch: int
@@ -88,7 +87,7 @@ class _Convolution(NamedTuple):
 
     @property
     def is_product(self) -> bool:
-        """Whether cuBLAS computes it as a plain matrix product, which needs the channels last."""
+        """Whether cuBLAS computes it as a plain matrix product. The channels must come last."""
         is_point = set(self.kernel) | set(self.steps) == {1}
         is_whole = self.kernel == self.sizes and set(self.results) == {1} and not self.is_uneven
         return self.is_last and self.is_dense and (is_point or is_whole)
@@ -112,7 +111,7 @@ def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
     rank = len(images.shape) - 2
     first = 1 if is_last else 2
     space, channel = slice(first, first + rank), rank + 1 if is_last else 1
-    steps, spread = (
+    steps, dilations = (
         tuple(int(value) for value in (node.attributes.get(name) or [1] * (rank + 2))[space])
         for name in ("strides", "dilations")
     )
@@ -124,8 +123,8 @@ def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
         kernel,
         results,
         steps,
-        _paddings(node.attributes, sizes, results, kernel, steps, spread),
-        set(spread) == {1} and filters.shape[rank] == images.shape[channel],
+        _paddings(node.attributes, sizes, results, kernel, steps, dilations),
+        set(dilations) == {1} and filters.shape[rank] == images.shape[channel],
         is_last,
         filters.bytes or 0,
         element_bytes(images.dtype),
@@ -134,24 +133,23 @@ def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
 
 def _paddings(
     attributes: dict[str, Any], sizes: tuple[int, ...], results: tuple[int, ...],
-    kernel: tuple[int, ...], steps: tuple[int, ...], spread: tuple[int, ...],
+    kernel: tuple[int, ...], steps: tuple[int, ...], dilations: tuple[int, ...],
 ) -> tuple[tuple[int, int], ...]:  # fmt: skip
     padding = attributes.get("padding", b"SAME")
     padding = padding.decode() if isinstance(padding, bytes) else padding
     if padding == "VALID":
         return ((0, 0),) * len(sizes)
-    wanted = (
-        max((result - 1) * step + (width - 1) * wide + 1 - size, 0)
-        for size, result, width, step, wide in zip(sizes, results, kernel, steps, spread, strict=True)
+    totals = (
+        max((result - 1) * step + (width - 1) * dilation + 1 - size, 0)
+        for size, result, width, step, dilation in zip(sizes, results, kernel, steps, dilations, strict=True)
     )
-    return tuple((total // 2, total - total // 2) for total in wanted)
+    return tuple((total // 2, total - total // 2) for total in totals)
 
 
 def convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """The filter in cuDNN's order, input and result with the channels first, and an even padding.
+    """Scratch of a convolution: the filter in cuDNN's order, and evenly padded tensors with the channels first.
 
-    Of the gradients, that of the input is made in a buffer of its own, beside the one that was allocated for it; that
-    of the filter in cuDNN's order first.
+    The gradient of the input is computed in a second buffer, that of the filter first in cuDNN's order.
     """
     conv = _convolution(node, inputs)
     if conv is None or conv.is_product:
@@ -171,15 +169,15 @@ def convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]
         needs += [conv.padded_bytes] * conv.is_uneven
         needs += [conv.result_bytes] * (is_turned and has_results)
         needs += [conv.padded_bytes] * (is_turned and has_channels)
-    return (*needs, *_tried(conv, kernels, node.type))
+    return (*needs, *_autotuning(conv, kernels, node.type))
 
 
 def _as_it_comes(node: Node, kernels: Kernels) -> bool:
     return isinstance(kernels, CardKernels) and node.outputs[0].dtype in channels_last(kernels.capability)
 
 
-def _tried(conv: _Convolution, kernels: Kernels, kind: str) -> list[int]:
-    """Return the sizes for trying algorithms in the first step: a copy of the result and the largest workspace."""
+def _autotuning(conv: _Convolution, kernels: Kernels, kind: str) -> list[int]:
+    """Return the scratch of autotuning in the first step: a copy of the result, and the largest workspace."""
     if not isinstance(kernels, CardKernels) or not kernels.workspace:
         return []
     results = {"BackpropInput": conv.input_bytes, "BackpropFilter": conv.filter_bytes}
@@ -189,29 +187,29 @@ def _tried(conv: _Convolution, kernels: Kernels, kind: str) -> list[int]:
 
 
 def _workspace(conv: _Convolution, is_forward: bool) -> int:
-    """Return the workspace of the documented algorithm that has most to hold."""
-    # Copies in the layout that tensor cores want.
-    held = [conv.input_bytes + conv.filter_bytes + conv.result_bytes]
+    """Return the largest workspace of the documented algorithms."""
+    # Copies in the layout of tensor cores.
+    workspaces = [conv.input_bytes + conv.filter_bytes + conv.result_bytes]
     if is_forward:  # GEMM, "a significant memory workspace to store the matrix that holds the input tensor data"
         places = conv.batch * math.prod(conv.results)
-        held.append(places * math.prod(conv.kernel) * conv.channels[0] * conv.element)
+        workspaces.append(places * math.prod(conv.kernel) * conv.channels[0] * conv.element)
     if conv.is_dense and set(conv.steps) == {1} and len(conv.sizes) == 2:
-        held.append(_transformed(conv))
-    return max(held)
+        workspaces.append(_fft_bytes(conv))
+    return max(workspaces)
 
 
-def _planes(conv: _Convolution, planes: int) -> tuple[int, int, int]:
-    """Return the numbers in input, filter and result if each plane is transformed into so many."""
+def _plane_elements(conv: _Convolution, elements: int) -> tuple[int, int, int]:
+    """Return the elements of input, filter and result, from those of a plane."""
     first, last = conv.channels
-    return conv.batch * first * planes, first * last * planes, conv.batch * last * planes
+    return conv.batch * first * elements, first * last * elements, conv.batch * last * elements
 
 
-def _transformed(conv: _Convolution) -> int:
-    """FFT: every plane of input, filter and result as complex numbers, half of them by symmetry (arXiv:1312.5851).
+def _fft_bytes(conv: _Convolution) -> int:
+    """Return the workspace of FFT: all planes as complex numbers, half of them by symmetry (arXiv:1312.5851).
 
-    All are held in two layouts: profiles of TensorFlow's Conv2D show cuDNN's fft2d_r2c, then cuBLAS's transposition of
-    complex numbers, then a complex matrix product. Larger planes are divided into tiles of 32 × 32 ("FFT_TILING"),
-    which overlap by the filter's size less one.
+    All are in memory in two layouts: profiles of TensorFlow's Conv2D show cuDNN's fft2d_r2c, then cuBLAS's
+    transposition of complex numbers, then a complex matrix product. Larger planes are divided into tiles of 32 × 32
+    ("FFT_TILING"), which overlap by the filter's size less one.
     """
     padded = [size + sum(pads) for size, pads in zip(conv.sizes, conv.paddings, strict=True)]
     if max(padded) > _LARGEST_TRANSFORM:
@@ -221,14 +219,14 @@ def _transformed(conv: _Convolution) -> int:
             -(-result // (_TRANSFORMED_TILE - width + 1))
             for result, width in zip(conv.results, conv.kernel, strict=True)
         )
-        images, filters, result = _planes(conv, _TRANSFORMED_TILE * (_TRANSFORMED_TILE // 2 + 1))
+        images, filters, result = _plane_elements(conv, _TRANSFORMED_TILE * (_TRANSFORMED_TILE // 2 + 1))
         return (images * tiles + filters + result * tiles) * _COMPLEX * _LAYOUTS
     height, width = (1 << (size - 1).bit_length() for size in padded)
-    return sum(_planes(conv, height * (width // 2 + 1))) * _COMPLEX * _LAYOUTS
+    return sum(_plane_elements(conv, height * (width // 2 + 1))) * _COMPLEX * _LAYOUTS
 
 
 def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """With the channels last, training copies inputs and outputs to cuDNN's layout (fused_batch_norm_op.cc)."""
+    """Copies of inputs and outputs in cuDNN's layout, if the channels come last (fused_batch_norm_op.cc)."""
     layout = node.attributes.get("data_format", b"NHWC")
     if layout not in (b"NHWC", "NHWC") or not node.attributes.get("is_training", True) or not inputs:
         return ()
@@ -237,26 +235,26 @@ def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 
 
 def softmax(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """The rows' maxima and their sums, each in a buffer as large as the result (softmax_op_gpu.cu.cc)."""
+    """Maxima and sums of the rows, each in a buffer as large as the result (softmax_op_gpu.cu.cc)."""
     result: Tensor = node.outputs[0]
     size = result.bytes or 0
     return size, 2 * size if result.dtype in _HALVES else size
 
 
-# cuDNN's reserve of a recurrent layer for its gradient, in numbers for each unit, sample and step: four gates and the
-# cell of an LSTM, six of a GRU. cuDNN reported 736,000,000 and 864,000,000 bytes for four layers of 320 units over
-# 25,000 samples and steps, which are that and the three layers' outputs in between (pytorch/pytorch#2895).
-_KEPT_OF = {"lstm": 5, "gru": 6}
+# cuDNN's reserve for a recurrent layer's gradient, in elements for each unit, sample and step: four gates and the cell
+# of an LSTM, six for a GRU. cuDNN reported 736,000,000 and 864,000,000 bytes for four layers of 320 units over 25,000
+# samples and steps, which are those elements and the outputs of three layers (pytorch/pytorch#2895).
+_RESERVED = {"lstm": 5, "gru": 6}
 
 
 def rnn_reserve(node: Node) -> tuple[Tensor, ...]:
-    """Return a recurrent layer's outputs with the reserve for its gradient, of unknown size in TensorFlow."""
+    """Return a recurrent layer's outputs with the size of the reserve for its gradient."""
     mode = node.attributes.get("rnn_mode", b"lstm")
     result, shape = node.outputs[0], node.outputs[0].shape
     if shape is None:
         return node.outputs
-    kept = _KEPT_OF.get(mode.decode() if isinstance(mode, bytes) else mode, 1) * math.prod(shape)
-    reserve = Tensor((kept,), result.dtype, kept * element_bytes(result.dtype))
+    elements = _RESERVED.get(mode.decode() if isinstance(mode, bytes) else mode, 1) * math.prod(shape)
+    reserve = Tensor((elements,), result.dtype, elements * element_bytes(result.dtype))
     return (
         *node.outputs[:3],
         reserve,
@@ -265,7 +263,7 @@ def rnn_reserve(node: Node) -> tuple[Tensor, ...]:
 
 
 def rnn(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """The weights once more, as cuDNN reported for the same layers."""
+    """A copy of the weights, as cuDNN reported for the same layers."""
     return (inputs[3].bytes or 0,) if len(inputs) > 3 else ()
 
 

@@ -1,15 +1,15 @@
-"""TensorFlow's executor, simulated: the order of one step's operations. Pure Python.
+"""Simulation of TensorFlow's executor: the order of one step's operations.
 
 As in tensorflow/core/common_runtime/executor.cc, a node is ready when all nodes that it waits for have run:
 
 - An inexpensive node runs inline on the thread that made it ready, first in, first out.
-- Of expensive nodes a thread keeps one for itself if it has nothing inline. The others go to the front of its queue.
-- A thread takes from the front of its own queue, or else from the back of another's.
+- A thread keeps one expensive node for itself if it has no inline nodes. The others go to the front of its queue.
+- A thread takes nodes from the front of its own queue, or else from the back of another thread's.
 
 A node notifies its consumers in the order in which they were added to the graph (core/graph/edgeset.h). With
 TensorFlow's own kernels that is the order of the definition, the same in every process. oneDNN's pass
-(mkl_layout_pass.cc) walks the graph depth first and adds a new node for each that it replaces. It starts from the
-nodes without inputs, which lie in a set, so processes differ.
+(mkl_layout_pass.cc) walks the graph depth first and adds a new node for each that it replaces. It starts from a set of
+the nodes without inputs, so processes differ.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from kerasmem.estimation.graph.program import Program
 from kerasmem.estimation.graph.rules import INEXPENSIVE, table_of, threads_of
 from kerasmem.estimation.graph.scratch import Kernels
 
-# A faster kernel is not worth a thread of its own (kOpIsExpensiveThresholdCycles, 8000 cycles).
-EXPENSIVE_SECONDS = 3e-6
-KEPT_IN_ORDER = 8  # consumers of one node; more lie in a set without an order
+EXPENSIVE_SECONDS = 3e-6  # faster kernels run inline (kOpIsExpensiveThresholdCycles, 8000 cycles)
+MOST_ORDERED = 8  # consumers of one node; more are in a set without an order
 
 
 class Executor:
-    """Runs a program on paper.
+    """Orders a program's operations as TensorFlow's threads do.
 
     Args:
         program: the step.
-        kernels: that run it.
-        seconds: time that each node takes; decides the order between threads.
-        draw: random numbers that differ between processes.
-        threads: how many operations run at once. Defaults to that of the kernels.
+        kernels: kernels of the CPU or card that runs it.
+        seconds: time of each node, which decides the order between threads.
+        draw: random numbers of a process. Defaults to a fixed seed.
+        threads: number of operations that run at once. Defaults to the kernels' number.
     """
 
     def __init__(
@@ -60,11 +59,11 @@ class Executor:
         counts = Counter(itertools.chain.from_iterable(self._consumers))
         self._waits = [counts[number] for number in range(len(nodes))]
         self._sources = [number for number, wait in enumerate(self._waits) if not wait]
-        if len(self._sources) > KEPT_IN_ORDER:  # they wait for a node of their own that comes before all
+        if len(self._sources) > MOST_ORDERED:  # they are the consumers of TensorFlow's source node
             self._draw.shuffle(self._sources)
 
     def order(self, variation: float = 0.0) -> list[tuple[int, bool]]:
-        """Return the step as (node, whether it ends): each node starts and ends once.
+        """Return the step's events in order as (node, whether it ends). Each node starts and ends once.
 
         Args:
             variation: standard deviation of the logarithm of an operation's time. Defaults to 0.
@@ -73,19 +72,19 @@ class Executor:
         draw = self._draw
         threads = _Threads(self._threads)
         threads.hand(0, self._sources, expensive)
-        idle = list(range(self._threads))  # the thread that became idle last comes first
+        idle = list(range(self._threads))  # the last idle thread comes first
         clock: list[tuple[float, int, int]] = []  # (end, thread, node)
         steps: list[tuple[int, bool]] = []
         now = 0.0
         while True:
             for thread in tuple(idle):
                 number = threads.take(thread)
-                if number is None:  # nor is there one for the other threads
+                if number is None:  # all queues are empty
                     break
                 idle.remove(thread)
                 steps.append((number, False))
-                took = seconds[number] * draw.lognormvariate(0, variation)
-                heapq.heappush(clock, (now + took, thread, number))
+                duration = seconds[number] * draw.lognormvariate(0, variation)
+                heapq.heappush(clock, (now + duration, thread, number))
             if not clock:
                 return steps
             now, thread, number = heapq.heappop(clock)
@@ -102,18 +101,18 @@ class Executor:
 def _expensive(program: Program, seconds: Sequence[float]) -> list[bool]:
     """Return whether TensorFlow considers each operation expensive.
 
-    It does so for the first ninety runs of a kernel, unless the kernel declares itself inexpensive. In a loop those
-    runs are soon over, and the kernel's time decides.
+    The first ninety runs of a kernel are expensive, unless the kernel declares itself inexpensive. Loops soon exceed
+    ninety runs, and the kernel's time decides.
     """
     runs = Counter(node.name for node in program.nodes)
     return [
-        node.type not in INEXPENSIVE and (took > EXPENSIVE_SECONDS or runs[node.name] == 1)
-        for node, took in zip(program.nodes, seconds, strict=True)
+        node.type not in INEXPENSIVE and (duration > EXPENSIVE_SECONDS or runs[node.name] == 1)
+        for node, duration in zip(program.nodes, seconds, strict=True)
     ]
 
 
 class _Threads:
-    """The threads of the pool: their queues, and the nodes that they run inline."""
+    """The threads of the pool: their queues, and their inline nodes."""
 
     def __init__(self, count: int) -> None:
         self._queues: list[deque[int]] = [deque() for _ in range(count)]
@@ -121,21 +120,21 @@ class _Threads:
 
     def hand(self, thread: int, ready: list[int], expensive: list[bool]) -> None:
         """Hand a thread the nodes that it made ready."""
-        inline, kept = self._inline[thread], None
+        inline, last = self._inline[thread], None
         queued: list[int] = []
         for number in ready:
             if not expensive[number]:
                 inline.append(number)
                 continue
-            if kept is not None:
-                queued.append(kept)
-            kept = number
-        if kept is not None:
-            (queued if inline else inline).append(kept)
+            if last is not None:
+                queued.append(last)
+            last = number
+        if last is not None:
+            (queued if inline else inline).append(last)
         self._queues[thread].extendleft(queued)
 
     def take(self, thread: int) -> int | None:
-        """Return the next node of an idle thread, or None if there is none."""
+        """Take the next node for an idle thread, or return None."""
         own = self._inline[thread] or self._queues[thread]
         if own:
             return own.popleft()
@@ -145,26 +144,26 @@ class _Threads:
 def _consumers_in_order(program: Program, kernels: Kernels, draw: random.Random) -> list[list[int]]:
     """Return each node's consumers in the order in which a process notifies them.
 
-    A consumer appears once for each tensor that it takes. Nodes that only wait for the end come last.
+    A consumer appears once for each of its inputs. Consumers by control edges come last.
     """
-    taking: list[list[int]] = [[] for _ in program.nodes]
-    after: list[list[int]] = [[] for _ in program.nodes]
-    for number in _order_of_adding(program, kernels, draw):
+    by_data: list[list[int]] = [[] for _ in program.nodes]
+    by_control: list[list[int]] = [[] for _ in program.nodes]
+    for number in _insertion_order(program, kernels, draw):
         node = program.nodes[number]
         for source, _ in node.inputs:
-            taking[source].append(number)
+            by_data[source].append(number)
         for source in node.controls:
-            after[source].append(number)
-    for consumers in (*taking, *after):
-        if len(consumers) > KEPT_IN_ORDER:
+            by_control[source].append(number)
+    for consumers in (*by_data, *by_control):
+        if len(consumers) > MOST_ORDERED:
             draw.shuffle(consumers)
-    return [[*first, *then] for first, then in zip(taking, after, strict=True)]
+    return [[*first, *then] for first, then in zip(by_data, by_control, strict=True)]
 
 
-def _order_of_adding(program: Program, kernels: Kernels, draw: random.Random) -> list[int]:
+def _insertion_order(program: Program, kernels: Kernels, draw: random.Random) -> list[int]:
     """Return the nodes in the order in which they are added to the graph.
 
-    Of the nodes whose inputs are there, the one with the lowest rank comes first (graph_constructor.cc). Nodes that
+    Among nodes with all inputs added, the one with the lowest rank comes first (graph_constructor.cc). Nodes that
     oneDNN replaces rank behind all others.
     """
     nodes = program.nodes
@@ -191,7 +190,7 @@ def _order_of_adding(program: Program, kernels: Kernels, draw: random.Random) ->
 
 
 def _waiting(program: Program) -> list[list[int]]:
-    """Return the nodes that wait for each node, once for each tensor that they take."""
+    """Return the nodes that wait for each node, once for each input and control edge."""
     waiting: list[list[int]] = [[] for _ in program.nodes]
     for number, node in enumerate(program.nodes):
         for source in (*(source for source, _ in node.inputs), *node.controls):

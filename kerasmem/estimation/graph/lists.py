@@ -1,8 +1,8 @@
-"""Follow tensor lists to their items, and infer the shapes that depend on them. Pure Python.
+"""Resolution of tensor lists to their items, and of the shapes that depend on them.
 
-A loop's forward pass pushes tensors onto lists, and the backward pass pops them. In a program without control flow it
-is known which is which: an operation that takes an item from a list gets it as a further input, so that the item lives
-until then.
+A loop's forward pass pushes tensors onto lists, and the backward pass pops them. In a program without control flow the
+items are known: an operation that takes an item from a list gets it as a further input, so that the item lives until
+then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kerasmem.estimation.graph.program import Node, NotModelled, Program, Tensor
 from kerasmem.estimation.graph.rules import ALIASES
 from kerasmem.models.sizes import element_bytes
 
-SMALL, DEEPEST = 64, 40  # most elements of a value that a shape depends on; most operations that lead to it
+MOST_ELEMENTS, DEEPEST = 64, 40  # limits of a value that a shape depends on: its elements, operations that lead to it
 
 Shape = tuple[int, ...]
 Infer = Callable[[Node, Sequence[Tensor], Sequence[Any]], "list[Shape | None] | None"]
@@ -31,17 +31,17 @@ _Items = tuple[_Source | None, ...]
 
 
 def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_: None) -> Program:
-    """Return the program with the contents of lists as inputs and all shapes filled in.
+    """Add the items of lists as inputs, and infer the shapes that depend on them.
 
     Args:
-        program: without control flow, each node after those it takes from.
+        program: a program without control flow, in which each node follows its inputs.
         infer: returns the shapes of a node's outputs from its inputs and their values, or None if unknown. A shape is
             None if it depends on the data.
         evaluate: returns the value of a node's output, or None if it depends on the data. It is called only for values
-            that a shape depends on.
+            that a shape depends on. Defaults to None for any output.
 
     Raises:
-        NotModelled: If a list's contents or a shape depend on the data.
+        NotModelled: If a list's contents depend on the data.
     """
     if not any(_is_open(node) for node in program.nodes):
         return program
@@ -49,9 +49,9 @@ def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_
     lists = _Lists()
     values = _Values(nodes, evaluate)
     for number, node in enumerate(program.nodes):
-        settled = _with_lists(number, node, nodes, lists)
-        inputs = [nodes[source].outputs[output] for source, output in settled.inputs]
-        nodes.append(_with_shapes(settled, inputs, values, infer))
+        resolved = _with_lists(number, node, nodes, lists)
+        inputs = [nodes[source].outputs[output] for source, output in resolved.inputs]
+        nodes.append(_with_shapes(resolved, inputs, values, infer))
     for number, items in lists.last_holders():
         nodes[number] = replace(nodes[number], inputs=(*nodes[number].inputs, *items))
     return replace(program, nodes=tuple(nodes))
@@ -59,7 +59,7 @@ def resolve_lists(program: Program, infer: Infer, evaluate: Evaluate = lambda *_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stack:
-    """A list that grows and shrinks at its end, and shares the rest with other lists."""
+    """A list that changes only at its end, and shares the rest with other lists."""
 
     top: _Source
     rest: _Stack | None
@@ -73,31 +73,31 @@ class _Lists:
 
     def __init__(self) -> None:
         self.contents: dict[_Source, _Items | _Stack] = {}
-        self.origin: dict[_Source, _Source] = {}  # list → the first list that it derives from
+        self.origin: dict[_Source, _Source] = {}  # the first list that a list derives from
         self.written: Counter[_Source] = Counter()  # by origin
         self.read: Counter[_Source] = Counter()
-        self._user: dict[_Source, int] = {}  # list → the last operation that takes it
-        self._goes_on: set[_Source] = set()  # lists that others derive from
+        self._last_user: dict[_Source, int] = {}  # by list
+        self._is_continued: set[_Source] = set()  # lists that others derive from
 
     def items(self, source: _Source) -> _Items:
-        """Return the items of a list with indices; none for a stack."""
+        """Return the items of an indexed list, or () for a stack."""
         contents = self.contents.get(source, ())
         return contents if isinstance(contents, tuple) else ()
 
-    def use(self, number: int, source: _Source, becomes: _Source | None = None) -> _Source:
-        """Note that an operation takes a list, and the list that it makes of it. Return the list's origin."""
+    def record_use(self, number: int, source: _Source, result: _Source | None = None) -> _Source:
+        """Record an operation's use of a list, and the list that it derives from it. Return the list's origin."""
         origin = self.origin.get(source, source)
-        self._user[source] = number
-        if becomes is not None:
-            self.origin.setdefault(becomes, origin)
-            self._goes_on.add(source)
+        self._last_user[source] = number
+        if result is not None:
+            self.origin.setdefault(result, origin)
+            self._is_continued.add(source)
         return origin
 
     def last_holders(self) -> Iterator[tuple[int, list[_Source]]]:
-        """Yield the last operation on each final list, and the items that die with the list."""
-        for source, number in self._user.items():
+        """Yield the last operation on each final list, and the list's items."""
+        for source, number in self._last_user.items():
             items = [item for item in self.items(source) if item is not None]
-            if source not in self._goes_on and items:
+            if source not in self._is_continued and items:
                 yield number, items
 
 
@@ -106,10 +106,10 @@ def _is_open(node: Node) -> bool:
 
 
 def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Note the lists that a node makes, and return it with an item that it takes as a further input.
+    """Record the lists that a node makes, and return it with its items as further inputs.
 
-    The index that is read or written is often unknown and matters little, since rows have one size. The k-th read or
-    write is taken to be at index k.
+    The index of a read or write is often unknown and matters little, since rows have one size. So the k-th read or
+    write is assumed to be at index k.
     """
     rule = _LIST_RULES.get(node.type)
     if rule is not None:
@@ -117,34 +117,34 @@ def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -
     source = node.inputs[0] if node.inputs else None
     contents = lists.contents
     if node.type == "ZerosLike" and source is not None and lists.items(source):
-        lists.use(number, source)
-        of = [nodes[item[0]].outputs[item[1]] for item in lists.items(source) if item is not None]
-        return _with_rows(number, node, of, lists)
+        lists.record_use(number, source)
+        rows = [nodes[item[0]].outputs[item[1]] for item in lists.items(source) if item is not None]
+        return _with_rows(number, node, rows, lists)
     if node.type == "AddN" and node.inputs and all(isinstance(contents.get(end), tuple) for end in node.inputs):
         return _with_sums(number, node, nodes, lists)
     if source in contents and (node.type in ALIASES or node.type in ("ZerosLike", "AddN")):
         contents[number, 0] = contents[source]
-        lists.use(number, source, (number, 0))
+        lists.record_use(number, source, (number, 0))
     return node
 
 
-def _new(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+def _create(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
     lists.contents[number, 0] = _EMPTY if node.type == "EmptyTensorList" else ()
     return node
 
 
-def _pushed(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+def _push(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
     below = lists.contents.get(node.inputs[0])
     lists.contents[number, 0] = _Stack(node.inputs[1], below if isinstance(below, _Stack) else None)
     return node
 
 
-def _popped(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+def _pop(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
     stack = lists.contents.get(node.inputs[0])
     if not isinstance(stack, _Stack) or stack.top[0] < 0 or stack.rest is None:
-        raise NotModelled(f"the item that {node.name} takes from its list is not known")
+        raise NotModelled(f"the list item of {node.name} is unknown")
     lists.contents[number, 0] = stack.rest
-    if stack.top in lists.contents:  # a list of an inner loop, on one of the outer
+    if stack.top in lists.contents:  # a list of an inner loop on a list of an outer loop
         lists.contents[number, 1] = lists.contents[stack.top]
     return replace(node, inputs=(*node.inputs, stack.top))
 
@@ -152,47 +152,47 @@ def _popped(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> No
 def _split_into_rows(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
     whole = nodes[node.inputs[0][0]].outputs[node.inputs[0][1]]
     if whole.shape is None or not whole.shape:
-        raise NotModelled(f"how many rows {node.name} has depends on the data")
+        raise NotModelled(f"the number of rows of {node.name} depends on the data")
     row = Tensor(whole.shape[1:], whole.dtype, (whole.bytes or 0) // max(whole.shape[0], 1))
     return _with_rows(number, node, [row] * whole.shape[0], lists)
 
 
 def _read(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    items, origin = lists.items(node.inputs[0]), lists.use(number, node.inputs[0])
+    items, origin = lists.items(node.inputs[0]), lists.record_use(number, node.inputs[0])
     item = items[min(lists.read[origin], len(items) - 1)] if items else None
     lists.read[origin] += 1
-    known = item or next((item for item in items if item is not None), None)
-    return node if known is None else replace(node, inputs=(*node.inputs, known))
+    item = item or next((other for other in items if other is not None), None)
+    return node if item is None else replace(node, inputs=(*node.inputs, item))
 
 
-def _stacked(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+def _stack(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
     items = lists.items(node.inputs[0])
     return replace(node, inputs=(*node.inputs, *(item for item in items if item is not None)))
 
 
 def _with_rows(number: int, node: Node, rows: Sequence[Tensor], lists: _Lists) -> Node:
-    """Return the node with the rows of the list that it makes as further outputs."""
+    """Return a node that makes a list, with the list's rows as further outputs."""
     lists.contents[number, 0] = tuple((number, 1 + index) for index in range(len(rows)))
     return replace(node, outputs=(node.outputs[0], *rows))
 
 
-def _with_item(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Return the node that writes an item, and takes the item that it replaces."""
-    here, items = (number, 0), lists.items(node.inputs[0])
-    origin = lists.use(number, node.inputs[0], here)
+def _write(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
+    """Return a node that writes an item, with the replaced item as a further input."""
+    result, items = (number, 0), lists.items(node.inputs[0])
+    origin = lists.record_use(number, node.inputs[0], result)
     index = _number(node.inputs[1], nodes)
     if index is None:
         index = lists.written[origin]
     lists.written[origin] += 1
     items += (None,) * (index + 1 - len(items))
-    lists.contents[here] = (*items[:index], node.inputs[2], *items[index + 1 :])
+    lists.contents[result] = (*items[:index], node.inputs[2], *items[index + 1 :])
     before = items[index]
     return node if before is None else replace(node, inputs=(*node.inputs, before))
 
 
 def _with_sums(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Return the node that adds lists: a new row if several lists have one, else that row."""
-    here = (number, 0)
+    """Return a node that adds lists, with a new row for each index that several lists have."""
+    result = (number, 0)
     rows: list[Tensor] = []
     items: list[_Source | None] = []
     added: list[_Source] = []
@@ -205,20 +205,20 @@ def _with_sums(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) ->
         else:
             items.append(existing[0] if existing else None)
     for source in node.inputs:
-        lists.use(number, source, here)
-    lists.contents[here] = tuple(items)
+        lists.record_use(number, source, result)
+    lists.contents[result] = tuple(items)
     return replace(node, inputs=(*node.inputs, *added), outputs=(node.outputs[0], *rows))
 
 
 _LIST_RULES: dict[str, Callable[[int, Node, Sequence[Node], _Lists], Node]] = {
-    "EmptyTensorList": _new,
-    "TensorListReserve": _new,
-    "TensorListPushBack": _pushed,
-    "TensorListPopBack": _popped,
-    "TensorListSetItem": _with_item,
+    "EmptyTensorList": _create,
+    "TensorListReserve": _create,
+    "TensorListPushBack": _push,
+    "TensorListPopBack": _pop,
+    "TensorListSetItem": _write,
     "TensorListFromTensor": _split_into_rows,
     "TensorListGetItem": _read,
-    "TensorListStack": _stacked,
+    "TensorListStack": _stack,
 }
 
 
@@ -228,24 +228,24 @@ def _number(source: _Source, nodes: Sequence[Node]) -> int | None:
 
 
 class _Values:
-    """Values of small tensors, computed only if a shape depends on them."""
+    """Values of small tensors that a shape depends on."""
 
     def __init__(self, nodes: Sequence[Node], evaluate: Evaluate) -> None:
         self._nodes, self._evaluate = nodes, evaluate
-        self._known: dict[_Source, Any] = {}
+        self._cache: dict[_Source, Any] = {}
 
     def of(self, source: _Source, depth: int = 0) -> Any:
-        """Return the value of an output, or None if it depends on the data or on too many operations."""
+        """Return the value of an output, or None if it depends on the data or on more than `DEEPEST` operations."""
         node = self._nodes[source[0]]
         if node.type == "Const":
             return node.attributes.get("value")
-        if source not in self._known:
-            self._known[source] = self._find(node, source[1], depth) if depth < DEEPEST else None
-        return self._known[source]
+        if source not in self._cache:
+            self._cache[source] = self._compute(node, source[1], depth) if depth < DEEPEST else None
+        return self._cache[source]
 
-    def _find(self, node: Node, output: int, depth: int) -> Any:
+    def _compute(self, node: Node, output: int, depth: int) -> Any:
         tensor = node.outputs[output]
-        if tensor.dtype not in ("int32", "int64", "bool") or math.prod(tensor.shape or ()) > SMALL:
+        if tensor.dtype not in ("int32", "int64", "bool") or math.prod(tensor.shape or ()) > MOST_ELEMENTS:
             return None
         if node.type == "TensorListPopBack":
             return self.of(node.inputs[2], depth + 1)
@@ -254,13 +254,13 @@ class _Values:
             shape = inputs[output].shape
             return None if shape is None else np.array(shape, tensor.dtype)
         values = [self.of(source, depth + 1) for source in node.inputs]
-        known = [value for value in values if value is not None]
-        if node.type == "Minimum" and len(known) == 1:  # the other depends on the data, as in `tf.math.bincount`
-            return known[0]
-        return self.evaluated(node, output, inputs, values)
+        known_values = [value for value in values if value is not None]
+        if node.type == "Minimum" and len(known_values) == 1:  # the other depends on the data (`tf.math.bincount`)
+            return known_values[0]
+        return self.evaluate(node, output, inputs, values)
 
-    def evaluated(self, node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-        """Return the value of an output from the values of all inputs, or None if one is unknown."""
+    def evaluate(self, node: Node, output: int, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
+        """Evaluate an output from the values of all inputs; None if one is unknown."""
         if not values or any(value is None for value in values):
             return None
         return self._evaluate(node, output, inputs, values)
@@ -269,18 +269,18 @@ class _Values:
 def _with_shapes(node: Node, inputs: Sequence[Tensor], values: _Values, infer: Infer) -> Node:
     if not any(map(_is_unknown, node.outputs)):
         return node
-    shapes, known = _of_list(node, inputs), []
+    shapes, input_values = _item_shapes(node, inputs), []
     if shapes is None and all(tensor.shape is not None or tensor.dtype in ("variant", "resource") for tensor in inputs):
-        known = [values.of(source) for source in node.inputs]
-        shapes = infer(node, inputs, known)
+        input_values = [values.of(source) for source in node.inputs]
+        shapes = infer(node, inputs, input_values)
     if shapes is None:
         return node
     outputs = list(node.outputs)
     for index, (tensor, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
         if not _is_unknown(tensor):
             continue
-        if shape is None:  # the value, and so its length, may follow from other values alone
-            value = values.evaluated(node, index, inputs, known)
+        if shape is None:  # the value, and so its length, may follow from the inputs' values
+            value = values.evaluate(node, index, inputs, input_values)
             shape = None if value is None else value.shape
         if shape is not None:
             outputs[index] = Tensor(shape, tensor.dtype, math.prod(shape) * element_bytes(tensor.dtype))
@@ -291,8 +291,8 @@ def _is_unknown(tensor: Tensor) -> bool:
     return tensor.bytes is None and tensor.dtype != "variant"
 
 
-def _of_list(node: Node, inputs: Sequence[Tensor]) -> list[Shape | None] | None:
-    """Return the shapes of an operation's outputs that are a list's items, or None for other operations."""
+def _item_shapes(node: Node, inputs: Sequence[Tensor]) -> list[Shape | None] | None:
+    """Return the shapes of the outputs of an operation on a list's items, or None for other operations."""
     kind = node.type
     if kind == "LookupTableFindV2" and len(inputs) > 2 and inputs[2].shape == ():
         return [inputs[1].shape]

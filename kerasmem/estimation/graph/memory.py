@@ -1,10 +1,10 @@
-"""The memory of a step, simulated: the buffers that its operations allocate, reuse and free. Pure Python.
+"""Simulation of a step's memory: the buffers that its operations allocate, reuse and free.
 
 A buffer lives while it has holders: edges to operations that have not run yet, variables, the caller. An operation may
 reuse an input's buffer if it is the only holder.
 
-The chunks that a step gets depend on what used the heap before. So the simulation starts as a process does, with the
-variables' first values and the batch, and runs a few steps to warm up.
+The chunks of a step depend on earlier allocations. So the simulation starts as a process does, with the variables'
+first values and the batch, and runs a few steps to warm up.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from kerasmem.estimation.graph.program import Node, NotModelled, Program, Variab
 from kerasmem.estimation.graph.rules import ALIASES, NOTHING, TAKEN_FROM_LIST, UPDATES, needs, reusable_inputs
 from kerasmem.estimation.graph.scratch import Inputs, Kernels
 
-HANDLE_BYTES = 200  # a variable's handle is a small tensor of its own
+HANDLE_BYTES = 200  # of the small tensor that is a variable's handle
 
 
 def make_variables(variables: Sequence[Variable], batch: Iterable[tuple[int, int]], heap: Heap) -> list[Buffer]:
-    """Give the variables their first values as Keras does, and return their buffers in order.
+    """Create the variables as Keras does, and return their buffers in order.
 
-    Weights are created one by one: a random one is drawn, scaled and shifted in three buffers, and the last one stays.
-    The optimizer's are created by the first call of the step. TensorFlow finds that fillings of one shape are the same
+    Weights are created one by one. A random one is drawn, scaled and shifted in three buffers; the last one remains.
+    The optimizer's variables are created by the first call of the step. Those of one shape are filled with the same
     value, so they share a buffer until they are written.
 
     Args:
-        variables: in the order of their creation.
+        variables: variables in the order of their creation.
         batch: node (or -1) and bytes of each tensor of a batch.
-        heap: provides the buffers.
+        heap: simulated heap.
     """
     buffers: dict[int, Buffer] = {}
     for number, variable in enumerate(variables):
@@ -64,26 +64,26 @@ def _first_value(variable: Variable, number: int, heap: Heap) -> Buffer:
 
 
 class Recipe(NamedTuple):
-    """The work of a node with buffers, computed once for all steps.
+    """The buffers that a node uses, computed once for all steps.
 
-    An output is named by its slot: its number among the outputs of all nodes.
+    The slot of an output is its number among the outputs of all nodes.
 
     Attributes:
-        inputs: slots of its inputs.
-        held: (slot, input's slot) of outputs that are inputs as they are.
-        computed: (slot, bytes, inputs whose buffer it may reuse) of computed outputs.
-        needs: bytes of its scratch.
-        passed: (slot, how many more holders than one it has when the node has run) of its outputs.
-        reads: (slot, variable whose value the output is), or None.
+        inputs: slots of the inputs.
+        aliases: (slot, input's slot) of outputs that are an input's buffer.
+        computed: (slot, bytes, slots of reusable inputs) of computed outputs.
+        needs: bytes of the scratch.
+        extra_holders: (slot, number of holders beyond one) of outputs when the node has run.
+        reads: (slot, variable that the output is the value of), or None.
         updates: variable that is changed in place, or None.
-        assigns: variable whose value the second input becomes, or None.
+        assigns: variable that gets the second input as its value, or None.
     """
 
     inputs: tuple[int, ...]
-    held: tuple[tuple[int, int], ...]
+    aliases: tuple[tuple[int, int], ...]
     computed: tuple[tuple[int, int, tuple[int, ...]], ...]
     needs: tuple[int, ...]
-    passed: tuple[tuple[int, int], ...]
+    extra_holders: tuple[tuple[int, int], ...]
     reads: tuple[int, int] | None
     updates: int | None
     assigns: int | None
@@ -101,19 +101,19 @@ def recipes_of(program: Program, kernels: Kernels) -> list[Recipe]:
     for number, node in enumerate(program.nodes):
         is_read, is_update = node.type == "ReadVariableOp", node.type in UPDATES
         if (is_read or is_update) and node.variable is None:
-            raise NotModelled(f"{node.name} ({node.type}): which variable it works on is not known")
+            raise NotModelled(f"the variable of {node.name} ({node.type}) is unknown")
         slots = range(first[number], first[number + 1])
         inputs = tuple(first[source] + output for source, output in node.inputs)
         tensors = tuple(program.nodes[source].outputs[output] for source, output in node.inputs)
-        held = _held(program, node)
-        is_computed = held is None and node.type not in NOTHING
+        aliases = _aliases(program, node)
+        is_computed = aliases is None and node.type not in NOTHING
         recipes.append(
             Recipe(
                 inputs=inputs,
-                held=() if is_read else tuple((slots[output], inputs[source]) for output, source in held or ()),
+                aliases=() if is_read else tuple((slots[output], inputs[source]) for output, source in aliases or ()),
                 computed=tuple(_computed(node, tensors, inputs, slots, kernels)) if is_computed else (),
                 needs=tuple(size for size in needs(node, tensors, kernels) if size),
-                passed=tuple((slot, holders[number, output] - 1) for output, slot in enumerate(slots)),
+                extra_holders=tuple((slot, holders[number, output] - 1) for output, slot in enumerate(slots)),
                 reads=(slots[0], node.variable) if is_read and node.variable is not None else None,
                 updates=node.variable if is_update else None,
                 assigns=node.variable if node.type == "AssignVariableOp" else None,
@@ -126,8 +126,8 @@ def _first_slots(program: Program) -> list[int]:
     return [0, *itertools.accumulate(len(node.outputs) for node in program.nodes)]
 
 
-def _held(program: Program, node: Node) -> list[tuple[int, int]] | None:
-    """Return the (output, input) pairs of a node that passes its inputs on as they are, or None for other nodes."""
+def _aliases(program: Program, node: Node) -> list[tuple[int, int]] | None:
+    """Return the (output, input) pairs of a node that passes on its inputs' buffers, or None for other nodes."""
     outputs = range(len(node.outputs))
     if node.type in ALIASES:
         return [(output, output if node.type == "IdentityN" else 0) for output in outputs]
@@ -141,7 +141,7 @@ def _held(program: Program, node: Node) -> list[tuple[int, int]] | None:
 def _computed(
     node: Node, inputs: Inputs, input_slots: Sequence[int], slots: Sequence[int], kernels: Kernels
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield the slot and bytes of each computed output, and the slots of inputs to reuse."""
+    """Yield the slot and bytes of each computed output, and the slots of inputs that it may reuse."""
     for output, tensor in enumerate(node.outputs):
         if tensor.dtype in ("resource", "variant") or tensor.on_host:
             continue
@@ -169,8 +169,8 @@ class Memory:
 
     Args:
         program: the step.
-        recipes: of its nodes, from `recipes_of`.
-        heap: provides the buffers; the variables are created at once.
+        recipes: recipes of its nodes, from `recipes_of`.
+        heap: simulated heap. The constructor creates the variables on it.
     """
 
     def __init__(self, program: Program, recipes: Sequence[Recipe], heap: Heap) -> None:
@@ -181,7 +181,7 @@ class Memory:
         self.variables = make_variables(program.variables, on_device, heap)
         for _ in range(program.shape_constants):
             heap.allocate(1)
-        # A constant's kernel keeps its value from the first step on; unrolled loops name the same one many times.
+        # A constant's kernel keeps its value from the first step on. Unrolled loops have the same one many times.
         for number in {node.name: number for number, node in enumerate(nodes) if node.type == "Const"}.values():
             if not nodes[number].outputs[0].on_host:
                 heap.allocate(nodes[number].outputs[0].bytes or 0, number)
@@ -203,8 +203,8 @@ class Memory:
         """Allocate a node's outputs and scratch."""
         recipe, slots = self._recipes[number], self._slots
         for slot, size, candidates in recipe.computed:
-            slots[slot] = self._reused(size, candidates) or self._heap.allocate(size, number)
-        for slot, source in recipe.held:
+            slots[slot] = self._reuse(size, candidates) or self._heap.allocate(size, number)
+        for slot, source in recipe.aliases:
             slots[slot] = _hold(slots[source])
         if recipe.reads is not None:
             slot, variable = recipe.reads
@@ -215,8 +215,8 @@ class Memory:
         if recipe.needs:
             self._scratch[number] = [self._heap.allocate(size, number, is_scratch=True) for size in recipe.needs]
 
-    def _reused(self, size: int, candidates: Iterable[int]) -> Buffer | None:
-        """Return the first input's buffer that nobody else holds and that has the size, or None."""
+    def _reuse(self, size: int, candidates: Iterable[int]) -> Buffer | None:
+        """Hold the first input's buffer that has the size and no other holder, or return None."""
         for candidate in candidates:
             buffer = self._slots[candidate]
             if buffer is not None and buffer.holders == 1 and buffer.bytes == size:
@@ -225,7 +225,7 @@ class Memory:
         return None
 
     def _replace(self, variable: int, new: Buffer) -> None:
-        """Give a variable another buffer for its value."""
+        """Replace a variable's buffer."""
         old, self.variables[variable] = self.variables[variable], new
         if old is not new:
             self._heap.log.append((new, variable))
@@ -241,10 +241,10 @@ class Memory:
         if recipe.assigns is not None and (value := slots[recipe.inputs[1]]) is not None:
             value.holders += 1
             self._replace(recipe.assigns, value)
-        for slot, more in recipe.passed:
+        for slot, holders in recipe.extra_holders:
             output = slots[slot]
             if output is not None:
-                output.holders += more + 1
+                output.holders += holders + 1
                 self._heap.release(output)
         self._release(recipe.inputs)
 

@@ -1,4 +1,4 @@
-"""The step as plain data: its operations, the bytes of every tensor, its variables. Pure."""
+"""A step as plain data: its operations, tensors and variables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kerasmem.models.sizes import element_bytes
 
 
 class NotModelled(KerasmemError):
-    """The simulation has no rule for a part of the step; `probe` runs real steps."""
+    """The simulation has no rule for a part of the step. Method `probe` needs none."""
 
 
 COPY = "_Recv"  # the operation that copies a tensor between a card's memory and the host's
-ON_HOST = "on_host"  # the attribute of an operation that runs on the CPU beside a card
+ON_HOST = "on_host"  # the attribute of an operation on the CPU in a step on a card
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Tensor:
     """An output of an operation.
 
     Attributes:
-        shape: None if it depends on the data.
-        dtype: Keras's name of it.
-        bytes: None if the shape is.
-        on_host: whether it is in the host's memory beside a card's.
+        shape: shape, or None if it depends on the data.
+        dtype: Keras's name of the dtype.
+        bytes: size, or None if the shape is unknown.
+        on_host: whether the tensor of a step on a card is in the host's memory.
     """
 
     shape: tuple[int, ...] | None
@@ -36,7 +36,7 @@ class Tensor:
 
 
 def tensor_of(tensor: Any) -> Tensor:
-    """Return a symbolic tensor as plain data. Handles of values elsewhere have 0 bytes."""
+    """Return a symbolic tensor as plain data. Handles (resource and variant) have 0 bytes."""
     dtype = tensor.dtype.base_dtype.name
     if dtype in ("resource", "variant"):
         return Tensor(None, dtype, 0)
@@ -54,10 +54,10 @@ class Node:
     Attributes:
         name: TensorFlow's name, which contains the names of Keras's layers.
         type: "Conv2D", "ReadVariableOp", …
-        inputs: (node, output) that each input comes from.
-        controls: nodes that must have run before. In unrolled loops also those that passed its inputs on.
+        inputs: (node, output) of each input.
+        controls: nodes that must run before. In unrolled loops also those that passed its inputs on.
         outputs: its tensors.
-        attributes: those that rules read (strides, padding, constants).
+        attributes: attributes that rules read (strides, padding, constants).
         variable: index in `Program.variables` of the variable that it works on, or None.
     """
 
@@ -75,12 +75,12 @@ class Variable:
     """A variable of the model, its optimizer or its metrics.
 
     Attributes:
-        path: in Keras.
-        bytes: of its value.
+        path: Keras's path.
+        bytes: size of its value.
         kind: "weights", "optimizer" or "metrics".
         initial: "random" (drawn, scaled and shifted, in a buffer each) or "filled" (with one number).
-        shape: of its value.
-        dtype: of its value.
+        shape: shape of its value.
+        dtype: dtype of its value.
     """
 
     path: str
@@ -96,9 +96,9 @@ class Program:
     """A step as plain data, without TensorFlow.
 
     Attributes:
-        nodes: the operations; a node's number is its index.
+        nodes: the operations. A node's number is its index.
         variables: the step's variables.
-        arguments: numbers of the batch's placeholders, whose tensors the caller holds.
+        arguments: numbers of the batch's placeholders. The caller holds their tensors.
         results: (node, output) of the step's results.
         has_loops: whether loops were unrolled.
         shape_constants: number of small constants that TensorFlow keeps for shape functions.

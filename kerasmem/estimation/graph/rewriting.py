@@ -1,4 +1,4 @@
-"""Rewrite the graph of a traced step as TensorFlow's runtime does: for one CPU, or for a card beside it."""
+"""Rewriting of a traced step's graph as TensorFlow's runtime does, for a CPU or a card."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kerasmem.models.step import TracedStep
 
 DEEP = 20_000  # operations
 LARGE = 1 << 20  # bytes
-# Grappler creates a tensor of zeros for each placeholder, as large as the batch. A larger one than this is replaced by
-# another source of known shape, for which it creates none.
+# Grappler creates a tensor of zeros for each placeholder, as large as the batch. Placeholders with more elements are
+# replaced by a source of known shape without such a tensor.
 LARGEST_FED, UNFED = 16 * 2**20, "InfeedDequeue"
 _FUNCTIONAL = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 
@@ -26,7 +26,7 @@ def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any
         capability: compute capability of the card, or None for a CPU.
 
     Raises:
-        NotModelled: If Grappler refuses the graph, or TensorFlow its result.
+        NotModelled: If Grappler cannot optimise the graph, or TensorFlow cannot import the result.
     """
     graph, is_on_card = traced.function.graph, capability is not None
     definition = _runnable(traced, is_on_card)
@@ -41,16 +41,16 @@ def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any
         except KerasmemError:
             raise
         except Exception as error:
-            raise NotModelled(f"Grappler refuses the step's graph: {first_line(error)}") from error
+            raise NotModelled(f"Grappler cannot optimise the step's graph: {first_line(error)}") from error
         try:
             return _import(optimised, is_on_card), optimised
         except ValueError as error:
             reason = first_line(error)
-    raise NotModelled(f"the optimised graph cannot be read: {reason}")
+    raise NotModelled(f"TensorFlow cannot import the optimised graph: {reason}")
 
 
 def _lower(definition: Any) -> None:
-    """Lower loops and branches that run as one operation, as in TensorFlow's CTC loss: they count as several."""
+    """Lower loops and branches that TensorFlow runs as one operation, as in its CTC loss."""
     inside = (node for function in definition.library.function for node in function.node_def)
     for node in (*definition.node, *inside):
         if node.op in _FUNCTIONAL:
@@ -58,24 +58,24 @@ def _lower(definition: Any) -> None:
 
 
 def _fold_large(graph: Any, definition: Any) -> None:
-    """Replace each operation that computes a large tensor from constants alone by a source of its shape.
+    """Replace operations that compute a large tensor from constants by sources of its shape.
 
     A decoder computes a mask in each of its blocks. Grappler would evaluate all of them before it finds that they are
-    the same, in memory and time that grow with the depth.
+    equal, in memory and time that grow with the depth.
     """
     nodes = {node.name: node for node in definition.node}
-    known: set[str] = set()  # operations on constants alone
+    constant: set[str] = set()  # operations on constants
     for operation in graph.get_operations():
         outputs = [tensor_of(output) for output in operation.outputs]
         on_shapes = operation.type in ("Shape", "ShapeN", "Size", "Rank") and all(
             tensor.shape.is_fully_defined() for tensor in operation.inputs
         )
-        on_constants = bool(operation.inputs) and all(tensor.op.name in known for tensor in operation.inputs)
+        on_constants = bool(operation.inputs) and all(tensor.op.name in constant for tensor in operation.inputs)
         if not (operation.type == "Const" or on_shapes or (on_constants and not operation.op_def.is_stateful)):
             continue
         if not outputs or any(output.bytes is None for output in outputs):
             continue
-        known.add(operation.name)
+        constant.add(operation.name)
         if operation.type != "Const" and len(outputs) == 1 and (outputs[0].bytes or 0) > LARGE:
             node, output = nodes[operation.name], operation.outputs[0]
             node.op = UNFED
@@ -104,7 +104,7 @@ def _runnable(traced: TracedStep, is_on_card: bool) -> Any:
         elif node.op == "Placeholder" and math.prod(size.size for size in node.attr["shape"].shape.dim) > LARGEST_FED:
             node.op = UNFED
     if is_on_card:
-        # `fit` takes the batch from a dataset, which is on the host.
+        # The batch of `fit` comes from a dataset on the host.
         batch = {tensor.op.name for tensor in graph.inputs[: len(traced.flat)]}
         for node in definition.node:
             node.device = GPU if node.name not in batch and has_gpu_kernel(node) else CPU
@@ -116,7 +116,7 @@ def _import(definition: Any, is_on_card: bool) -> Any:
 
     if not is_on_card:
         for node in definition.node:
-            node.device = ""  # all are on one; TensorFlow would look at each
+            node.device = ""  # equal names on all nodes would only take time
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(definition, name="")
     return graph

@@ -1,10 +1,9 @@
-"""Tables of what TensorFlow's operations do with memory and their times, for oneDNN's, Eigen's and CUDA's kernels.
+"""Tables of the memory and time of TensorFlow's operations, for the kernels of oneDNN, Eigen and CUDA.
 
-An operation *aliases* (its output is its input's buffer), *forwards* (its output reuses an input's buffer if nothing
-else holds it and the sizes agree), *allocates*, or makes nothing. Some need scratch while they run. Add an operation in
+An operation *aliases* (its output is its input's buffer), *forwards* (its output reuses an input's buffer of the same
+size without other holders), *allocates*, or makes nothing. Some need scratch while they run. Add an operation in
 `data/operations.json`, and its scratch in `data/kernels.json`. Sources: the kernels' calls of
-`forward_input_or_allocate_output` and `allocate_temp` in tensorflow/core/kernels, and allocator events recorded from
-real steps.
+`forward_input_or_allocate_output` and `allocate_temp` in tensorflow/core/kernels, and allocator events of real steps.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from kerasmem.files import package_data
 
 OPERATIONS = package_data("kerasmem.estimation", "operations")
 
-# The output is a view of an input's buffer (the number of the input).
+# The output is a view of an input's buffer.
 ALIASES = frozenset(OPERATIONS["views"])
 
-# Nothing is allocated while a step runs: handles, persistent values, control.
+# Nothing is allocated during a step: handles, persistent values, control flow.
 NOTHING = frozenset(OPERATIONS["nothing"])
 
-# Number of the input that is the list's item and becomes the output (see `lists`).
+# Number of the input that is the list's item and the output (see `lists`).
 TAKEN_FROM_LIST = {"TensorListPopBack": 2, "TensorListGetItem": 3}
 
-# A variable is changed in place: value and change are read, the value is written.
+# A variable is changed in place.
 UPDATES = frozenset(OPERATIONS["updates"])
 
-# The output may reuse the buffer of one of these inputs; None: of any.
+# Inputs that the output may reuse the buffer of; None for all.
 FORWARDS: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(OPERATIONS["unary"], (0,)),
     **dict.fromkeys(OPERATIONS["binary"], (0, 1)),
     **{name: None if inputs is None else tuple(inputs) for name, inputs in OPERATIONS["forwards"].items()},
 }
 
-# Each output is new memory.
+# Each output gets a new buffer.
 ALLOCATES = frozenset(OPERATIONS["allocates"])
 
 # Kernels that declare themselves inexpensive run at once on the thread that made them ready.
@@ -51,18 +50,18 @@ KINDS = package_data("kerasmem.estimation", "kernels")
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast kernels are, in floating-point operations or bytes a second.
+    """Speed of kernels, in floating-point operations or bytes per second.
 
     Attributes:
-        elements: bytes of what works element by element.
-        forward: of convolutions.
-        backward: of their gradients.
-        depthwise: of depthwise convolutions and their gradients.
-        product: of matrix products.
-        factors: bytes of those with few rows, which wait for the weights.
-        gathered: bytes of a second factor that Eigen gathers number by number: as a rule, for rows in the same places
-            of the cache, and for many rows. None if it is not gathered.
-        others: bytes of single operations, and of views that are written to.
+        elements: bytes of elementwise operations.
+        forward: operations of convolutions.
+        backward: operations of their gradients.
+        depthwise: operations of depthwise convolutions and their gradients.
+        product: operations of matrix products.
+        factors: bytes of matrix products with few rows, which are limited by reading the weights.
+        others: bytes of the operations in this mapping.
+        gathered: bytes of a second factor that Eigen gathers element by element: usually, if its rows share cache sets,
+            and if the first factor has many rows. None if it is not gathered.
     """
 
     elements: float
@@ -77,14 +76,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class KernelTable:
-    """What one kind of kernels does with memory.
+    """Memory and speed of one kind of kernels.
 
     Attributes:
-        scratch: operation → function that returns the buffers it needs while it runs.
-        forwards: operation → inputs whose buffer its output may reuse, if these kernels differ from `FORWARDS`.
+        scratch: function by operation that returns the bytes of its scratch buffers.
+        forwards: by operation, the inputs that its output may reuse, if different from `FORWARDS`.
         rewritten: operations that oneDNN replaces, which changes the order of their consumers.
-        lacks: dtype → operations without a kernel in that dtype.
-        rates: how fast they are.
+        lacks: operations without a kernel, by dtype.
+        rates: speed.
     """
 
     scratch: Mapping[str, Scratch]
@@ -110,7 +109,7 @@ def _table(kind: str) -> KernelTable:
 
 
 TABLES = {kind: _table(kind) for kind in (ONEDNN, EIGEN, CUDA)}
-# Of operations on the CPU beside a card: their buffers are in the host's memory.
+# For operations that run on the CPU in a step on a card. Their buffers are in the host's memory.
 _HOST = replace(TABLES[EIGEN], scratch={}, forwards={})
 
 
@@ -126,17 +125,17 @@ def table_of(node: Node, kernels: Kernels) -> KernelTable:
 
 
 def threads_of(kernels: Kernels) -> int:
-    """Return how many threads start operations: a single one on a card, where every operation is inexpensive."""
+    """Return the number of threads that start operations: one on a card, as all its operations are inexpensive."""
     return 1 if isinstance(kernels, CardKernels) else kernels.inter_op_threads
 
 
 def reusable_inputs(node: Node, kernels: Kernels) -> tuple[int, ...] | None:
-    """Return the inputs that an operation's output may reuse the buffer of, or None for all."""
+    """Return the inputs that an operation's output may reuse, or None for all."""
     return table_of(node, kernels).forwards.get(node.type, FORWARDS.get(node.type, ()))
 
 
 def needs(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Return the bytes of each buffer that an operation needs while it runs."""
+    """Return the bytes of an operation's scratch buffers."""
     scratch, compiled = table_of(node, kernels).scratch.get(node.type), node.attributes.get("scratch", 0)
     if scratch is not None:
         return scratch(node, inputs, kernels)
@@ -148,43 +147,44 @@ def is_known(type_name: str) -> bool:
     return type_name in ALIASES or type_name in NOTHING or type_name in FORWARDS or type_name in ALLOCATES
 
 
-# Times of operations decide only which of two threads is free first: only ratios count. The rates were read off real
-# steps of a convnet, a transformer and a MobileNet, and off single products, on two idle cores of a server.
+# Times of operations decide which of two threads is free first, so only their ratios matter. The rates were measured in
+# steps of a convnet, a transformer and a MobileNet, and in single products, on two idle cores of a server.
 OVERHEAD_SECONDS = 1e-6
-# With oneDNN, a second factor that is read across its rows, as in the gradient of a dense layer's input, is put in
-# order first: with few rows not quite, with many the time is lost in the arithmetic.
+# oneDNN copies a transposed second factor, as in the gradient of a dense layer's input. With few rows the copy is
+# partial, and with many its time is negligible.
 TRANSPOSED_BYTES_PER_SECOND, FEW_ROWS, MANY_ROWS = 4.2e9, 16, 512
-# Rows whole pages apart lie in the same few places of the cache. For many rows of the first factor, Eigen gathers the
-# second one again and again.
+# Rows at distances of whole pages share a few cache sets. If the first factor has many rows, Eigen gathers the second
+# one several times.
 PAGE, BLOCK_ROWS = 4096, 256
 
-# Identical operations vary about this much from step to step: standard deviation of the logarithm of their time.
-VARIATION = 0.2
+VARIATION = 0.2  # of one operation from step to step: standard deviation of the logarithm of its time
 
 
 def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates) -> float:
-    """Return the time that a node takes alone: the longer of its arithmetic and its transfers."""
+    """Return a node's time without other operations: the longer of its arithmetic and its transfers."""
     if node.type in UPDATES:
         return OVERHEAD_SECONDS + 3 * sum(tensor.bytes or 0 for tensor in inputs) / rates.elements
     if (node.type in NOTHING or node.type in ALIASES) and node.type not in rates.others:
         return OVERHEAD_SECONDS / 3
     is_product = "MatMul" in node.type
-    moved = sum(tensor.bytes or 0 for tensor in (*inputs, *node.outputs))
-    moving = moved / rates.others.get(node.type, rates.factors if is_product else rates.elements)
-    took = OVERHEAD_SECONDS + max(moving, operations(node, inputs) / _rate(node, rates))
+    size = sum(tensor.bytes or 0 for tensor in (*inputs, *node.outputs))
+    transfer = size / rates.others.get(node.type, rates.factors if is_product else rates.elements)
+    total = OVERHEAD_SECONDS + max(transfer, operations(node, inputs) / _rate(node, rates))
     if is_product and node.attributes.get("transpose_b") and len(inputs) > 1:
-        took += _ordering(inputs[0], inputs[1], rates)
-    return took
+        total += _transposition_seconds(inputs[0], inputs[1], rates)
+    return total
 
 
-def _ordering(first: Tensor, second: Tensor, rates: Rates) -> float:
-    """Return the time in which a second factor is put in order that is read across its rows."""
+def _transposition_seconds(first: Tensor, second: Tensor, rates: Rates) -> float:
+    """Return the time in which a transposed second factor is copied."""
     if not first.shape or not second.shape:
         return 0.0
     rows, size = first.shape[0], second.bytes or 0
     if rates.gathered is not None:
-        usual, far, many = rates.gathered
-        return size / (many if rows > BLOCK_ROWS else far if size // second.shape[0] % PAGE == 0 else usual)
+        usual, page_apart, many_rows = rates.gathered
+        if rows > BLOCK_ROWS:
+            return size / many_rows
+        return size / (page_apart if size // second.shape[0] % PAGE == 0 else usual)
     share = 1.0 if rows >= FEW_ROWS else rows / (2 * FEW_ROWS)
     return share * size / TRANSPOSED_BYTES_PER_SECOND if rows <= MANY_ROWS else 0.0
 
@@ -196,7 +196,7 @@ def operations(node: Node, inputs: Sequence[Tensor]) -> float:
     if len(shapes) < 2 or result is None or shapes[0] is None or shapes[1] is None:
         return 0.0
     if "MatMul" in node.type:
-        # The geometric mean of the three faces of the product, which needs no account of transposition.
+        # The geometric mean of the three sizes does not depend on transposition.
         batch = math.prod(result[:-2]) or 1
         return 2 * math.sqrt(math.prod(shapes[0]) * math.prod(shapes[1]) * math.prod(result) / batch)
     if "Conv" in node.type:

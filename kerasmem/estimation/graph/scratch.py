@@ -1,9 +1,9 @@
-"""The scratch that kernels need while they run, as bytes of each buffer. Pure arithmetic.
+"""Scratch of TensorFlow's kernels on a CPU, as bytes of each buffer.
 
 `data/kernels.json` names the function of each operation, by kind of kernel. Sources: the kernels' calls of
 `allocate_temp` and `forward_input_or_allocate_temp` in tensorflow/core/kernels, compared with the requests of single
 operations to the allocator (`tests/estimation/test_kernel_scratch.py`). Eigen's own memory inside a product or a
-convolution comes from the C library, not from TensorFlow's allocator, and is not part of a step's figure.
+convolution comes from the C library, not from TensorFlow's allocator, and is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AXES = "axes"  # the attribute with the axes of a reduction
 
 
 def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """A reduction over axes that do not lie together is done on a transposed copy (reduction_ops_common.h)."""
+    """A transposed copy for a reduction over axes that are not adjacent (reduction_ops_common.h)."""
     shape, axes = inputs[0].shape, node.attributes.get(AXES)
     if shape is None or axes is None:
         return ()
@@ -38,10 +38,10 @@ def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 
 
 def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """An Einsum copies operands, and its product, whose axes are not in the order of a matrix product.
+    """Copies of Einsum's operands and product if their axes are not in the order of a matrix product.
 
-    It also sums over axes that one operand alone has (einsum_op_impl.h). Equations with dots, and copies of the
-    diagonal of an operand that has an axis twice, are left out.
+    Einsum also sums over axes that only one operand has (einsum_op_impl.h). Equations with dots, and the diagonal of an
+    operand that has an axis twice, are not counted.
     """
     equation = node.attributes.get("equation", b"")
     equation = equation.decode() if isinstance(equation, bytes) else equation
@@ -68,12 +68,12 @@ def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]
 
 
 def mirrored(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """The gradient of a mirrored border is added to a copy of the input (mirror_pad_op.cc)."""
+    """A copy of the input for the gradient of a mirrored border (mirror_pad_op.cc)."""
     return (inputs[0].bytes or 0,) if inputs else ()
 
 
 def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Factors are copied to the dtype of the result; 16-bit ones, and the result, to float32 (matmul_op_impl.h)."""
+    """Copies of factors in the result's dtype, or of 16-bit tensors in float32 (matmul_op_impl.h)."""
     if not node.outputs:
         return ()
     result = node.outputs[0]
@@ -84,38 +84,43 @@ def product(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 
 
 # A convolution's gradient works on patches: a copy of the filter's input for every pixel of the result. It takes as
-# many samples at a time as keep patches, filter and result within this, for any batch.
+# many samples at a time as keep patches, filter and result within this size.
 _WORKING_SET = 30 << 20
-# From this much work for each thread on, a sample at a time is divided among the threads, in the gradient of the input.
+# In the gradient of the input, threads share one sample if its work for each thread is at least this.
 _DIVIDED = 256 << 10
-# Of volumes, patches that would take this many times the operation's tensors are not made.
-_MOST_OVERHEAD = 25
+_MOST_OVERHEAD = 25  # of volumes: patches are not made if they are this many times as large as the tensors
 
 
 class Patches(NamedTuple):
-    """The work on one sample in elements (patches, filter and result), its patches' bytes, bytes of an element."""
+    """Patches of one sample.
+
+    Attributes:
+        work: elements of patches, filter and result.
+        bytes: bytes of the patches.
+        element: bytes of an element.
+    """
 
     work: int
     bytes: int
     element: int
 
     def within(self, cache: int) -> int:
-        """Return the bytes of the patches of as many samples as a cache holds."""
+        """Return the bytes of the patches of all samples that fit into a cache."""
         return -(-(cache // self.element) // self.work) * self.bytes
 
     def is_divided(self, threads: int) -> bool:
-        """Return whether one sample is enough work for all threads, in the gradient of the input."""
+        """Return whether all threads share one sample in the gradient of the input."""
         return self.work // threads >= _DIVIDED // self.element
 
 
 def filter_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Patches of as many samples as fit into a cache of 30 MiB (conv_grad_filter_ops.cc)."""
+    """Patches of all samples that fit into a cache of 30 MiB (conv_grad_filter_ops.cc)."""
     patches = patches_of(node, inputs, 4)
     return () if patches is None else (patches.within(_WORKING_SET),)
 
 
 def input_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """As for the filter, unless one sample is enough work for all threads: then its patches (conv_grad_input_ops.h)."""
+    """Patches as for the filter, or of one sample if all threads share it (conv_grad_input_ops.h)."""
     patches = patches_of(node, inputs, 4)
     if patches is None:
         return ()
@@ -126,14 +131,14 @@ def input_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, .
 
 
 def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Patches of as many samples as fit into the processor's cache, or none if those are many (conv_grad_ops_3d.cc)."""
+    """Patches of all samples that fit into the processor's cache, or none if too large (conv_grad_ops_3d.cc)."""
     patches = patches_of(node, inputs, 5)
     if patches is None:
         return ()
     is_alone = "BackpropInput" in node.type and (inputs[2].shape or (1,))[0] == 1
     size = patches.bytes if is_alone else patches.within(last_cache_bytes())
-    taken = inputs[1:] if "BackpropInput" in node.type else (inputs[0], inputs[2])
-    total = sum(tensor.bytes or 0 for tensor in (*taken, *node.outputs))
+    operands = inputs[1:] if "BackpropInput" in node.type else (inputs[0], inputs[2])
+    total = sum(tensor.bytes or 0 for tensor in (*operands, *node.outputs))
     return () if size // total > _MOST_OVERHEAD else (size,)
 
 
@@ -143,14 +148,14 @@ def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
     filters = node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
     if result is None or filters is None or len(result) != rank or len(filters) != rank:
         return None
-    places, patch, channels = math.prod(result[1:-1]), math.prod(filters[:-1]), filters[-1]
+    pixels, patch, channels = math.prod(result[1:-1]), math.prod(filters[:-1]), filters[-1]
     element = element_bytes(node.outputs[0].dtype)
-    work = places * patch + patch * channels + places * channels
-    return Patches(work, places * patch * element, element) if work else None
+    work = pixels * patch + patch * channels + pixels * channels
+    return Patches(work, pixels * patch * element, element) if work else None
 
 
 def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Copies with the channels last if they come first, and a 16-bit gradient's products in float32."""
+    """Copies with the channels last if they come first, and products of a 16-bit gradient in float32."""
     size, dtype = (inputs[0].bytes or 0, inputs[0].dtype) if inputs else (0, "")
     is_first = node.attributes.get("data_format") in (b"NCHW", "NCHW")
     copies = (3 if "Grad" in node.type else 2) * is_first
@@ -159,21 +164,21 @@ def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 
 
 def pooling_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """The maxima are computed again: pooled values, and a 64-bit index for each (maxpooling_op.cc)."""
+    """The recomputed maxima: pooled values, and a 64-bit index for each (maxpooling_op.cc)."""
     if len(inputs) < 2 or inputs[1].shape is None:
         return ()
     return inputs[1].bytes or 0, 8 * math.prod(inputs[1].shape)
 
 
 def depthwise_filter(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Every sample's gradient is kept before they are summed (depthwise_conv_grad_op.cc)."""
+    """The gradient of each sample, before their sum (depthwise_conv_grad_op.cc)."""
     if not inputs or inputs[0].shape is None:
         return ()
     return (inputs[0].shape[0] * (node.outputs[0].bytes or 0),)
 
 
 def _threads(kernels: Kernels) -> int:
-    """Return how many threads share an operation's work on the CPU."""
+    """Return the number of threads that share an operation on the CPU."""
     return (kernels.beside if isinstance(kernels, CardKernels) else kernels).intra_op_threads
 
 

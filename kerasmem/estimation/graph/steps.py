@@ -1,8 +1,8 @@
-"""The graph method: simulate training steps and divide the usual peak by category and layer.
+"""The graph method: simulate training steps, and divide the usual peak by category and layer.
 
-`build` turns the traced step into a `Program`. `executor` orders its operations as TensorFlow's threads do, `memory`
-allocates and frees their buffers by the tables in `rules`, in the simulated allocator. This module runs them for some
-steps of a few processes: processes that train the same model differ in their peaks.
+`build` turns the traced step into a `Program`. `executor` orders its operations as TensorFlow's threads do, and
+`memory` allocates and frees their buffers by the tables in `rules`, on the simulated allocator. This module runs some
+steps in several simulated processes, as processes that train the same model differ in their peaks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from kerasmem.estimation.unmodelled import TENSORFLOW_WORKSPACE_LIMIT, beside_a_
 from kerasmem.models.op_names import CATEGORIES, Attribution
 
 PROCESSES, WARM_UP_STEPS, STEPS = 8, 2, 4
-MOST_OPERATIONS = 300_000  # to simulate in all; of a longer step fewer processes are simulated
-# Seconds of the smallest matrix product in a loop, read off steps of a GRU over few features.
-SMALLEST_PRODUCT_SECONDS = 7e-6
-# A thread that another wakes may be put on the same processor, where it waits until Linux balances its processors: at a
-# tick, 250 times a second. In a step without a tick the operations run one at a time.
+MOST_OPERATIONS = 300_000  # of all simulated steps; long steps are simulated in fewer processes
+SMALLEST_PRODUCT_SECONDS = 7e-6  # of a matrix product in a loop, measured in steps of a GRU over few features
+# Linux may start a woken thread on its waker's processor, where it waits until the next balancing, 250 times a second.
+# A step between two ticks runs on a single thread.
 TICK_SECONDS = 4e-3
 
 
@@ -44,16 +43,16 @@ class _Step(NamedTuple):
 
 
 def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attribution, kernels: Kernels) -> Outcome:
-    """Return the peak of a step in graph mode.
+    """Return the outcome of a step in graph mode.
 
     Args:
         program: the step.
-        layer_of: variable's number → layer.
-        attribution: for the names of operations.
-        kernels: that run it.
+        layer_of: layer of each variable, by its number.
+        attribution: origins of the operations.
+        kernels: kernels of the CPU or card that runs it.
 
     Raises:
-        NotModelled: If the step holds something without a rule.
+        NotModelled: If a size or a variable is unknown.
     """
     steps = sorted(_simulate(program, kernels), key=lambda step: step.peak.in_use)
     sizes = [step.peak.in_use for step in steps]
@@ -67,7 +66,7 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
     limit = smallest_limit(largest.heap.requests(), descending=is_on_cpu)
     most = _most(program, kernels)
     spread = SPREAD["graph"] if is_on_cpu else 0.0
-    # The largest buffer's chunk may be nearly twice as large, depending on what the process did before.
+    # The largest buffer's chunk may be nearly twice as large, depending on earlier allocations.
     wasted = min(max((buffer.bytes for buffer in live), default=0), LARGEST_WASTE)
     needed = max(limit, int(total * (1 + spread)), sizes[-1] + wasted)
     processes = len({step.heap for step in steps})
@@ -91,16 +90,16 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
 
 
 def _mean_of_middle(sizes: list[int]) -> int:
-    """Return the mean of the middle half of sorted sizes, which depends less on the draw than the median."""
+    """Return the mean of the middle half of sorted sizes, which varies less than the median."""
     quarter = len(sizes) // 4
     return int(statistics.mean(sizes[quarter : len(sizes) - quarter]))
 
 
 def _most(program: Program, kernels: Kernels) -> int:
-    """Return the peak of a step that takes more than the usual ones; 0 if none does.
+    """Return the peak of the largest possible step, or 0 if the usual ones are as large.
 
-    On a card cuDNN works in as much as it may, unless that much is not available. On a CPU a thread may get no time;
-    in a loop its work then piles up iteration by iteration.
+    On a card cuDNN may use all of its workspace limit that is available. On a CPU a thread may get no processor, and
+    the buffers of a loop's iterations accumulate.
     """
     if isinstance(kernels, CardKernels):
         limit, kernels = kernels.available_bytes, replace(kernels, workspace=TENSORFLOW_WORKSPACE_LIMIT)
@@ -126,31 +125,32 @@ def _unmodelled(program: Program, kernels: Kernels, workspace: int) -> list[Unmo
 
 
 def _seconds(program: Program, kernels: Kernels) -> list[float]:
-    """Return the usual time of each operation, or zeros on a card: one thread starts all of them in order."""
+    """Return the usual time of each operation, or zeros on a card, as one thread starts them in order."""
     if isinstance(kernels, CardKernels):
         return [0.0] * len(program.nodes)
-    started = SMALLEST_PRODUCT_SECONDS if program.has_loops else 0.0
-    taken = []
+    product_seconds = SMALLEST_PRODUCT_SECONDS if program.has_loops else 0.0
+    times = []
     for node in program.nodes:
         inputs = [program.nodes[source].outputs[output] for source, output in node.inputs]
-        taken.append(seconds(node, inputs, table_of(node, kernels).rates) + started * ("MatMul" in node.type))
-    return taken
+        rates = table_of(node, kernels).rates
+        times.append(seconds(node, inputs, rates) + product_seconds * ("MatMul" in node.type))
+    return times
 
 
 def _simulate(program: Program, kernels: Kernels) -> list[_Step]:
-    """Return the simulated steps of all processes, without those that warm up."""
+    """Simulate steps in several processes, and return those after the warm-up."""
     affordable = MOST_OPERATIONS // max(len(program.nodes) * (WARM_UP_STEPS + STEPS), 1)
     processes = 1 if isinstance(kernels, CardKernels) else max(min(PROCESSES, affordable), 1)
-    usual = _seconds(program, kernels)
+    times = _seconds(program, kernels)
     recipes = recipes_of(program, kernels)
-    without_tick = max(1 - sum(usual) / TICK_SECONDS, 0.0)
-    one_at_a_time = min(math.ceil(processes * without_tick), processes - 1)
+    share_without_tick = max(1 - sum(times) / TICK_SECONDS, 0.0)
+    single_threaded = min(math.ceil(processes * share_without_tick), processes - 1)
     steps = []
     for process in range(processes):
         heap = Heap(BFCAllocator(descending=isinstance(kernels, CpuKernels)))
         memory = Memory(program, recipes, heap)
-        threads = 1 if process < one_at_a_time else threads_of(kernels)
-        executor = Executor(program, kernels, usual, random.Random(process), threads)
+        threads = 1 if process < single_threaded else threads_of(kernels)
+        executor = Executor(program, kernels, times, random.Random(process), threads)
         for step in range(WARM_UP_STEPS + STEPS):
             heap.reset_peak()
             memory.run(executor.order(VARIATION))
