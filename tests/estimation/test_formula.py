@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kerasmem.errors import InputError
 from kerasmem.estimation.formula import formula, formula_bytes, share_out
-from kerasmem.estimation.report import Bytes, LayerMemory, MemoryReport, verdict
+from kerasmem.estimation.report import Bytes, LayerMemory, verdict
 
 
 def row(name, elements, parameters=0, *, kind="layer", itemsize=4):
@@ -31,11 +30,6 @@ MNIST = [
 ]
 
 
-def test_inference_has_no_gradients():
-    assert formula(MNIST, 32, "inference").total_bytes * 2 == formula(MNIST, 32).total_bytes
-    assert formula_bytes(MNIST, 32, "inference").gradients == 0
-
-
 def test_categories_and_rows_add_up_to_the_total():
     for mode in ("train", "inference"):
         need = formula_bytes(MNIST, 32, mode)
@@ -57,8 +51,9 @@ def test_the_interval_has_the_total_and_the_optimizer_only_widens_it():
     assert (adam.total, adam.low, adam.optimizer) == (plain.total, plain.low, None)
 
 
-def test_nothing_is_claimed_for_inference_but_the_weights():
+def test_inference_has_no_gradients_and_no_upper_end():
     need = formula_bytes(MNIST, 32, "inference")
+    assert (2 * need.total, need.gradients) == (formula(MNIST, 32).total_bytes, 0)
     assert (need.low, need.high) == (need.weights, None)
     assert verdict(need, 10**12) == "too close to call"
     assert verdict(need, need.weights - 1) == "does not fit"
@@ -84,10 +79,3 @@ def test_verdict_at_each_border(low, high, available, expected):
 def test_a_verdict_does_not_count_what_is_taken_only_while_it_is_free():
     need = Bytes(10, 8, 92, optional_workspace=80)
     assert (need.most_needed, verdict(need, 12), verdict(need, 11)) == (12, "fits", "too close to call")
-
-
-def test_a_report_of_another_format_is_refused():
-    with pytest.raises(InputError, match="format_version is 99"):
-        MemoryReport.from_dict({"format_version": 99})
-    with pytest.raises(InputError, match="not a kerasmem estimate"):
-        MemoryReport.from_dict({"format_version": 1})

@@ -134,6 +134,7 @@ def test_the_bytes_of_a_plan_are_those_of_its_buffers():
     plan = read_plan(proto())
     assert (plan.argument, plan.results, plan.temporary) == (1152, (4, 12), 2304)
     assert (plan.requested, plan.total) == (2320, 3472)
+    assert not plan.is_recomputed and read_plan(proto(remat=".remat2")).is_recomputed
 
 
 def test_the_peak_of_the_temporary_buffers_has_the_operations_that_made_them():
@@ -176,11 +177,6 @@ def test_a_product_in_a_triton_kernel_counts_with_what_only_the_kernel_holds():
     plan = read_plan(message((1, message(*((3, part) for part in parts))), (3, message())))
     transposed, result = 4 * 16 * 8, 4 * 8 * 32
     assert plan.products == (transposed, transposed, transposed + result, 0)
-
-
-def test_recomputation_is_seen():
-    assert not read_plan(proto()).is_recomputed
-    assert read_plan(proto(remat=".remat2")).is_recomputed
 
 
 @pytest.mark.parametrize(
@@ -378,13 +374,6 @@ def test_what_is_missing_or_no_plan_is_named(monkeypatch):
         gpu_target_plan(StepSpec("m.keras"), find_card("k80"))
 
 
-def make_cuda(folder):
-    for path in ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc"):
-        (folder / path).parent.mkdir(parents=True)
-        (folder / path).write_text("")
-    return folder
-
-
 def test_ptxas_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setattr(gpu_target.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ptxas .*kerasmem\[gpu-targets\]"):
@@ -396,7 +385,9 @@ def test_the_extras_ptxas_is_preferred_to_that_of_jax(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_target.importlib.util, "find_spec", known.get)
     for package, name in (("nvidia.cu13", "jax"), ("nvidia.cuda_nvcc", "extra")):
         known[package] = importlib.machinery.ModuleSpec(package, None, is_package=True)
-        known[package].submodule_search_locations.append(str(make_cuda(tmp_path / name)))
+        known[package].submodule_search_locations.append(str(tmp_path / name))
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "ptxas").write_text("")
         assert gpu_target.cuda_folder() == str(tmp_path / name)
 
 

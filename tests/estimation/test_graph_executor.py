@@ -261,7 +261,7 @@ def test_the_upper_end_has_room_for_what_the_allocator_may_waste_on_one_buffer()
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [([("x", "Placeholder", [], 4), ("w", "Where", ["x"], None)], r"size of w \(Where\) depends on the data"),
-     ([("h", "VarHandleOp", [], 0), ("r", "ReadVariableOp", ["h"], 4)], "which variable")],
+     ([("h", "VarHandleOp", [], 0), ("r", "ReadVariableOp", ["h"], 4)], "variable of r")],
 )  # fmt: skip
 def test_what_is_not_known_is_not_modelled(nodes, reason):
     with pytest.raises(NotModelled, match=reason):

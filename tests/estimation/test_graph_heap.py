@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kerasmem.estimation.allocator import FREE, FREED, NO_VARIABLE, Heap
 from kerasmem.estimation.graph.memory import HANDLE_BYTES, make_variables
 from kerasmem.estimation.graph.program import Variable
@@ -67,19 +65,6 @@ def test_the_peak_begins_again():
     held = heap.allocate(1000, node=3)
     assert heap.peak[:3] == (heap.allocator.in_use, 1000, 3)
     assert heap.log[: heap.peak.end][-1] == (held, NO_VARIABLE)
-
-
-def test_what_has_another_holder_stays():
-    heap = Heap()
-    buffer = heap.allocate(1000)
-    buffer.holders += 1
-    heap.release(buffer)
-    assert heap.allocator.requested_in_use == 1000
-    heap.release(buffer)
-    assert heap.allocator.requested_in_use == 0
-    with pytest.raises(KeyError):
-        buffer.holders = 1
-        heap.release(buffer)
 
 
 def test_requests_can_be_replayed():

@@ -64,7 +64,7 @@ def test_shapes_of_what_is_popped():
     assert [found[number].inputs[-1] for number in (6, 7)] == [(1, 0), (0, 0)]
     assert [found[number].outputs[1].shape for number in (6, 7)] == [(5,), (2, 3)]
     assert [found[number].outputs[1].bytes for number in (6, 7)] == [20, 24]
-    with pytest.raises(NotModelled, match="item that p3 takes"):
+    with pytest.raises(NotModelled, match="item of p3"):
         resolve_lists(Program(tuple(pop(9)), (), (), ()), unknown)
 
 

@@ -155,30 +155,6 @@ def test_a_plan_for_a_card_needs_a_card(mnist_cnn):
             estimate(mnist_cnn, method="gpu-target", device=device)
 
 
-def small():
-    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
-    model.compile("sgd", "mse")
-    return model
-
-
-def test_the_report_says_which_method_answered(monkeypatch):
-    assert estimate(small).settings.method == "graph"
-    report = estimate(small, jit_compile=True)
-    assert (report.settings.method, report.settings.execution) == ("xla", "xla")
-    monkeypatch.setitem(METHODS, "graph", replace(METHODS["graph"], outcome=refuse))
-    monkeypatch.setattr(methods, "PROBED_SHARE", 0)
-    report = estimate(small)
-    assert (report.settings.method, report.settings.execution) == ("formula", "none")
-    assert report.bytes.total == report.formula.total_bytes
-    assert {each.what.split()[0] for each in report.unmodelled} >= {"workspace", "allocator"}
-    with pytest.raises(KerasmemError, match="not today"):
-        estimate(small, method="graph")
-
-
-def refuse(*arguments, **options):
-    raise KerasmemError("not today")
-
-
 def test_figures_of_a_method_are_the_reports(monkeypatch):
     known = replace(outcome("graph"), layers={"dense": 60}, weights=70, allocator=30)
     monkeypatch.setitem(METHODS, "graph", Method(lambda step: None, lambda step: known))

@@ -45,7 +45,7 @@ def test_too_little_time_is_a_message():
     request = StepSpec(f"{MODELS}:convnet")
     with pytest.raises(KerasmemError, match=r"batch size 8 gave no answer: it took longer than 0\.5 s; .*--timeout"):
         run_steps(request, 8, 2, timeout=0.5)
-    with pytest.raises(UsageError, match="timeout -1"):
+    with pytest.raises(UsageError, match="timeout must be more than 0"):
         run_steps(request, 8, 2, timeout=-1)
 
 

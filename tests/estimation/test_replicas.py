@@ -5,7 +5,6 @@ from __future__ import annotations
 import keras
 import pytest
 
-from kerasmem.errors import UsageError
 from kerasmem.estimation.estimating import estimate
 
 pytestmark = pytest.mark.usefixtures("loaded_python")
@@ -63,9 +62,3 @@ def test_an_embeddings_gradient_is_its_rows():
     model.compile("sgd", "mse")
     found = estimate(model, batch_size=16, method="graph", replicas=2)
     assert f"one buffer of {4 * (16 * 32 * 4 + 4):,} B" in "; ".join(found.notes)
-
-
-@pytest.mark.parametrize("replicas", [0, True, 2.0])
-def test_replicas_are_a_whole_number(replicas):
-    with pytest.raises(UsageError, match="replicas"):
-        estimate(perceptron(), replicas=replicas)

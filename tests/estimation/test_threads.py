@@ -17,7 +17,7 @@ layers = keras.layers
 
 
 def dense():
-    stack = [layers.Dense(24, activation="relu", name=f"dense_{number}") for number in range(3)]
+    stack = [layers.Dense(24, activation="relu", name=f"dense_{number}") for number in range(2)]
     return compiled(keras.Sequential([keras.Input((16,), name="x"), *stack], name="plain"), keras.optimizers.Adam)
 
 
@@ -32,7 +32,7 @@ def convolutional():
 
 def recurrent():
     stack = [layers.LSTM(8, name="memory"), layers.Dense(1, name="head")]
-    return compiled(keras.Sequential([keras.Input((6, 4), name="x"), *stack], name="rnn"), keras.optimizers.RMSprop)
+    return compiled(keras.Sequential([keras.Input((3, 4), name="x"), *stack], name="rnn"), keras.optimizers.RMSprop)
 
 
 def branched():
@@ -63,8 +63,7 @@ def test_estimates_in_four_threads_are_those_one_after_another():
         return estimate_spec(spec)
 
     with ThreadPoolExecutor(len(SPECS)) as threads:
-        for _ in range(2):
-            assert list(threads.map(estimate_together, SPECS)) == alone
+        assert list(threads.map(estimate_together, SPECS)) == alone
 
 
 @pytest.mark.parametrize("daemon", [False, True])

@@ -21,6 +21,14 @@ from kerasmem.devices.recording import ALLOCATE, of_device, read_recording, star
 
 layers = keras.layers
 STEPS = 10
+ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def measure(program, name, batch_size, more="", **environ):
+    """Run this file in a process, and return the figures that it prints."""
+    done = program(__file__, name, batch_size, more, env={**ENVIRONMENT, **environ})
+    assert done.code == 0, done.err[-2000:]
+    return json.loads(done.out.splitlines()[-1])
 
 
 def convnet():
