@@ -266,6 +266,6 @@ _OF_THE_MODEL = {"optimizer": "optimizers", "dtype_policy": "dtype policies"}
 
 def _setting_differences(before: MemoryReport, after: MemoryReport, names: Mapping[str, str]) -> Iterator[str]:
     for name, words in names.items():
-        one, other = getattr(before.settings, name), getattr(after.settings, name)
-        if one != other:
-            yield f"the {words} differ: {one} and {other}"
+        first, second = getattr(before.settings, name), getattr(after.settings, name)
+        if first != second:
+            yield f"the {words} differ: {first} and {second}"

@@ -215,14 +215,14 @@ def compile_request(request: StepSpec, target: str, has_triton: bool, folder: st
         lowered, compiled = lower(step, device)
         notes = (*compiled.notes, *recurrent_notes(model))
 
-    def plan(more: dict[str, Any]) -> XlaPlan:
-        return plan_early(lowered, {**options, **more}, mkdtemp(dir=folder))
+    def plan(variant: dict[str, Any]) -> XlaPlan:
+        return plan_early(lowered, {**options, **variant}, mkdtemp(dir=folder))
 
     variants = [{}, _NO_TRITON] if has_triton else [{}]
     with ThreadPoolExecutor(2) as pool:  # XLA's compiler spends most of its time in one thread
         plans = tuple(pool.map(plan, variants))
-        is_recomputed = any(variant.is_recomputed for variant in plans)
-        unlimited = pool.map(plan, [{**_NO_LIMIT, **more} for more in variants]) if is_recomputed else ()
+        is_recomputed = any(compilation.is_recomputed for compilation in plans)
+        unlimited = pool.map(plan, [{**_NO_LIMIT, **variant} for variant in variants]) if is_recomputed else ()
         return replace(compiled, plans=plans, unlimited=tuple(unlimited), notes=notes)
 
 

@@ -212,7 +212,7 @@ def _unused_rows(model: Any, counted: dict[int, str]) -> list[LayerMemory]:
     """Return rows for layers that the call did not use, as their weights are in memory too."""
     rows = []
     for layer in (*flatten_layers(model, include_self=False), model):
-        left = [weight for weight in layer.weights if id(weight) not in counted]
-        if left and not (isinstance(layer, import_keras().Model) and layer is not model):
+        uncounted = [weight for weight in layer.weights if id(weight) not in counted]
+        if uncounted and not (isinstance(layer, import_keras().Model) and layer is not model):
             rows.append(_layer_row(_Record(layer, layer.name), 1, counted))
     return rows

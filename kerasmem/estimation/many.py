@@ -56,11 +56,11 @@ class Candidate(Record, what="candidate", version=1):
 
     def row(self) -> dict[str, Any]:
         """Return a row of a table, sizes in bytes, None if unknown."""
-        known = {name: self.grid.get(name) for name in _COLUMNS}
+        values = {name: self.grid.get(name) for name in _COLUMNS}
         if self.report is not None:
             parts = {**vars(self.report.model), **vars(self.report.settings), **vars(self.report.bytes)}
-            known = {name: parts[name] for name in _COLUMNS}
-        return {"model": self.model, **self.grid, **known, "verdict": self.verdict, "reason": self.reason}
+            values = {name: parts[name] for name in _COLUMNS}
+        return {"model": self.model, **self.grid, **values, "verdict": self.verdict, "reason": self.reason}
 
 
 @dataclass(frozen=True)

@@ -149,21 +149,23 @@ def _with_exchange(outcome: Outcome, layers: Iterable[LayerMemory], replicas: in
     """
     trained = [row for row in layers if row.trainable_parameters and row.class_name != "Embedding"]
     gradients = sum(row.weight_bytes * row.trainable_parameters // row.parameters for row in trained)
-    more = max(_constant_bytes(outcome) + 2 * gradients - outcome.total, 0)
+    increase = max(_constant_bytes(outcome) + 2 * gradients - outcome.total, 0)
     note = (
         f"before the first update the gradients are packed into one buffer of {gradients:,} B, reduced over "
         f"{replicas} replicas and split again: they are then in memory twice"
     )
     outcome = replace(outcome, notes=(*outcome.notes, note), unmodelled=(*outcome.unmodelled, EXCHANGE_BUFFERS))
-    if not more:
+    if not increase:
         return outcome
-    pool: dict[str, Any] = {name: None if size is None else size + more for name, size in vars(outcome.pool).items()}
+    pool: dict[str, Any] = {
+        name: None if size is None else size + increase for name, size in vars(outcome.pool).items()
+    }
     return replace(
         outcome,
-        total=outcome.total + more,
-        high=None if outcome.high is None else outcome.high + more,
+        total=outcome.total + increase,
+        high=None if outcome.high is None else outcome.high + increase,
         pool=Pool(**pool),
-        gradients=(outcome.gradients or 0) + more,
+        gradients=(outcome.gradients or 0) + increase,
         instant=Instant("while the gradients of all replicas are exchanged", "batch_all_reduce", None, "optimizer"),
     )
 

@@ -143,7 +143,7 @@ class Session:
                 peaks.append(self.step())
                 if seconds is not None and len(peaks) >= 2 and time.monotonic() - begin > seconds:
                     break
-            took = (time.monotonic() - begin) / max(len(peaks), 1)
+            step_seconds = (time.monotonic() - begin) / max(len(peaks), 1)
         is_training = self.request.mode == "train" and optimizers_of(self.model)
         return MeasuredSteps(
             device=self.device,
@@ -154,7 +154,7 @@ class Session:
             inputs=sum(map(_tensor_bytes, import_keras().tree.flatten(self.batch))),
             first=first,
             peaks=tuple(peaks),
-            seconds=took,
+            seconds=step_seconds,
             notes=tuple(prepared.notes),
             way=self.way,
         )
