@@ -105,7 +105,7 @@ def test_rows_without_storage_or_fill_value_are_zeros(tmp_path, monkeypatch):
 
     def take_used(self, name, size):
         buffer = take(self, name, size)
-        buffer.fill(7)
+        buffer.fill(0x41)
         return buffer
 
     monkeypatch.setattr(Scratch, "take", take_used)
