@@ -124,6 +124,9 @@ def test_every_block_of_text_is_some_commands_output():
 def test_every_file_and_script_named_is_there():
     for path in set(re.findall(r"`((?:scripts|examples|tests)/[\w./-]+)`", TEXT)):
         assert (ROOT / path).exists(), path
+    modules = re.findall(r"\b(?:[a-z0-9]+/)+\w+\.(?:py|json)\b", PAGES["docs/architecture.md"])
+    missing = {path for path in modules if not any((root / path).exists() for root in (ROOT, ROOT / "kerasmem"))}
+    assert modules and not missing
 
 
 def test_every_public_name_in_the_manual_exists():

@@ -62,7 +62,7 @@ def _in_place(report: MemoryReport) -> str:
     """Return the substitute for a better method, in brackets, or nothing."""
     if report.fallback is not None:
         return f" (by the formula alone, as {printable(report.fallback, 300)})"
-    return " (a CPU's plan; --method gpu-target plans for the card)" if report.settings.stands_in else ""
+    return " (planned for this CPU; kerasmem[gpu-targets] plans for the card)" if report.settings.stands_in else ""
 
 
 def _layers(report: MemoryReport, terminal: int | None, top: int | None, is_brief: bool) -> Table:
@@ -104,7 +104,7 @@ def _layers(report: MemoryReport, terminal: int | None, top: int | None, is_brie
         parameters, elements, size = (
             sum(getattr(row, name) or 0 for row in rest) for name in ("parameters", "activation_elements", "bytes")
         )
-        add(f"{len(rest)} smaller layers", "", parameters, format_count(elements), size)
+        add(format_count(len(rest), "smaller layer"), "", parameters, format_count(elements), size)
     unattributed = total - sum(row.bytes or 0 for row in layers)
     if unattributed and is_divided and not is_formula:
         add("no single layer", "", 0, "0", unattributed)

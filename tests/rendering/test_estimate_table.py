@@ -152,9 +152,9 @@ def test_a_lower_end_that_is_not_known_is_not_shown(reports):
     report = replace(report, settings=replace(report.settings, method="xla", execution="xla", stands_in=True))
     text = plain_text(estimate_table(report, is_brief=False))
     assert "at most 3.10 GiB; how much less the card's own plan takes is not known" in text
-    assert "341 MiB" not in text and "(a CPU's plan" in text.splitlines()[0]
+    assert "341 MiB" not in text and "(planned for this CPU" in text.splitlines()[0]
     planned = replace(report, settings=replace(report.settings, stands_in=False))
-    assert "(a CPU's plan" not in plain_text(estimate_table(planned))
+    assert "(planned for this CPU" not in plain_text(estimate_table(planned))
     assert report.to_dict()["bytes"]["low"] == gib // 3
 
 
