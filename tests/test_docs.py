@@ -122,7 +122,7 @@ def test_every_block_of_text_is_some_commands_output():
 
 
 def test_every_file_and_script_named_is_there():
-    for path in set(re.findall(r"`((?:scripts|examples|tests)/[\w./-]+)`", TEXT)):
+    for path in set(re.findall(r"`((?:scripts|examples|tests|kerasmem)/[\w./-]+)`", TEXT)):
         assert (ROOT / path).exists(), path
     modules = re.findall(r"\b(?:[a-z0-9]+/)+\w+\.(?:py|json)\b", PAGES["docs/architecture.md"])
     missing = {path for path in modules if not any((root / path).exists() for root in (ROOT, ROOT / "kerasmem"))}
