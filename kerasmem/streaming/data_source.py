@@ -1,4 +1,4 @@
-"""Rows of HDF5 files without a shuffled order: by their numbers, and window by window in file order."""
+"""H5DataSource: rows of HDF5 files by their numbers, and windows of rows in file order."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ from kerasmem.streaming.stream_plan import build_batch, choose_columns, dataset_
 from kerasmem.streaming.workers import ForkLocal
 from kerasmem.units import MIB, format_count
 
-_KEPT = 64 * MIB  # of datasets that stay in memory, such as labels; not the heaviest one
+_RESIDENT_BYTES = 64 * MIB  # for datasets that stay in memory, such as labels, but never the heaviest one
 WINDOW_BUDGET = 64 * MIB
 
 
 class H5DataSource:
-    """The rows of HDF5 files as a sequence: `source[i]` is row `i`, and `len(source)` how many there are.
+    """Random access to the rows of HDF5 files: `source[i]` is row `i`, and `len(source)` the number of rows.
 
-    For loaders that draw the order of rows themselves and want any of them: PyTorch's `DataLoader` with a
-    `DistributedSampler`, Grain's `MapDataset.source` and `DataLoader`, Ray Data. It can be pickled, and each process
-    opens the files for itself when it is first asked. Rows asked for together, `source[[3, 1, 2]]`, are read together:
-    each chunk that holds some of them once. A row on its own out of packed chunks costs its whole chunk; where a loader
-    asks so, store the data in small chunks or uncompressed, or let `H5ChunkSequence` choose the order.
+    Use it with loaders that choose the order of rows themselves: PyTorch's `DataLoader` with a `DistributedSampler`,
+    Grain's `MapDataset.source` and `DataLoader`, or Ray Data. It can be pickled, and each process opens the files on
+    first use.
+
+    Rows of one request, such as `source[[3, 1, 2]]`, are read together, each chunk once. A single row of compressed
+    chunks costs its whole chunk. If a loader requests single rows, store the data uncompressed or in small chunks, or
+    let `H5ChunkSequence` choose the order.
 
     Args:
         path: files, a pattern, URLs or an index, as for `H5ChunkSequence`.
         x: dataset name of the features, or a list or dict of names, as for `H5ChunkSequence`.
-        y: the same for the targets; None for none.
+        y: the same for the targets. None for none.
         sample_weight: the same for weights.
-        rows: which rows to use, as for `H5ChunkSequence`; row 0 is then the first of them.
+        rows: rows to use, as for `H5ChunkSequence`. `source[0]` is then the first of these rows. Defaults to all.
         dtype: type of the features, as for `H5ChunkSequence`.
         scale: factor, or (factor, offset), as for `H5ChunkSequence`.
         trust_file: as for `H5ChunkSequence`.
@@ -84,18 +86,18 @@ class H5DataSource:
         self._columns, self._uses = choose_columns(self._layout, self._parts, dtypes, scales)
         self._rows = read_rows(rows, self._layout.datasets[0].rows, ordered=True)
         heaviest = max(self._layout.datasets, key=lambda dataset: dataset.row_bytes)
-        self._grid = self._layout.block_grid(heaviest.chunk_rows)  # made once: it looks at each file
+        self._grid = self._layout.block_grid(heaviest.chunk_rows)  # computed once, because it reads every file's layout
         self._reader: ForkLocal[RowReader] = ForkLocal()
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a row, or a list of those that a slice or some numbers name, in their order.
+        """Return a row, or a list of rows for a slice, list, tuple or array of row numbers.
 
         Returns:
-            x, or (x, y) or (x, y, sample_weight), each of one row, in the structure of names that was given.
+            Each row is x, (x, y) or (x, y, sample_weight), in the structure of the names passed.
         """
         if isinstance(index, slice):
             return self.__getitems__(range(*index.indices(len(self))))
@@ -104,12 +106,12 @@ class H5DataSource:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
-        """Return rows in the order of `indices`. PyTorch's `DataLoader` requests a batch like this."""
-        arrays = self._read(np.array([self._checked(index) for index in indices], np.int64))
-        return [self._built([array[at] for array in arrays]) for at in range(len(indices))]
+        """Return rows in the order of `indices`. PyTorch's `DataLoader` calls this for each batch."""
+        arrays = self._read(indices)
+        return [self._build([array[row] for array in arrays]) for row in range(len(indices))]
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Any:
-        """Return some rows as arrays with a first axis, in the order of their numbers here.
+        """Return some rows as one batch of arrays, in the order of `indices`.
 
         Examples:
             >>> import h5py, numpy as np
@@ -119,10 +121,10 @@ class H5DataSource:
             >>> H5DataSource("/tmp/batch.h5").batch([5, 1])[1].tolist()
             [5, 1]
         """
-        return self._built(self._read(np.array([self._checked(index) for index in indices], np.int64)))
+        return self._build(self._read(indices))
 
     def close(self) -> None:
-        """Close the files. The next row opens them again; one that another thread is reading may be an error."""
+        """Close the files. The next request opens them again. A request in progress in another thread may fail."""
         reader = self._reader.take()
         if reader is not None:
             reader.close()
@@ -130,18 +132,19 @@ class H5DataSource:
     def __repr__(self) -> str:
         return f"<H5DataSource {self._layout.title}: {format_count(len(self), 'row')}>"
 
-    def _checked(self, index: Any) -> int:
+    def _check_index(self, index: Any) -> int:
         number = operator.index(index)
         if not -len(self) <= number < len(self):
             raise IndexError(f"row {number} does not exist; there are {len(self):,}, 0 to {len(self) - 1:,}")
         return number % len(self)
 
-    def _built(self, arrays: Sequence[Any]) -> Any:
-        built = build_batch(self._parts, self._uses, arrays)
-        return built if len(built) > 1 else built[0]
+    def _build(self, arrays: Sequence[Any]) -> Any:
+        batch = build_batch(self._parts, self._uses, arrays)
+        return batch if len(batch) > 1 else batch[0]
 
-    def _read(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Return one array a column, of the rows with these numbers in their order."""
+    def _read(self, indices: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """Return some rows, one array per column."""
+        numbers = np.array([self._check_index(index) for index in indices], np.int64)
         rows = self._rows.start + numbers if isinstance(self._rows, range) else self._rows[numbers]
         return self._reader.get(self._open).read(rows, self._grid)
 
@@ -151,7 +154,7 @@ class H5DataSource:
         small = [
             dataset.name
             for dataset in datasets
-            if dataset.rows * dataset.row_bytes <= _KEPT and dataset is not heaviest
+            if dataset.rows * dataset.row_bytes <= _RESIDENT_BYTES and dataset is not heaviest
         ]
         return RowReader(self._layout, self._columns, resident=small, access=self._access)
 
@@ -163,64 +166,53 @@ def read_windows(
     start: int = 0,
     stop: int | None = None,
     access: Access | None = None,
-    dtype: str = "stored",
     budget: int = WINDOW_BUDGET,
     threads: int | None = None,
-    rows: np.ndarray | None = None,
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """Yield the first row and the arrays of each window, in file order.
 
     Args:
-        paths: the files, counted through, as in `scan_files`.
-        names: the datasets, of equally many rows.
+        paths: the files, read as one.
+        names: datasets with equally many rows.
         start: first row.
-        stop: row after the last; None for all.
-        access: what may be read.
-        dtype: "stored", or a type to convert to.
-        budget: bytes that a window and the buffers to read it may take, more where a single chunk needs it.
-        threads: that read and unpack; None for as many as the plan has.
-        rows: only these, rising; then the number yielded counts the rows yielded so far.
+        stop: row after the last. Defaults to all.
+        access: trust in the files, and access to URLs.
+        budget: bytes for a window and the buffers to read it. It is exceeded if a single chunk needs more.
+        threads: number of threads that read and decode. Defaults to that of the plan.
 
     Raises:
         DataError: If the file or its data cannot be used.
     """
     access = access or Access()
     layout = scan_files(paths, list(names), access)
-    columns = plain_columns(layout, dtype)
-    selection = range(start, layout.datasets[0].rows if stop is None else stop) if rows is None else rows
+    columns = choose_columns(layout, [read_part("x", names)], read_dtype("stored", names), {})[0]
+    selection = range(start, layout.datasets[0].rows if stop is None else stop)
     if not len(selection):
         return
     plan = _plan(layout, columns, selection, budget)
     order = EpochOrder(Blocks(selection, layout.block_grid(plan.block_rows)), plan.window_blocks, None, 0)
     reader = RowReader(layout, columns, resident=plan.cache_bytes, access=access)
-    first = start if rows is None else 0
     try:
-        mine = threading.local()  # each thread's buffers
+        thread = threading.local()  # buffers of each thread
         with ThreadPoolExecutor(
-            threads or plan.threads, initializer=lambda: setattr(mine, "scratch", Scratch())
+            threads or plan.threads, initializer=lambda: setattr(thread, "scratch", Scratch())
         ) as pool:
             for window in range(order.windows):
                 count = order.window_rows(window)
                 arrays = [np.empty((count, *column.row_shape), column.dtype) for column in columns]
                 tasks = reader.tasks(order, window, arrays, in_file_order=True)
-                list(pool.map(lambda task: task(mine.scratch), tasks))
+                list(pool.map(lambda task: task(thread.scratch), tasks))
                 reader.check()
-                yield first, {column.name: array for column, array in zip(columns, arrays, strict=True)}
-                first += count
+                yield start, {column.name: array for column, array in zip(columns, arrays, strict=True)}
+                start += count
     finally:
         reader.close()
 
 
-def plain_columns(layout: DataLayout, dtype: str) -> tuple[Column, ...]:
-    """Return every dataset as a column of one type, or of the type it is stored as."""
-    names = [dataset.name for dataset in layout.datasets]
-    return choose_columns(layout, [read_part("x", names)], read_dtype(dtype, names), {})[0]
-
-
 def _plan(
-    layout: DataLayout, columns: Sequence[Column], selection: range | np.ndarray, budget: int, doublings: int = 6
+    layout: DataLayout, columns: Sequence[Column], selection: range, budget: int, doublings: int = 6
 ) -> MemoryPlan:
-    """Return a plan within the budget, which is doubled if chunks are larger."""
+    """Return a plan within the budget, doubling it if a chunk does not fit."""
     try:
         return plan_memory(
             layout.datasets, columns, selection=selection, batch_size=1, ahead=0, workers=0,

@@ -1,12 +1,12 @@
 """The order of rows: pure arithmetic on row numbers.
 
-Shuffling has two levels. The selected rows are cut into *blocks* (runs that are read together), the blocks
-are dealt out to *windows* at random, and the rows of a window are shuffled among themselves. What has to be
-remembered is one number a block, not one a row.
+Shuffling has two levels. The selected rows are cut into *blocks* (runs that are read together), the blocks are
+assigned to *windows* at random, and the rows of each window are shuffled. This needs memory for one number per block,
+not per row.
 
-Blocks are dealt as in stratified sampling: of as many neighbouring blocks as there are windows each window
-gets one, which one at random. So every window is a picture of the whole file, also where the file is sorted
-by class and a window holds few blocks, and all windows are of one size, give or take a block.
+Blocks are assigned by stratified sampling: with N windows, each run of N neighboring blocks is distributed over all
+windows, in random order. So every window samples the whole file, even if the file is sorted by class and a window has
+few blocks, and the sizes of windows differ by at most one block.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 
 from kerasmem.hdf5.format.layout import Grid, as_grid, ranges
 
-BLOCKS, ROWS = 0, 1  # which of an epoch's random streams
+BLOCKS, ROWS = 0, 1  # random streams of an epoch
 
 
 class Blocks:
-    """The selected rows, cut along a grid.
+    """The selected rows, cut into blocks along a grid.
 
     Args:
-        selection: the rows: a `range` of step 1, or a sorted int64 array.
-        grid: the grid, or the rows of its cells; every block lies within one cell, and so within one file.
+        selection: row numbers, a `range` of step 1 or a sorted int64 array.
+        grid: the grid, or the rows of its cells. Every block lies within one cell, and so within one file.
 
     Examples:
         >>> blocks = Blocks(range(3, 10), 4)
@@ -51,16 +51,16 @@ class Blocks:
             self.count = len(starts)
 
     def sizes(self, blocks: np.ndarray) -> np.ndarray:
-        """Return how many selected rows each block has."""
+        """Return the number of selected rows in each block."""
         if self._rows is not None:
             return self._bounds[blocks + 1] - self._bounds[blocks]
         low, high = self.grid.bounds(self._cell + blocks)
         return np.minimum(high, self._last) - np.maximum(low, self._first)
 
     def run(self, block: int) -> tuple[int, int, np.ndarray | None]:
-        """Return the run of file rows that covers a block, start and stop, and the selected ones among them.
+        """Return start and stop of the file rows that cover a block, and the selected ones among them.
 
-        The selected ones are counted from its start; None if all are.
+        The selected rows are relative to the start, or None if all are selected.
         """
         if self._rows is not None:
             return _run_of(self._rows[self._bounds[block] : self._bounds[block + 1]])
@@ -68,12 +68,12 @@ class Blocks:
         return max(low, self._first), min(high, self._last), None
 
     def rows(self, blocks: np.ndarray, low: np.ndarray | int = 0, high: np.ndarray | None = None) -> np.ndarray:
-        """Return the file rows of blocks, rising in each, int64.
+        """Return the file rows of some blocks, int64, in ascending order within each block.
 
         Args:
-            blocks: the blocks, one after another.
-            low: the first row of each that is wanted.
-            high: the row after the last of each that is wanted; None for all.
+            blocks: numbers of the blocks.
+            low: the first row to return of each block.
+            high: the row after the last to return of each block, or None for all.
         """
         counts = (self.sizes(blocks) if high is None else high) - low
         if self._rows is not None:
@@ -82,13 +82,13 @@ class Blocks:
 
 
 class ShardBlocks:
-    """Some of the blocks, each whole or cut. Implements the interface of `Blocks`.
+    """The blocks of one shard, possibly cut. Implements the interface of `Blocks`.
 
     Args:
         blocks: all blocks.
-        numbers: which of them.
-        low: the first row of each that counts.
-        high: the row after the last of each that counts.
+        numbers: numbers of the shard's blocks.
+        low: the first row of each that is in the shard.
+        high: the row after the last of each that is in the shard.
     """
 
     def __init__(self, blocks: Blocks, numbers: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
@@ -100,14 +100,14 @@ class ShardBlocks:
 
     @classmethod
     def between(cls, blocks: Blocks, order: np.ndarray, ends: np.ndarray, start: int, stop: int) -> ShardBlocks:
-        """Return the blocks of a run of rows in file order; the first and last dealt may be cut.
+        """Return the blocks of a run of rows, sorted by file order. The blocks at its ends may be cut.
 
         Args:
             blocks: all blocks.
-            order: their numbers in the order in which they were dealt.
-            ends: rows of all blocks up to and with each, along that order.
-            start: first row of the run, counted along that order.
-            stop: the row after its last.
+            order: their numbers in random order.
+            ends: cumulative number of rows along that order.
+            start: first row of the run along that order.
+            stop: row after its last.
         """
         first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop, side="left")
         dealt, before = order[first : last + 1], int(ends[first - 1]) if first else 0
@@ -119,18 +119,18 @@ class ShardBlocks:
         return cls(blocks, dealt[rising], low[rising], high[rising])
 
     def sizes(self, blocks: np.ndarray) -> np.ndarray:
-        """Return how many rows of the shard each block has."""
+        """Return the number of the shard's rows in each block."""
         return self._high[blocks] - self._low[blocks]
 
     def run(self, block: int) -> tuple[int, int, np.ndarray | None]:
-        """Return the run of file rows that covers a block, start and stop, and those of the shard among them."""
+        """Return start and stop of the file rows that cover a block, and the shard's rows among them."""
         number = self.numbers[block : block + 1]
         if self._low[block] == 0 and self._high[block] == self._whole.sizes(number)[0]:
             return self._whole.run(int(number[0]))
         return _run_of(self.rows(np.array([block])))
 
     def rows(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the file rows of blocks, rising in each, int64."""
+        """Return the file rows of some blocks, int64, in ascending order within each block."""
         return self._whole.rows(self.numbers[blocks], self._low[blocks], self._high[blocks])
 
 
@@ -140,7 +140,7 @@ def _run_of(rows: np.ndarray) -> tuple[int, int, np.ndarray | None]:
 
 
 class Position(NamedTuple):
-    """A batch: the number of its epoch, and its number within the epoch."""
+    """Position of a batch: its epoch, and its number in the epoch."""
 
     epoch: int
     batch: int
@@ -148,7 +148,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of delivered rows that lies in one window: rows `start` to `stop` of window `window`."""
+    """Rows `start` to `stop` of one window, in the order of delivery."""
 
     window: int
     start: int
@@ -160,10 +160,10 @@ class EpochOrder:
     """The order of one epoch.
 
     Args:
-        blocks: the selected rows in blocks: all of them, or those of a shard.
-        window_blocks: the most blocks shuffled together.
+        blocks: blocks of all selected rows, or of a shard.
+        window_blocks: largest number of blocks that are shuffled together.
         seed: seed of the shuffle, or None for file order.
-        epoch: number of the epoch; each has its own order.
+        epoch: number of the epoch. Each has its own order.
 
     Examples:
         >>> order = EpochOrder(Blocks(range(6), 2), window_blocks=2, seed=None, epoch=0)
@@ -180,10 +180,10 @@ class EpochOrder:
     def __post_init__(self) -> None:
         count = self.blocks.count
         self.windows = -(-count // self.window_blocks)
-        # With a single window the shuffle of its rows is already uniform, and reading stays in file order.
+        # With a single window the shuffle of its rows is already uniform, so it is read in file order.
         if self.seed is not None and self.windows > 1:
-            self._order, held = deal(count, self.windows, self._random(BLOCKS))
-            self._firsts = np.r_[0, np.cumsum(held)]
+            self._order, sizes = deal(count, self.windows, self._random(BLOCKS))
+            self._firsts = np.r_[0, np.cumsum(sizes)]
         else:
             self._order = np.arange(count)
             self._firsts = np.minimum(np.arange(self.windows + 1) * self.window_blocks, count)
@@ -195,57 +195,57 @@ class EpochOrder:
         return self.blocks.total
 
     def key(self, window: int) -> tuple[int, int]:
-        """Return the key of a window's contents: equal keys hold equal rows in any epoch."""
+        """Return the key of a window. Windows with the same key hold the same rows in any epoch."""
         return (self.epoch if self.windows > 1 and self.seed is not None else -1, window)
 
     def window_rows(self, window: int) -> int:
-        """Return how many rows a window holds."""
+        """Return the number of rows in a window."""
         return int(self._starts[window + 1] - self._starts[window])
 
     def window_order(self, window: int) -> np.ndarray:
-        """Return the blocks of a window in the order they are read into it."""
+        """Return the blocks of a window in the order of reading."""
         return self._order[self._firsts[window] : self._firsts[window + 1]]
 
-    def places(self, segment: Segment) -> np.ndarray | None:
-        """Return the places of a segment's rows in the window's buffer; None if they lie in order."""
+    def slots(self, segment: Segment) -> np.ndarray | None:
+        """Return the indices of a segment's rows in the order of reading, or None if that is the order of delivery."""
         if self.seed is None:
             return None
-        for window, places in self._shuffled:
+        for window, slots in self._shuffled:
             if window == segment.window:
-                return places[segment.start : segment.stop]
-        places = np.arange(self.window_rows(segment.window), dtype=np.int32)
-        self._random(ROWS, segment.window).shuffle(places)
-        self._shuffled = (*self._shuffled[-1:], (segment.window, places))  # replaced whole: threads read it
-        return places[segment.start : segment.stop]
+                return slots[segment.start : segment.stop]
+        slots = np.arange(self.window_rows(segment.window), dtype=np.int32)
+        self._random(ROWS, segment.window).shuffle(slots)
+        self._shuffled = (*self._shuffled[-1:], (segment.window, slots))  # replaced as a whole, because threads read it
+        return slots[segment.start : segment.stop]
 
     def window_bounds(self, window: int) -> tuple[int, int]:
-        """Return the first row of the epoch that a window holds, and the row after its last."""
+        """Return start and stop of a window among the rows of the epoch."""
         return int(self._starts[window]), int(self._starts[window + 1])
 
     def segments(self, start: int, stop: int) -> list[Segment]:
-        """Return the windows that delivered rows `start` to `stop` of the epoch come from."""
-        found = []
+        """Return the segments of windows that rows `start` to `stop` of the epoch consist of."""
+        segments = []
         window = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             base, end = int(self._starts[window]), int(self._starts[window + 1])
-            found.append(Segment(window, start - base, min(stop, end) - base))
+            segments.append(Segment(window, start - base, min(stop, end) - base))
             start, window = min(stop, end), window + 1
-        return found
+        return segments
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Return the file rows delivered as rows `start` to `stop` of the epoch."""
+        """Return the file rows of rows `start` to `stop` of the epoch, in the order of delivery."""
         return np.concatenate([self._segment_rows(segment) for segment in self.segments(start, stop)])
 
     def _segment_rows(self, segment: Segment) -> np.ndarray:
-        blocks, places = self.window_order(segment.window), self.places(segment)
-        if places is None:
-            places = np.arange(segment.start, segment.stop)
+        blocks, slots = self.window_order(segment.window), self.slots(segment)
+        if slots is None:
+            slots = np.arange(segment.start, segment.stop)
         ends = np.cumsum(self.blocks.sizes(blocks))
-        used, which = np.unique(np.searchsorted(ends, places, side="right"), return_inverse=True)
+        used, inverse = np.unique(np.searchsorted(ends, slots, side="right"), return_inverse=True)
         sizes = self.blocks.sizes(blocks[used])
-        # Rows of the used blocks one after another, and the place of each row among them.
-        here = places - (ends[used] - sizes)[which] + (np.cumsum(sizes) - sizes)[which]
-        return self.blocks.rows(blocks[used])[here]
+        # Index of each row among the rows of the used blocks
+        indices = slots - (ends[used] - sizes)[inverse] + (np.cumsum(sizes) - sizes)[inverse]
+        return self.blocks.rows(blocks[used])[indices]
 
     def _random(self, *stream: int) -> Any:
         assert self.seed is not None
@@ -253,9 +253,13 @@ class EpochOrder:
 
 
 def deal(count: int, windows: int, random: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the blocks window by window, in file order within each, and how many each window has."""
-    places = -(-count // windows)
-    table = np.arange(places * windows).reshape(places, windows)
+    """Assign blocks to windows at random.
+
+    Returns:
+        The blocks window by window, in file order within each, and the number of blocks in each window.
+    """
+    runs = -(-count // windows)
+    table = np.arange(runs * windows).reshape(runs, windows)
     random.permuted(table, axis=1, out=table)
-    dealt = count > table.T  # the last row of the table may have more places than there are blocks
-    return table.T[dealt], dealt.sum(axis=1)
+    exists = count > table.T  # the last run may be incomplete
+    return table.T[exists], exists.sum(axis=1)

@@ -1,4 +1,4 @@
-"""Read rows of files into windows."""
+"""Read rows of files into windows, or by their numbers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _Item = TypeVar("_Item", bound=Task)
 
 @dataclass(eq=False)
 class RowReader:
-    """Read windows of rows, opening files as needed. Any number of threads may read at a time.
+    """Read rows, opening files as needed. Thread-safe.
 
     Args:
-        layout: what the files looked like when the sequence was made.
-        columns: what to read, each once.
-        resident: datasets small enough to be kept in memory as stored, such as labels.
-        access: as in `scan_files`.
+        layout: layout of the files when the sequence was created.
+        columns: columns to read, without duplicates.
+        resident: names of datasets that are kept in memory as stored, such as labels.
+        access: trust in the files, and access to URLs.
     """
 
     layout: DataLayout
@@ -53,8 +53,8 @@ class RowReader:
             if layout.name in self.resident
         }
         self._announcing = threading.Lock()
-        self._now: tuple[int, int] | None = None  # the window announced last
-        self._next: tuple[tuple[int, int], list[Job]] | None = None  # the window to come, announced already
+        self._now: tuple[int, int] | None = None  # key of the window announced last
+        self._next: tuple[tuple[int, int], list[Job]] | None = None  # key and jobs of the next window, if announced
 
     def tasks(
         self,
@@ -66,29 +66,29 @@ class RowReader:
         ahead: bool = True,
         alone: bool = False,
     ) -> list[Task]:
-        """Return the tasks that fill a window. They may run in any order and at once.
+        """Return the tasks that fill a window. They may run in any order and in parallel.
 
         Args:
             order: the order of the epoch.
-            window: which window of it.
-            arrays: the window's array of each column, as long as the window has rows.
-            in_file_order: leave the rows in the order of the blocks, in place of that of delivery.
-            ahead: whether the window to come may be fetched along with this one, for which nobody waits yet.
-            alone: whether the window is no part of an epoch that is read.
+            window: number of the window in the epoch.
+            arrays: one array per column, as long as the window.
+            in_file_order: write the rows in the order of reading, not of delivery.
+            ahead: whether no reader waits for this window, so the next one may be fetched in parallel.
+            alone: whether the window is not part of an epoch.
 
         Raises:
-            DataError: If the file has gone or has changed.
+            DataError: If a file is gone or has changed.
         """
         row = order.blocks.run(int(order.window_order(window)[0]))[0]
         with self.files.use(self.files[int(self.files.numbers(row))]):
-            pass  # a file that has gone or has changed is noticed before anything is read
+            pass  # notices a file that is gone or has changed before anything is read
         rows = order.window_rows(window)
-        places = slice(0, rows) if in_file_order else _places(order, window)
+        slots = slice(0, rows) if in_file_order else _slots(order, window)
         self.rows_read += rows
 
         numbers = functools.cache(lambda: order.blocks.rows(order.window_order(window)))
-        runs = functools.cache(lambda: self._runs(order, window, places))
-        wanted = WantedRows(numbers, runs, places)
+        runs = functools.cache(lambda: self._runs(order, window, slots))
+        wanted = WantedRows(numbers, runs, slots)
         resident: list[Task] = []
         heavy = []
         for name in self._by_dataset:
@@ -97,52 +97,53 @@ class RowReader:
                 resident += self._resident[name].jobs(wanted, outputs)
             else:
                 heavy.append(self._rows[name].jobs(wanted, outputs))
-        jobs = _in_turn(heavy)
+        jobs = _interleave(heavy)
         tasks: list[Task] = [*resident, *jobs]
         if alone:
             prefetch(jobs)
         elif heavy and self.files.remote:
             self._announce(order.key(window), jobs)
         if heavy and self.files.remote and window + 1 < order.windows:
-            if ahead:  # the link is idle neither while the last rows are put into place nor while they are waited for
-                self._foresee(order, window + 1)
+            if ahead:  # keeps the link busy while the rows of this window are unpacked and delivered
+                self._announce_next(order, window + 1)
             else:
-                tasks.append(lambda scratch: self._foresee(order, window + 1))
+                tasks.append(lambda scratch: self._announce_next(order, window + 1))
         return tasks
 
     def read(self, rows: np.ndarray, grid: Grid) -> list[np.ndarray]:
-        """Return some rows in their order, an array a column.
+        """Return some rows in the order of their numbers here, one array per column.
 
         Args:
-            rows: numbers of rows.
+            rows: row numbers.
             grid: cells of rows that are read together.
 
         Raises:
             DataError: If they cannot be read.
         """
-        rising, places = np.unique(rows, return_inverse=True)
-        arrays = [np.empty((len(rising), *column.row_shape), column.dtype) for column in self.columns]
-        if len(rising):
-            blocks = Blocks(rising, grid)
+        ascending, inverse = np.unique(rows, return_inverse=True)
+        arrays = [np.empty((len(ascending), *column.row_shape), column.dtype) for column in self.columns]
+        if len(ascending):
+            blocks = Blocks(ascending, grid)
             order = EpochOrder(blocks, blocks.count, None, 0)
             scratch = Scratch()
             for task in self.tasks(order, 0, arrays, in_file_order=True, alone=True):
                 task(scratch)
             self.check(order, 0, order.total)
-        if np.array_equal(places, np.arange(len(rows))):
+        if np.array_equal(inverse, np.arange(len(rows))):
             return arrays
-        return [array[places] for array in arrays]
+        return [array[inverse] for array in arrays]
 
     def check(self, order: EpochOrder | None = None, start: int = 0, stop: int = 0) -> None:
-        """Raise if a file was changed.
+        """Check that no file was changed.
 
         Args:
-            order: the order of an epoch, to check the files of its rows `start` to `stop`; None for all open files.
+            order: the order of an epoch, to check only the files of its rows `start` to `stop`. None checks all open
+                files.
             start: first row.
             stop: row after the last.
 
         Raises:
-            DataError: If it was cut, replaced or rewritten since it was opened.
+            DataError: If a file was cut, replaced or rewritten since it was opened.
         """
         if order is None or len(self.layout.files) == 1:
             self.files.check()
@@ -150,65 +151,65 @@ class RowReader:
             self.files.check(np.unique(self.files.numbers(order.rows(start, stop))).tolist())
 
     def close(self) -> None:
-        """Close the files for good, after the tasks that read from them."""
+        """Close the files once no task reads from them. They are not opened again."""
         self.files.close()
 
     # ---- tasks
 
     def _announce(self, key: tuple[int, int], jobs: Sequence[Task]) -> None:
-        """Prefetch the ranges of a window unless they are in flight."""
+        """Prefetch the byte ranges of a window unless they are in flight."""
         with self._announcing:
-            self._now, (known, foreseen), self._next = key, self._next or (None, []), None
-            if known != key or len(foreseen) != len(jobs):
-                prefetch(jobs)  # what was announced for another window is dropped
+            self._now, (known, in_flight), self._next = key, self._next or (None, []), None
+            if known != key or len(in_flight) != len(jobs):
+                prefetch(jobs)  # drops ranges that were announced for another window
                 return
-            for job, early in zip(jobs, foreseen, strict=True):
+            for job, early in zip(jobs, in_flight, strict=True):
                 if isinstance(job, Job):
                     job.claim = early.claim
 
-    def _foresee(self, order: EpochOrder, window: int) -> None:
-        """Prefetch the ranges of the next window after all announced so far."""
+    def _announce_next(self, order: EpochOrder, window: int) -> None:
+        """Prefetch the byte ranges of the next window after all others."""
         key = order.key(window)
         with self._announcing:
             if key != self._now and (self._next is None or self._next[0] != key):
-                runs = self._runs(order, window, _places(order, window))
+                runs = self._runs(order, window, _slots(order, window))
                 heavy = [name for name in self._by_dataset if name not in self.resident]
-                jobs = _in_turn([self._rows[name].run_jobs(runs, ()) for name in heavy])
+                jobs = _interleave([self._rows[name].run_jobs(runs, ()) for name in heavy])
                 prefetch(jobs)
                 self._next = key, jobs
 
-    def _runs(self, order: EpochOrder, window: int, places: Places) -> list[RowRun]:
+    def _runs(self, order: EpochOrder, window: int, slots: Places) -> list[RowRun]:
         """Return the runs of rows of a window in the order of reading."""
         runs, done = [], 0
         for block in order.window_order(window).tolist():
             start, stop, picked = order.blocks.run(block)
             count = stop - start if picked is None else len(picked)
-            runs.append(RowRun(start, stop, picked, part_of(places, done, done + count)))
+            runs.append(RowRun(start, stop, picked, part_of(slots, done, done + count)))
             done += count
-        return _by_need(runs) if self.files.remote and order.windows > 1 else runs
+        return _sort_by_delivery(runs) if self.files.remote and order.windows > 1 else runs
 
 
-def _in_turn(jobs: Sequence[Sequence[_Item]]) -> list[_Item]:
-    """Return the jobs of several datasets, the first of each, then the second."""
+def _interleave(jobs: Sequence[Sequence[_Item]]) -> list[_Item]:
+    """Interleave the jobs of several datasets."""
     turns = itertools.zip_longest(*jobs)
     return [job for turn in turns for job in turn if job is not None]
 
 
-def _places(order: EpochOrder, window: int) -> Places:
-    """Return the place of each row, in the order of the window's blocks."""
+def _slots(order: EpochOrder, window: int) -> Places:
+    """Return the index in the order of delivery of each row in the order of reading."""
     rows = order.window_rows(window)
-    delivered = order.places(Segment(window, 0, rows))
+    delivered = order.slots(Segment(window, 0, rows))
     if delivered is None:
         return slice(0, rows)
-    places = np.empty(rows, np.int32)
-    places[delivered] = np.arange(rows, dtype=np.int32)
-    return places
+    slots = np.empty(rows, np.int32)
+    slots[delivered] = np.arange(rows, dtype=np.int32)
+    return slots
 
 
-def _by_need(runs: Sequence[RowRun]) -> list[RowRun]:
-    """Sort runs by the delivery of their first rows. Neighbours in the file stay together."""
+def _sort_by_delivery(runs: Sequence[RowRun]) -> list[RowRun]:
+    """Sort runs by the delivery of their first rows. Runs that are neighbors in the file stay together."""
 
-    def need(run: RowRun) -> int:
+    def first_slot(run: RowRun) -> int:
         return run.places.start if isinstance(run.places, slice) else int(run.places.min())
 
     groups: list[list[RowRun]] = []
@@ -217,4 +218,4 @@ def _by_need(runs: Sequence[RowRun]) -> list[RowRun]:
             groups[-1].append(run)
         else:
             groups.append([run])
-    return [run for group in sorted(groups, key=lambda group: min(map(need, group))) for run in group]
+    return [run for group in sorted(groups, key=lambda group: min(map(first_slot, group))) for run in group]

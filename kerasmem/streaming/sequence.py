@@ -1,4 +1,4 @@
-"""H5ChunkSequence: an HDF5 file as a Keras data set, in place of arrays."""
+"""H5ChunkSequence: stream HDF5 files to Keras."""
 
 from __future__ import annotations
 
@@ -26,88 +26,85 @@ from kerasmem.units import parse_size
 
 
 class H5ChunkSequence(Stream, keras.utils.PyDataset):
-    """Stream float32 batches from an HDF5 file that need not fit in memory into `fit`, `evaluate`, `predict`.
+    """Stream float32 batches from HDF5 files that need not fit in memory into `fit`, `evaluate` and `predict`.
 
-    Rows are shuffled on two levels: blocks of rows that lie together in the file are read from all over it
-    into a window in memory, and the rows of the window are shuffled. Every row comes exactly once an epoch
-    and every chunk of the file is read about once. With the same seed the batches are the same, whatever
-    `workers`, `use_multiprocessing` and `fit(shuffle=…)` are. `describe()` says how many
-    blocks are shuffled together. With `fit(steps_per_epoch=…)` one epoch of the data follows the other without a break.
-    `ResumeTraining` goes on with the very next batch after the process was killed.
+    Rows are shuffled on two levels: blocks of neighboring rows are read from all over the file into a window in memory,
+    and the rows of the window are shuffled. Every epoch delivers every row exactly once and reads every chunk of the
+    file about once. With the same seed the batches are the same, whatever `workers`, `use_multiprocessing` and
+    `fit(shuffle=…)` are. `describe()` shows how many blocks are shuffled together. With `fit(steps_per_epoch=…)` the
+    data's epochs follow one another without a break. `ResumeTraining` resumes a killed process at the very next batch.
 
-    Within `fit` batches come in the sequence's own order: `fit(shuffle=True)`, Keras's default, would otherwise
-    permute them and read the file back and forth. So `shuffle` here is the one that counts. Each epoch of `fit` is
-    another epoch of the data, and so is each loop over the sequence, `for x, y in train: …`. `evaluate`, `predict`
-    and `seq[i]` give batch `i` of the current epoch, also while a `fit` over the same sequence is in progress or was
-    broken off. `transform` changes batches; a subclass must not override `__getitem__`.
+    `fit` reads batches in the sequence's own order. `fit(shuffle=True)`, Keras's default, does not permute them,
+    because that would read the file back and forth; set `shuffle` here. Each epoch of `fit`, and each `for` loop over
+    the sequence, is another epoch of the data. `evaluate`, `predict` and `seq[i]` read batch `i` of the current epoch,
+    even if a `fit` on the same sequence is running or was interrupted. Use `transform` to change batches; a subclass
+    must not override `__getitem__`.
 
-    All this rests on how Keras reads a `PyDataset`. If that is not recognized (another version of Keras, a `PyDataset`
-    of yours that reads from this one), index `i` is batch `i` for `fit` too: still every row once, but in the order
-    that Keras asks for. A map-style `torch.utils.data.DataLoader` asks for indices too: call `set_epoch` before each of
-    its epochs.
+    This relies on how Keras reads a `PyDataset`. If kerasmem does not recognize the reader (another version of Keras,
+    or a `PyDataset` of yours that wraps this one), index `i` is batch `i` for `fit` too. Every row still comes once,
+    but in the order of the indices that Keras requests. A map-style `torch.utils.data.DataLoader` also requests
+    indices: call `set_epoch` before each of its epochs.
 
-    Windows, threads and the open file stay from the first batch to `close()`, and TensorFlow may hold a
-    sequence for as long as the process lives: if there are many, one a fold for instance, use each as a
-    context manager, `with H5ChunkSequence(…) as train:`, or call `close()`. A closed one can be used again.
+    Windows, threads and the open file live from the first batch until `close()`, and TensorFlow may keep a reference to
+    a sequence until the process ends. If you create many sequences, such as one per fold, use each as a context
+    manager, `with H5ChunkSequence(…) as train:`, or call `close()`. A closed sequence can be used again.
 
     Args:
-        path: the HDF5 file, or a URL of one ("s3://bucket/train.h5", "gs://…", "https://…", whatever fsspec knows;
-            see `remote`); or a list of files, or a pattern ("data/part-*.h5"; part-2 comes before part-10),
-            whose rows are counted through in that order. Their datasets have to agree in row shape and type; chunks,
-            filters and storage may differ. The number of rows is what it was when the sequence was made: whole chunks
-            appended to a file later are left to the next sequence.
-        x: dataset name for the features, such as "x" or "train/images"; or a list of names (several inputs;
-            comes out as a tuple) or a dict of input name to dataset name (comes out as a dict).
-        y: the same for the targets; None if there are none, as for `predict`.
-        sample_weight: the same for weights, one value a row.
-        batch_size: rows a batch; the last batch of an epoch may be smaller.
-        shuffle: True for a new order each epoch; False for file order, which `predict` needs if results are
+        path: HDF5 file, or its URL ("s3://bucket/train.h5", "gs://…", "https://…", or any scheme of fsspec; see
+            `remote`). A list of files or a pattern ("data/part-*.h5", part-2 before part-10) is read as one data set in
+            that order. Row shapes and types must agree; chunks, filters and storage may differ. The number of rows is
+            read once: rows appended to a file later need a new sequence.
+        x: dataset name of the features, such as "x" or "train/images". A list of names yields a tuple (several inputs),
+            a dict of input name to dataset name yields a dict.
+        y: the same for the targets. None for none, as for `predict`.
+        sample_weight: the same for weights, one value per row.
+        batch_size: rows per batch; the last batch of an epoch may be smaller.
+        shuffle: True for a new order in each epoch, False for file order. `predict` needs file order if its results are
             to be matched with rows.
-        seed: seed of the order; with None one is drawn.
-        dtype: type of the features: "float32" (default), "float16", "float64", or "stored" to keep integers
-            such as token numbers as they are; or a dict by dataset name, which may name targets too.
-            Integers and booleans without `scale` are cast as they are (exact below 2**24). Targets that are
-            integers or booleans keep their stored type; targets and weights that are floats become float32.
-        rows: which rows to use: a slice, a range, a (start, stop) tuple or an array of row numbers; for
-            train/validation splits.
-        remainder: treatment of a last batch that is not full. "keep" delivers it as it is. "drop" leaves it out
-            (with `shuffle`, other rows each epoch). "pad" fills it up with rows whose `sample_weight` is 0, and every
-            batch has weights: workers whose ends are uneven then add up to what one process trains on, for each
-            divides by equally many rows. Defaults to "keep".
-        shard: (index, count), the part of the rows for worker `index` of `count`, or "auto" to take both from
-            `keras.distribution`, the open scope of a `tf.distribute` strategy, JAX's or PyTorch's processes,
-            `TF_CONFIG`, or the launcher (torchrun, Open MPI, Slurm). The parts are disjoint, complete, of
-            equally many batches, and the same in every epoch; each chunk is read by one worker, but for at most
-            `count` - 1 on the borders. `batch_size` is then each worker's, in `fit` and `evaluate` under such a
-            distribution too. On JAX, make it with `auto_shard_dataset=False`. Without shard every worker reads all
-            rows, and a warning says so.
-        scale: factor, or (factor, offset), applied to all features as they are read, such as 1/255; or a
-            dict by dataset name. `value * factor + offset`.
-        transform: called with each batch's arrays, `transform(x)`, `transform(x, y)` or
-            `transform(x, y, sample_weight)`, in the structure given above; returns the same number of
-            values. Runs in the workers; with `use_multiprocessing` cloudpickle sends it.
-        memory_budget: bytes or text ("512MB") that windows, read buffers and the batches in Keras's queue
-            may take together in the training process. A larger one shuffles better; the order of the rows
-            depends on it. Default: 256 MiB, with batches on top. What a `transform` allocates is not counted, nor is
-            half a MiB for scaling.
+        seed: seed of the order. If None, one is drawn.
+        dtype: type of the features: "float32", "float16", "float64", or "stored" to keep integers such as token IDs; or
+            a dict by dataset name, which may name targets too. Integers and booleans without `scale` are cast (exact
+            below 2**24). Integer and boolean targets keep their stored type; targets and weights that are floats become
+            float32. Defaults to "float32".
+        rows: rows to use, for train/validation splits: a slice, a range, a (start, stop) tuple or an array of row
+            numbers. Defaults to all.
+        remainder: handling of a last batch that is not full. "keep" delivers it. "drop" omits it (with `shuffle`, other
+            rows in each epoch). "pad" fills it up with rows of `sample_weight` 0, and every batch has weights. Workers
+            with unequal numbers of rows then train on the same average as one process, because each divides by the same
+            number of rows. Defaults to "keep".
+        shard: (index, count), the part of the rows for worker `index` of `count`. "auto" takes both from
+            `keras.distribution`, the scope of a `tf.distribute` strategy, JAX's or PyTorch's processes, `TF_CONFIG`, or
+            the launcher (torchrun, Open MPI, Slurm). The parts are disjoint and complete, have equally many batches,
+            and are the same in every epoch. Each chunk is read by one worker, except for at most `count` - 1 at the
+            borders. `batch_size` is then per worker, also in `fit` and `evaluate` under such a distribution. On JAX,
+            create the distribution with `auto_shard_dataset=False`. Without `shard` every worker reads all rows, with a
+            warning.
+        scale: factor, or (factor, offset), applied to all features as they are read, such as 1/255; or a dict by
+            dataset name. Values become `value * factor + offset`.
+        transform: called with the arrays of each batch, `transform(x)`, `transform(x, y)` or
+            `transform(x, y, sample_weight)`, in the structure given above. Must return as many values. Runs in the
+            workers; with `use_multiprocessing` it is sent by cloudpickle.
+        memory_budget: host memory for windows, read buffers and the batches in Keras's queue, in bytes or as text
+            ("512MB"). A larger budget shuffles better, and the order of the rows depends on it. Memory that `transform`
+            allocates is not counted, nor is 0.5 MiB for scaling. Defaults to 256 MiB, with batches on top.
         trust_file: read the file without checks against damage and malice. HDF5 then follows links, external storage
-            and virtual datasets into other files, and undoes filters that kerasmem cannot (szip, n-bit and others): a
-            damaged chunk may end the process or bring its memory into the data. Parts that were never written, and
-            virtual datasets whose sources are missing, are read as the fill value, most often 0, with a warning.
-            Defaults to False: all of these are errors.
-        remote: for URLs, a dict with any of "storage_options" (arguments of fsspec's file system: credentials, an
-            endpoint, headers), "cache" (a folder that keeps fetched bytes for later epochs and other processes) and
-            "cache_size" (bytes or text, "10GiB" by default; the least recently used are evicted). Only the ranges
-            needed are fetched, a request a block and up to 64 small ones at a time; each answer is proved to be of
-            the version that the sequence was made from. Needs `kerasmem[remote]`, `[s3]` or `[gcs]`.
-        workers: with 2 or more, as many threads gather and transform batches ahead of training; with 0 or 1
-            batches are made when Keras asks (on TensorFlow that is in a background thread already).
+            and virtual datasets into other files, and decodes filters that kerasmem cannot (szip, n-bit and others); a
+            damaged chunk may crash the process or leak its memory into the data. Parts that were never written, and
+            virtual datasets whose sources are missing, are read as the fill value, most often 0, with a warning. If
+            False, all of these are errors. Defaults to False.
+        remote: options for URLs, a dict with any of "storage_options" (arguments of fsspec's file system: credentials,
+            an endpoint, headers), "cache" (a folder that keeps fetched bytes for later epochs and other processes) and
+            "cache_size" (bytes or text, 10 GiB by default; least recently used blocks are evicted). Only the needed
+            ranges are fetched, one request per block and up to 64 small ones in parallel. If the file changes after the
+            sequence was created, reading it is an error. Needs `kerasmem[remote]`, `[s3]` or `[gcs]`.
+        workers: if 2 or more, this many threads read and transform batches ahead of training. With 0 or 1, batches are
+            made when Keras requests them (on TensorFlow already in a background thread).
         use_multiprocessing: run `transform` in `workers` processes (reading stays in this one).
 
-    The sequence does its own work ahead, because Keras's would neither keep the order nor read each chunk
-    once; so Keras is told `workers=1, use_multiprocessing=False`, which is what these attributes say.
+    Keras sees `workers=1, use_multiprocessing=False`: its own workers would neither keep the order nor read each chunk
+    once, so the sequence prepares batches itself.
 
-    Within `fit`, TensorFlow wraps errors raised here in its own (`InvalidArgumentError`); the text stays.
+    Within `fit`, TensorFlow wraps errors raised here in its own (`InvalidArgumentError`), with the same text.
 
     Raises:
         DataError: If the file or its data cannot be used.
@@ -130,7 +127,7 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__getitem__" in cls.__dict__:
-            raise UsageError(f"{cls.__name__}: fit would pass by its __getitem__; change batches with transform=")
+            raise UsageError(f"{cls.__name__}: fit does not call __getitem__ of a subclass; pass transform= instead")
 
     def __init__(
         self,
@@ -176,8 +173,8 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
         )
         if y is None and settings.shuffle:
             warnings.warn(
-                "H5ChunkSequence: without y and with shuffle=True, predict would return its results in shuffled "
-                "order; pass shuffle=False to match them with rows",
+                "H5ChunkSequence: predict would return results in shuffled order. If you need them in the order of "
+                "the rows, pass shuffle=False",
                 stacklevel=2,
             )
         Stream.__init__(self, files, parts, settings, access)
@@ -186,7 +183,7 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
     @property
     def workers(self) -> int:
         """1 for Keras, because the sequence prepares batches itself."""
-        # Keras asks as it makes an adapter, before anything else.
+        # Keras reads this first when it creates an adapter.
         attach_reader(self, lambda call: KerasReader(self, call))
         return 1
 
@@ -196,13 +193,13 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
         return False
 
     def on_epoch_begin(self) -> None:
-        """Begin an epoch: indices mean its batches until `on_epoch_end`. Keras calls this."""
+        """Begin an epoch. Until `on_epoch_end`, indices are batches of this epoch. Keras calls this."""
         check_devices(self.stream_plan)
         if not self._keras_reads:
             self.progress.direct.begin()
 
     def on_epoch_end(self) -> None:
-        """End an epoch that `on_epoch_begin` began. Keras calls this."""
+        """End the epoch that `on_epoch_begin` began. Keras calls this."""
         if not self._keras_reads and self.progress.direct.end():
             self.opened().stop_ahead(self.progress.direct)
 
@@ -223,20 +220,20 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
 
 # How Keras reads a PyDataset:
 #
-# - `fit`, `evaluate` and `predict` make an adapter, which asks for `workers` first of all. `attach_reader` recognizes
-#   that call, and replaces the sequence by a `KerasReader`: one for each call, so that none disturbs another.
-# - With `fit(shuffle=True)` an adapter asks for indices in random order. A reader yields batches in its own order.
-# - `fit` looks at a batch or two before it begins, to build the model: these do not count.
-# - TensorFlow asks ahead in a thread, and may ask for batches of an epoch that is never finished.
-# - With `steps_per_epoch`, Keras's epochs are not the data's: the reader goes on from one epoch to the next.
-# - `on_epoch_begin` and `on_epoch_end` come from Keras through the reader, for subclasses that override them. Called
-#   without a reader, they mean that somebody asks for indices, and `Progress.direct` counts the epochs.
+# - `fit`, `evaluate` and `predict` create an adapter, which reads `workers` first. `attach_reader` recognizes that
+#   access and replaces the sequence with a `KerasReader`, one per call, so that calls do not disturb each other.
+# - With `fit(shuffle=True)` an adapter requests indices in random order. A reader yields batches in its own order.
+# - `fit` peeks at one or two batches to build the model before it begins. These do not count.
+# - TensorFlow prefetches in a thread, and may request batches of an epoch that is never finished.
+# - With `steps_per_epoch`, Keras's epochs are not the data's: the reader continues from one epoch to the next.
+# - Keras calls `on_epoch_begin` and `on_epoch_end` through the reader, for subclasses that override them. If they are
+#   called without a reader, batches are requested by index, and `Progress.direct` counts the epochs.
 class KerasReader:
     """The sequence in its own order, read by Keras in one call of `fit`, `evaluate` or `predict`.
 
     Args:
         sequence: the sequence.
-        call: what reads it.
+        call: the call that reads it.
     """
 
     workers = 1
@@ -246,7 +243,7 @@ class KerasReader:
         self.max_queue_size = sequence.max_queue_size
         self._sequence = sequence
         self._call = call
-        # `fit` and `evaluate` may look at batches before an epoch, and end an epoch that they did not begin.
+        # `fit` and `evaluate` may peek at batches before an epoch, and end an epoch that they did not begin.
         looks = call.name in ("fit", "validate", "evaluate")
         self._cursor = Cursor(sequence.progress, trains=call.name in ("fit", ""), steps=call.steps, looks=looks)
 
@@ -256,7 +253,7 @@ class KerasReader:
         return self._cursor.num_batches
 
     def __getitem__(self, index: int) -> Batch:
-        """Return a batch to look at."""
+        """Return a batch for Keras to peek at."""
         return self._sequence.batch(index % len(self._sequence))
 
     def batches(self) -> Iterator[Batch]:
@@ -277,5 +274,5 @@ class KerasReader:
             self._sequence.on_epoch_end()
 
     def for_tensorflow(self, data: Any, look: Callable[[], Iterator[Any]]) -> Any:
-        """Return a `tf.data.Dataset` of the batches as the strategy in force has to be given it."""
+        """Return a `tf.data.Dataset` of the batches in the form that the active strategy needs."""
         return for_strategy(self._sequence.stream_plan, self._call, data, look, lambda: self._cursor.looking)

@@ -1,8 +1,8 @@
-"""Share rows among workers: disjoint shards with equal numbers of batches. Pure arithmetic.
+"""Divide rows among workers into disjoint shards with equal numbers of batches. Pure arithmetic.
 
-Shards are made of whole blocks and are the same in every epoch, so a worker's part of the file stays in the
-page cache of its machine, and in its windows where it fits. With shuffling the blocks are dealt out at random
-by the seed; in file order each shard is one run of rows.
+Shards consist of whole blocks and are the same in every epoch, so a worker's part of the file stays in the page cache
+of its machine, or in its windows if it fits. If rows are shuffled, the seed assigns blocks to shards at random; in file
+order each shard is one run of rows.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kerasmem.hdf5.format.layout import Grid, as_grid
 from kerasmem.streaming.order import Blocks, ShardBlocks
 from kerasmem.units import format_count
 
-_DEAL = 2  # which of a seed's random streams; with no epoch in it
+_DEAL = 2  # random stream of the seed, the same in every epoch
 _GRID = 4096  # rows
 
 
 def read_shard(shard: Any) -> tuple[int, int]:
-    """Return the checked `shard` as (index, count); (0, 1) means all rows.
+    """Return `shard` as (index, count), (0, 1) for all rows.
 
     Raises:
-        UsageError: If it is neither None, "auto" nor two whole numbers with the smaller one first.
+        UsageError: If it is not None, "auto" or an index below a count.
     """
     if shard is None:
         return 0, 1
@@ -35,25 +35,25 @@ def read_shard(shard: Any) -> tuple[int, int]:
         rank, size = find_shard()
         return rank, size
     if not isinstance(shard, (tuple, list)) or len(shard) != 2:
-        raise UsageError(f"shard: {shard!r} is neither (index, count), such as (0, 4), nor 'auto'")
+        raise UsageError(f"shard must be (index, count), such as (0, 4), or 'auto'; got {shard!r}")
     index, count = checks.whole("shard index", shard[0], 0), checks.whole("shard count", shard[1], 1)
     if index >= count:
-        raise UsageError(f"shard: index {index} does not exist among {count}; they are 0 to {count - 1}")
+        raise UsageError(f"shard index must be below the count of {count}; got {index}")
     return index, count
 
 
 @dataclass(frozen=True)
 class Share:
-    """The division of the selected rows, and this worker's part.
+    """The part of the selected rows for one worker.
 
     Args:
-        index: this worker.
-        count: all workers; 1 if nothing is shared out.
-        rows: the rows of all workers.
-        batch_size: rows a batch.
+        index: number of the worker.
+        count: number of workers.
+        rows: number of rows of all workers.
+        batch_size: rows per batch.
         drop_remainder: whether only full batches are delivered.
-        chunks: rows of a chunk, or the grid of chunks. The border between two shards lies between two chunks where
-            that leaves both with the same number of batches, and else within a chunk, which both then read.
+        chunks: rows per chunk, or the grid of chunks. Shards end between two chunks if all shards then have the same
+            number of batches, and else within a chunk, which both neighbors read.
 
     Raises:
         UsageError: If there are not enough rows.
@@ -69,12 +69,12 @@ class Share:
     def __post_init__(self) -> None:
         if self.rows < self.count:
             raise UsageError(
-                f"shard: {format_count(self.rows, 'row')} cannot be shared out among {self.count:,} workers; use fewer"
+                f"shard: {format_count(self.rows, 'row')} cannot be divided among {self.count:,} workers; use fewer"
             )
         if not self.steps:
-            each = f" for each of {self.count:,} workers" if self.count > 1 else ""
+            per_worker = f" for each of {self.count:,} workers" if self.count > 1 else ""
             raise UsageError(
-                f"remainder: no full batch of {self.batch_size:,} in {format_count(self.rows, 'row')}{each}"
+                f"remainder: no full batch of {self.batch_size:,} in {format_count(self.rows, 'row')}{per_worker}"
             )
         if self.batch_size == 1 and self.rows % self.count and not self.drop_remainder:
             raise UsageError(
@@ -84,14 +84,14 @@ class Share:
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch, the same for every worker."""
+        """Number of batches in an epoch, the same for every worker."""
         if self.drop_remainder:
             return self.rows // self.count // self.batch_size
         largest = -(-self.rows // self.count)
         return -(-largest // self.batch_size)
 
     def select(self, selection: range | np.ndarray, *, shuffle: bool) -> range | np.ndarray:
-        """Return the rows that blocks are to be made of: with `shuffle` all of them, else this worker's run."""
+        """Return the rows to cut into blocks: all of them with `shuffle`, else this worker's run."""
         if self.count == 1 or shuffle:
             return selection
         blocks = Blocks(selection, as_grid(self.chunks).coarser(_GRID))
@@ -100,13 +100,13 @@ class Share:
         return selection[cuts[self.index] : cuts[self.index + 1]]
 
     def plan_for(self, selection: range | np.ndarray) -> range | np.ndarray:
-        """Return the rows that memory is to be planned for: in every worker the same, since blocks depend on it."""
+        """Return the rows to plan memory for. They are the same in every worker, because block sizes depend on them."""
         if self.count == 1 or not isinstance(selection, range):
             return selection
         return range(min(self.rows, self._most))
 
     def deal(self, blocks: Blocks, seed: int) -> Blocks | ShardBlocks:
-        """Return the blocks of this worker, dealt out at random. `seed` is the same in every worker."""
+        """Return the blocks that are assigned to this worker at random. `seed` is the same in every worker."""
         if self.count == 1:
             return blocks
         order = np.arange(blocks.count)
@@ -115,30 +115,30 @@ class Share:
         cuts = self._cut(blocks, order, ends)
         return ShardBlocks.between(blocks, order, ends, cuts[self.index], cuts[self.index + 1])
 
-    def bounds(self, place: int, rows: int) -> tuple[int, int]:
-        """Return the start and stop of batch `place` among this worker's `rows` rows.
+    def bounds(self, batch: int, rows: int) -> tuple[int, int]:
+        """Return start and stop of a batch among this worker's `rows` rows.
 
-        A shard that is one row short of its last batch takes that row from the batch before.
+        If the shard has no row for its last batch, that batch takes one from the batch before.
         """
-        start, stop = place * self.batch_size, min((place + 1) * self.batch_size, rows)
-        if rows <= (self.steps - 1) * self.batch_size and place >= self.steps - 2:
-            return (start, rows - 1) if place == self.steps - 2 else (rows - 1, rows)
+        start, stop = batch * self.batch_size, min((batch + 1) * self.batch_size, rows)
+        if rows <= (self.steps - 1) * self.batch_size and batch >= self.steps - 2:
+            return (start, rows - 1) if batch == self.steps - 2 else (rows - 1, rows)
         return start, stop
 
     @property
     def _most(self) -> int:
-        """Rows that a shard may have for all to have equally many batches, or, of full ones, about as many rows."""
+        """Largest size of a shard. Full batches leave some rows over, so these shards need only be of similar size."""
         return -(-self.rows // self.count) + self.batch_size if self.drop_remainder else self.steps * self.batch_size
 
     @property
     def _least(self) -> int:
-        """Rows that a shard must have for the same."""
+        """Smallest size of a shard with `steps` batches."""
         if self.drop_remainder:
             return self.steps * self.batch_size
         return min((self.steps - 1) * self.batch_size + 1, self.rows // self.count)
 
     def _cut(self, blocks: Blocks, order: np.ndarray, ends: np.ndarray) -> list[int]:
-        """Return the `count` + 1 borders of the shards, in rows along `order`."""
+        """Return the `count` + 1 borders of the shards among the rows along `order`."""
         ends = np.r_[0, ends]
         least, most = self._least, self._most
         cuts = [0]

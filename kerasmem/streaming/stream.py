@@ -1,4 +1,4 @@
-"""A stream of batches, the position of training in it, and what one process holds open for it."""
+"""A stream of batches, its position of training, and its open files and threads in one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stream:
         files: the files, or an index.
         parts: x, y and sample_weight.
         settings: checked settings.
-        access: what may be read.
+        access: trust in the files, and access to URLs.
     """
 
     def __init__(self, files: Sequence[str], parts: tuple[Part, ...], settings: StreamSettings, access: Access) -> None:
@@ -56,17 +56,17 @@ class Stream:
         self._opened: ForkLocal[OpenStream] = ForkLocal()
 
     def __len__(self) -> int:
-        """Return the number of batches an epoch."""
+        """Return the number of batches in an epoch."""
         return self.stream_plan.num_batches
 
     @property
     def batch_size(self) -> int:
-        """Rows a batch."""
+        """Rows per batch."""
         return self.stream_plan.settings.batch_size
 
     @property
     def num_rows(self) -> int:
-        """Rows an epoch, of this worker."""
+        """Rows of this worker in an epoch."""
         return self.stream_plan.num_rows
 
     @property
@@ -76,20 +76,20 @@ class Stream:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """The part of the rows, (index, count)."""
+        """This worker's part of the rows, (index, count)."""
         return self.stream_plan.settings.shard
 
     # ---- batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return the batches of the next epoch, as `next_epoch` does: each loop over the sequence is another epoch."""
+        """Return the batches of the next epoch, as `next_epoch` does."""
         return self.next_epoch()
 
     def next_epoch(self) -> Iterator[Batch]:
-        """Return the batches of the next epoch for a custom loop. The epoch counts as used.
+        """Return the batches of the next epoch for a custom training loop.
 
-        After `load_state_dict` it is the rest of the epoch that the state was saved in. Between two batches
-        `state_dict()` says that the second is the next.
+        The epoch counts as used from its first batch. After `load_state_dict` it is the rest of the epoch in which the
+        state was saved. Between two batches, `state_dict()` returns the position of the second.
 
         Examples:
             >>> import h5py
@@ -113,35 +113,44 @@ class Stream:
                 process, stream = os.getpid(), self.opened()
             yield stream.batch(position, cursor if counts else None)  # refuses after `close`
 
-    def batch(self, place: int, epoch: int | None = None) -> Batch:
-        """Return batch number `place` of an epoch, out of turn.
+    def batch(self, index: int, epoch: int | None = None) -> Batch:
+        """Return one batch of an epoch without changing the position of training.
 
         Args:
-            place: 0 to `len(self) - 1`.
-            epoch: which epoch; the current one by default.
+            index: number of the batch, 0 to `len(self) - 1`.
+            epoch: number of the epoch. Defaults to the current one.
         """
-        return self.opened().batch(self._position(place, epoch))
+        return self.opened().batch(self._position(index, epoch))
 
-    def batch_rows(self, place: int, epoch: int | None = None) -> np.ndarray:
-        """Return the row numbers of batch number `place`, int64, in the order delivered, counted through all files."""
-        return self.opened().batch_rows(self._position(place, epoch))
-
-    def as_tf_dataset(self, *, endless: bool = False, prefetch: int = 2) -> Any:
-        """Return a `tf.data.Dataset` of the same batches in the same order, for `fit`, `map` or a loop of your own.
-
-        Every iteration delivers the next epoch, so `fit` and `repeat` see a new order each time; the epoch
-        counts as used from its first batch, as with `next_epoch`. After `load_state_dict` in the middle of an
-        epoch the first iteration is the rest of it, and the number of batches is then not known beforehand;
-        in `fit` leave loading to `ResumeTraining`. With `shard` it is not told either: `tf.distribute` may cut
-        the batches up among its workers. Give such a strategy the sequence itself, or this data set from
-        `strategy.distribute_datasets_from_function`, which leaves batches as they are.
+    def batch_rows(self, index: int, epoch: int | None = None) -> np.ndarray:
+        """Return the row numbers of a batch in the order of delivery.
 
         Args:
-            endless: go on from epoch to epoch within one iteration, for `fit(steps_per_epoch=…)`.
-            prefetch: batches made ahead, each of which takes memory; 2 are within `memory_budget`.
+            index: number of the batch, 0 to `len(self) - 1`.
+            epoch: number of the epoch. Defaults to the current one.
 
         Returns:
-            The data set. Its `element_spec` has `batch_size` rows where every batch is full, else None.
+            int64 array. Rows are numbered across all files.
+        """
+        return self.opened().batch_rows(self._position(index, epoch))
+
+    def as_tf_dataset(self, *, endless: bool = False, prefetch: int = 2) -> Any:
+        """Return a `tf.data.Dataset` of the same batches in the same order, for `fit`, `map` or a custom loop.
+
+        Every iteration delivers the next epoch, so `fit` and `repeat` see a new order each time. The epoch counts as
+        used from its first batch, as with `next_epoch`. After `load_state_dict` in the middle of an epoch, the first
+        iteration is the rest of it, and the cardinality is unknown; in `fit`, leave loading to `ResumeTraining`.
+
+        With `shard` the cardinality is unknown too, because `tf.distribute` may split batches among its workers. Pass
+        the sequence itself to such a strategy, or this data set through `strategy.distribute_datasets_from_function`,
+        which leaves batches as they are.
+
+        Args:
+            endless: continue from epoch to epoch within one iteration, for `fit(steps_per_epoch=…)`. Defaults to False.
+            prefetch: number of batches prepared ahead. `memory_budget` covers the default of 2.
+
+        Returns:
+            The data set. The first axis of its `element_spec` is `batch_size` if every batch is full, else None.
 
         Examples:
             >>> import h5py, numpy as np
@@ -156,32 +165,32 @@ class Stream:
             self, endless=checks.flag("endless", endless), prefetch=checks.whole("prefetch", prefetch, 0)
         )
 
-    # ---- where training stands
-
+    # ---- position of training
     @property
     def epoch(self) -> int:
-        """Number of the epoch in progress or the next one. Later calls of `fit` count on."""
+        """Number of the current epoch, or of the next one between epochs. It increases across calls of `fit`."""
         return self.progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of epoch `epoch`. Its batches depend on the seed alone."""
+        """Move to the start of an epoch. Its batches depend only on the seed and its number."""
         self._go_to(Position(checks.whole("epoch", epoch, 0), 0))
 
     def state_dict(self, *, epoch: int | None = None, batch: int | None = None) -> dict[str, Any]:
-        """Return the position of training: less than 1 KB of numbers and texts, ready for JSON.
+        """Return the position of training as less than 1 KB of numbers and strings, ready for JSON.
+
+        `fit` and `as_tf_dataset` request batches ahead of training. Use `ResumeTraining` there: it saves the state that
+        belongs to the weights.
 
         Args:
-            epoch: epoch of the next batch to be trained on.
-            batch: its number in that epoch. By default both are of the batch that will be asked for next. In
-                `fit` and with `as_tf_dataset` batches are asked for ahead of training; there `ResumeTraining`
-                saves the state that belongs to the weights.
+            epoch: epoch of the next training batch. Defaults to that of the batch that is requested next.
+            batch: number of that batch in its epoch. Pass both or neither.
 
         Returns:
-            The position, the seed, and what has to agree for the batches to be the same. The file's path is
-            no part of it, so the file may be moved.
+            The position, the seed, and the settings that must agree for the batches to be the same. The path is not
+            included, so the file may be moved.
         """
         if (epoch is None) != (batch is None):
-            raise UsageError("state_dict: give both epoch and batch, or neither")
+            raise UsageError("state_dict: pass both epoch and batch, or neither")
         position = self.progress.position
         if epoch is not None and batch is not None:
             start = Position(checks.whole("epoch", epoch, 0), 0)
@@ -189,27 +198,26 @@ class Stream:
         return make_state(self.stream_plan, position)
 
     def load_state_dict(self, state: Mapping[str, Any], *, skipped: int = 0) -> None:
-        """Resume at the very next batch after `state_dict` was called.
+        """Resume at the batch that was next when `state_dict` was called.
 
         Args:
-            state: what `state_dict` returned, of this sequence or of one made alike. One with seed=None takes
-                over the seed.
-            skipped: batches of Keras's next epoch that will be counted without being asked for.
+            state: result of `state_dict` of this sequence, or of one with the same settings. A sequence with seed=None
+                adopts the seed of the state.
+            skipped: number of batches of Keras's next epoch that Keras counts without requesting them.
 
         Raises:
-            DataError: If this is no such state.
-            UsageError: If a setting differs, so that the batches would too; the message names it.
+            DataError: If this is not such a state.
+            UsageError: If a setting differs, so that the batches would differ too. The message names it.
         """
         seed, position = read_state(state, self.stream_plan)
         if seed != self.seed:
-            self.close()  # windows in memory are of the other order
-            # The seed was drawn, so the rows are not shared out by it.
+            self.close()  # windows in memory are of the old order
+            # The seed was drawn, so shards do not depend on it.
             settings = replace(self.stream_plan.settings, seed=seed)
             self.stream_plan = replace(self.stream_plan, settings=settings)
         self._go_to(position, skipped=checks.whole("skipped", skipped, 0))
 
-    # ---- for people
-
+    # ---- descriptions
     def __repr__(self) -> str:
         order = f"shuffled with seed {self.seed}" if self.stream_plan.settings.shuffle else "in file order"
         rows, batches = format_count(self.num_rows, "row"), format_count(len(self), "batch")
@@ -217,28 +225,27 @@ class Stream:
         return f"<{type(self).__name__} {title}: {rows} in {batches} of {self.batch_size:,}, {order}>"
 
     def describe(self) -> str:
-        """Return a few lines on rows, batches, types, blocks, windows and memory."""
+        """Describe rows, batches, types, blocks, windows and memory in a few lines."""
         return describe_plan(self.stream_plan)
 
     @property
     def read_bytes(self) -> int:
-        """Bytes read from files or received from stores so far. `close()` resets it to 0.
+        """Bytes read from files or received from stores since the last `close()`.
 
-        Divided by the bytes of the files and by the epochs delivered it is the read amplification.
+        To get the read amplification, divide them by the bytes of the files and by the number of epochs.
         """
         stream = self._opened.peek()
         return 0 if stream is None else stream.reader.files.bytes_read
 
-    # ---- open and closed
-
+    # ---- opening and closing
     def opened(self) -> OpenStream:
         """Return the open stream of this process. A forked or unpickled copy opens its own."""
         return self._opened.get(lambda: OpenStream(self.stream_plan, self._access))
 
     def close(self) -> None:
-        """Close the file, end the workers and free the windows. The sequence can be used again.
+        """Close the files, stop the workers and free the windows. The sequence can be used again.
 
-        An iteration in progress, also one of `fit` in another thread, ends with a `UsageError`.
+        If an iteration is in progress, even in another thread's `fit`, it ends with a `UsageError`.
         """
         stream = self._opened.take()
         if stream is not None:
@@ -250,8 +257,7 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # ---- within
-
+    # ---- private
     def _position(self, batch: int, epoch: int | None) -> Position:
         batch = self._check_index(batch)
         return Position(self.epoch if epoch is None else checks.whole("epoch", epoch, 0), batch)
@@ -270,11 +276,11 @@ class Stream:
 
 
 class OpenStream:
-    """State of one process, never pickled: locks, open files, windows, threads. Any thread may use it.
+    """Locks, open files, windows and threads of a stream in one process. Thread-safe and never pickled.
 
     Args:
-        plan: what is delivered.
-        access: what may be read.
+        plan: rows, batches and order.
+        access: trust in the files, and access to URLs.
     """
 
     def __init__(self, plan: StreamPlan, access: Access) -> None:
@@ -297,24 +303,24 @@ class OpenStream:
         """Return a batch.
 
         Args:
-            position: which.
-            cursor: the reader that goes through the epoch and has come to this batch; None for a batch out of turn.
+            position: position of the batch.
+            cursor: the reader that has reached this batch in order. None for a batch out of turn.
         """
         if self.ahead is not None and cursor is not None:
             return self.ahead.get(cursor, position)
         return self._finish(position, self._gather(position, own=cursor is not None))
 
     def batch_rows(self, position: Position) -> np.ndarray:
-        """Return the row numbers of a batch."""
+        """Return the row numbers of a batch in the order of delivery."""
         return self.order(position.epoch).rows(*self._plan.bounds(position.batch))
 
     def stop_ahead(self, cursor: Cursor | None = None) -> None:
-        """Drop the batches that are prepared, all or only those for one reader."""
+        """Drop prepared batches, all or only those of one reader."""
         if self.ahead is not None:
             self.ahead.stop(cursor)
 
     def close(self) -> None:
-        """Close the files, end the workers and free the windows."""
+        """Close the files, stop the workers and free the windows."""
         if self.ahead is not None:
             self.ahead.close()
         if self._pool is not None:
@@ -324,12 +330,14 @@ class OpenStream:
             self.ahead.join()
 
     def _gather(self, position: Position, own: bool = True) -> Batch:
-        """Return the batch as read, before `transform`. See `WindowRing.batch` for `own`."""
+        """Return the batch before `transform`. See `WindowRing.batch` for `own`."""
         order = self.order(position.epoch)
         arrays = self.windows.batch(order, *self._plan.bounds(position.batch), own=own)
         if self._plan.settings.remainder == "pad":
             arrays = self._plan.padded(arrays)
-        return build_batch(self._plan.parts, self._plan.uses, arrays, again=np.copy)  # a transform may write to one
+        return build_batch(
+            self._plan.parts, self._plan.uses, arrays, again=np.copy
+        )  # a transform may write to an array
 
     def _finish(self, position: Position, values: Batch) -> Batch:
         try:

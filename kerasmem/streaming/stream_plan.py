@@ -1,6 +1,6 @@
-"""The plan of a sequence, decided once: rows, blocks, shards, windows and columns.
+"""The plan of a sequence: rows, blocks, shards, windows and columns.
 
-Made from settings and from what the files look like, by functions that need neither Keras nor an open file.
+It is computed once from the settings and the layouts of the files, without Keras and without an open file.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from kerasmem.streaming.order import Blocks, EpochOrder, ShardBlocks
 from kerasmem.streaming.sharding import Share
 from kerasmem.units import format_count, format_size
 
-_MOST_AHEAD = 10  # batches; fewer if the memory budget does not hold more
-_WELL_MIXED = 32  # blocks shuffled together, so that batches of a file sorted by class hold most classes
+_MOST_AHEAD = 10  # prepared batches, if the memory budget allows
+_WELL_MIXED = 32  # blocks shuffled together, so that batches of a file sorted by class contain most classes
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """The settings of a sequence that determine its order of rows. See `H5ChunkSequence`.
+    """Checked settings of a sequence. See `H5ChunkSequence`.
 
     Args:
-        batch_size: rows a batch.
+        batch_size: rows per batch.
         shuffle: whether rows are shuffled.
-        seed: of the order.
-        seed_drawn: whether the seed was drawn and not given.
-        remainder: treatment of a last batch that is not full: "keep", "drop" or "pad".
+        seed: seed of the order.
+        seed_drawn: whether the seed was drawn because none was passed.
+        remainder: handling of a last batch that is not full: "keep", "drop" or "pad".
         shard: (index, count).
-        dtype: types by dataset name; "" has that of other features.
-        scale: (factor, offset) by dataset name; "" has that of other features.
-        rows: as given.
-        memory_budget: bytes; None for the default.
-        transform: function that is applied to each batch; None for none.
-        workers: threads or processes that prepare batches.
+        dtype: types by dataset name; "" is the key of the other features.
+        scale: (factor, offset) by dataset name; "" is the key of the other features.
+        rows: the argument of the same name, unchecked.
+        memory_budget: bytes, or None for the default.
+        transform: function that is applied to each batch, or None.
+        workers: number of threads or processes that prepare batches.
         in_processes: whether `transform` runs in processes.
     """
 
@@ -60,11 +60,11 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         if self.shard[1] > 1 and self.seed_drawn and self.shuffle:
-            raise UsageError("seed: None draws another seed in every worker; give a number along with shard")
+            raise UsageError("seed must be a number if shard is set: None would draw another seed in every worker")
 
     @property
     def works_ahead(self) -> bool:
-        """Whether batches are prepared before they are asked for."""
+        """Whether batches are prepared before they are requested."""
         return self.workers > 1 or self.in_processes
 
 
@@ -73,13 +73,13 @@ class StreamPlan:
     """The rows, batches and order that a sequence delivers.
 
     Args:
-        settings: what was asked for.
-        layout: what the files look like.
-        parts: x, y and sample_weight as far as there are.
-        columns: the arrays read, each once.
-        uses: for each part the columns that it is made of, by number.
+        settings: settings of the sequence.
+        layout: layout of the files.
+        parts: x, y and sample_weight, if present.
+        columns: the arrays to read, without duplicates.
+        uses: for each part, the numbers of its columns.
         share: this worker's part of the rows.
-        selection: the rows that blocks are made of.
+        selection: the rows that are cut into blocks.
     """
 
     settings: StreamSettings
@@ -92,7 +92,7 @@ class StreamPlan:
 
     @cached_property
     def memory(self) -> MemoryPlan:
-        """Sizes of blocks, windows and buffers, of this worker.
+        """Sizes of this worker's blocks, windows and buffers.
 
         Raises:
             UsageError: If the memory budget is too small.
@@ -117,12 +117,12 @@ class StreamPlan:
 
     @property
     def num_batches(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         return self.share.steps
 
     @property
     def num_rows(self) -> int:
-        """Rows of this worker."""
+        """Rows of this worker per epoch."""
         return self.blocks.total
 
     @property
@@ -137,27 +137,27 @@ class StreamPlan:
 
     @property
     def adds_weights(self) -> bool:
-        """Whether batches get weights that the data has not, 0 for the rows that fill a batch up."""
+        """Whether batches get weights that are not in the data: 0 for the rows that pad a batch."""
         return self.settings.remainder == "pad" and all(part.role != "sample_weight" for part in self.parts)
 
     def padded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of a batch, one a column, with as many rows as every batch has.
+        """Return the arrays of a batch, one per column, padded to `batch_size` rows.
 
-        The rows that are added repeat the batch's last one, for values that a model knows, and have the weight 0.
+        The added rows repeat the last row, so that a model sees valid values, with the weight 0.
         """
-        rows, wanted = len(arrays[0]), self.settings.batch_size
-        if rows == wanted:
+        missing = self.settings.batch_size - len(arrays[0])
+        if not missing:
             return list(arrays)
-        used = zip(self.parts, self.uses, strict=True)
-        weights = {use for part, uses in used if part.role == "sample_weight" for use in uses}
-        filled = []
+        pairs = zip(self.parts, self.uses, strict=True)
+        weights = {number for part, numbers in pairs if part.role == "sample_weight" for number in numbers}
+        padded = []
         for number, array in enumerate(arrays):
             last = array[-1:] if number not in weights else np.zeros((1, *array.shape[1:]), array.dtype)
-            filled.append(np.concatenate([array, np.repeat(last, wanted - rows, axis=0)]))
-        return filled
+            padded.append(np.concatenate([array, np.repeat(last, missing, axis=0)]))
+        return padded
 
     def bounds(self, batch: int) -> tuple[int, int]:
-        """Return the rows of an epoch, start and stop, that make up a batch."""
+        """Return start and stop of a batch among the rows of an epoch."""
         return self.share.bounds(batch, self.num_rows)
 
     def order(self, epoch: int) -> EpochOrder:
@@ -166,7 +166,7 @@ class StreamPlan:
 
 
 Uses = tuple[tuple[int, ...], ...]
-"""For each part the columns that it is made of, by number."""
+"""For each part, the numbers of its columns."""
 
 
 def build_batch(
@@ -176,33 +176,33 @@ def build_batch(
 
     Args:
         parts: x, y and sample_weight.
-        uses: their columns, by number.
-        arrays: an array a column.
-        again: applied to a column that comes in the batch for a second time, as an autoencoder's does.
+        uses: the numbers of their columns.
+        arrays: one array per column.
+        again: applied to a column that occurs a second time in the batch, as in an autoencoder.
     """
-    taken: set[int] = set()
-    built = []
-    for part, some in zip(parts, uses, strict=True):
+    used: set[int] = set()
+    batch = []
+    for part, numbers in zip(parts, uses, strict=True):
         values = []
-        for use in some:
-            values.append(again(arrays[use]) if use in taken else arrays[use])
-            taken.add(use)
-        built.append(part.build(values))
-    return tuple(built)
+        for number in numbers:
+            values.append(again(arrays[number]) if number in used else arrays[number])
+            used.add(number)
+        batch.append(part.build(values))
+    return tuple(batch)
 
 
 def choose_columns(
     layout: DataLayout, parts: Sequence[Part], dtype: Mapping[str, str], scale: Mapping[str, tuple[float, float]]
 ) -> tuple[tuple[Column, ...], Uses]:
-    """Return the arrays that are read, each once, and for each part those that it is made of."""
+    """Return the arrays to read without duplicates, and for each part the numbers of its arrays."""
     by_name = {dataset.name: dataset for dataset in layout.datasets}
-    wanted = [make_columns(part, by_name, dtype, scale) for part in parts]
-    columns = tuple(dict.fromkeys(column for some in wanted for column in some))
-    return columns, tuple(tuple(columns.index(column) for column in some) for some in wanted)
+    by_part = [make_columns(part, by_name, dtype, scale) for part in parts]
+    columns = tuple(dict.fromkeys(column for group in by_part for column in group))
+    return columns, tuple(tuple(map(columns.index, group)) for group in by_part)
 
 
 def dataset_names(parts: Sequence[Part]) -> list[str]:
-    """Return the datasets that parts are made of, each once."""
+    """Return the names of the datasets of some parts, without duplicates."""
     return list(dict.fromkeys(name for part in parts for name in part.names))
 
 
@@ -210,14 +210,14 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
     """Return the plan of a sequence.
 
     Raises:
-        DataError: If rows are asked for that do not exist, or there are too many blocks.
+        DataError: If `rows` includes rows that do not exist, or there are too many blocks.
         UsageError: If a setting is wrong, or the memory budget is too small.
     """
     columns, uses = choose_columns(layout, parts, settings.dtype, settings.scale)
     rows = read_rows(settings.rows, layout.datasets[0].rows, ordered=not settings.shuffle)
     heaviest = max(layout.datasets, key=lambda dataset: dataset.row_bytes)
     if settings.remainder == "pad" and all(part.role != "y" for part in parts):
-        raise UsageError("remainder: 'pad' adds rows of weight 0, and Keras takes weights only together with y")
+        raise UsageError("remainder: 'pad' needs y, because Keras accepts the weights of padded rows only with targets")
     share = Share(
         *settings.shard,
         rows=len(rows),
@@ -239,7 +239,7 @@ def make_plan(layout: DataLayout, parts: tuple[Part, ...], settings: StreamSetti
 
 
 def describe_plan(plan: StreamPlan) -> str:
-    """Return rows, types, order and memory of a stream, one fact a line."""
+    """Describe rows, types, order and memory of a stream, one fact per line."""
     memory, batches = plan.memory, format_count(plan.num_batches, "batch")
     layouts = {layout.name: layout for layout in plan.layout.datasets}
     rows = format_count(plan.num_rows, "row")
@@ -262,7 +262,7 @@ def describe_plan(plan: StreamPlan) -> str:
     if plan.seed is not None and memory.window_blocks < min(_WELL_MIXED, plan.blocks.count):
         lines.append(
             f"  advice        {format_count(memory.window_blocks, 'block')} shuffled together mix a file sorted by "
-            "class poorly: use a larger memory_budget, or write the file again with its rows shuffled"
+            "class poorly: use a larger memory_budget, or repack the file with --shuffle"
         )
     return "\n".join(lines)
 

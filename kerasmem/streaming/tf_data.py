@@ -1,11 +1,8 @@
 """Batches of a sequence as a `tf.data.Dataset`, also for the workers of a `tf.distribute` strategy.
 
-TensorFlow is imported when a data set is made.
-
-Keras hands a `PyDataset` to `strategy.experimental_distribute_dataset`, which takes every worker's data for the same
-and its batches for those of all workers together: it cuts each batch into one piece a replica, and leaves a worker
-its own pieces. Of a sequence whose rows are already a worker's share, all but one piece in `count` would be lost.
-So the data set that Keras asks for is given in the form in which batches are per worker.
+Keras passes a `PyDataset` to `strategy.experimental_distribute_dataset`, which assumes that all workers have the same
+data. It splits each batch into one piece per replica, and each worker keeps only its own pieces. If the rows of a
+sequence are already a worker's shard, the other pieces would be lost. So Keras gets a data set with per-worker batches.
 """
 
 from __future__ import annotations
@@ -24,14 +21,14 @@ from kerasmem.errors import UsageError
 from kerasmem.streaming.stream_plan import StreamPlan, build_batch
 from kerasmem.streaming.workers import Batch
 
-_SCOPE = "make the sequence with shard='auto' in the strategy's scope"
+_SCOPE = "create the sequence with shard='auto' in the strategy's scope"
 
 
 def check_devices(plan: StreamPlan) -> None:
-    """Refuse batches that `keras.distribution` on JAX cannot lay out over its devices, before it fails on the last one.
+    """Check that `keras.distribution` on JAX can split every batch evenly among its devices.
 
     Raises:
-        UsageError: If a batch cannot be shared out evenly.
+        UsageError: If it cannot. JAX would fail at the last batch.
     """
     keras = sys.modules.get("keras")
     if keras is None or keras.backend.backend() != "jax":
@@ -45,41 +42,41 @@ def check_devices(plan: StreamPlan) -> None:
     count = min(processes, replicas)
     if count > 1 and settings.shard[1] == 1:
         warnings.warn(
-            f"H5ChunkSequence: without shard all {count:,} processes deliver the same rows, unless their files differ; "
-            "make the sequence with shard='auto' after the distribution is set",
+            f"H5ChunkSequence: without shard all {count:,} processes deliver the same rows unless their files differ; "
+            "create the sequence with shard='auto' after the distribution is set",
             stacklevel=3,
         )
-    here = max(1, replicas // processes)
+    devices = max(1, replicas // processes)
     rows = settings.batch_size
     even = settings.remainder != "keep"
     last = plan.num_rows - (plan.num_batches - 1) * rows
     full = even or plan.share.rows % (settings.batch_size * settings.shard[1]) == 0
-    if rows % here or (not even and last % here) or (processes > 1 and not full):
+    if rows % devices or (not even and last % devices) or (processes > 1 and not full):
         raise UsageError(
-            f"batch_size: JAX lays out every batch evenly over {here:,} devices of each of {processes:,} processes, "
-            f"which batches of {rows:,} with a last one of other size do not allow; take a multiple of "
-            f"{here:,}, and remainder='drop' or remainder='pad'"
+            f"batch_size: JAX splits every batch evenly among {devices:,} devices of each of {processes:,} processes; "
+            f"got batches of {rows:,} with a smaller last one. Use a multiple of {devices:,}, and remainder='drop' or "
+            "remainder='pad'"
         )
 
 
 def for_strategy(
     plan: StreamPlan, call: Call, data: Any, look: Callable[[], Iterator[Any]], looking: Callable[[], bool]
 ) -> Any:
-    """Return a sequence's `tf.data.Dataset` as Keras has to be given it under a strategy.
+    """Return a sequence's `tf.data.Dataset` in the form that Keras needs under a strategy.
 
     Args:
-        plan: whose batches they are.
-        call: what reads them.
-        data: the data set that Keras made of it.
-        look: yields batches to look at, and reads none ahead.
-        looking: whether Keras only looks.
+        plan: plan of the sequence.
+        call: the call that reads it.
+        data: the data set that Keras created.
+        look: yields batches to peek at, without reading ahead.
+        looking: returns whether Keras only peeks.
 
     Returns:
-        `data` itself if there is one worker, also with several devices: there Keras shares out each batch among
-        them, and loses nothing. Else a `tf.distribute.DistributedDataset`.
+        `data` itself if there is one worker, because Keras then splits each batch among its devices without losing
+        rows. Else a `tf.distribute.DistributedDataset`.
 
     Raises:
-        UsageError: If the workers would read other rows than they should.
+        UsageError: If the workers would read the wrong rows.
     """
     import tensorflow as tf
 
@@ -93,41 +90,41 @@ def for_strategy(
         make_logs_reducible(call.model)
     if plan.settings.shard[1] == 1:
         _check_whole_rows(plan, worker.size)
-        return looked_at(look, looking, strategy.experimental_distribute_dataset(data))
+        return make_peekable(look, looking, strategy.experimental_distribute_dataset(data))
     if tuple(plan.settings.shard) != worker:
         index, count = plan.settings.shard
         raise UsageError(
-            f"shard: this sequence has part {index} of {count:,}, but the process is worker {worker.rank} of "
-            f"{worker.size:,}; {_SCOPE}"
+            f"shard must be {tuple(worker)} in this process, the strategy's worker and number of workers; got "
+            f"{(index, count)}. {_SCOPE.capitalize()}"
         )
     if call.name == "predict":
         raise UsageError(
-            "shard: predict puts the results of all workers together batch by batch, which is no order of the file's "
-            "rows when each worker has its own; give predict a sequence without shard, with shuffle=False"
+            "shard: predict joins the results of all workers batch by batch, so sharded rows would not be in the "
+            "file's order. Pass predict a sequence without shard, with shuffle=False"
         )
     replicas = strategy.num_replicas_in_sync // worker.size
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     mine = (data if replicas == 1 else share_batches(data, replicas)).with_options(options)
-    return looked_at(look, looking, strategy.distribute_datasets_from_function(lambda context: mine))
+    return make_peekable(look, looking, strategy.distribute_datasets_from_function(lambda context: mine))
 
 
 def _check_whole_rows(plan: StreamPlan, workers: int) -> None:
     if plan.settings.shuffle and plan.settings.seed_drawn:
         raise UsageError(
-            f"seed: None draws another seed in each of the {workers:,} workers, whose batches are pieces of the same "
-            "ones; give a number"
+            f"seed must be a number: None draws another seed in each of the {workers:,} workers, and their batches "
+            "would not match"
         )
     warnings.warn(
-        f"H5ChunkSequence: without shard every one of the {workers:,} workers reads all rows of its file and drops "
-        f"what is not its part of each batch; {_SCOPE}, then batch_size is each worker's. Where each worker has a "
-        "file of its own, give all of them the list of all files",
+        f"H5ChunkSequence: without shard each of the {workers:,} workers reads all rows and drops the other workers' "
+        f"part of each batch. {_SCOPE.capitalize()}; batch_size is then per worker. If each worker has its own file, "
+        "pass the list of all files to every worker",
         stacklevel=2,
     )
 
 
 def share_batches(data: Any, replicas: int) -> Any:
-    """Return a `tf.data.Dataset` with each batch in so many pieces, of equal numbers of rows, give or take one."""
+    """Split each batch of a `tf.data.Dataset` into `replicas` pieces of equal size, give or take a row."""
     import tensorflow as tf
 
     def pieces(*batch: Any) -> Any:
@@ -142,21 +139,21 @@ def share_batches(data: Any, replicas: int) -> Any:
     return data.flat_map(pieces)
 
 
-def looked_at(look: Callable[[], Iterator[Any]], looking: Callable[[], bool], distributed: Any) -> Any:
-    """Return a distributed data set that Keras may look at before training.
+def make_peekable(look: Callable[[], Iterator[Any]], looking: Callable[[], bool], distributed: Any) -> Any:
+    """Return a distributed data set that Keras can peek at before training.
 
-    To build a model Keras (3.15) looks at one batch, and averages it over the replicas with `strategy.reduce`. With
-    more than one worker that fails for whatever data (keras#20585). A batch that is not distributed it takes as it is.
+    To build a model, Keras (3.15) peeks at one batch and averages it over the replicas with `strategy.reduce`. With
+    more than one worker that fails for any data (keras#20585), but a batch that is not distributed works.
 
     Args:
-        look: yields the batch to look at.
-        looking: whether Keras only looks.
-        distributed: yields those to train on.
+        look: yields the batch to peek at.
+        looking: returns whether Keras only peeks.
+        distributed: yields the batches to train on.
     """
     import tensorflow as tf
 
-    class LookedAt(tf.distribute.DistributedDataset):
-        """The batches of `distributed`, except for the look."""
+    class PeekableDataset(tf.distribute.DistributedDataset):
+        """The batches of `distributed`, except when Keras peeks."""
 
         @property
         def element_spec(self) -> Any:
@@ -168,18 +165,18 @@ def looked_at(look: Callable[[], Iterator[Any]], looking: Callable[[], bool], di
         def reduce(self, initial_state: Any, reduce_func: Any) -> Any:
             return distributed.reduce(initial_state, reduce_func)
 
-    return LookedAt()
+    return PeekableDataset()
 
 
 def make_logs_reducible(model: Any) -> None:
-    """Have a model's steps return their scalars as vectors of one element.
+    """Make a model's steps return their scalars as vectors of one element.
 
-    Keras (3.15) averages over workers what a step returns along its first axis, which a scalar has not: `fit` then
-    fails with "Invalid reduction dimension 0", whatever the data (keras#20585). The average of a vector of one is the
-    same number.
+    Keras (3.15) averages the results of a step over workers along their first axis. Scalars have none, so `fit` fails
+    with "Invalid reduction dimension 0" for any data (keras#20585). The average of one-element vectors is the same
+    number.
 
     Args:
-        model: its `train_step` and `test_step` are wrapped, once; nothing of that is saved with it.
+        model: its `train_step` and `test_step` are wrapped once. The wrappers are not saved with the model.
     """
     import tensorflow as tf
 
@@ -191,11 +188,11 @@ def make_logs_reducible(model: Any) -> None:
         if step is None or hasattr(step, "kerasmem_step"):
             continue
 
-        def vectors(*given: Any, _step: Any = step) -> Any:
-            return tf.nest.map_structure(as_vector, _step(*given))
+        def vector_step(*args: Any, _step: Any = step) -> Any:
+            return tf.nest.map_structure(as_vector, _step(*args))
 
-        vectors.kerasmem_step = step  # type: ignore[attr-defined]
-        setattr(model, name, vectors)
+        vector_step.kerasmem_step = step  # type: ignore[attr-defined]
+        setattr(model, name, vector_step)
 
 
 # ---- data sets
@@ -206,8 +203,8 @@ def make_dataset(stream: Any, *, endless: bool, prefetch: int) -> Any:
 
     Args:
         stream: the stream.
-        endless: whether an iteration goes on from epoch to epoch.
-        prefetch: batches made ahead.
+        endless: whether an iteration continues from epoch to epoch.
+        prefetch: number of batches prepared ahead.
     """
     import tensorflow as tf
 
@@ -215,25 +212,25 @@ def make_dataset(stream: Any, *, endless: bool, prefetch: int) -> Any:
     if plan.settings.transform is None:
         signature = plan_signature(plan)
     else:
-        signature = batches_signature([stream.batch(place) for place in sorted({0, plan.num_batches - 1})])
+        signature = batches_signature([stream.batch(number) for number in sorted({0, plan.num_batches - 1})])
 
     def batches() -> Iterator[Batch]:
         for _ in itertools.count() if endless else range(1):
             yield from map(_without_lists, stream.next_epoch())
 
     data = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    # Under tf.distribute a worker's share comes in smaller and more batches: Keras must not stop at this number.
+    # Under tf.distribute a worker's rows come in more and smaller batches, and Keras must not stop at this number.
     if endless or (stream.progress.position.batch == 0 and plan.settings.shard[1] == 1):
         number = tf.data.INFINITE_CARDINALITY if endless else plan.num_batches
         data = data.apply(tf.data.experimental.assert_cardinality(number))
     options = tf.data.Options()
-    # Which rows are whose is said with `shard`; TensorFlow would leave out batches on top.
+    # `shard` divides the rows already. TensorFlow's own sharding would drop batches.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return data.prefetch(prefetch).with_options(options)
 
 
 def plan_signature(plan: StreamPlan) -> Batch:
-    """Return the signature of batches as they are read."""
+    """Return the signature of batches without a transform."""
     import tensorflow as tf
 
     rows = plan.settings.batch_size if plan.all_full else None
@@ -243,20 +240,20 @@ def plan_signature(plan: StreamPlan) -> Batch:
 
 
 def batches_signature(batches: Sequence[Batch]) -> Batch:
-    """Return a signature that fits all `batches`. Lengths that differ, and the number of rows, stay open."""
+    """Return a signature that fits all `batches`: None for the first axis and for axes of different lengths."""
     import tensorflow as tf
 
     def spec(*arrays: Any) -> Any:
         tensors = [tf.convert_to_tensor(array) for array in arrays]
         lengths = np.array([tensor.shape for tensor in tensors])
-        shape = [int(some[0]) if (some == some[0]).all() else None for some in lengths.T]
+        shape = [int(axis[0]) if (axis == axis[0]).all() else None for axis in lengths.T]
         return tf.TensorSpec([None, *shape[1:]] if shape else [], tensors[0].dtype)
 
     return tf.nest.map_structure(spec, *map(_without_lists, batches))
 
 
 def _without_lists(value: Any) -> Any:
-    """Return a batch with its lists as tuples: tf.data takes a list for an array."""
+    """Return a batch with tuples in place of lists, which tf.data would convert to arrays."""
     if isinstance(value, (list, tuple)):
         return tuple(_without_lists(entry) for entry in value)
     if isinstance(value, dict):

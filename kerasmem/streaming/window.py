@@ -1,4 +1,4 @@
-"""The window of rows that is being delivered and the one after it, loaded by a pool of threads."""
+"""The current window of rows and the next one, loaded by a pool of threads."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from kerasmem.streaming.budget import MemoryPlan
 from kerasmem.streaming.order import EpochOrder, Segment
 from kerasmem.streaming.reader import RowReader, Task
 
-_RECYCLED = 64 * 1024  # bytes of a batch from which on its memory is worth using again
-_mine = threading.local()  # each thread's buffers
+_RECYCLED = 64 * 1024  # bytes; the memory of smaller batches is not reused
+_thread = threading.local()  # buffers of each thread
 
 
 class Window:
-    """One window of an epoch, its rows in the order of delivery.
+    """One window of an epoch, with its rows in the order of delivery.
 
     Args:
         order: the order of the epoch.
-        number: which of its windows.
-        arrays: an array a column.
-        counts: whether to count the datasets of each row that are loaded.
+        number: number of the window in the epoch.
+        arrays: one array per column.
+        counts: whether to count the loaded datasets of each row.
 
     Attributes:
-        given: rows from the first on that were delivered for good.
-        stopped: whether no further task begins.
-        over: whether no task runs any more.
+        delivered: number of rows, from the first, that readers own by now.
+        stopped: whether no further task starts.
+        over: whether all tasks have ended.
         error: the error that ended the loading.
     """
 
@@ -44,7 +44,7 @@ class Window:
         self.number = number
         self.arrays = arrays
         self.first, self.stop = order.window_bounds(number)
-        self.given = 0
+        self.delivered = 0
         self.stopped = self.over = False
         self.error: BaseException | None = None
         self.tasks: deque[Task] = deque()
@@ -53,13 +53,13 @@ class Window:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it holds all rows, in file order, and stays from epoch to epoch."""
+        """Whether the window holds all rows, in file order, and is kept across epochs."""
         return self.order.windows == 1
 
     @property
     def is_delivered(self) -> bool:
-        """Whether all rows were delivered for good."""
-        return self.given == self.stop - self.first
+        """Whether readers own all rows."""
+        return self.delivered == self.stop - self.first
 
     @property
     def has_failed(self) -> bool:
@@ -67,12 +67,12 @@ class Window:
         return self.stopped or self.error is not None
 
     def has_next(self, order: EpochOrder, start: int, stop: int) -> bool:
-        """Return whether it is complete, and these rows of an epoch are those to be delivered for good next."""
-        follows = self.order is order and self.first + self.given == start and stop <= self.stop
+        """Return whether the window is complete, and its next rows to deliver are `start` to `stop` of the epoch."""
+        follows = self.order is order and self.first + self.delivered == start and stop <= self.stop
         return follows and self.over and not self.has_failed and not self.is_kept
 
     def has(self, segment: Segment, datasets: int) -> bool:
-        """Return whether the rows of a segment are loaded, or will not be."""
+        """Return whether the rows of a segment are loaded, or will never be."""
         if self.over:
             return True
         return self.loaded is not None and bool((self.loaded[segment.start : segment.stop] == datasets).all())
@@ -82,16 +82,17 @@ class Window:
 class WindowRing:
     """At most two windows: one is delivered while the next one is loaded.
 
-    Rows lie in a window in the order in which they are delivered, so a batch of a reader that goes through an epoch is
-    a view of it. These rows are the reader's for good. A batch waits for its own rows only. If all rows fit into one
-    window, it stays, and batches are copies. Any other batch is read by itself: one of delivered rows, and one of a
-    reader that goes through another epoch, until its next batch or window. Memory is used again when nobody holds an
-    array in it any more.
+    A window holds its rows in the order of delivery, so a batch of a reader that follows the epoch is a view. The
+    reader then owns these rows and may write to them. A batch waits only for its own rows. If all rows fit in one
+    window, it is kept, and batches are copies.
+
+    All other batches are read directly: those of rows that a reader owns already, and those of a reader of another
+    epoch until its next batch or window. Memory is reused once no array refers to it.
 
     Args:
-        reader: where the rows come from.
-        columns: the columns the reader delivers.
-        memory: number and size of windows, batches whose memory is reused, and threads that read.
+        reader: reads the rows.
+        columns: the columns that the reader delivers.
+        memory: number and size of windows, number of batches to reuse memory for, and number of threads.
         batch_rows: rows of the largest batch.
     """
 
@@ -106,7 +107,7 @@ class WindowRing:
         self._recycles = self.batch_rows * sum(column.row_bytes for column in self.columns) >= _RECYCLED
         self._changed = threading.Condition()
         self._windows: list[Window] = []
-        self._next: tuple[EpochOrder, int] | None = None  # the row after the latest batch of a reader of an epoch
+        self._next: tuple[EpochOrder, int] | None = None  # the row after the latest owned batch
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
         self._arena = Arena(self._shapes, self.memory.window_rows, self.memory.windows)
@@ -114,21 +115,21 @@ class WindowRing:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the windows occupy."""
+        """Bytes of the windows."""
         return self._arena.nbytes
 
     def batch(self, order: EpochOrder, start: int, stop: int, *, own: bool) -> list[np.ndarray]:
-        """Return the rows delivered as rows `start` to `stop` of an epoch, an array a column.
+        """Return rows `start` to `stop` of an epoch in the order of delivery, one array per column.
 
         Args:
             order: the order of the epoch.
             start: first row.
             stop: row after the last.
-            own: whether the caller goes through the epoch and will not ask for these rows again.
+            own: whether the caller follows the epoch and requests these rows only once.
 
         Raises:
             DataError: If the rows cannot be read.
-            UsageError: If the ring is closed, also while the rows are waited for.
+            UsageError: If the ring is closed, even while the caller waits for the rows.
         """
         if own:
             with self._changed:
@@ -138,28 +139,24 @@ class WindowRing:
         segments = order.segments(start, stop)
         with self._changed:
             self.refuse_if_closed()
-            held = self._is_held(order, segments[0], start, own)
+            uses_windows = self._uses_windows(order, segments[0], start, own)
             if own:
                 self._next = order, stop
-        arrays = self._deliver(order, segments, own) if held else None
+        arrays = self._deliver(order, segments, own) if uses_windows else None
         return self.reader.read(order.rows(start, stop), order.blocks.grid) if arrays is None else arrays
 
     def refuse_if_closed(self) -> None:
-        """Raise if the ring is closed.
-
-        Raises:
-            UsageError: If it is.
-        """
+        """Raise `UsageError` if the ring is closed."""
         if self._closed:
             raise UsageError(CLOSED)
 
     def close(self) -> None:
-        """End the threads, give the memory back and close the file for good. Whoever waits for rows gets an error."""
+        """Stop the threads, free the memory and close the files. Callers that wait for rows get an error."""
         with self._changed:
             self._closed = True
             self._drop_all()
             pool, self._pool = self._pool, None
-        self.reader.files.break_off()  # a thread may be waiting for a store
+        self.reader.files.break_off()  # ends requests that threads wait for
         if pool is not None:
             pool.shutdown(wait=True)
         self.reader.close()
@@ -169,19 +166,19 @@ class WindowRing:
 
     # ---- delivery
 
-    def _is_held(self, order: EpochOrder, segment: Segment, start: int, own: bool) -> bool:
-        """Return whether a batch is delivered out of windows, which may have to be loaded for it."""
+    def _uses_windows(self, order: EpochOrder, segment: Segment, start: int, own: bool) -> bool:
+        """Return whether to deliver a batch from windows, which may have to be loaded first."""
         window = self._find(order, segment.window)
         if window is not None:
-            return window.given <= segment.start
+            return window.delivered <= segment.start
         if all(window.is_delivered for window in self._windows):
             return True
-        if own:  # its reader goes on elsewhere, or another one does
+        if own:  # the reader jumped, or another one follows an epoch
             return segment.start == 0 or self._next == (order, start)
         return self._is_free and self._find(order, segment.window - 1) is not None
 
     def _deliver(self, order: EpochOrder, segments: Sequence[Segment], own: bool) -> list[np.ndarray] | None:
-        """Return the rows of some segments; None if their windows went to another reader meanwhile."""
+        """Return the rows of some segments, or None if another reader took their windows."""
         rows = sum(segment.stop - segment.start for segment in segments)
         arrays: list[np.ndarray] | None = None
         done = 0
@@ -193,13 +190,13 @@ class WindowRing:
                 return [array[segment.start : segment.stop] for array in window.arrays]
             arrays = self._batch_arrays(rows) if arrays is None else arrays
             self._copy(order, window, segment, [array[done:] for array in arrays])
-            if window.given > segment.start and not own:
-                return None  # they were delivered for good meanwhile, and may have been written to
+            if window.delivered > segment.start and not own:
+                return None  # another reader owns these rows by now, and may have written to them
             done += segment.stop - segment.start
         return arrays
 
     def _wait(self, order: EpochOrder, segment: Segment, own: bool) -> Window | None:
-        """Return the window of a segment once its rows are there; None if the window was dropped."""
+        """Wait for the rows of a segment. Return its window, or None if the window was dropped."""
         with self._changed:
             self.refuse_if_closed()
             window = self._find(order, segment.window)
@@ -209,27 +206,27 @@ class WindowRing:
                 self._drop_all()
                 window = self._begin(order, segment.window, ahead=False)
             if own and not window.is_kept:
-                window.given = max(window.given, segment.stop)
+                window.delivered = max(window.delivered, segment.stop)
             while not window.has(segment, self._datasets):
                 self._changed.wait()
             if not window.over:
                 self.reader.check(order, window.first + segment.start, window.first + segment.stop)
             if window.has_failed:
                 if window in self._windows:
-                    self._windows.remove(window)  # whoever asks again has it read again
+                    self._windows.remove(window)  # so that the next request reads it again
                 self.refuse_if_closed()
                 if window.error is not None:
                     raise window.error
                 return None
-            if own and window in self._windows:  # not dropped meanwhile
+            if own and window in self._windows:  # it may have been dropped
                 self._load_ahead()
             return window
 
     def _give(self, window: Window, stop: int) -> list[np.ndarray]:
-        first, window.given = window.given, stop - window.first
+        first, window.delivered = window.delivered, stop - window.first
         self._next = window.order, stop
         self._load_ahead()
-        return [array[first : window.given] for array in window.arrays]
+        return [array[first : window.delivered] for array in window.arrays]
 
     def _batch_arrays(self, rows: int) -> list[np.ndarray]:
         if self._recycles:
@@ -238,20 +235,20 @@ class WindowRing:
 
     def _copy(self, order: EpochOrder, window: Window, segment: Segment, into: Sequence[np.ndarray]) -> None:
         rows = segment.stop - segment.start
-        places = order.places(segment) if window.is_kept else None
+        slots = order.slots(segment) if window.is_kept else None
         for source, target in zip(window.arrays, into, strict=True):
-            if places is None:
+            if slots is None:
                 np.copyto(target[:rows], source[segment.start : segment.stop])
             else:
-                # mode="raise" would go through another copy
-                np.take(source, places, axis=0, out=target[:rows], mode="clip")
+                # mode="raise" would make another copy
+                np.take(source, slots, axis=0, out=target[:rows], mode="clip")
 
-    # ---- which windows there are, under the lock
+    # ---- current windows, under the lock
 
     @property
     def _is_free(self) -> bool:
-        """Whether no reader that goes through an epoch is within a window."""
-        return not any(window.given and not window.is_delivered for window in self._windows)
+        """Whether no reader has begun a window without finishing it."""
+        return not any(window.delivered and not window.is_delivered for window in self._windows)
 
     def _find(self, order: EpochOrder, number: int) -> Window | None:
         key = order.key(number)
@@ -263,17 +260,17 @@ class WindowRing:
         self._windows = []
 
     def _load_ahead(self) -> None:
-        """Begin to load the window after the one that is delivered, unless that takes more memory than there is."""
+        """Start to load the next window if there is memory for it."""
         while len(self._windows) > 1 and self._windows[0].is_delivered and self._windows[0].over:
             del self._windows[0]
         last = self._windows[-1]
         if last.number + 1 == last.order.windows or len(self._windows) == self.memory.windows:
             return
-        if self._arena.idle:  # else somebody still holds batches of the window before
+        if self._arena.idle:  # else there are still references to batches of the previous window
             self._begin(last.order, last.number + 1, ahead=True)
 
     def _begin(self, order: EpochOrder, number: int, *, ahead: bool) -> Window:
-        """Begin to load a window. With `ahead`, nobody waits for it yet."""
+        """Start to load a window. With `ahead`, no reader waits for it yet."""
         arrays = self._arena.take(order.window_rows(number))
         window = Window(order, number, arrays, counts=order.windows > 1)
         if self._pool is None:
@@ -299,25 +296,25 @@ class WindowRing:
             self._submit(window, lambda: self._load(window))
 
     def _load(self, window: Window) -> None:
-        """Run tasks until none is left: a job for each task would cost more than a small task itself."""
-        if not hasattr(_mine, "scratch"):
-            _mine.scratch = Scratch()
+        """Run tasks until none is left. One job per task would cost more than a small task."""
+        if not hasattr(_thread, "scratch"):
+            _thread.scratch = Scratch()
         while not window.stopped:
             try:
                 task = window.tasks.popleft()
             except IndexError:
                 return
-            places = task(_mine.scratch)
-            if window.loaded is not None and places is not None:
+            rows = task(_thread.scratch)
+            if window.loaded is not None and rows is not None:
                 with self._changed:
-                    window.loaded[places] += 1
+                    window.loaded[rows] += 1
                     self._changed.notify_all()
 
     def _run(self, window: Window, step: Callable[[], None]) -> None:
         try:
             if not window.stopped:
                 step()
-        except BaseException as error:  # whoever waits for the window gets it
+        except BaseException as error:  # raised by `_wait`
             window.error = window.error or error
             window.stopped = True
         with self._changed:
@@ -327,7 +324,7 @@ class WindowRing:
         try:
             self.reader.check()
         except BaseException as error:
-            window.error = error  # that the file was cut or replaced explains whatever else went wrong
+            window.error = error  # a file that was cut or replaced explains all other errors
         with self._changed:
             window.over = True
             self._changed.notify_all()

@@ -26,10 +26,10 @@ Value = TypeVar("Value")
 
 
 class _Process:
-    """A process: compared in place of its number, which the system would have to be asked for."""
+    """Identity of a process, which is cheaper to compare than a process ID."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # a few instructions long, and never held while a value is used
+        self.lock = threading.Lock()  # never held while a value is used
 
 
 _process = _Process()
@@ -45,7 +45,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ForkLocal(Generic[Value]):
-    """A value of one process. A forked process and a pickled copy begin without one.
+    """A value that belongs to one process. Forked processes and pickled copies start without it.
 
     Examples:
         >>> lock = ForkLocal()
@@ -57,7 +57,7 @@ class ForkLocal(Generic[Value]):
         self._held: tuple[_Process, Value] | None = None
 
     def get(self, make: Callable[[], Value]) -> Value:
-        """Return the value of this process, made by `make` unless there is one."""
+        """Return the value of this process, creating it with `make` if necessary."""
         held = self._held
         if held is None or held[0] is not _process:
             with _process.lock:
@@ -67,12 +67,12 @@ class ForkLocal(Generic[Value]):
         return held[1]
 
     def peek(self) -> Value | None:
-        """Return the value of this process, or None if there is none."""
+        """Return the value of this process, or None."""
         held = self._held
         return None if held is None or held[0] is not _process else held[1]
 
     def take(self) -> Value | None:
-        """Remove the value of this process and return it, or None if there is none."""
+        """Remove and return the value of this process, or None."""
         with _process.lock:
             value, self._held = self.peek(), None
         return value
@@ -86,7 +86,7 @@ Transform = Callable[..., Any]
 
 
 class TransformFailure(Exception):
-    """A transform failed or returned a wrong value. The text follows "transform, on batch 3, "."""
+    """A transform failed or returned a wrong value. The message continues "transform, on batch 3, "."""
 
 
 def apply_transform(transform: Transform, batch: Batch) -> Batch:
@@ -99,36 +99,36 @@ def apply_transform(transform: Transform, batch: Batch) -> Batch:
         return (result,)
     if not isinstance(result, (tuple, list)) or len(result) != len(batch):
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
-        wanted = ("x", "(x, y)", "(x, y, sample_weight)")[len(batch) - 1]
-        raise TransformFailure(f"returned {got}; it has to return {wanted}")
+        expected = ("x", "(x, y)", "(x, y, sample_weight)")[len(batch) - 1]
+        raise TransformFailure(f"must return {expected}; got {got}")
     return tuple(result)
 
 
-_in_worker: Transform | None = None  # in a worker process: the transform it was started with
+_worker_transform: Transform | None = None  # set in worker processes only
 
 
 def _start_worker(pickled: bytes) -> None:
-    global _in_worker
+    global _worker_transform
     end_after_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that trains ends the others
-    _in_worker = cloudpickle.loads(pickled)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the training process stops the others
+    _worker_transform = cloudpickle.loads(pickled)
 
 
 def _run_in_worker(batch: Batch) -> tuple[Batch | None, str, str]:
-    # An exception that does not survive pickling would take the pool down: send its text.
-    assert _in_worker is not None
+    # Failures are returned as text, because an exception that cannot be unpickled would break the pool.
+    assert _worker_transform is not None
     try:
-        return apply_transform(_in_worker, batch), "", ""
+        return apply_transform(_worker_transform, batch), "", ""
     except TransformFailure as failure:
         return None, str(failure), traceback.format_exc()
 
 
 class TransformPool:
-    """Runs a transform in worker processes, which start with the first batch.
+    """Run a transform in worker processes. They start with the first batch.
 
     Args:
-        transform: the function. It is sent by cloudpickle: lambdas, and functions of a notebook, work.
-        processes: how many.
+        transform: the function. It is sent by cloudpickle, so lambdas and functions of a notebook work.
+        processes: number of processes.
     """
 
     def __init__(self, transform: Transform, processes: int) -> None:
@@ -136,7 +136,7 @@ class TransformPool:
             pickled = cloudpickle.dumps(transform)
         except Exception as error:
             raise UsageError(f"transform cannot be pickled: {error}; pass use_multiprocessing=False") from error
-        # A fork of this process would have locks that TensorFlow's threads hold.
+        # A fork of this process would inherit locks that TensorFlow's threads hold.
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self._start = functools.partial(
@@ -154,33 +154,33 @@ class TransformPool:
             with self._replacing:  # several threads may have waited for it
                 self._pool = self._start() if self._pool is pool else self._pool
             raise TransformFailure(
-                "ended with its worker process; most often the system kills one for lack of memory: use "
-                "fewer workers, or threads (use_multiprocessing=False). With processes, a script must train "
-                'under `if __name__ == "__main__":`'
+                "crashed its worker process. If the system ran out of memory, use fewer workers, or threads "
+                "(use_multiprocessing=False). If this is a script, it must train under "
+                '`if __name__ == "__main__":`'
             ) from error
         if result is None:
             raise TransformFailure(message) from RuntimeError(f"in the worker process:\n{details}")
         return result
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(eq=False)
 class BatchesAhead:
-    """Keeps up to `depth` batches ready or in preparation.
+    """Prepare up to `depth` batches ahead of one reader.
 
-    Batches are gathered one at a time and in order, so that every part of the file is read once; what follows, the
-    transform, runs in `workers` threads at a time. There is one series of batches at a time, so that memory is
-    bounded; when readers take turns, each begins again where it had stopped.
+    Batches are read one at a time and in order, so that every part of the file is read once. Their transforms run in
+    `workers` threads. To bound the memory, only one reader has prepared batches. If readers take turns, each starts
+    again at its next batch.
 
     Args:
-        gather: returns the raw batch at a position.
-        finish: turns the raw batch at a position into the final one.
-        workers: threads.
-        depth: batches ahead.
-        batches: batches an epoch.
+        gather: returns the batch at a position before the transform.
+        finish: transforms the batch at a position.
+        workers: number of threads.
+        depth: number of batches ahead.
+        batches: number of batches in an epoch.
     """
 
     gather: Callable[[Position], Batch]
@@ -192,36 +192,36 @@ class BatchesAhead:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._gathering = threading.Lock()
-        self._series: tuple[object, int] | None = None  # whose batches are in preparation: the reader and the epoch
-        self._next = 0  # the batch of it to be prepared next
-        self._answers: dict[int, Future[Batch]] = {}
-        self._queue: deque[tuple[Position, Future[Batch]]] = deque()  # to be gathered, in order
+        self._series: tuple[object, int] | None = None  # reader and epoch of the prepared batches
+        self._next = 0  # number of the batch to prepare next
+        self._prepared: dict[int, Future[Batch]] = {}
+        self._queue: deque[tuple[Position, Future[Batch]]] = deque()  # batches to gather, in order
         self._closed = False
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kerasmem-batches")
 
     def get(self, cursor: object, position: Position) -> Batch:
-        """Return the batch, and have those that follow it prepared for the same reader."""
-        epoch, place = position
+        """Return a batch, and prepare the following ones for the same reader."""
+        epoch, number = position
         with self._lock:
             if self._series != (cursor, epoch):
                 self._drop()
-                self._series, self._next = (cursor, epoch), place
-            if place <= self._next and not self._closed:
-                for following in range(self._next, min(place + self.depth, self.batches)):
-                    answer: Future[Batch] = Future()
-                    self._queue.append((Position(epoch, following), answer))
+                self._series, self._next = (cursor, epoch), number
+            if number <= self._next and not self._closed:
+                for following in range(self._next, min(number + self.depth, self.batches)):
+                    future: Future[Batch] = Future()
+                    self._queue.append((Position(epoch, following), future))
                     try:
                         self._pool.submit(self._prepare)
-                    except RuntimeError:  # the interpreter ends: nobody would answer
+                    except RuntimeError:  # the interpreter is shutting down, so no thread would prepare it
                         self._queue.pop()
                         raise
-                    self._answers[following] = answer
+                    self._prepared[following] = future
                     self._next = following + 1
-            prepared = self._answers.pop(place, None)
+            prepared = self._prepared.pop(number, None)
         if prepared is not None:
             try:
                 return prepared.result()
-            except CancelledError:  # dropped or closed meanwhile
+            except CancelledError:  # by `stop`, `close` or another reader
                 pass
         return self.finish(position, self.gather(position))
 
@@ -232,7 +232,7 @@ class BatchesAhead:
                 self._drop()
 
     def close(self) -> None:
-        """Cancel queued batches. Those that are waited for or in progress end by themselves."""
+        """Cancel queued batches. A batch in progress is finished in its thread."""
         with self._lock:
             self._closed = True
             self._drop()
@@ -243,18 +243,18 @@ class BatchesAhead:
         self._pool.shutdown(wait=True)
 
     def _drop(self) -> None:
-        for answer in self._answers.values():
-            answer.cancel()
-        self._series, self._answers = None, {}
+        for future in self._prepared.values():
+            future.cancel()
+        self._series, self._prepared = None, {}
 
     def _prepare(self) -> None:
         try:
             with self._gathering:
-                position, answer = self._queue.popleft()
-                if not answer.set_running_or_notify_cancel():
+                position, future = self._queue.popleft()
+                if not future.set_running_or_notify_cancel():
                     return
                 values = self.gather(position)
-            answer.set_result(self.finish(position, values))
+            future.set_result(self.finish(position, values))
         except BaseException as error:
-            answer.set_exception(error)
-            del answer  # the error's traceback refers to this frame: a cycle that would keep windows
+            future.set_exception(error)
+            del future  # the error's traceback refers to this frame: a cycle that would keep windows alive

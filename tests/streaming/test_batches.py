@@ -193,8 +193,8 @@ def fail(text):
         (lambda x, y: {}["\x1b[2J\nb"], r"raised KeyError: '.x1b\[2J.nb'"),
         (lambda x, y: int("\x1b[2J"), r"raised ValueError: [^\x1b]+$"),
         (lambda x, y: fail("one\n\x1b[2J  two\u202e"), r"raised RuntimeError: one .x1b\[2J two.u202e$"),
-        (lambda x, y: x, r"returned ndarray; it has to return \(x, y\)"),
-        (lambda x, y: (x, y, y), "returned 3 values"),
+        (lambda x, y: x, r"must return \(x, y\); got ndarray"),
+        (lambda x, y: (x, y, y), "got 3 values"),
         (lambda x: x, "raised TypeError"),
     ],
 )

@@ -145,7 +145,7 @@ class TestTwoWorkers:
         assert rows_by_epoch(results, ROWS // BATCH) == [once] * EPOCHS
         assert {len(batch) for result in results for batch in result["trained"]} == {BATCH // 2}
         for result in results:
-            assert any("without shard every one of the 2 workers reads all rows" in text for text in result["warned"])
+            assert any("without shard each of the 2 workers reads all rows" in text for text in result["warned"])
             assert result["bytes_read"][0] >= 0.9 * ROWS * WIDTH * 4
         with h5py.File(path) as file:
             assert len(results[0]["predicted"]) == len(file["x"]), "predict, in file order"
@@ -153,9 +153,9 @@ class TestTwoWorkers:
     def test_what_would_lose_or_repeat_rows_is_refused(self, said):
         for index, one in enumerate(said):
             shard, seed, predict = one["refusals"]["refused"]
-            assert f"this sequence has part 0 of 3, but the process is worker {index} of 2" in shard
-            assert "seed: None draws another seed in each of the 2 workers" in seed
-            assert "predict puts the results of all workers together" in predict
+            assert f"shard must be ({index}, 2) in this process" in shard
+            assert "seed must be a number: None draws another seed in each of the 2 workers" in seed
+            assert "predict joins the results of all workers" in predict
 
 
 @pytest.fixture(scope="module")

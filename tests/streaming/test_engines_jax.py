@@ -36,7 +36,7 @@ def test_two_devices_of_one_process(numbered, tmp_path):
     for batches in result["epochs"]:
         assert sorted(row for batch in batches[:STEPS] for row in batch) == list(range(ROWS))
     assert result["losses"][1] < result["losses"][0]
-    assert "JAX lays out every batch evenly over 2 devices of each of 1 processes" in result["ragged"]
+    assert "JAX splits every batch evenly among 2 devices of each of 1 processes" in result["ragged"]
     assert result["whole"] == []
 
 

@@ -130,15 +130,15 @@ def test_padded_ends_add_up_to_one_process(numbered):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"shard": (2, 2)}, "shard: index 2 does not exist among 2; they are 0 to 1"),
+        ({"shard": (2, 2)}, "shard index must be below the count of 2"),
         ({"shard": 1}, "shard: 1 is neither"),
         ({"shard": "all"}, "shard: 'all' is neither"),
         ({"shard": (0, 2.5)}, "shard count: 2.5 is not a whole number"),
         ({"shard": (-1, 2)}, "shard index: -1"),
-        ({"shard": (0, 200)}, "100 rows cannot be shared out among 200 workers"),
+        ({"shard": (0, 200)}, "100 rows cannot be divided among 200 workers"),
         ({"shard": (0, 4), "remainder": "drop"}, "no full batch of 32 in 100 rows for each of 4 workers"),
         ({"shard": (0, 3), "batch_size": 1}, "batches of 1 give 3 workers unequal numbers"),
-        ({"shard": (0, 2), "seed": None}, "seed: None draws another seed in every worker"),
+        ({"shard": (0, 2), "seed": None}, "seed must be a number if shard is set"),
     ],
 )
 def test_refused(numbered, settings, text):

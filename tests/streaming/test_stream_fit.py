@@ -161,7 +161,7 @@ def test_transform_runs_in_processes_that_have_none_of_our_threads(path):
 
 @pytest.mark.parametrize(
     ("transform", "text"),
-    [(die, "ended with its worker process"), (raise_odd, "raised OddError: odd error")],
+    [(die, "crashed its worker process"), (raise_odd, "raised OddError: odd error")],
 )
 def test_a_failing_worker_process_is_reported(path, transform, text):
     stream = H5ChunkSequence(path, batch_size=50, transform=transform, workers=2, use_multiprocessing=True)

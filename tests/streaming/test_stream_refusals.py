@@ -229,7 +229,7 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"seed": -1}, "seed: -1"),
         ({"workers": -1}, "workers: -1"),
         ({"remainder": True}, "remainder: True is not 'keep' or 'drop' or 'pad'"),
-        ({"remainder": "pad", "y": None}, "remainder: 'pad' adds rows of weight 0"),
+        ({"remainder": "pad", "y": None}, "remainder: 'pad' needs y"),
         ({"remote": {"cache": "c"}}, "remote: .* leave it out"),
         ({"x": []}, "x: no dataset named"),
         ({"x": {}}, "x: no dataset named"),
