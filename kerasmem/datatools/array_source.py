@@ -1,4 +1,4 @@
-"""NumPy's .npy and .npz as sources, read row by row without unpickling."""
+"""NumPy's .npy and .npz files as sources, which are read row by row and never unpickled."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class ArraySource(RowSource):
                     self._shapes = {"": self._read_header(file, stem, os.path.getsize(path))}
         rows = {field.name: count for field, count in self._shapes.values()}
         if len(set(rows.values())) > 1:
-            listed = ", ".join(f"{shown(name)} has {count:,}" for name, count in rows.items())
-            raise DataError(f"{self.label}: its arrays differ in their number of rows (axis 0): {listed}")
+            counts = ", ".join(f"{shown(name)} has {count:,}" for name, count in rows.items())
+            raise DataError(f"{self.label}: arrays must have equally many rows (axis 0); {counts}")
         self.rows = next(iter(rows.values()))
         self.fields = tuple(field for field, _ in self._shapes.values())
 
     def _read_archive(self, options: ReadOptions) -> dict[str, tuple[Field, int]]:
-        """Return field and number of rows of the arrays to read, by entry."""
+        """Return field and number of rows of the arrays to read, by entry of the archive."""
         shapes = {}
         with zipfile.ZipFile(self.paths[0]) as archive:
             for info in archive.infolist():
@@ -66,24 +66,24 @@ class ArraySource(RowSource):
         return shapes
 
     def _read_header(self, file: Any, name: str, size: int) -> tuple[Field, int]:
-        """Return field and number of rows, after a check of the header against the bytes that there are."""
-        where = f"{self.label}: array {shown(name)}"
+        """Return field and number of rows, after a check of the header against the size of the data."""
+        label = f"{self.label}: array {shown(name)}"
         try:
             shape, fortran, dtype = read_npy_header(file)
-        except Exception as error:  # NumPy parses it as Python, whose tokenizer and parser have errors of their own
-            raise DataError(f"{where}: is no .npy file, nor a whole .npz: {one_line(str(error))}") from error
+        except Exception as error:  # NumPy parses it with Python's tokenizer, which raises other errors
+            raise DataError(f"{label}: not an .npy file or a complete .npz file: {one_line(str(error))}") from error
         if dtype.hasobject:
             raise DataError(
-                f"{where}: holds pickled Python objects; reading them could run code. Save it as plain numbers"
+                f"{label}: contains pickled Python objects, and reading them could run code. Save it as plain numbers"
             )
         if not shape or any(extent <= 0 for extent in shape) or not dtype.itemsize:
-            raise DataError(f"{where}: has no rows: its shape is {shape}. Leave it out with drop (--drop)")
-        needed, there = prod(shape) * dtype.itemsize, size - file.tell()
-        if needed != there:
-            sizes = f"{format_size(needed)}, and there are {format_size(there)}"
-            raise DataError(f"{where}: its header claims {shape} {dtype}, {sizes}; it is cut off or damaged")
+            raise DataError(f"{label}: has no rows: its shape is {shape}. Leave it out with drop (--drop)")
+        expected, actual = prod(shape) * dtype.itemsize, size - file.tell()
+        if expected != actual:
+            sizes = f"{shape} {dtype} needs {format_size(expected)}; got {format_size(actual)}"
+            raise DataError(f"{label}: {sizes}. The file is cut off or damaged; copy or write it again")
         if self._is_archive and fortran:
-            raise DataError(f"{where}: is in Fortran order; save it as .npy, or by np.ascontiguousarray")
+            raise DataError(f"{label}: is in Fortran order; save it as .npy, or with np.ascontiguousarray")
         return Field(name, dtype.str, shape[1:]), shape[0]
 
     def pieces(self, rows: int) -> Iterator[Rows]:
@@ -107,7 +107,7 @@ class ArraySource(RowSource):
             for first in firsts:
                 values = np.empty((min(rows, stop - first), *field.shape), dtype)
                 if file.readinto(values.reshape(-1).view(np.uint8).data) < values.nbytes:
-                    name = shown(field.name)
+                    name = f"array {shown(field.name)}"
                     raise DataError(f"{self.label}: {name} is cut off at row {first:,}; copy or write it again")
                 yield values
 

@@ -58,40 +58,40 @@ def convert(
     progress: Progress | None = None,
     **reading: Any,
 ) -> Conversion:
-    """Write data of other formats as HDF5 that `H5ChunkSequence` streams, whatever its size, in bounded memory.
+    """Convert data of any size to HDF5 that `H5ChunkSequence` streams, in bounded memory.
 
-    Sources with the same columns are read one after another; those with none in common, such as x.npy and y.npy, side
-    by side. Names are kept: those of columns, arrays and datasets, and of an .npy its file's; images become "x", the
-    numbers of their folders "y". Numbers and texts in the attributes of a single HDF5 file are kept too. Outputs appear
-    when they are whole.
+    Sources with the same columns are read one after another. Sources without a common column, such as x.npy and y.npy,
+    are put side by side. Datasets are named like the columns, arrays or datasets that are read; an .npy is named like
+    its file, images become "x" and the numbers of their folders "y". Attributes of a single HDF5 file are kept if they
+    are numbers or texts. Of an image only the first frame is written, without transparency; of a TFRecord only features
+    that its first record has. Outputs appear once they are complete.
 
     Args:
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with
-            a folder of images for each class.
-        output: the file; with `split`, "data.h5" becomes "data-train.h5" and so on. If it ends with
-            ".index", it becomes the index of part-00000.h5 and so on beside it, which have the rows in order.
-        columns: columns of each dataset written, {"x": "pixel*", "y": "label"}; "*" stands for all that nothing else
-            names. Defaults to a dataset for each column.
-        drop: columns to leave out, names or patterns.
-        shuffle: write the rows in random order, all orders being equally likely.
-        seed: seed of that order.
-        split: shares of the rows, "0.8,0.2" (train, val) or "0.8,0.1,0.1" (train, val, test), drawn at random: the
-            rows are shuffled.
-        compression: "none", "gzip", "zstd", or with a level, "gzip:6".
-        float32: write float64 as float32; a value that this makes infinite is an error. Defaults to True.
-        memory_budget: host memory to work in, bytes or text ("512MiB").
-        force: overwrite outputs.
+            one folder of images per class.
+        output: the HDF5 file. With `split`, "data.h5" becomes "data-train.h5" and so on. If it ends with ".index", the
+            rows are written in order to part-00000.h5 and so on beside it, and it becomes their index.
+        columns: columns of each dataset to write, {"x": "pixel*", "y": "label"}. "*" is all columns that no other
+            pattern matches. Defaults to one dataset per column.
+        drop: names or patterns of columns to omit.
+        shuffle: write the rows in random order. All orders are equally likely. Defaults to False.
+        seed: seed of that order. Defaults to 0.
+        split: shares of the rows, "0.8,0.2" (train, val) or "0.8,0.1,0.1" (train, val, test). The rows are shuffled.
+        compression: "none", "gzip" or "zstd", optionally with a level, "gzip:6". Defaults to "none".
+        float32: write float64 as float32. If this makes a value infinite, it is an error. Defaults to True.
+        memory_budget: host memory to work in, in bytes or as text. Defaults to "512MiB".
+        force: overwrite outputs if they exist. Defaults to False.
         executor: writes the parts of an index, such as `ProcessPoolExecutor(4)`, Dask's `client.get_executor()` or an
             `MPIPoolExecutor`. Defaults to this process.
-        part_size: size of the rows in a part, bytes or text.
-        remote: for outputs behind a URL, as for `H5ChunkSequence`.
-        progress: called with the step, the rows done and all rows.
-        **reading: how sources of one kind are read: `ReadOptions`.
+        part_size: size of the rows in a part, in bytes or as text. Defaults to "1GiB".
+        remote: options for output URLs, as for `H5ChunkSequence`.
+        progress: called with the step, the number of rows done and the number of all rows.
+        **reading: options for sources of one kind, see `ReadOptions`.
 
     Raises:
         DataError: If a source cannot be read, or its values cannot be written without loss.
-        UsageError: If a setting is wrong, or the output exists.
-        MissingExtraError: If the format needs a package that is not installed.
+        UsageError: If a setting is wrong, or an output exists.
+        MissingExtraError: If a format needs a package that is not installed.
 
     Examples:
         >>> import numpy as np
@@ -131,10 +131,10 @@ def convert(
     notes = [*source.notes, *(f"{count:,} {loss}" for loss, count in sorted(outcome.losses.items()))]
     if len(features) > MOST_INPUTS:
         notes.append(
-            f"{len(features):,} columns would be an input each; --columns 'x=*' with --columns y=NAME puts them side "
-            "by side in one dataset"
+            f"{len(features):,} columns would be separate inputs; to put them side by side in one dataset, use "
+            "--columns 'x=*' and --columns y=NAME"
         )
-    read_types = {field.name: type_name(field.unpacked or field.dtype) for field in plan.read}
+    read_types = {field.name: type_name(field.stored_dtype or field.dtype) for field in plan.read}
     datasets = [
         WrittenDataset(
             name=field.name,
@@ -162,12 +162,12 @@ def repack(
 ) -> Conversion:
     """Rewrite an HDF5 file in whole rows and chunks of about 1 MiB.
 
-    Types are kept (in little-endian) and so are attributes that are numbers or texts. Datasets that cannot be trained
-    from, or have another number of rows, are left out and named.
+    Types are kept, in little-endian byte order, and so are attributes that are numbers or texts. Datasets that cannot
+    be trained from, or have another number of rows, are left out, and a note names them.
 
     Args:
         path: the HDF5 file.
-        output: the file to be written.
+        output: the file to write.
         float32: write float64 as float32. Defaults to False.
         **options: other arguments of `kerasmem.data.convert`, such as `compression` and `shuffle`.
 
@@ -187,23 +187,19 @@ def repack(
     source = read_path(path)
     if not h5py.is_hdf5(source):
         list_contents(source)  # explains what is wrong
-        raise UsageError(f"path: {source!r} is no HDF5 file; kerasmem data convert reads other formats")
+        raise UsageError(f"path must be an HDF5 file; got {source!r}. kerasmem data convert reads other formats")
     return convert(source, output, float32=float32, unpack=False, **options)
 
 
 def _open_sources(paths: Sequence[str], options: ReadOptions) -> RowSource:
     """Return all sources as one.
 
-    Args:
-        paths: files and folders.
-        options: how they are read.
-
     Raises:
-        DataError: If a path cannot be read, or they do not fit together.
-        UsageError: If a path is of an unknown kind, or there twice.
+        DataError: If a path cannot be read, or the sources do not fit together.
+        UsageError: If the format of a path is unknown, or a path occurs twice.
     """
     if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise UsageError("sources: a file is named more than once; its rows would be written more than once")
+        raise UsageError("sources must be different files; got one more than once")
     tables = {path: path.lower().endswith(SUFFIXES) and os.path.isfile(path) for path in paths}
     others = [_open_source(path, options) for path, is_table in tables.items() if not is_table]
     return combine([*others, *open_tables([path for path, is_table in tables.items() if is_table], options)])
@@ -214,10 +210,10 @@ def _find_paths(sources: Sequence[str]) -> list[str]:
 
     Raises:
         DataError: If no file matches a pattern.
-        UsageError: If there are none.
+        UsageError: If `sources` is empty.
     """
     if not sources:
-        raise UsageError("sources: name at least one file or folder")
+        raise UsageError("sources must name at least one file or folder")
     paths = []
     for source in sources:
         path = os.path.expanduser(source)
@@ -236,7 +232,7 @@ def _open_source(path: str, options: ReadOptions) -> RowSource:
     if os.path.isdir(path):
         return ImageFolder(path, options)
     if not os.path.isfile(path):
-        problem = "is not a file or folder" if os.path.exists(path) else "there is no such file or folder"
+        problem = "is not a file or folder" if os.path.exists(path) else "no such file or folder"
         raise DataError(f"{shown(path)}: {problem}")
     if lower.endswith((".npy", ".npz")):
         return ArraySource(path, options)
@@ -244,5 +240,5 @@ def _open_source(path: str, options: ReadOptions) -> RowSource:
         return RecordSource(path, options)
     if h5py.is_hdf5(path) or lower.endswith(_HDF5):
         return Hdf5Source(path, options)
-    kinds = ".npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with a folder of images a class"
-    raise UsageError(f"{shown(path)}: of no kind that is known by its name: {kinds}")
+    formats = ".npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with one folder of images a class"
+    raise UsageError(f"{shown(path)}: unknown format; sources must be {formats}")

@@ -1,4 +1,4 @@
-"""Settings of a conversion, checked before anything is read, and the names of its outputs."""
+"""Settings of a conversion, which are checked before anything is read, and the paths of its outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kerasmem.hdf5.format.layout import shown
 
 _MOST_THREADS = 16
 _MOST_PIXELS = 1 << 15  # on a side of an image
-_LEVELS = {"gzip": (4, 1, 9), "zstd": (3, 1, 19)}  # usual, least, most
+_LEVELS = {"gzip": (4, 1, 9), "zstd": (3, 1, 19)}  # default, smallest, largest
 _SPLIT_NAMES = {2: ("train", "val"), 3: ("train", "val", "test")}
 
 
@@ -25,7 +25,7 @@ def read_compression(value: str) -> dict[str, Any]:
     """Return h5py's arguments for "none", "gzip", "gzip:6" or "zstd".
 
     Raises:
-        UsageError: If there is no such compression.
+        UsageError: If the compression is unknown.
         MissingExtraError: If it needs a package that is not installed.
     """
     kind, _, level = str(value).partition(":")
@@ -33,10 +33,10 @@ def read_compression(value: str) -> dict[str, Any]:
         return {}
     if kind not in _LEVELS:
         raise UsageError(f"compression must be none, gzip, zstd, gzip:1 to gzip:9 or zstd:1 to zstd:19; got {value!r}")
-    usual, least, most = _LEVELS[kind]
-    if level and not (level.isdecimal() and least <= int(level) <= most):
-        raise UsageError(f"compression: {kind} has levels {least} to {most}; got {level!r}")
-    number = int(level or usual)
+    default, smallest, largest = _LEVELS[kind]
+    if level and not (level.isdecimal() and smallest <= int(level) <= largest):
+        raise UsageError(f"compression: {kind} has levels {smallest} to {largest}; got {level!r}")
+    number = int(level or default)
     if kind == "gzip":
         return {"compression": "gzip", "compression_opts": number}
     if not register_filters():
@@ -46,26 +46,28 @@ def read_compression(value: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How sources are read: the first two are set by `kerasmem.data.convert`, the others are its arguments.
+    """Options for reading sources. `kerasmem.data.convert` sets the first two; the others are its arguments.
 
     Args:
-        columns: which columns are read.
+        columns: the columns to read.
         budget: bytes for reading HDF5.
-        image_size: "224x160", width first, to resize images. Defaults to the size that all have.
-        color: "rgb" or "gray".
-        trust_file: as for `H5ChunkSequence`, of HDF5 files.
-        rows_axis: axis of the rows in HDF5 files, "first" or "last". MATLAB stores its first axis last.
-        unpack: write the values that netCDF's packed ones stand for (scale_factor, add_offset), and NaN for missing
-            ones. False keeps the stored values and their attributes.
-        header: whether the first row of a CSV file names the columns.
-        delimiter: between the values of CSV. Defaults to a comma, in .tsv a tab.
-        decimal: before the fractions of numbers in CSV, "." or ",".
-        encoding: of the text in CSV.
-        text: columns of CSV that are texts even if they look like numbers, such as codes that begin with zeros.
-        threads: threads that decode images.
+        image_size: size to resize images to, such as "224x160", width first. If not set, all images must have the same
+            size. Defaults to None.
+        color: "rgb" or "gray". Defaults to "rgb".
+        trust_file: as for `H5ChunkSequence`, for HDF5 files. Defaults to False.
+        rows_axis: axis of the rows in HDF5 files, "first" or "last". MATLAB stores its first axis last. Defaults to
+            "first".
+        unpack: apply netCDF's scale_factor and add_offset, and write missing values as NaN. If False, stored values and
+            their attributes are kept. Defaults to True.
+        header: whether the first row of a CSV file names the columns. Defaults to True.
+        delimiter: delimiter of CSV. Defaults to a comma, or to a tab in .tsv files.
+        decimal: decimal separator of CSV, "." or ",". Defaults to ".".
+        encoding: text encoding of CSV. Defaults to "utf-8".
+        text: CSV columns to read as text even if they look like numbers, such as codes with leading zeros.
+        threads: number of threads that decode images. Defaults to the usable cores, at most 16.
 
     Raises:
-        UsageError: If there is no such size, color or encoding.
+        UsageError: If a value is invalid.
     """
 
     columns: ColumnChoice
@@ -90,12 +92,12 @@ class ReadOptions:
         try:
             " ".encode(self.encoding)
         except (LookupError, ValueError, TypeError):
-            raise UsageError(f"encoding: {self.encoding!r} is no encoding; try 'latin-1' or 'utf-16'") from None
+            raise UsageError(f"encoding must be one of Python's, such as 'latin-1'; got {self.encoding!r}") from None
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How files are written.
+    """Options for writing files.
 
     Args:
         shuffle: write the rows in random order.
@@ -103,11 +105,11 @@ class WriteOptions:
         compression: h5py's arguments for the compression of chunks.
         memory: host memory to work in, in bytes.
         float32: write float64 as float32.
-        shares: share of the rows in each file by name, or {} for one file.
-        remote: how URLs are reached.
+        shares: share of the rows in each file, by name, or {} for one file.
+        remote: options for URLs.
 
     Raises:
-        UsageError: If a setting is wrong.
+        UsageError: If a value is invalid.
     """
 
     shuffle: bool
@@ -128,7 +130,7 @@ def read_split(value: str | None) -> dict[str, float]:
     """Return the share of each file by name, or {} for one file.
 
     Raises:
-        UsageError: If these are not two or three shares that add up to 1.
+        UsageError: If `value` is not two or three shares that add up to 1.
 
     Examples:
         >>> read_split("0.8,0.2")
@@ -147,7 +149,7 @@ def read_split(value: str | None) -> dict[str, float]:
 
 
 def _read_image_size(text: Any) -> tuple[int, int] | None:
-    """Return (width, height) of "224x160". A pair stays as it is: options are copied for parts."""
+    """Return (width, height) of "224x160". Pairs are returned as they are, because options are copied for parts."""
     if text is None or isinstance(text, tuple):
         return text
     width, _, height = str(text).lower().partition("x")
@@ -157,25 +159,25 @@ def _read_image_size(text: Any) -> tuple[int, int] | None:
 
 
 def output_paths(output: str, shares: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the output files: out-train.h5 and so on if the rows are split."""
+    """Return the output files, such as out-train.h5 and out-val.h5 if the rows are split."""
     stem, suffix = os.path.splitext(output)
     return tuple(f"{stem}-{name}{suffix}" for name in shares) or (output,)
 
 
 def check_outputs(outputs: Sequence[str], sources: Sequence[str], *, force: bool) -> None:
-    """Refuse to write to a folder or onto a source, and onto an existing file without `force`.
+    """Check that outputs can be written without losing data.
 
     Raises:
-        UsageError: If that would happen.
+        UsageError: If an output is a source or a folder, has no folder, or exists and `force` is not set.
     """
     read = [os.path.realpath(path) for path in sources]
     for output in outputs:
         real = os.path.realpath(output)
         if any(real == path or real.startswith(path + os.sep) for path in read):
-            raise UsageError(f"output: {shown(output)} is, or lies in, what is read; choose another name")
+            raise UsageError(f"output must not be a source, or in one; got {shown(output)}")
         if os.path.isdir(output):
-            raise UsageError(f"output: {shown(output)} is a folder; name a file in it")
+            raise UsageError(f"output must be a file; got the folder {shown(output)}")
         if not os.path.isdir(os.path.dirname(output)):
-            raise UsageError(f"output: the folder {shown(os.path.dirname(output))} does not exist; make it first")
+            raise UsageError(f"output: the folder {shown(os.path.dirname(output))} does not exist; create it first")
         if os.path.lexists(output) and not force:
             raise UsageError(f"output: {shown(output)} exists already; choose another name, or force=True (--force)")

@@ -16,24 +16,24 @@ from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import plain_name, shown
 from kerasmem.hdf5.rows.safe_reading import text_of
 
-UNPACKED = frozenset(
+PACKING_ATTRIBUTES = frozenset(
     ("scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max", "_Unsigned")
 )
-"""Attributes that describe packed values, and are wrong for unpacked ones."""
-_LISTED = 12  # names shown in a message
+"""netCDF attributes of packed values, which do not apply to unpacked ones."""
+_MOST_NAMES = 12  # in a message
 
 
 @dataclass(frozen=True)
 class Field:
-    """One column of the rows that are read, or one dataset that is written.
+    """One column to read, or one dataset to write.
 
     Args:
-        name: name of the dataset; "/" makes groups.
-        dtype: NumPy's text for the type, such as "<f4".
+        name: name of the dataset; "/" creates groups.
+        dtype: NumPy's type string, such as "<f4".
         shape: shape of one row.
-        class_names: names that the whole numbers from 0 on stand for; None for plain numbers.
-        columns: of a dataset: the names of the columns it is made of, side by side if there are several.
-        unpacked: type of the stored values if they were unpacked, so that attributes about packing are wrong; or "".
+        class_names: names of the classes 0, 1, 2 and so on, or None for plain numbers.
+        columns: names of the columns of a dataset. Several are side by side.
+        stored_dtype: type of the stored values if they were unpacked, or "".
     """
 
     name: str
@@ -41,7 +41,7 @@ class Field:
     shape: tuple[int, ...] = ()
     class_names: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
-    unpacked: str = ""
+    stored_dtype: str = ""
 
     @property
     def row_bytes(self) -> int:
@@ -50,7 +50,7 @@ class Field:
 
 
 Rows = dict[str, np.ndarray]
-"""Some rows: an array of equal length a field, by name."""
+"""Some rows: arrays of equal length by field name."""
 
 
 def _check_name(name: str) -> str:
@@ -61,28 +61,28 @@ def _check_name(name: str) -> str:
     """
     encodable = name.encode("utf-8", "ignore").decode() == name
     if not (encodable and plain_name(name)) or ".." in name.split("/") or "\0" in name:
-        raise DataError(f"{shown(name)} cannot be the name of a dataset; rename it, or drop it")
+        raise DataError(f"{shown(name)} cannot be the name of a dataset; rename or drop it")
     return plain_name(name)
 
 
-def check_names(fields: Sequence[Field], where: str) -> None:
-    """Refuse a name that would be a dataset and a group at once, or two datasets."""
+def check_names(fields: Sequence[Field], label: str) -> None:
+    """Raise `DataError` if a name would be that of two datasets, or of a dataset and a group."""
     names = Counter(field.name for field in fields)
     groups = {name[: match.start()] for name in names for match in re.finditer("/", name)}
     for name, count in names.items():
         if count > 1 or name in groups:
             several = "two datasets" if count > 1 else "a dataset and a group"
-            raise DataError(f"{where}: {shown(name)} would be the name of {several}; rename one, or drop it")
+            raise DataError(f"{label}: {shown(name)} would be the name of {several}; rename or drop one")
 
 
 class ColumnChoice:
-    """Choice of the columns to read and of the datasets they become.
+    """Choice of the columns to read and of the datasets that they become.
 
     Args:
-        columns: by name of a dataset the columns it is made of, names or patterns such as "pixel*"; "*" stands for
-            all that nothing else names. One name alone keeps its shape; several, or a pattern, are put side by side.
+        columns: columns of each dataset by its name: names or patterns such as "pixel*". "*" is all columns that no
+            other pattern matches. A single name keeps its shape; several names, or a pattern, are put side by side.
             None for all columns under their own names.
-        drop: names or patterns of columns to leave out.
+        drop: names or patterns of columns to omit.
     """
 
     def __init__(self, columns: Mapping[str, str | Sequence[str]] | None, drop: Sequence[str] = ()) -> None:
@@ -90,23 +90,23 @@ class ColumnChoice:
             name: [patterns] if isinstance(patterns, str) else list(patterns)
             for name, patterns in (columns or {}).items()
         }
-        self._patterns = [pattern for wanted in self._datasets.values() for pattern in wanted] or ["*"]
+        self._patterns = [pattern for patterns in self._datasets.values() for pattern in patterns] or ["*"]
         self._drop = list(drop)
         self._seen: dict[str, None] = {}
 
     def reads(self, name: str) -> bool:
-        """Return whether a column is read and written."""
+        """Return whether to read a column."""
         self._seen[name] = None
-        return _fits(name, self._patterns) and not _fits(name, self._drop)
+        return _matches(name, self._patterns) and not _matches(name, self._drop)
 
     def _chooses(self, pattern: str, name: str) -> bool:
-        """Return whether a pattern fits a column. "*" fits those that no other pattern fits."""
+        """Return whether a pattern matches a column. "*" matches those that no other pattern matches."""
         others = [other for other in self._patterns if other != "*"]
-        return not _fits(name, others) if pattern == "*" else _fits(name, [pattern])
+        return not _matches(name, others) if pattern == "*" else _matches(name, [pattern])
 
-    def refuse_empty(self, where: str) -> NoReturn:
+    def refuse_empty(self, label: str) -> NoReturn:
         """Raise the error for a source without columns to read."""
-        raise UsageError(f"columns, drop: {where} has no column that is read; there are {_listed(self._seen)}")
+        raise UsageError(f"columns, drop: no column of {label} is chosen; there are {_list_names(self._seen)}")
 
     def datasets(self, fields: Sequence[Field]) -> tuple[Field, ...]:
         """Return the datasets to write.
@@ -115,12 +115,12 @@ class ColumnChoice:
             fields: the columns that are written.
 
         Raises:
-            UsageError: If no column fits a pattern.
+            UsageError: If no column matches a pattern.
             DataError: If columns cannot be put side by side.
         """
         for pattern in self._drop:
-            if not any(_fits(name, [pattern]) for name in self._seen):
-                raise UsageError(f"drop: no column fits {pattern!r}; there are {_listed(self._seen)}")
+            if not any(_matches(name, [pattern]) for name in self._seen):
+                raise UsageError(f"drop: no column matches {pattern!r}; there are {_list_names(self._seen)}")
         if not fields:
             self.refuse_empty("a source")
         if not self._datasets:
@@ -129,25 +129,25 @@ class ColumnChoice:
         for name, patterns in self._datasets.items():
             columns: dict[str, Field] = {}
             for pattern in patterns:
-                fitting = {field.name: field for field in fields if self._chooses(pattern, field.name)}
-                if not fitting:
-                    listed = _listed(field.name for field in fields)
-                    raise UsageError(f"columns: no column fits {pattern!r} for {name!r}; there are {listed}")
-                columns |= fitting
+                matching = {field.name: field for field in fields if self._chooses(pattern, field.name)}
+                if not matching:
+                    names = _list_names(field.name for field in fields)
+                    raise UsageError(f"columns: no column matches {pattern!r} for {name!r}; there are {names}")
+                columns |= matching
             is_renamed = len(columns) == 1 and patterns == list(columns)
             joined = columns[patterns[0]] if is_renamed else _side_by_side(list(columns.values()))
             datasets.append(replace(joined, name=_check_name(name), columns=tuple(columns)))
         return tuple(datasets)
 
 
-def _fits(name: str, patterns: Iterable[str]) -> bool:
+def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _listed(names: Iterable[str]) -> str:
-    shortened = [shown(name, 60) for name in names]
-    more = len(shortened) - _LISTED
-    return ", ".join(shortened[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+def _list_names(names: Iterable[str]) -> str:
+    quoted = [shown(name, 60) for name in names]
+    more = len(quoted) - _MOST_NAMES
+    return ", ".join(quoted[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _side_by_side(columns: Sequence[Field]) -> Field:
@@ -161,33 +161,33 @@ def _side_by_side(columns: Sequence[Field]) -> Field:
 
 
 def written_type(field: Field, *, float32: bool = True) -> str:
-    """Return a column's little-endian type in the file.
+    """Return a column's type in the output, in little-endian byte order.
 
     Args:
-        field: the column as read.
+        field: the column.
         float32: write float64 as float32.
 
     Raises:
-        DataError: If the column holds no plain numbers.
+        DataError: If the column does not contain plain numbers.
     """
     dtype = np.dtype(field.dtype)
     if dtype.kind not in "fiub":
         raise DataError(
-            f"{shown(field.name)} holds {dtype.name}, no plain numbers; leave it out with drop, or convert it: complex "
-            "numbers to two channels, np.stack([z.real, z.imag], -1)"
+            f"{shown(field.name)} must hold plain numbers; got {dtype.name}. Leave it out with drop, or convert it: "
+            "complex numbers to two channels, np.stack([z.real, z.imag], -1)"
         )
     if dtype.kind == "f" and dtype.itemsize > 4:
         return "<f4" if float32 else "<f8"
     return dtype.newbyteorder("<").str
 
 
-def written_rows(rows: Rows, datasets: Sequence[Field], source: str, first: int) -> Rows:
-    """Return rows as they are written: columns side by side, in the types of the datasets.
+def written_rows(rows: Rows, datasets: Sequence[Field], label: str, first: int) -> Rows:
+    """Return rows as datasets: columns side by side, in the types of the datasets.
 
     Args:
-        rows: the rows as read.
-        datasets: the datasets.
-        source: the source's name for messages.
+        rows: the rows of the source.
+        datasets: the datasets to write.
+        label: name of the source for messages.
         first: number of the first row, for messages.
 
     Raises:
@@ -195,16 +195,14 @@ def written_rows(rows: Rows, datasets: Sequence[Field], source: str, first: int)
     """
     result = {}
     for field in datasets:
-        columns = [
-            _cast(rows[name], np.dtype(field.dtype), f"{source}: {shown(name)}", first) for name in field.columns
-        ]
+        columns = [_cast(rows[name], np.dtype(field.dtype), f"{label}: {shown(name)}", first) for name in field.columns]
         if len(columns) > 1:
             columns = [np.concatenate([values.reshape(len(values), -1) for values in columns], axis=1)]
         result[field.name] = columns[0].reshape(len(columns[0]), *field.shape)
     return result
 
 
-def _cast(values: np.ndarray, dtype: np.dtype[Any], where: str, first: int) -> np.ndarray:
+def _cast(values: np.ndarray, dtype: np.dtype[Any], label: str, first: int) -> np.ndarray:
     if values.dtype == dtype:
         return values
     with np.errstate(over="ignore"):
@@ -213,22 +211,22 @@ def _cast(values: np.ndarray, dtype: np.dtype[Any], where: str, first: int) -> n
     if lost.any():
         lost &= np.isfinite(values)
     if lost.any():
-        at = tuple(np.argwhere(lost)[0].tolist())
-        value = f"{values[at]:.6g} in row {first + at[0]:,}, which float32 has no room for"
-        raise DataError(f"{where} holds {value}; scale the data, or keep the type: float32=False (--no-float32)")
+        index = tuple(np.argwhere(lost)[0].tolist())
+        value = f"{values[index]:.6g} in row {first + index[0]:,}, which is too large for float32"
+        raise DataError(f"{label} holds {value}; scale the data, or keep the type: float32=False (--no-float32)")
     return result
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How the stored values of a dataset stand for physical ones.
+    """Encoding of the physical values of a dataset as stored values, by netCDF attributes.
 
     Args:
         factor: factor of the stored values.
         offset: number added to the product.
-        missing: stored values that stand for no value.
-        low: smallest valid stored value; None for no limit.
-        high: largest valid stored value; None for no limit.
+        missing: stored values that mean a missing value.
+        low: smallest valid stored value, or None.
+        high: largest valid stored value, or None.
         unsigned: whether signed whole numbers are read as unsigned.
     """
 
@@ -241,18 +239,18 @@ class Packing:
 
     @property
     def scales(self) -> bool:
-        """Whether a physical value is not the stored one."""
+        """Whether physical values differ from stored ones."""
         return (self.factor, self.offset) != (1.0, 0.0)
 
     def stored(self, values: np.ndarray) -> np.ndarray:
-        """Return stored values as numbers: as unsigned ones if they are read so."""
+        """Return stored values, as unsigned numbers if `unsigned` is set."""
         return values.view(values.dtype.str.replace("i", "u")) if self.unsigned else values
 
     def is_missing(self, values: np.ndarray) -> np.ndarray:
-        """Return a mask of the values that stand for no value.
+        """Return a mask of the missing values.
 
         Args:
-            values: values that `stored` returned.
+            values: result of `stored`.
         """
         missing = np.isin(values, np.array(self.missing, values.dtype))
         if self.low is not None:
@@ -262,7 +260,7 @@ class Packing:
         return missing
 
     def unpack(self, values: np.ndarray, dtype: str) -> np.ndarray:
-        """Return physical values, NaN for missing ones."""
+        """Return physical values, with NaN for missing ones."""
         values = self.stored(values)
         result = values.astype(np.float64) * self.factor + self.offset
         result[self.is_missing(values)] = np.nan
@@ -270,10 +268,10 @@ class Packing:
 
 
 def read_packing(attribute: Callable[[str], Any], dtype: np.dtype[Any]) -> Packing | None:
-    """Return the packing that attributes describe, or None.
+    """Return the packing of a dataset from its attributes, or None.
 
     Args:
-        attribute: returns an attribute's value, or None.
+        attribute: returns the value of an attribute by name, or None.
         dtype: type of the stored values.
     """
     if dtype.kind not in "iuf":
@@ -289,7 +287,7 @@ def read_packing(attribute: Callable[[str], Any], dtype: np.dtype[Any]) -> Packi
     if len(limits) != 2:
         limits = [(_numbers(attribute(name)) or [None])[0] for name in ("valid_min", "valid_max")]
     low, high = (_stored_limit(limit, scale, kind) for limit in limits)
-    if low is not None and high is not None and low > high:  # a negative factor turns them round
+    if low is not None and high is not None and low > high:  # because of a negative factor
         low, high = high, low
     stored = dict.fromkeys(value for number in missing for value in _stored_number(number, kind))
     packing = Packing(*scale, tuple(stored), low, high, unsigned)
@@ -297,13 +295,13 @@ def read_packing(attribute: Callable[[str], Any], dtype: np.dtype[Any]) -> Packi
 
 
 def _numbers(value: Any) -> list[Any]:
-    """Return an attribute's numbers in NumPy's types, or nothing if it has none."""
+    """Return an attribute's numbers in NumPy's types, or an empty list."""
     array = np.asarray([] if value is None else value).reshape(-1)
     return list(array) if array.dtype.kind in "iuf" else []
 
 
 def _stored_number(number: Any, dtype: np.dtype[Any]) -> list[float]:
-    """Return a number in the type of the stored values, or nothing if that cannot hold it."""
+    """Return a number in the type of the stored values, or an empty list if it is out of range."""
     if np.isnan(number):
         return []
     with np.errstate(invalid="ignore", over="ignore"):
@@ -313,7 +311,7 @@ def _stored_number(number: Any, dtype: np.dtype[Any]) -> list[float]:
 
 
 def _stored_limit(limit: Any, scale: tuple[float, float], dtype: np.dtype[Any]) -> float | None:
-    """Return a limit as a stored value: one of fractions for stored whole numbers is a physical value."""
+    """Return a limit as a stored value. If the data is whole numbers, a floating-point limit is a physical value."""
     if limit is None or not np.isfinite(limit):
         return None
     if dtype.kind == "f":

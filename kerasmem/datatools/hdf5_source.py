@@ -24,18 +24,17 @@ from kerasmem.streaming.data_source import read_windows
 from kerasmem.units import format_count
 
 _LEAST_GROUPS = 8
-_SHAPES_SHOWN = 3
-_NAMES_SHOWN = 3
-_NUMBER = re.compile(r"[<>|][iufb]")  # how NumPy's texts for numbers begin
+_MOST_SHOWN = 3  # shapes or names in a message
+_NUMBER = re.compile(r"[<>|][iufb]")  # beginning of NumPy's type strings of numbers
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """Groups with names that differ in numbers alone, a sample each.
+    """Groups of one sample each, with names that differ only in their numbers.
 
     Args:
-        title: number of the groups, and the first and last of them.
-        stacked: an entry for each dataset of all groups, with a problem if it cannot be stacked.
+        title: number of groups, and names of the first and last.
+        stacked: one entry per dataset that all groups have, with a problem if it cannot be stacked.
         first: entries of the first group.
         outside: entries outside the groups.
     """
@@ -47,7 +46,7 @@ class Repetition:
 
 
 def find_repetition(entries: Sequence[Entry]) -> Repetition | None:
-    """Return the largest set of at least eight groups that repeat one layout, or None."""
+    """Return the largest set of at least eight groups with one layout, or None."""
     layouts: dict[str, dict[str, dict[str, Entry]]] = {}
     for entry in entries:
         for slash in re.finditer("/", entry.name):
@@ -81,7 +80,7 @@ def _stack(name: str, entries: Sequence[Entry]) -> Entry:
             return Entry(name, None, first.dtype, None, f"in {count}: {entry.problem}")
     kinds = list(dict.fromkeys(f"{type_name(entry.dtype)} {entry.shape}" for entry in entries))
     if len(kinds) > 1:
-        kinds[_SHAPES_SHOWN:] = ["…"] if len(kinds) > _SHAPES_SHOWN else []
+        kinds[_MOST_SHOWN:] = ["…"] if len(kinds) > _MOST_SHOWN else []
         problem = f"differs among {count}, a sample each: {', '.join(kinds)}"
         return Entry(name, None, first.dtype, None, problem, "ragged")
     return Entry(
@@ -93,14 +92,14 @@ def _stack(name: str, entries: Sequence[Entry]) -> Entry:
 
 
 class Hdf5Source(RowSource):
-    """The datasets of a file that have as many rows as its largest one.
+    """The datasets of a file with as many rows as its largest one.
 
     Args:
         path: the file.
-        options: columns to read, and how.
+        options: columns to read, and options for reading.
 
     Raises:
-        DataError: If none of them could be trained from.
+        DataError: If no dataset can be trained from.
     """
 
     def __init__(self, path: str, options: ReadOptions) -> None:
@@ -109,7 +108,7 @@ class Hdf5Source(RowSource):
         contents = list_contents(path, self._access, MOST_CONVERTED)
         if not contents.complete:
             most = f"{MOST_CONVERTED:,} groups and datasets"
-            raise DataError(f"{self.label}: holds more than {most}; write fewer and larger")
+            raise DataError(f"{self.label}: holds more than {most}; write fewer and larger ones")
         entries, self.notes = _choose_entries(contents, options)
         self.rows = entries[0].rows
         self._dense = [entry.name for entry in entries if entry.layout is not None]
@@ -118,10 +117,10 @@ class Hdf5Source(RowSource):
         self.fields = tuple(_field(entry, unpack=options.unpack) for entry in entries)
 
     def pieces(self, rows: int) -> Iterator[Rows]:
-        """Yield rows, unpacked, NaN for missing values."""
+        """Yield rows, unpacked if that is set."""
         stop, access, budget = self.first + self.rows, self._access, self._budget
         windows: list[Iterator[Rows]] = []
-        if self._dense:  # as `H5ChunkSequence` reads them
+        if self._dense:
             dense = read_windows(self.paths, self._dense, start=self.first, stop=stop, access=access, budget=budget)
             windows.append(window for _, window in dense)
         if self._sliced:
@@ -134,56 +133,56 @@ class Hdf5Source(RowSource):
             yield piece
 
     def _unpack(self, field: Field, values: np.ndarray) -> np.ndarray:
-        """Return physical values if they are wanted, and count missing ones."""
+        """Count missing values, and unpack values if that is set."""
         packing = self._packings[field.name]
         missing = int(np.count_nonzero(packing.is_missing(packing.stored(values))))
-        become = "are missing and become NaN" if field.unpacked else "stand for no value and stay as they are"
+        outcome = "become NaN" if field.stored_dtype else "stay as stored"
         if missing:
-            self.losses[f"values of {shown(field.name)} {become}"] += missing
-        return packing.unpack(values, field.dtype) if field.unpacked else values
+            self.losses[f"values of {shown(field.name)} are missing and {outcome}"] += missing
+        return packing.unpack(values, field.dtype) if field.stored_dtype else values
 
     def _sliced_windows(self, rows: int) -> Iterator[Rows]:
-        """Yield rows of the other entries, which h5py reads slice by slice."""
+        """Yield rows of the entries that h5py reads slice by slice."""
         row_bytes = sum(prod((entry.shape or ())[1:]) * np.dtype(entry.dtype).itemsize for entry in self._sliced)
         step = max(rows, self._budget // row_bytes)
         register_filters()
         with opened(self.paths[0], self.label) as file:
-            for first in range(self.first, self.first + self.rows, step):
-                last = min(first + step, self.first + self.rows)
-                yield {entry.name: self._read(file, entry, first, last) for entry in self._sliced}
+            for start in range(self.first, self.first + self.rows, step):
+                stop = min(start + step, self.first + self.rows)
+                yield {entry.name: self._read(file, entry, start, stop) for entry in self._sliced}
 
-    def _read(self, file: h5py.File, entry: Entry, first: int, last: int) -> np.ndarray:
+    def _read(self, file: h5py.File, entry: Entry, start: int, stop: int) -> np.ndarray:
         name = entry.parts[0]
         if entry.kind == "stack":
-            return np.stack([self._checked(file, part)[()] for part in entry.parts[first:last]])
+            return np.stack([self._open_dataset(file, part)[()] for part in entry.parts[start:stop]])
         if entry.kind == "field":
-            table = self._checked(file, name, range(first, last))
-            return np.asarray(table.fields(entry.name.rpartition("/")[2])[first:last])
+            table = self._open_dataset(file, name, range(start, stop))
+            return np.asarray(table.fields(entry.name.rpartition("/")[2])[start:stop])
         if entry.kind == "csr_matrix":
-            return self._read_sparse(file, entry, first, last)
-        values = self._checked(file, name, range(first, last), axis=-1)[..., first:last]
+            return self._read_sparse(file, entry, start, stop)
+        values = self._open_dataset(file, name, range(start, stop), axis=-1)[..., start:stop]
         return values.T if entry.is_matlab else np.moveaxis(values, -1, 0)
 
-    def _read_sparse(self, file: h5py.File, entry: Entry, first: int, last: int) -> np.ndarray:
-        """Return rows of a sparse matrix, zeros and all. Values of one row and column add up, as in SciPy."""
+    def _read_sparse(self, file: h5py.File, entry: Entry, start: int, stop: int) -> np.ndarray:
+        """Return rows of a sparse matrix as a dense one. Duplicate values are added up, as in SciPy."""
         matrix = f"{self.label}: {shown(entry.name)}"
         data, indices, indptr = entry.parts
-        bounds = self._checked(file, indptr, range(first, last + 1))[first : last + 1].astype(np.int64)
+        bounds = self._open_dataset(file, indptr, range(start, stop + 1))[start : stop + 1].astype(np.int64)
         stored = find_dataset(file, data).shape[0]
-        if len(bounds) <= last - first or bounds[0] < 0 or (np.diff(bounds) < 0).any() or bounds[-1] > stored:
+        if len(bounds) <= stop - start or bounds[0] < 0 or (np.diff(bounds) < 0).any() or bounds[-1] > stored:
             raise DataError(f"{matrix}: its index of rows is damaged; write the file again")
-        out = np.zeros((last - first, *(entry.shape or ())[1:]), entry.dtype)
+        dense = np.zeros((stop - start, *(entry.shape or ())[1:]), entry.dtype)
         low, high = int(bounds[0]), int(bounds[-1])
-        if high - low > out.size:
+        if high - low > dense.size:
             raise DataError(f"{matrix}: it has more values than rows and columns; write the file again")
-        columns, values = (self._checked(file, part, range(low, high))[low:high] for part in (indices, data))
-        if len(columns) < high - low or ((columns < 0) | (columns >= out.shape[1])).any():
-            raise DataError(f"{matrix}: it has values outside its {out.shape[1]:,} columns; it is damaged")
-        np.add.at(out, (np.repeat(np.arange(last - first), np.diff(bounds)), columns), values)
-        return out
+        columns, values = (self._open_dataset(file, part, range(low, high))[low:high] for part in (indices, data))
+        if len(columns) < high - low or ((columns < 0) | (columns >= dense.shape[1])).any():
+            raise DataError(f"{matrix}: it has values outside its {dense.shape[1]:,} columns; write the file again")
+        np.add.at(dense, (np.repeat(np.arange(stop - start), np.diff(bounds)), columns), values)
+        return dense
 
-    def _checked(self, file: h5py.File, name: str, rows: range | None = None, axis: int = 0) -> h5py.Dataset:
-        """Return a dataset after a check of the chunks with these rows."""
+    def _open_dataset(self, file: h5py.File, name: str, rows: range | None = None, axis: int = 0) -> h5py.Dataset:
+        """Return a dataset. Unless the file is trusted, check the chunks with these rows first."""
         dataset = find_dataset(file, name, trust_file=self._access.trust_file)
         if not self._access.trust_file:
             try:
@@ -194,55 +193,55 @@ class Hdf5Source(RowSource):
 
 
 def _field(entry: Entry, *, unpack: bool) -> Field:
-    """Return the field of an entry, in the type of its physical values if they are wanted."""
+    """Return the field of an entry, in the type of its physical values with `unpack`."""
     field = Field(entry.name, entry.dtype, (entry.shape or ())[1:], entry.class_names)
     packing, stored = entry.packing, np.dtype(entry.dtype)
     if not unpack or packing is None or not (packing.scales or packing.unsigned or stored.kind == "f"):
-        return field  # whole numbers without a scale, such as labels, stay whole
+        return field  # keeps whole numbers without a scale, such as labels
     is_small = stored.itemsize <= (4 if stored.kind == "f" else 2)
-    return replace(field, dtype="<f4" if is_small else "<f8", unpacked=field.dtype)
+    return replace(field, dtype="<f4" if is_small else "<f8", stored_dtype=field.dtype)
 
 
 def _choose_entries(contents: Contents, options: ReadOptions) -> tuple[list[Entry], list[str]]:
-    """Return the entries with equally many rows, and notes about those left out.
+    """Return the entries with as many rows as the largest one, and notes about those left out.
 
     Raises:
-        DataError: If there are none, or the rows lie elsewhere.
+        DataError: If no entry can be read, or the rows are on another axis or in ragged groups.
     """
-    wanted = options.columns
+    choice = options.columns
     repetition = find_repetition(contents.entries)
     entries = [*repetition.stacked, *repetition.outside] if repetition else list(contents.entries)
-    notes = [f"{repetition.title}, are a row each"] if repetition else []
-    stored = [entry for entry in entries if wanted.reads(entry.name)]
+    notes = [f"{repetition.title}, are one row each"] if repetition else []
+    stored = [entry for entry in entries if choice.reads(entry.name)]
     read = [_rows_first(entry, options.rows_axis) for entry in stored]
     for entry in read:
         if entry.kind == "ragged":
             pad = "Pad them to one shape, or leave it out with drop (--drop)."
             raise DataError(f"{shown(contents.path)}: {shown(entry.name)} {entry.problem}. {pad}")
-    able = [entry for entry in read if (entry.layout is not None or entry.parts) and 0 not in (entry.shape or (0,))]
-    if not able:
+    usable = [entry for entry in read if (entry.layout is not None or entry.parts) and 0 not in (entry.shape or (0,))]
+    if not usable:
         if entries and not read:
-            wanted.refuse_empty(shown(contents.path))
+            choice.refuse_empty(shown(contents.path))
         contents.refuse_unusable()
-    largest = max(able, key=lambda entry: (prod(entry.shape or ()), entry.name))
-    chosen = [entry for entry in able if entry.rows == largest.rows]
-    if options.rows_axis == "first" and (other := contents.rows_on_last_axis(stored)):
-        raise DataError(f"{shown(contents.path)}: {other}")
+    largest = max(usable, key=lambda entry: (prod(entry.shape or ()), entry.name))
+    chosen = [entry for entry in usable if entry.rows == largest.rows]
+    if options.rows_axis == "first" and (problem := contents.rows_on_last_axis(stored)):
+        raise DataError(f"{shown(contents.path)}: {problem}")
     used = {part for entry in chosen for part in entry.parts} | {f"{entry.name}_{CLASS_NAMES}" for entry in chosen}
     used |= {f"{entry.name.removesuffix('codes')}categories" for entry in chosen if entry.kind == "codes"}
     reasons: dict[str, list[str]] = {}
     for entry in read:
         if entry not in chosen and entry.name not in used:
             rows = f"it has {format_count(entry.rows, 'row')}, and the others have {largest.rows:,}"
-            reasons.setdefault(rows if entry in able else entry.problem, []).append(shown(entry.name))
+            reasons.setdefault(rows if entry in usable else entry.problem, []).append(shown(entry.name))
     for reason, names in reasons.items():
-        more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
-        notes.append(f"left out: {', '.join(names[:_NAMES_SHOWN])}{more} ({reason})")
+        more = f" and {len(names) - _MOST_SHOWN:,} more" if len(names) > _MOST_SHOWN else ""
+        notes.append(f"left out: {', '.join(names[:_MOST_SHOWN])}{more} ({reason})")
     return chosen, notes
 
 
 def _rows_first(entry: Entry, rows_axis: str) -> Entry:
-    """Return a dataset whose axis 0 has the rows. MATLAB's axes are reversed if its rows are on the last axis.
+    """Return a dataset with the rows on axis 0. If MATLAB's rows are on the last axis, reverse all its axes.
 
     A vector of MATLAB has one number per row, whether it is stored as 1×n or n×1.
     """

@@ -20,24 +20,24 @@ from kerasmem.errors import DataError, MissingExtraError
 from kerasmem.hdf5.format.layout import one_line, shown
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")  # Pillow starts other programs for some others
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")  # for some others Pillow starts external programs
 _MODES = {"rgb": ("RGB", 3), "gray": ("L", 1)}
-_MOST_PIXELS = 1 << 26  # of one image, and about as many of all that are decoded at a time
-_IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")  # how files begin
-_MOST_BYTES = 1 << 40  # of a record; file systems seek no further than some TiB
+_MOST_PIXELS = 1 << 26  # of one image, and of all images that are decoded together
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
+_MOST_BYTES = 1 << 40  # of a record, because seeking fails beyond some TiB
 
 
 class ImageFolder(RowSource):
-    """A folder with a folder of images for each class. Classes are numbered in the order of their names.
+    """A folder with one folder of images per class. Classes are numbered in the order of their names.
 
-    Files of other kinds are skipped and counted in a note, hidden ones silently.
+    Other files are skipped and counted in a note. Hidden files are skipped silently.
 
     Args:
         path: the folder.
-        options: size and colors.
+        options: size and color of the images.
 
     Raises:
-        DataError: If there are no images in folders, or there is a link.
+        DataError: If no folder contains images, or there is a symbolic link.
     """
 
     def __init__(self, path: str, options: ReadOptions) -> None:
@@ -54,11 +54,11 @@ class ImageFolder(RowSource):
                     skipped.append(file)
         if not files:
             suffixes = ", ".join(_SUFFIXES)
-            raise DataError(f"{self.label}: has no folders with images, one a class (names that end in {suffixes})")
+            raise DataError(f"{self.label}: needs one folder of images per class, with names that end in {suffixes}")
         self._files, self._classes, self.rows = files, np.array(classes, np.int32), len(files)
         if skipped:
             self.notes.append(
-                f"{len(skipped):,} files and folders that are no images are skipped, such as {shown(skipped[0])}"
+                f"{len(skipped):,} files and folders that are not images are skipped, such as {shown(skipped[0])}"
             )
         self._shape = self._decode(0, None).shape
         self._threads = max(1, min(options.threads, _MOST_PIXELS // prod(self._shape[:2])))
@@ -86,31 +86,32 @@ def _visible(folder: str) -> list[str]:
     """Return the paths of files and folders that are not hidden, sorted by name.
 
     Raises:
-        DataError: If one is a link, which may lead to any file.
+        DataError: If one is a symbolic link, because it may lead to any file.
     """
     names = sorted((name for name in os.listdir(folder) if not name.startswith(".")), key=os.fsencode)
     paths = [os.path.join(folder, name) for name in names]
     for path in paths:
         if os.path.islink(path):
-            raise DataError(f"{shown(path)}: is a link; put the file or folder itself there")
+            raise DataError(f"{shown(path)}: is a symbolic link; replace it with the file or folder itself")
     return paths
 
 
 def decode_image(
-    source: str | bytes, where: str, options: ReadOptions, shape: tuple[int, ...] | None = None
+    source: str | bytes, label: str, options: ReadOptions, shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
-    """Return an image as uint8 (height, width, channels), turned as its camera noted.
-
-    The first frame is taken, and transparency is dropped.
+    """Decode the first frame of an image, without transparency and rotated by its EXIF orientation.
 
     Args:
         source: path of the file, or its content.
-        where: its name for messages.
-        options: size and colors.
+        label: name for messages.
+        options: size and color.
         shape: expected shape. Defaults to any.
 
+    Returns:
+        uint8 array (height, width, channels).
+
     Raises:
-        DataError: If it is no image, or damaged, too large, or of another shape.
+        DataError: If the image is damaged, too large, or has another shape.
         MissingExtraError: If Pillow is not installed.
     """
     try:
@@ -121,34 +122,37 @@ def decode_image(
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
             if image.width * image.height > _MOST_PIXELS:
-                raise ValueError(f"it has {image.width:,} × {image.height:,} pixels, and {_MOST_PIXELS:,} are allowed")
+                raise ValueError(f"it has {image.width:,} × {image.height:,} pixels; {_MOST_PIXELS:,} are allowed")
             if image.mode.startswith(("I", "F")):
-                raise ValueError("it has more than 8 bits a value; save the values as .npy")
-            ImageOps.exif_transpose(image, in_place=True)  # a copy would take as much memory again
+                raise ValueError("it has more than 8 bits per channel; save it as .npy")
+            ImageOps.exif_transpose(image, in_place=True)  # a copy would double the memory
             result = image.convert(mode)
             if options.image_size is not None:
                 result = result.resize(options.image_size, Image.Resampling.BILINEAR)
             array = np.asarray(result, np.uint8).reshape(result.height, result.width, channels)
-    except Exception as error:  # Pillow raises whatever its decoders meet in damaged files
+    except Exception as error:  # Pillow raises errors of any type for damaged files
         reason = one_line(str(error), 200) or type(error).__name__
-        raise DataError(f"{where}: cannot be read as an image: {reason}; leave it out") from error
+        raise DataError(f"{label}: cannot be read as an image: {reason}; leave it out") from error
     if shape is not None and array.shape != shape:
-        sizes = f"has {array.shape[1]:,} × {array.shape[0]:,} pixels, and the first {shape[1]:,} × {shape[0]:,}"
-        raise DataError(f"{where}: {sizes}; pass image_size (--image-size 224x224) to resize them")
+        sizes = (
+            f"must have {shape[1]:,} × {shape[0]:,} pixels as the first; got {array.shape[1]:,} × {array.shape[0]:,}"
+        )
+        raise DataError(f"{label}: {sizes}. Pass image_size (--image-size 224x224) to resize images")
     return array
 
 
 class RecordSource(RowSource):
-    """A TFRecord file whose records all have the features of the first.
+    """A TFRecord file of `tf.train.Example`.
 
-    Features are numbers, lists of numbers and encoded images. Other bytes are left out.
+    The columns are the features of the first record that are numbers, lists of numbers or encoded images. Other
+    features of the first record are left out with a note, those of later records without one.
 
     Args:
         path: the file.
-        options: columns to read, size and colors of images.
+        options: columns to read, size and color of images.
 
     Raises:
-        DataError: If the file is damaged, or its records are no Examples of one kind.
+        DataError: If the file is damaged, or a record has no features like those of the first.
     """
 
     starts = (0,)
@@ -163,14 +167,14 @@ class RecordSource(RowSource):
             first = next(iter(tf.data.TFRecordDataset(path))).numpy()
         features = self._example(first, 0).features.feature
         if not features:
-            raise DataError(f"{self.label}: its first record has no features; is it a file of tf.train.Example?")
+            raise DataError(f"{self.label}: the first record must be a tf.train.Example; got one without features")
         self._fields: dict[str, Field] = {}
         for name in sorted(features):
             if options.columns.reads(name):
                 self._add_field(name, features[name])
         self.fields = tuple(self._fields.values())
         if not self.fields and self.notes:
-            raise DataError(f"{self.label}: has no column to read; {'; '.join(self.notes)}")
+            raise DataError(f"{self.label}: no feature can be read; {'; '.join(self.notes)}")
         if not self.fields:
             options.columns.refuse_empty(self.label)
 
@@ -179,18 +183,18 @@ class RecordSource(RowSource):
 
         try:
             return tf.train.Example.FromString(record)
-        except Exception as error:  # protobuf's errors differ from version to version
+        except Exception as error:  # the type depends on the version of protobuf
             reason = one_line(str(error), 200)
-            raise DataError(f"{self.label}: record {number:,} is no tf.train.Example ({reason})") from error
+            raise DataError(f"{self.label}: record {number:,} must be a tf.train.Example ({reason})") from error
 
     def _add_field(self, name: str, content: Any) -> None:
-        """Add the column that a feature of the first record becomes, or note that it is left out."""
+        """Add the column of a feature of the first record, or a note that it is left out."""
         kind = content.WhichOneof("kind")
         values = getattr(content, kind).value if kind else ()
         shape: tuple[int, ...] = () if len(values) == 1 else (len(values),)
         dtype = {"int64_list": "<i8", "float_list": "<f4"}.get(kind, "|u1")
-        if not values or (dtype == "|u1" and (shape or not values[0].startswith(_IMAGES))):
-            self.notes.append(f"left out: {shown(name)} (it is no list of numbers and no encoded image)")
+        if not values or (dtype == "|u1" and (shape or not values[0].startswith(_SIGNATURES))):
+            self.notes.append(f"left out: {shown(name)} (neither numbers nor an encoded image)")
             return
         if dtype == "|u1":
             shape = decode_image(values[0], f"{self.label}: {shown(name)} of record 0", self._options).shape
@@ -210,7 +214,7 @@ class RecordSource(RowSource):
         with ThreadPoolExecutor(self._options.threads, "kerasmem-decode") as pool, self._refuse_damage():
             for batch in tf.data.TFRecordDataset(self.paths[0]).batch(rows):
                 for number, record in enumerate(batch.numpy().tolist(), start=done):
-                    self._example(record, number)  # TensorFlow's fast parser trusts the lengths in it
+                    self._example(record, number)  # because TensorFlow's fast parser does not check lengths
                 parsed = tf.io.parse_example(batch, spec)
                 piece = {}
                 for name, field in self._fields.items():
@@ -227,17 +231,17 @@ class RecordSource(RowSource):
         return decode_image(image, label, self._options, shape)
 
     def _count_records(self) -> int:
-        """Return the number of records by their lengths. TensorFlow accepts a file that ends within a length."""
+        """Count the records by their lengths. TensorFlow would not notice a file that ends within a length."""
         count = 0
         with open(self.paths[0], "rb") as file:
-            while head := file.read(12):  # the length and its checksum
-                length = min(int.from_bytes(head[:8], "little"), _MOST_BYTES)
+            while header := file.read(12):  # the length and its checksum
+                length = min(int.from_bytes(header[:8], "little"), _MOST_BYTES)
                 file.seek(length + 3, os.SEEK_CUR)
-                if len(head) < 12 or not file.read(1):  # the last byte of the record's checksum
+                if len(header) < 12 or not file.read(1):  # the last byte of the record's checksum
                     raise EOFError(f"it ends within record {count:,}")
                 count += 1
         if not count:
-            raise EOFError("it holds no records")
+            raise EOFError("it has no records")
         return count
 
     @contextlib.contextmanager

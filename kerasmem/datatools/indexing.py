@@ -1,4 +1,4 @@
-"""`kerasmem.data.index`: an index of many HDF5 files, and conversions that write parts and their index."""
+"""`kerasmem.data.index`: indexes of many HDF5 files, and conversions that write parts and an index."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ def index(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> DataIndexed:
-    """Write an index of HDF5 files that are read as one: `H5ChunkSequence("train.index")` then opens none of them.
+    """Write an index of many HDF5 files, so that `H5ChunkSequence("train.index")` need not open them to start.
 
-    The index has of each file its rows, the storage of its datasets, and its size and version (an ETag, or its time of
-    change). A worker opens only files whose rows it delivers, and no file to find out what is in it. A file
-    that was changed after the index was made is an error that names it.
+    The index holds the rows of each file, the storage layout of its datasets, and its size and version (an ETag or
+    modification time). A worker opens only the files that it reads. If a file changes after the index was written,
+    reading it is an error that names the file.
 
     Args:
         paths: the files as for `H5ChunkSequence`: a list, a pattern, or URLs.
-        output: the index to write, a path or URL that ends with ".index". Files beside and below a path are named
-            relative to it, so that both can be moved together.
-        datasets: their names; by default all that have as many rows as the largest one of the first file.
-        remote: for URLs, as for `H5ChunkSequence`.
-        trust_file: as for `H5ChunkSequence`.
+        output: the index to write, a path or URL that ends with ".index". Paths in its folder are stored relative to
+            it, so that files and index can be moved together.
+        datasets: names of datasets. Defaults to all with as many rows as the largest one of the first file.
+        remote: options for URLs, as for `H5ChunkSequence`.
+        trust_file: as for `H5ChunkSequence`. Defaults to False.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
-        progress: called with the step, the files done and all files.
+        progress: called with the step, the number of files done and the number of all files.
 
     Returns:
-        What was indexed.
+        Numbers of files and rows, names of the datasets, and sizes.
 
     Raises:
-        DataError: a file cannot be read, or differs from the first in names, shapes or types.
-        UsageError: a setting is wrong.
+        DataError: If a file cannot be read, or differs from the first in names, shapes or types.
+        UsageError: If a setting is wrong.
 
     Examples:
         >>> import h5py, numpy as np
@@ -80,17 +80,17 @@ def index(
     """
     target = read_place(output)
     if not target.endswith(INDEX_SUFFIX):
-        raise UsageError(f"output: {shown(target)} does not end with {INDEX_SUFFIX!r}, by which an index is known")
+        raise UsageError(f"output must end with {INDEX_SUFFIX!r}; got {shown(target)}")
     access = Access(checks.flag("trust_file", trust_file), read_remote(remote))
     names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     files = read_paths(names[0] if len(names) == 1 else names, access.remote)
-    wanted = [plain_name(name) for name in datasets] if datasets else _choose(files[0], access)
+    dataset_names = [plain_name(name) for name in datasets] if datasets else _choose_datasets(files[0], access)
     try:
         with _local_path(target, access.remote) as path:
-            look = functools.partial(_scan_group, names=wanted, access=access)
+            scan = functools.partial(_scan_group, names=dataset_names, access=access)
             groups = (files[start : start + GROUP] for start in range(0, len(files), GROUP))
             layouts: list[FileLayout] = []
-            for group in run_tasks(executor, look, groups):
+            for group in run_tasks(executor, scan, groups):
                 layouts += group
                 DataLayout((layouts[0], *group))  # refuses files that differ
                 if progress is not None:
@@ -101,12 +101,12 @@ def index(
         raise DataError(f"{shown(target)}: the index cannot be written: {error.strerror or error}") from error
     rows = sum(file.datasets[0].rows for file in layouts)
     stored = sum(dataset.stored_bytes for file in layouts for dataset in file.datasets)
-    return DataIndexed(target, len(files), rows, tuple(wanted), stored, size)
+    return DataIndexed(target, len(files), rows, tuple(dataset_names), stored, size)
 
 
 @contextlib.contextmanager
 def _local_path(target: str, remote: RemoteAccess) -> Iterator[str]:
-    """Yield the path of a file to write, and upload the file if the target is a URL."""
+    """Yield a local path to write to. If the target is a URL, upload the file afterwards."""
     if not is_url(target):
         yield target
         return
@@ -116,8 +116,8 @@ def _local_path(target: str, remote: RemoteAccess) -> Iterator[str]:
         put_file(path, target, remote)
 
 
-def _choose(path: str, access: Access) -> list[str]:
-    """Return the datasets of a file that can be trained from and have as many rows as the largest one."""
+def _choose_datasets(path: str, access: Access) -> list[str]:
+    """Return the names of a file's usable datasets with as many rows as the largest one."""
     contents = list_contents(path, access)
     layouts = [entry.layout for entry in contents.entries if entry.layout is not None]
     if not layouts:
@@ -127,7 +127,7 @@ def _choose(path: str, access: Access) -> list[str]:
 
 
 def _scan_group(files: Sequence[str], names: list[str], access: Access) -> list[FileLayout]:
-    """Return the layouts of some files, with the time of change of local ones."""
+    """Return the layouts of some files, with the modification times of local ones."""
     times = [0 if is_url(path) or not os.path.exists(path) else os.stat(path).st_mtime_ns for path in files]
     return [replace(file, time=time) for file, time in zip(scan_group(files, names, access), times, strict=True)]
 
@@ -136,17 +136,17 @@ def read_index(output: Any, writing: WriteOptions) -> str:
     """Return the path or URL of the index to write.
 
     Raises:
-        UsageError: If it cannot be one, or the settings need all rows in one file.
+        UsageError: If it is not that of an index, or the settings need all rows in one file.
     """
     if writing.shuffle:
         raise UsageError(
-            "shuffle and split need all rows in one place, and an index has parts. Name a file that ends with .h5, or "
-            "leave them out: H5ChunkSequence shuffles as it reads, and its rows=… takes a part of the rows."
+            "output must end with .h5 if shuffle or split is set, because parts of an index cannot be shuffled; or "
+            "leave both out: H5ChunkSequence shuffles as it reads, and its rows= selects a part of the rows"
         )
     target = read_place(output)
     if not target.endswith(INDEX_SUFFIX):
         name = f"parts/train{INDEX_SUFFIX}"
-        raise UsageError(f"output: an executor writes parts and an index of them. Name the index, such as {name}.")
+        raise UsageError(f"output must be an index, such as {name}, if an executor writes parts; got {shown(target)}")
     if is_url(target):
         refuse_web(target)
     return target
@@ -164,18 +164,18 @@ def write_parts(
     *,
     force: bool,
 ) -> Outcome:
-    """Write a source's rows to files beside an index, and the index.
+    """Write a source's rows to parts, and their index.
 
     Args:
         source: the source.
-        plan: what would be written to one file.
-        reading: how sources are read.
-        writing: how files are written.
-        target: path or URL of the index.
+        plan: plan of a conversion to one file.
+        reading: options for reading.
+        writing: options for writing.
+        target: path or URL of the index. The parts are written to its folder.
         part_bytes: size of the rows in a part.
-        executor: writes the parts; None for this process.
-        progress: called with the step, the rows done and all rows.
-        force: overwrite an index and parts.
+        executor: writes the parts. None for this process.
+        progress: called with the step, the number of rows done and the number of all rows.
+        force: overwrite an index and parts if they exist.
     """
     remote = read_remote(writing.remote)
     folder = target.rpartition("/")[0]
@@ -195,10 +195,10 @@ def write_parts(
 
 
 def part_bounds(source: RowSource, rows: int) -> list[int]:
-    """Return the first row of each part, and the number of rows.
+    """Return the first row of each part, and the number of all rows.
 
-    Parts have about as many rows, `rows` at most if the source can be read from any row; else they begin where it
-    can be.
+    Parts have similar sizes of at most `rows` rows. If the source can only be read from some rows on, parts begin there
+    and may be larger.
     """
     bounds = np.linspace(0, source.rows, -(-source.rows // rows) + 1).astype(np.int64)
     if source.starts is not None:
@@ -208,11 +208,11 @@ def part_bounds(source: RowSource, rows: int) -> list[int]:
 
 
 def _clear(folder: str, target: str, sources: Sequence[str], access: RemoteAccess, *, force: bool) -> None:
-    """Refuse to overwrite an index and parts, or remove old parts with `force`."""
+    """Remove old parts with `force`. Without it, raise `UsageError` if there are any."""
     if is_url(folder):
         try:
             old = expand(f"{folder}/{_PATTERN}", access)
-        except DataError:  # none, or the first part will show that the folder cannot be reached
+        except DataError:  # there are none, or writing the first part will fail with a better message
             return
         if not force:
             raise UsageError(f"output: {shown(old[0])} exists already; choose another folder, or force=True (--force)")
@@ -224,7 +224,7 @@ def _clear(folder: str, target: str, sources: Sequence[str], access: RemoteAcces
 
 
 def _write_part(part: tuple[RowSource, str], reading: ReadOptions, writing: WriteOptions) -> Outcome:
-    """Write a part in a worker, perhaps for the second time."""
+    """Write one part. An executor may run this twice."""
     source, output = part
     with _local_path(output, read_remote(writing.remote)) as path:
         return write_files(source, reading, writing, [path])

@@ -22,10 +22,10 @@ from kerasmem.hdf5.rows.scan import scan_files
 from kerasmem.streaming.stream_plan import StreamSettings, dataset_names, describe_plan, make_plan
 
 _FEATURES = ("x", "image", "images", "data", "features", "x_train", "inputs")
-_LARGEST = {"uint8": 255, "uint16": 65535}  # value of pictures
+_LARGEST = {"uint8": 255, "uint16": 65535}  # pixel values
 
 MOST_INPUTS = 16
-"""Most columns that a model is expected to take one by one."""
+"""Largest number of columns that are proposed as separate inputs."""
 
 
 def inspect(
@@ -36,14 +36,14 @@ def inspect(
     batch_size: int = 32,
     trust_file: bool = False,
 ) -> Inspection:
-    """Describe the content of an HDF5 file and how well it streams. No data is read.
+    """Describe the datasets of an HDF5 file and how well it streams. No data is read.
 
     Args:
         path: the file.
-        x: dataset of the features. Defaults to the one that looks most like them.
-        y: dataset of the targets. Defaults to the one that looks most like them, if any.
-        batch_size: number of rows in a batch. Defaults to 32.
-        trust_file: as for `H5ChunkSequence`.
+        x: dataset of the features. By default it is guessed from names, types and shapes.
+        y: dataset of the targets. By default it is guessed too, and may be absent.
+        batch_size: rows per batch. Defaults to 32.
+        trust_file: as for `H5ChunkSequence`. Defaults to False.
 
     Raises:
         DataError: If the file cannot be read.
@@ -59,7 +59,7 @@ def inspect(
     access = Access(checks.flag("trust_file", trust_file))
     contents = list_contents(read_path(path), access)
     batch_size = checks.whole("batch_size", batch_size)
-    notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets were looked at"]
+    notes = [] if contents.complete else [f"only the first {len(contents.entries):,} datasets are listed"]
     contents, repeated = _without_repetition(contents)
     notes += repeated
     sparse = [shown(entry.name) for entry in contents.entries if entry.kind == "csr_matrix"]
@@ -97,7 +97,7 @@ def inspect(
 
 
 def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
-    """Return the contents with one group instead of all that repeat a layout, and notes about them."""
+    """Return the contents with the first group only if groups repeat one layout, and notes about them."""
     repetition = find_repetition(contents.entries)
     if repetition is None:
         return contents, []
@@ -111,26 +111,25 @@ def _without_repetition(contents: Contents) -> tuple[Contents, list[str]]:
 
 
 def _packing_note(name: str, packing: Packing) -> str:
-    """Describe the packing of a dataset and its missing values."""
     facts = []
     if packing.scales:
         facts.append(
-            f"stored values × {packing.factor:g} + {packing.offset:g} are meant (netCDF); kerasmem data convert "
-            "unpacks it"
+            f"physical values are stored values × {packing.factor:g} + {packing.offset:g} (netCDF); kerasmem data "
+            "convert unpacks them"
         )
     missing = [f"{value:g}" for value in packing.missing]
     missing += [] if packing.low is None else [f"below {packing.low:g}"]
     missing += [] if packing.high is None else [f"above {packing.high:g}"]
     if missing:
-        facts.append(f"{', '.join(missing)} stands for no value, and a stream delivers it as a number")
+        facts.append(f"{', '.join(missing)} means a missing value, and a stream delivers it as a number")
     return f"{shown(name)}: {'; '.join(facts)}"
 
 
 def choose_columns(contents: Contents, x: str | None, y: str | None) -> tuple[list[str], str | None]:
-    """Return the features and targets of a file: those named, or those that look most like them.
+    """Return the names of a file's features and targets, guessing those that are None.
 
     Returns:
-        Names of the features, [] if there are none, and of the targets.
+        Names of the features, [] if there are none, and name of the targets.
 
     Raises:
         UsageError: If a name is not that of a dataset that can be trained from.
@@ -139,13 +138,13 @@ def choose_columns(contents: Contents, x: str | None, y: str | None) -> tuple[li
     y = None if y is None else find_entry(contents, "y", y).name
     named = x or y
     if named is None:
-        able = [entry for entry in contents.usable.values() if entry.kind != "codes"]
-        if not able:
+        candidates = [entry for entry in contents.usable.values() if entry.kind != "codes"]
+        if not candidates:
             return [], None
-        named = max(able, key=lambda entry: (prod(entry.shape or ()), entry.name)).name
+        named = max(candidates, key=lambda entry: (prod(entry.shape or ()), entry.name)).name
     group = contents.with_rows_of(named)
     if y is not None and all(entry.name != y for entry in group):
-        raise UsageError(f"y: {shown(y)} and {shown(named)} differ in their number of rows")
+        raise UsageError(f"y: {shown(y)} must have as many rows as {shown(named)}")
     return choose_roles([entry.column for entry in group], x, y)
 
 
@@ -153,7 +152,7 @@ def find_entry(contents: Contents, option: str, name: str) -> Entry:
     """Return a dataset that can be trained from.
 
     Raises:
-        UsageError: If there is none of that name; `option` named it.
+        UsageError: If the dataset does not exist. The message begins with `option`.
     """
     usable, plain = contents.usable, plain_name(name)
     if plain in usable:
@@ -161,8 +160,8 @@ def find_entry(contents: Contents, option: str, name: str) -> Entry:
     for entry in contents.entries:
         if entry.name == plain:
             raise UsageError(f"{option}: {shown(name)} {entry.problem}")
-    listed = ", ".join(map(shown, list(usable)[:12])) or "nothing that can be trained from"
-    raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {listed}")
+    names = ", ".join(map(shown, list(usable)[:12])) or "none that can be trained from"
+    raise UsageError(f"{option}: there is no dataset {shown(name)}; there are {names}")
 
 
 def _report(entry: Entry) -> DatasetReport:
@@ -185,12 +184,15 @@ def _report(entry: Entry) -> DatasetReport:
 
 
 def choose_roles(columns: Sequence[Column], x: str | None = None, y: str | None = None) -> tuple[list[str], str | None]:
-    """Return the names of the likely features and targets. Codes are features only if named.
+    """Guess the features and targets among datasets. Codes of categories are features only if named.
 
     Args:
-        columns: datasets of equally many rows.
-        x: name of the features, if known. Several columns of numbers are guessed to be a feature each.
+        columns: datasets with equally many rows.
+        x: name of the features, if known. Otherwise, several columns of single numbers are one feature each.
         y: name of the targets, if known.
+
+    Returns:
+        Names of the features, and name of the targets or None.
 
     Examples:
         >>> choose_roles([Column("id", "<i8", ()), Column("images", "|u1", (28, 28)), Column("label", "<i4", ())])
@@ -198,9 +200,9 @@ def choose_roles(columns: Sequence[Column], x: str | None = None, y: str | None 
         >>> choose_roles([Column("age", "<f4", ()), Column("height", "<f4", ()), Column("label", "<i4", ())])
         (['age', 'height'], 'label')
     """
-    able = [column for column in columns if not column.is_codes] or list(columns)
+    candidates = [column for column in columns if not column.is_codes] or list(columns)
     if x is None:
-        rest = [column for column in able if column.name != y] or able
+        rest = [column for column in candidates if column.name != y] or candidates
         rest = [column for column in rest if not column.is_named_target] or rest
         likely = [column for column in rest if column.last_name in _FEATURES] or rest
         first = max(likely, key=lambda column: column.row_bytes)
@@ -209,17 +211,17 @@ def choose_roles(columns: Sequence[Column], x: str | None = None, y: str | None 
     y = y or _choose_target(columns, first)
     if x is not None or first.name == y or first.last_name in _FEATURES or prod(first.shape) != 1:
         return [first.name], y
-    return [column.name for column in able if column.name != y and prod(column.shape) == 1], y
+    return [column.name for column in candidates if column.name != y and prod(column.shape) == 1], y
 
 
 def _choose_target(columns: Sequence[Column], x: Column) -> str | None:
     others = [column for column in columns if column.name != x.name]
-    near = [column for column in others if column.folder == x.folder] or others
+    siblings = [column for column in others if column.folder == x.folder] or others
 
     def fitness(column: Column) -> tuple[bool, bool, bool]:
         return column.is_named_target, column.may_be_labels, prod(column.shape) == 1
 
-    likely = near if len(near) == 1 else [column for column in near if any(fitness(column)[:2])]
+    likely = siblings if len(siblings) == 1 else [column for column in siblings if any(fitness(column)[:2])]
     return max(likely, key=fitness).name if likely else None
 
 
@@ -233,15 +235,15 @@ def stream_line(
     packings: Mapping[str, Packing] | None = None,
     trust_file: bool = False,
 ) -> str:
-    """Return a line of Python that streams a file.
+    """Return a line of Python that streams the file.
 
     Args:
         path: the file.
-        columns: the datasets of equally many rows.
-        x: names of the features; only the first of more than 16 is taken.
-        y: name of the targets; None for none.
-        batch_size: rows a batch.
-        packings: how the values of datasets are packed.
+        columns: datasets with equally many rows.
+        x: names of the features. If there are more than 16, only the first is used.
+        y: name of the targets, or None.
+        batch_size: rows per batch.
+        packings: encodings of packed datasets by name.
         trust_file: whether the file must be trusted.
     """
     features = list(x) if len(x) <= MOST_INPUTS else [x[0]]

@@ -1,4 +1,4 @@
-"""List the datasets of a file, and problems that keep them from training. No other file is opened."""
+"""List the datasets of a file, and problems that prevent training from them. No other file is opened."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kerasmem.hdf5.rows.paths import Access
 from kerasmem.hdf5.rows.safe_reading import MOST_TEXT, read_attribute, read_names, text_of
 from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, missing_part, open_file
 
-MOST_LISTED = 5000  # objects that are listed: a hostile file may hold millions
-MOST_CONVERTED = 100_000  # objects of a file that is converted
+MOST_LISTED = 5000  # groups and datasets, because a hostile file may hold millions
+MOST_CONVERTED = 100_000  # groups and datasets of a file to convert
 CLASS_NAMES = "class_names"
 _MOST_NAMES = 100_000  # classes
 _TARGETS = ("y", "label", "labels", "target", "targets", "class", "classes", "y_train", "codes")
@@ -31,7 +31,7 @@ _SPARSE = {"csr_matrix", "csc_matrix"}
 
 
 class Column(NamedTuple):
-    """A dataset by its name, type, row shape, and whether it holds codes of categories."""
+    """Name, type and row shape of a dataset, and whether it holds codes of categories."""
 
     name: str
     dtype: str
@@ -45,7 +45,7 @@ class Column(NamedTuple):
 
     @property
     def last_name(self) -> str:
-        """Name in the group, in lower case."""
+        """Name in the group, in lowercase."""
         return self.name.rpartition("/")[2].lower()
 
     @property
@@ -55,7 +55,7 @@ class Column(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes per row."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
@@ -66,21 +66,21 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One dataset, one column of a table, or one sparse matrix that lies in several datasets.
+    """One dataset, one column of a table, or one sparse matrix of several datasets.
 
     Args:
         name: full path in the file.
-        shape: shape; None if it has none.
-        dtype: NumPy's text for the type, or its description in words.
-        layout: how it is stored, if it can be trained from.
-        problem: why it cannot be trained from; "" if it can.
-        kind: "csr_matrix", "csc_matrix", "field" of a table, "codes" of categories, "stack" of a group per row,
+        shape: shape, or None if it has none.
+        dtype: NumPy's type string, or a description of other types.
+        layout: storage layout if the dataset can be trained from, or None.
+        problem: reason why it cannot be trained from, or "".
+        kind: "csr_matrix", "csc_matrix", "field" of a table, "codes" of categories, "stack" of one group per row,
             "ragged" for groups that cannot be stacked, or "" for others.
-        class_names: names of the classes that its numbers stand for, if the file has them.
-        stored_bytes: bytes taken in the file.
-        packing: how its values stand for others; None if they stand for themselves.
-        parts: datasets that h5py reads it from slice by slice; () if it is read otherwise, or not at all.
-        is_matlab: whether MATLAB wrote it, whose first axis is HDF5's last.
+        class_names: names of its classes, or None if the file has none.
+        stored_bytes: bytes in the file.
+        packing: encoding of its values, or None.
+        parts: datasets from which h5py reads it slice by slice, or () if it is read differently or not at all.
+        is_matlab: whether MATLAB wrote it. MATLAB's first axis is HDF5's last.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Entry:
 
     @property
     def column(self) -> Column:
-        """Facts for a guess of its role. Packed values count as floating point."""
+        """The facts from which its role is guessed. Packed values count as floating point."""
         dtype = "<f4" if self.packing is not None and self.packing.scales else self.dtype
         return Column(self.name, dtype, (self.shape or (0,))[1:], self.kind == "codes")
 
@@ -117,12 +117,12 @@ _COLUMN = "is a column of a table; kerasmem data convert writes it as a dataset"
 
 @dataclass(frozen=True)
 class Contents:
-    """Datasets of a file.
+    """Datasets in one file.
 
     Args:
-        path: absolute path.
+        path: absolute path of the file.
         entries: the datasets.
-        complete: whether all were looked at.
+        complete: whether the list is complete.
     """
 
     path: str
@@ -135,34 +135,34 @@ class Contents:
         return {entry.name: entry for entry in self.entries if entry.layout is not None}
 
     def with_rows_of(self, name: str) -> list[Entry]:
-        """Return the datasets with as many rows as one of them."""
+        """Return the datasets with as many rows as the dataset `name`."""
         usable = self.usable
         return [entry for entry in usable.values() if entry.rows == usable[name].rows]
 
     def rows_on_last_axis(self, entries: Sequence[Entry]) -> str:
-        """Return the problem of MATLAB's arrays that agree in their last axis alone, or "".
+        """Describe MATLAB arrays that have the same number of rows only on their last axis, or return "".
 
-        MATLAB's first axis, which may be that of the samples, is HDF5's last.
+        MATLAB's first axis, often that of the samples, is HDF5's last.
         """
         arrays = [entry.layout for entry in entries if entry.is_matlab and entry.layout is not None]
         arrays = sorted((array for array in arrays if prod(array.shape) > 1), key=lambda array: -prod(array.shape))
         if not arrays:
             return ""
         largest, *others = arrays
-        fitting = [array for array in others if array.shape[-1] == largest.shape[-1] > 1]
-        if not fitting or any(array.rows == largest.rows for array in others):
+        matching = [array for array in others if array.shape[-1] == largest.shape[-1] > 1]
+        if not matching or any(array.rows == largest.rows for array in others):
             return ""
-        shapes = f"{shown(largest.name)} {largest.shape} and {shown(fitting[0].name)} {fitting[0].shape}"
+        shapes = f"{shown(largest.name)} {largest.shape} and {shown(matching[0].name)} {matching[0].shape}"
         return (
             f"{shapes} have equally many rows on their last axis, MATLAB's first. Pass rows_axis='last' "
             "(--rows-axis last) to kerasmem data convert"
         )
 
     def refuse_unusable(self) -> NoReturn:
-        """Raise the error for a file that holds nothing that could be trained from."""
+        """Raise the error for a file without a dataset that can be trained from."""
         largest = sorted(self.entries, key=lambda entry: -entry.stored_bytes)[:5]
         problems = "; ".join(f"{shown(entry.name)}: {entry.problem}" for entry in largest)
-        raise DataError(f"{shown(self.path)}: holds nothing that could be trained from. {problems}".rstrip(". "))
+        raise DataError(f"{shown(self.path)}: holds no dataset that can be trained from. {problems}".rstrip(". "))
 
 
 def list_contents(path: str, access: Access | None = None, most: int = MOST_LISTED) -> Contents:
@@ -170,8 +170,8 @@ def list_contents(path: str, access: Access | None = None, most: int = MOST_LIST
 
     Args:
         path: the file.
-        access: how far the file is trusted, and how URLs are reached.
-        most: largest number of groups and datasets.
+        access: trust in the file, and access to URLs. Defaults to no trust.
+        most: largest number of groups and datasets to list.
 
     Raises:
         DataError: If the file cannot be read.
@@ -182,11 +182,11 @@ def list_contents(path: str, access: Access | None = None, most: int = MOST_LIST
 
 
 @contextlib.contextmanager
-def opened(path: str, what: str, remote: RemoteAccess | None = None) -> Iterator[h5py.File]:
-    """Yield an open file.
+def opened(path: str, label: str, remote: RemoteAccess | None = None) -> Iterator[h5py.File]:
+    """Open a file, and close it after the block.
 
     Raises:
-        DataError: If h5py cannot read it, here or in the block.
+        DataError: If h5py cannot open the file, or fails in the block. The message begins with `label`.
     """
     file = open_file(path, remote)
     try:
@@ -194,13 +194,13 @@ def opened(path: str, what: str, remote: RemoteAccess | None = None) -> Iterator
     except DataError:
         raise
     except DAMAGED as error:
-        raise DataError(f"{what} cannot be read: {one_line(str(error))}") from error
+        raise DataError(f"{label} cannot be read: {one_line(str(error))}") from error
     finally:
         close_file(file)
 
 
 class _Listing:
-    """Lists a file that is open."""
+    """Lists the datasets of an open file."""
 
     def __init__(self, file: h5py.File, path: str, access: Access) -> None:
         self._file, self._path, self._access = file, path, access
@@ -208,14 +208,14 @@ class _Listing:
         self._names: set[str] = set()
 
     def list(self, most: int) -> tuple[tuple[Entry, ...], bool]:
-        """Return the datasets by name, and whether the list is complete."""
+        """Return the datasets sorted by name, and whether the list is complete."""
         objects, complete = walk_objects(self._file, most)
         self._names = set(objects)
         groups = {name: item for name, item in objects.items() if isinstance(item, h5py.Group) and "indptr" in item}
         kinds = {name: text_of(self._attribute(item, "encoding-type")) for name, item in groups.items()}
         sparse = {name: kind for name, kind in kinds.items() if kind in _SPARSE}
         inside = tuple(f"{name}/" for name in sparse)
-        entries = [self._sparse(objects[name], name, kind) for name, kind in sparse.items()]
+        entries = [self._sparse_entry(objects[name], name, kind) for name, kind in sparse.items()]
         for name, item in objects.items():
             if isinstance(item, h5py.Dataset) and not name.startswith(inside):
                 entries += [self._entry(item, name), *self._table_columns(item, name)]
@@ -236,10 +236,9 @@ class _Listing:
         try:
             layout = look_at(self._file, self._path, name, self._access)
         except DataError as error:
-            here = f"{shown(self._path)}: dataset {shown(name)}"
-            problem = (
-                one_line(str(error)).removeprefix(here).removeprefix(shown(self._path)).lstrip(": ").strip() or problem
-            )
+            label = f"{shown(self._path)}: dataset {shown(name)}"
+            message = one_line(str(error)).removeprefix(label).removeprefix(shown(self._path))
+            problem = message.lstrip(": ").strip() or problem
         if layout is None:
             return Entry(name, shape, one_line(dtype, 200), None, problem, stored_bytes=stored)
         numbers = np.dtype(layout.dtype)
@@ -254,13 +253,13 @@ class _Listing:
         )  # fmt: skip
 
     def _table_columns(self, item: h5py.Dataset, name: str) -> Iterator[Entry]:
-        """Yield the columns of a table that are numbers, or arrays of them."""
+        """Yield the columns of a table that hold numbers or arrays of numbers."""
         with contextlib.suppress(*DAMAGED, DataError):
             dtype, shape = item.dtype, shape_of(item)
             if dtype.names is None or not shape:
                 return
             find_dataset(self._file, name, trust_file=self._access.trust_file)
-            missing = self._missing(item)
+            missing = self._describe_missing(item)
             for column in dtype.names:
                 kind = dtype[column]
                 if kind.base.kind in "iufb" and "/" not in column:
@@ -268,32 +267,32 @@ class _Listing:
                     problem, parts = (missing, ()) if missing else (_COLUMN, (name,))
                     yield Entry(path, shape + kind.shape, kind.base.str, None, problem, "field", parts=parts)
 
-    def _missing(self, item: h5py.Dataset) -> str:
-        """Return the problem of a dataset with parts that were never written; "" if all are there, or trusted."""
+    def _describe_missing(self, item: h5py.Dataset) -> str:
+        """Describe parts of a dataset that were never written. Return "" if none are, or the file is trusted."""
         missing = "" if self._access.trust_file else missing_part(self._file, item)
         return f"is not complete: {missing}" if missing else ""
 
     def _class_names(self, item: h5py.Dataset, name: str) -> tuple[str, ...] | None:
-        """Return class names from an attribute, `NAME_class_names`, or AnnData's categories.
+        """Return class names from an attribute, the dataset `NAME_class_names`, or AnnData's categories.
 
-        There are none if those of the whole file take too much memory.
+        Return None if the names of the whole file take too much memory.
         """
         names: Sequence[str] | None = None
         value = self._attribute(item, CLASS_NAMES)
         if isinstance(value, np.ndarray) and value.ndim == 1 and 0 < value.size <= _MOST_NAMES:
             names = [text_of(entry) or str(entry) for entry in value.tolist()]
-        others = {f"{name}_{CLASS_NAMES}", f"{name.removesuffix('codes')}categories"} & self._names
-        if value is None and others:
+        datasets = {f"{name}_{CLASS_NAMES}", f"{name.removesuffix('codes')}categories"} & self._names
+        if value is None and datasets:
             with contextlib.suppress(*DAMAGED, DataError, DecodeError):
-                names = read_names(find_dataset(self._file, min(others)), _MOST_NAMES)
+                names = read_names(find_dataset(self._file, min(datasets)), _MOST_NAMES)
         self._characters += sum(map(len, names or ()))
         return tuple(names) if names and self._characters <= MOST_TEXT else None
 
-    def _sparse(self, item: h5py.Group, name: str, kind: str) -> Entry:
+    def _sparse_entry(self, item: h5py.Group, name: str, kind: str) -> Entry:
         try:
             names = tuple(f"{name}/{part}" for part in ("data", "indices", "indptr"))
             parts = [find_dataset(self._file, part) for part in names]
-            missing = next(filter(None, map(self._missing, parts)), "")
+            missing = next(filter(None, map(self._describe_missing, parts)), "")
             if missing:
                 raise ValueError(missing)
             extents = self._attribute(item, "shape")

@@ -1,4 +1,4 @@
-"""Reports of inspections, conversions, statistics and indexes of data files, and of their progress."""
+"""Results of inspections, conversions, statistics and indexes of data files."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from kerasmem.records import Record
 from kerasmem.units import format_count, format_size
 
 Progress = Callable[[str, int, int], None]
-"""Called with the step, the rows done and all rows."""
+"""Called with the step, the number of rows done and the number of all rows."""
 
 
 def ignore_progress(step: str, done: int, total: int) -> None:
-    """Report no progress."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """One dataset of a file.
+    """One dataset of an HDF5 file.
 
     Args:
         name: full path in the file.
         shape: shape, or None if it has none.
-        dtype: type, in NumPy's words.
+        dtype: name of NumPy's type, such as "float32".
         storage: "contiguous", "chunked" and so on, or "" if it cannot be trained from.
-        chunks: shape of a chunk, or None if there are none.
-        filters: filters of a chunk.
-        stored_bytes: bytes taken in the file.
-        float32_bytes: bytes of its values as float32, or None if unknown.
-        problem: why it cannot be trained from, or "".
-        class_names: names of its classes.
+        chunks: shape of the chunks, or None.
+        filters: names of the filters of the chunks.
+        stored_bytes: bytes in the file.
+        float32_bytes: bytes of the values as float32, or None if unknown.
+        problem: reason why it cannot be trained from, or "".
+        class_names: names of the classes, or None if the file has none.
     """
 
     name: str
@@ -47,18 +47,18 @@ class DatasetReport:
 
 @dataclass(frozen=True)
 class Inspection(Record, what="inspection", version=1, rows="datasets"):
-    """Content of a file, and how well it streams.
+    """Content of an HDF5 file, and how well it streams.
 
     Args:
         path: the file.
-        size: its bytes.
+        size: bytes of the file.
         datasets: its datasets.
-        batch_size: rows a batch.
-        x: dataset taken for features, or None.
-        y: dataset taken for targets, or None.
-        line: line of Python that streams it, or "".
-        stream: text of `H5ChunkSequence.describe()`.
-        notes: further remarks.
+        batch_size: rows per batch.
+        x: name of the features, or None.
+        y: name of the targets, or None.
+        line: line of Python that streams the file, or "".
+        stream: text of `H5ChunkSequence.describe()`, or "".
+        notes: notes for the user.
     """
 
     path: str
@@ -73,27 +73,27 @@ class Inspection(Record, what="inspection", version=1, rows="datasets"):
 
     @property
     def answer(self) -> str:
-        """The file, its size, and the line that streams it."""
-        return f"{self.path}: {format_size(self.size)}; {self.line or 'nothing in it can be trained from as it is'}"
+        """Path, size and the line of Python that streams the file."""
+        return f"{self.path}: {format_size(self.size)}; {self.line or 'it has no dataset that can be trained from'}"
 
 
 @dataclass(frozen=True)
 class ColumnStats:
-    """Statistics of one dataset, over all axes but the last.
+    """Statistics of one dataset, over all axes but the last. NaN, infinite and missing values are left out.
 
     Args:
-        name: the dataset.
+        name: name of the dataset.
         shape: shape of a row.
-        dtype: type as stored.
-        mean: mean of each entry of the last axis; one where rows are single numbers.
-        variance: variance of each, over all rows (not the estimate for a larger population).
-        minimum: smallest finite value of all.
-        maximum: largest finite value of all.
-        nan_count: NaN among the values; they are left out of the rest.
-        infinite_count: infinities; left out too.
-        missing_count: fill values and values out of their valid range, by netCDF's attributes; left out too.
-        class_counts: rows of each value, if it may be labels.
-        class_weight: for each value, rows / (classes × its rows), if it may be labels from 0 on.
+        dtype: type of the stored values.
+        mean: mean of each entry of the last axis. If rows are single numbers, there is one.
+        variance: population variance of each entry of the last axis.
+        minimum: smallest finite value, or None.
+        maximum: largest finite value, or None.
+        nan_count: number of NaN.
+        infinite_count: number of infinite values.
+        missing_count: number of fill values and of values outside their valid range, by netCDF's attributes.
+        class_counts: number of rows by value, or None if the values are not labels.
+        class_weight: rows / (classes × rows of the class) by value, or None if the values are not labels from 0.
     """
 
     name: str
@@ -112,13 +112,13 @@ class ColumnStats:
 
 @dataclass(frozen=True)
 class DataStats(Record, what="statistics", version=1, rows="columns"):
-    """Statistics of a file's datasets, of one pass through it.
+    """Statistics of a file's datasets.
 
     Args:
         path: the file.
-        rows: rows looked at.
-        columns: a dataset each.
-        code: lines of Python that put them to use.
+        rows: number of rows.
+        columns: statistics of each dataset.
+        code: lines of Python that use them, or "".
     """
 
     path: str
@@ -128,8 +128,8 @@ class DataStats(Record, what="statistics", version=1, rows="columns"):
 
     @property
     def answer(self) -> str:
-        """The file, its rows and its datasets."""
-        return f"{self.path}: {format_count(self.rows, 'row')} of {', '.join(each.name for each in self.columns)}"
+        """Path, number of rows, and names of the datasets."""
+        return f"{self.path}: {format_count(self.rows, 'row')} of {', '.join(column.name for column in self.columns)}"
 
     def __getitem__(self, name: str) -> ColumnStats:
         for column in self.columns:
@@ -143,11 +143,11 @@ class DataIndexed(Record, what="account of an index", version=1):
     """Content of an index.
 
     Args:
-        path: the index.
-        files: how many it names.
-        rows: of all files.
-        datasets: their names.
-        stored_bytes: bytes that the datasets take in the files.
+        path: path or URL of the index.
+        files: number of files.
+        rows: number of rows in all files.
+        datasets: names of the datasets.
+        stored_bytes: bytes of the datasets in the files.
         index_bytes: bytes of the index.
     """
 
@@ -169,15 +169,15 @@ class DataIndexed(Record, what="account of an index", version=1):
 
 @dataclass(frozen=True)
 class WrittenDataset:
-    """One dataset, in one file or in all parts.
+    """One dataset of the output, in one file or in all parts.
 
     Args:
-        name: full name in the file.
+        name: full path in the file.
         shape: shape of a row.
-        dtype: type as written.
-        source_dtype: type as read. Several are joined by "+".
-        bytes: size of its values, uncompressed.
-        class_names: names of its classes.
+        dtype: type in the output.
+        source_dtype: type in the source. Several are joined by "+".
+        bytes: uncompressed bytes of the values.
+        class_names: names of the classes, or None if there are none.
     """
 
     name: str
@@ -193,13 +193,13 @@ class Conversion(Record, what="conversion", version=1, rows="datasets"):
     """Result of a conversion.
 
     Args:
-        sources: the files and folders.
-        outputs: the files.
-        rows: rows read.
-        datasets: datasets written.
-        bytes_written: bytes of the files.
-        notes: further remarks.
-        line: a line of Python that streams the result.
+        sources: the files and folders that were read.
+        outputs: the files that were written.
+        rows: number of rows.
+        datasets: the datasets that were written.
+        bytes_written: bytes of the outputs.
+        notes: notes for the user.
+        line: line of Python that streams the output.
     """
 
     sources: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Sources of rows: columns, a number of rows, and the rows in pieces.
+"""Sources of rows, and the combination of several.
 
-Several sources are one too: those with the same columns one after another, those with other columns side by side.
+Sources with the same columns are read one after another, sources with different columns side by side.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.units import format_count
 
-_SHORT = 200  # characters of class names in a message
+_MOST_TEXT = 200  # characters of class names in a message
 
 
 class RowSource(ABC):
-    """Rows of several columns in a fixed order. A source keeps no file open, and can be sent to another process.
+    """Rows of several columns in a fixed order. Sources keep no file open and can be pickled.
 
     Args:
         label: name for messages.
-        paths: files and folders that are read.
+        paths: files and folders to read.
 
     Attributes:
-        fields: columns.
+        fields: the columns.
         first: number of the first row in the file.
         rows: number of rows.
-        starts: rows at which a part may begin; None for any row.
-        notes: facts for the user.
-        losses: number of values read so far that lost something, by the note about it.
+        starts: rows at which a part may begin, or None for any row.
+        notes: notes for the user.
+        losses: number of values read so far that were not converted exactly, by the text of the note.
     """
 
     fields: tuple[Field, ...]
@@ -49,10 +49,10 @@ class RowSource(ABC):
 
     @abstractmethod
     def pieces(self, rows: int) -> Iterator[Rows]:
-        """Yield the rows in order, at most `rows` at a time."""
+        """Yield all rows in order, at most `rows` at a time."""
 
     def part(self, start: int, stop: int) -> RowSource:
-        """Return some of the rows as a source of their own."""
+        """Return rows `start` to `stop` as a separate source."""
         if (start, stop) == (0, self.rows):
             return self
         part = copy.copy(self)
@@ -61,24 +61,24 @@ class RowSource(ABC):
 
 
 def rows_in(rows: Rows) -> int:
-    """Return the number of rows."""
+    """Return the number of rows in a piece."""
     return len(next(iter(rows.values())))
 
 
 def even_pieces(pieces: Iterator[Rows], rows: int) -> Iterator[Rows]:
     """Yield pieces of exactly `rows` rows, except the last."""
-    held: list[Rows] = []
+    slices: list[Rows] = []
     count = 0
     for piece in pieces:
         length = rows_in(piece)
         for first in range(-count, length, rows):
-            held.append({name: values[max(first, 0) : first + rows] for name, values in piece.items()})
+            slices.append({name: values[max(first, 0) : first + rows] for name, values in piece.items()})
             if first + rows <= length:
-                yield _concatenate(held)
-                held = []
+                yield _concatenate(slices)
+                slices = []
         count = (count + length) % rows
-    if held:
-        yield _concatenate(held)
+    if slices:
+        yield _concatenate(slices)
 
 
 def _concatenate(pieces: Sequence[Rows]) -> Rows:
@@ -110,8 +110,8 @@ class ConcatenatedSource(_CombinedSource):
             self._check_columns(other)
         *self._firsts, self.rows = itertools.accumulate((source.rows for source in sources), initial=0)
         if any(source.starts is not None for source in sources):
-            placed = zip(self._firsts, sources, strict=True)
-            self.starts = [at + start for at, source in placed for start in source.starts or (0,)]
+            pairs = zip(self._firsts, sources, strict=True)
+            self.starts = [first_row + start for first_row, source in pairs for start in source.starts or (0,)]
         for note in dict.fromkeys(note for source in sources for note in source.notes):
             labels = [source.label for source in sources if note in source.notes]
             more = f" and {format_count(len(labels) - 1, 'more file')}" if len(labels) > 1 else ""
@@ -122,20 +122,22 @@ class ConcatenatedSource(_CombinedSource):
         for field in self.fields:
             kind, other_kind = _kind(field), kinds[field.name]
             if kind != other_kind:
-                differing = f"{shown(field.name)} has rows of {other_kind:.{_SHORT}}"
-                raise DataError(f"{other.label}: {differing}, and in {self._sources[0].label} {kind:.{_SHORT}}")
+                raise DataError(
+                    f"{other.label}: rows of {shown(field.name)} must be {kind:.{_MOST_TEXT}} as in "
+                    f"{self._sources[0].label}; got {other_kind:.{_MOST_TEXT}}"
+                )
 
     def part(self, start: int, stop: int) -> RowSource:
-        """Return some of the rows: of the sources that have them."""
+        """Return rows `start` to `stop` as a separate source."""
         parts = []
-        for at, source in zip(self._firsts, self._sources, strict=True):
-            first, last = max(start - at, 0), min(stop - at, source.rows)
+        for first_row, source in zip(self._firsts, self._sources, strict=True):
+            first, last = max(start - first_row, 0), min(stop - first_row, source.rows)
             if first < last:
                 parts.append(source.part(first, last))
         return parts[0] if len(parts) == 1 else ConcatenatedSource(parts)
 
     def pieces(self, rows: int) -> Iterator[Rows]:
-        """Yield rows of one source after the other."""
+        """Yield the rows of one source after another."""
         for source in self._sources:
             yield from source.pieces(rows)
 
@@ -148,7 +150,7 @@ class SideBySideSource(_CombinedSource):
     """Sources with different columns and equally many rows, side by side.
 
     Raises:
-        DataError: If they differ in their number of rows.
+        DataError: If their numbers of rows differ.
     """
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
@@ -158,17 +160,17 @@ class SideBySideSource(_CombinedSource):
         self.rows = sources[0].rows
         if len({source.rows for source in sources}) > 1:
             counts = ", ".join(f"{source.label} has {source.rows:,}" for source in sources)
-            raise DataError(f"the sources differ in their number of rows: {counts}")
-        check_names(self.fields, f"{self.label}, whose columns differ and are put side by side")
+            raise DataError(f"sources must have equally many rows; {counts}")
+        check_names(self.fields, f"{self.label} (columns side by side)")
         if any(source.starts is not None for source in sources):
             self.starts = (0,)
 
     def part(self, start: int, stop: int) -> RowSource:
-        """Return some of the rows of all sources."""
+        """Return rows `start` to `stop` as a separate source."""
         return SideBySideSource([source.part(start, stop) for source in self._sources])
 
     def pieces(self, rows: int) -> Iterator[Rows]:
-        """Yield rows of all sources at once."""
+        """Yield rows with the columns of all sources."""
         streams = [even_pieces(source.pieces(rows), rows) for source in self._sources]
         for parts in zip(*streams, strict=True):
             yield {name: values for part in parts for name, values in part.items()}
@@ -178,7 +180,7 @@ def combine(sources: Sequence[RowSource]) -> RowSource:
     """Return several sources as one.
 
     Raises:
-        DataError: If they do not fit together.
+        DataError: If their columns or numbers of rows do not match.
     """
     groups: dict[frozenset[str], list[RowSource]] = {}
     for source in sources:

@@ -1,4 +1,4 @@
-"""`kerasmem.data.stats`: mean, variance, range and class weights of a file's datasets, in one pass through it."""
+"""`kerasmem.data.stats`: mean, variance, range and class weights of datasets, in one pass through a file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from kerasmem.datatools.listing import Entry, list_contents
 from kerasmem.datatools.reports import ColumnStats, DataStats, Progress
 from kerasmem.datatools.row_source import even_pieces
 from kerasmem.errors import UsageError
+from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.rows.paths import Access, read_files, read_path
 from kerasmem.hdf5.rows.scan import scan_files
@@ -27,8 +28,8 @@ from kerasmem.processes.executors import run_tasks
 from kerasmem.streaming.data_source import read_windows
 
 _MOST_CLASSES = 1000  # different values of labels
-_SECTION_VALUES = 1 << 18  # summed up together as float64: they stay in the processor's cache
-_SECTIONS = 256  # of a task. Tasks are the same for any executor, so figures are the same to the last digit
+_SECTION_VALUES = 1 << 18  # float64 values per sum, so that they stay in the processor's cache
+_SECTIONS = 256  # per task, for any executor, so that results are the same to the last digit
 
 
 def stats(
@@ -39,20 +40,19 @@ def stats(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> DataStats:
-    """Return mean, variance, range and class weights of datasets, for `keras.layers.Normalization` and `class_weight`.
+    """Compute mean, variance, range and class weights of datasets, for `Normalization` layers and `class_weight`.
 
-    Means and variances are those that `Normalization(axis=-1).adapt` finds: over all axes but the last. They are taken
-    piece by piece in float64 and put together as Chan, Golub and LeVeque do, which loses no digits however many rows
-    there are and however far from 0 the values lie. NaN, infinity and netCDF's fill values are counted and left out.
-    Packed values (scale_factor, add_offset) are unpacked. The figures are the same to the last digit whatever reads the
-    data.
+    Means and variances are over all axes but the last, as in `keras.layers.Normalization(axis=-1).adapt`. They are
+    computed in float64 with the pairwise update of Chan, Golub and LeVeque, which stays accurate for any number of rows
+    and for values far from 0. NaN, infinity and netCDF's fill values are counted and left out. Packed values
+    (scale_factor, add_offset) are unpacked. Results are the same to the last digit with any executor.
 
     Args:
         path: the HDF5 file, or an index, a list or a pattern of files that are read as one.
-        datasets: names of datasets with equally many rows. Defaults to all that have as many as the largest.
-        trust_file: as for `H5ChunkSequence`.
+        datasets: names of datasets with equally many rows. Defaults to all with as many rows as the largest.
+        trust_file: as for `H5ChunkSequence`. Defaults to False.
         executor: as for `kerasmem.data.convert`. Its workers must see the files under the same names.
-        progress: called with the step, the rows done and all rows.
+        progress: called with the step, the number of rows done and the number of all rows.
 
     Raises:
         DataError: If the file cannot be read.
@@ -71,7 +71,7 @@ def stats(
     access = Access(checks.flag("trust_file", trust_file))
     files = read_files(path)
     if is_url(files[0]):
-        raise UsageError("path: statistics are of files on this machine")
+        raise UsageError(f"path must be a local file; got {shown(files[0])}")
     contents = list_contents(files[0], access)
     named = [find_entry(contents, "datasets", name) for name in datasets or ()]
     features, target = choose_columns(contents, named[0].name if named else None, None)
@@ -85,7 +85,7 @@ def stats(
     sum_up = functools.partial(_sum_up, files=files, entries=entries, access=access, section=section)
     columns: list[_Moments] = []
     for task, moments in zip(tasks, run_tasks(executor, sum_up, tasks), strict=True):
-        columns = _joined(columns, moments)
+        columns = _join(columns, moments)
         if progress is not None:
             progress("adding up", task.stop, rows)
     results = tuple(column.result(entry) for column, entry in zip(columns, entries, strict=True))
@@ -96,16 +96,16 @@ def stats(
 def _sum_up(
     rows: range, *, files: Sequence[str], entries: Sequence[Entry], access: Access, section: int
 ) -> list[_Moments]:
-    """Return the moments of some rows of each dataset."""
+    """Return the moments of each dataset over some rows."""
     names = [entry.name for entry in entries]
     windows = read_windows(files, names, start=rows.start, stop=rows.stop, access=access)
     moments: list[_Moments] = []
     for piece in even_pieces((window for _, window in windows), section):
-        moments = _joined(moments, [_moments(piece[entry.name], entry) for entry in entries])
+        moments = _join(moments, [_moments(piece[entry.name], entry) for entry in entries])
     return moments
 
 
-def _joined(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
+def _join(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
     if not (one and other):
         return one or other
     return [first.join(second) for first, second in zip(one, other, strict=True)]
@@ -113,18 +113,18 @@ def _joined(one: list[_Moments], other: list[_Moments]) -> list[_Moments]:
 
 @dataclass
 class _Moments:
-    """Sums over some stored rows of a dataset. Arrays have a number for each entry of the last axis."""
+    """Statistics of some stored rows of a dataset. Arrays have one number per entry of the last axis."""
 
     left_out: np.ndarray  # numbers of missing values, NaN and infinities
     low: float
     high: float
-    labels: Counter[int] | None  # rows of each value; None if it holds no labels
+    labels: Counter[int] | None  # number of rows by value, or None if the values are not labels
     count: np.ndarray
     mean: np.ndarray
     squares: np.ndarray  # of deviations from the mean
 
     def join(self, other: _Moments) -> _Moments:
-        """Return the sums over these rows and those after them."""
+        """Return the statistics of both sets of rows."""
         total = np.maximum(self.count + other.count, 1)
         shift = other.mean - self.mean
         labels = None if self.labels is None or other.labels is None else self.labels + other.labels
@@ -138,7 +138,7 @@ class _Moments:
         )  # fmt: skip
 
     def result(self, entry: Entry) -> ColumnStats:
-        """Return the figures of unpacked values."""
+        """Return the statistics of physical values."""
         packing = entry.packing or Packing()
         factor, offset = packing.factor, packing.offset
         variance = self.squares / np.maximum(self.count, 1)
@@ -181,16 +181,16 @@ def _moments(values: np.ndarray, entry: Entry) -> _Moments:
 
 
 def _code(path: str, columns: Sequence[ColumnStats], x: str, y: str | None, datasets: Sequence[str] | None) -> str:
-    """Return lines of Python that use the statistics, if any are of use."""
+    """Return lines of Python that use the statistics, or ""."""
     lines = []
     for column in columns:
-        figures = f"stats[{column.name!r}]"
+        result = f"stats[{column.name!r}]"
         if column.name == x and column.class_weight is None:
             axis, entry = (-1, "") if column.shape else (None, "[0]")
-            moments = f"mean={figures}.mean{entry}, variance={figures}.variance{entry}"
+            moments = f"mean={result}.mean{entry}, variance={result}.variance{entry}"
             lines.append(f"normalization = keras.layers.Normalization(axis={axis}, {moments})")
         if column.name == y and len(column.class_weight or ()) > 1:
-            lines.append(f"class_weight = {figures}.class_weight")
+            lines.append(f"class_weight = {result}.class_weight")
     arguments = repr(path)
     arguments += "" if datasets is None else f", {list(datasets)!r}"
     return "\n".join([f"stats = kerasmem.data.stats({arguments})", *lines] if lines else [])

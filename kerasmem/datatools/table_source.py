@@ -1,4 +1,4 @@
-"""Tables as sources: CSV, Parquet and Arrow files, read by pyarrow with the types of all files together."""
+"""CSV, Parquet and Arrow files as sources. pyarrow reads them, with one schema for files with the same columns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kerasmem.units import MIB
 
 _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather")
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".txt", *_PARQUET, *_ARROW)
-_MOST_COLUMNS = 1 << 16  # of CSV; pyarrow's time grows with their square
-_MOST_TEXTS = 1 << 16  # different ones in a column, and characters of one
-_BLOCK_BYTES = 4 * MIB  # of CSV parsed at a time; a row has to fit in
-_BATCH_VALUES = 1 << 19  # of a table, read at a time
-_BUFFER_BYTES = 1 << 16  # read from a Parquet file at a time, a column each
-_EXACT = 2**53  # whole numbers beyond are not all float64 values
+_MOST_COLUMNS = 1 << 16  # of CSV, because pyarrow's time grows with their square
+_MOST_TEXTS = 1 << 16  # different texts in a column, and characters of one
+_BLOCK_BYTES = 4 * MIB  # of CSV per parse; a row must fit in
+_BATCH_VALUES = 1 << 19  # per read of a table
+_BUFFER_BYTES = 1 << 16  # per column of a Parquet file
+_EXACT = 2**53  # float64 cannot hold all larger whole numbers
 _CSV_FIX = (
     "Fix it, leave the column out with drop, or choose how CSV is read: delimiter, decimal, encoding or text "
     "(--delimiter ';', --decimal ',', --encoding latin-1, --text COLUMN)"
@@ -35,10 +35,10 @@ class TableSource(RowSource):
 
     Args:
         path: the file.
-        schema: Arrow types of the columns to read.
+        schema: Arrow schema of the columns to read.
         fields: the columns.
         rows: number of rows.
-        options: how CSV is read.
+        options: options of CSV.
     """
 
     starts = (0,)
@@ -56,7 +56,7 @@ class TableSource(RowSource):
                 yield {column.name: _to_numpy(values, column) for column, values in columns}
             done += batch.num_rows
         if done != self.rows:
-            raise DataError(f"{self.label}: has {done:,} rows, and claims {self.rows:,}; copy or write it again")
+            raise DataError(f"{self.label}: must have {self.rows:,} rows; got {done:,}. Copy or write it again")
 
 
 def _to_numpy(values: Any, column: Field) -> np.ndarray:
@@ -69,9 +69,9 @@ def _to_numpy(values: Any, column: Field) -> np.ndarray:
 
 
 class _Column:
-    """A column of all files: the Arrow type to read it in, and its content as far as it was read.
+    """A column of all files: the Arrow type to read it with, and facts about the values read so far.
 
-    A whole number of CSV is read as float64 until all are known to be whole.
+    Whole numbers of CSV are read as float64 until all values are known to be whole.
     """
 
     def __init__(self, name: str, kind: Any, *, is_csv: bool) -> None:
@@ -85,7 +85,7 @@ class _Column:
         self._texts = set[str]()
 
     def add(self, values: Any) -> None:
-        """Add an Arrow array."""
+        """Update the facts with an Arrow array of values."""
         from pyarrow import compute, types
 
         self._gaps += values.null_count
@@ -96,20 +96,20 @@ class _Column:
         elif types.is_string(self.kind) and len(self._texts) <= _MOST_TEXTS:
             self._texts |= set(compute.unique(values.drop_null()).to_pylist())
 
-    def settle(self, where: str, options: ReadOptions) -> Field:
-        """Return the field.
+    def make_field(self, label: str, options: ReadOptions) -> Field:
+        """Return the field of the column after all values were added.
 
         Raises:
-            DataError: If the column cannot become numbers.
+            DataError: If the values cannot be converted to numbers.
         """
         import pyarrow as pa
 
-        where = f"{where}: column {shown(self.name)}"
+        label = f"{label}: column {shown(self.name)}"
         kind = self.kind
         if self._gaps and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise DataError(f"{where} has {self._gaps:,} gaps among its values; fill them, or leave it out with drop")
+            raise DataError(f"{label} has {self._gaps:,} missing values; fill them, or leave it out with drop")
         if pa.types.is_string(kind):
-            return Field(self.name, "<i4", (), self._class_names(where, is_text=self.name in options.text))
+            return Field(self.name, "<i4", (), self._class_names(label, is_text=self.name in options.text))
         dtype = np.dtype(kind.to_pandas_dtype())
         if self.is_whole and self._largest > _EXACT:
             self.kind = pa.int64()
@@ -117,25 +117,25 @@ class _Column:
             dtype = np.dtype(np.float64 if self._gaps else np.int64)
         return Field(self.name, dtype.str)
 
-    def _class_names(self, where: str, *, is_text: bool) -> tuple[str, ...]:
-        """Return the texts, sorted, unless they are numbers or too many to be classes."""
+    def _class_names(self, label: str, *, is_text: bool) -> tuple[str, ...]:
+        """Return the sorted texts. Raise `DataError` if they are numbers, or too many to be classes."""
         texts = sorted(self._texts)
         if len(texts) > _MOST_TEXTS or max(map(len, texts)) > _MOST_TEXTS:
             many = f"more than {_MOST_TEXTS:,} different texts, or very long ones, such as {shown(texts[0], 40)}"
-            raise DataError(f"{where} holds {many}; leave it out with drop")
+            raise DataError(f"{label} has {many}; leave it out with drop")
         numbers = [text for text in texts if _is_number(text.replace(",", "."))]
         if numbers and not is_text:
-            raise DataError(f"{where} mixes types: texts, and numbers such as {shown(numbers[0], 40)}. {_CSV_FIX}")
+            raise DataError(f"{label} mixes types: texts, and numbers such as {shown(numbers[0], 40)}. {_CSV_FIX}")
         if self.is_csv and any("\n" in text for text in texts):
-            raise DataError(f"{where} has a text over several lines; a quote may never be closed. {_CSV_FIX}")
+            raise DataError(f"{label} has a text of several lines; a quote may not be closed. {_CSV_FIX}")
         return tuple(texts)
 
 
 def open_tables(paths: Sequence[str], options: ReadOptions) -> list[RowSource]:
-    """Return a source for each file. Those with the same columns have the same types and classes.
+    """Return one source per file. Files with the same columns get the same types and classes.
 
     Raises:
-        DataError: If a file cannot be read, or its columns cannot become numbers.
+        DataError: If a file cannot be read, or its columns cannot be converted to numbers.
         MissingExtraError: If pyarrow is not installed.
     """
     if not paths:
@@ -153,13 +153,13 @@ def open_tables(paths: Sequence[str], options: ReadOptions) -> list[RowSource]:
 
 
 def _open_alike(schemas: Mapping[str, Any], options: ReadOptions) -> Iterator[TableSource]:
-    """Yield a source for each of the files with the same columns."""
+    """Yield one source per file, for files with the same columns."""
     import pyarrow as pa
 
     first, *others = schemas
     with _refuse_damage(first, options):
-        together = pa.unify_schemas(list(schemas.values()), promote_options="permissive")
-    columns = [_Column(column.name, column.type, is_csv=_is_csv(first)) for column in together]
+        unified = pa.unify_schemas(list(schemas.values()), promote_options="permissive")
+    columns = [_Column(column.name, column.type, is_csv=_is_csv(first)) for column in unified]
     surveyed = [column for column in columns if column.needs_survey]
     rows = dict.fromkeys(schemas, 0)
     for path in schemas:
@@ -169,44 +169,45 @@ def _open_alike(schemas: Mapping[str, Any], options: ReadOptions) -> Iterator[Ta
                 column.add(values)
         if not rows[path]:
             raise DataError(f"{shown(path)}: has a header and no rows")
-    where = f"{shown(first)} and {len(others):,} more" if others else shown(first)
-    fields = tuple(column.settle(where, options) for column in columns)
+    label = f"{shown(first)} and {len(others):,} more" if others else shown(first)
+    fields = tuple(column.make_field(label, options) for column in columns)
     schema = pa.schema([(column.name, column.kind) for column in columns])
     for path in schemas:
         yield TableSource(path, schema, fields, rows[path], options)
 
 
 def _read_schema(path: str, options: ReadOptions) -> Any:
-    """Return the Arrow types of the columns to read, as far as the beginning of a file shows them.
+    """Return the Arrow schema of the columns to read. Types of CSV are inferred from its first block.
 
     Raises:
-        DataError: If columns cannot become numbers.
+        DataError: If columns cannot be converted to numbers.
     """
     import pyarrow as pa
 
-    where = shown(path)
+    label = shown(path)
     if _is_csv(path):
         with pa.input_stream(path) as file:
             columns = file.read(_BLOCK_BYTES).partition(b"\n")[0].count(_delimiter(path, options).encode()) + 1
         if columns > _MOST_COLUMNS:
-            raise DataError(f"{where}: has {columns:,} columns, and {_MOST_COLUMNS:,} are read; save them as .npy")
+            raise DataError(f"{label}: has {columns:,} columns; {_MOST_COLUMNS:,} are allowed. Save them as .npy")
     schema = _dataset(path, options).schema
     names = schema.names
     if len(names) == 1 and ";" in names[0]:
-        raise DataError(f"{where}: the first row has semicolons; pass delimiter=';' (--delimiter ';')")
+        raise DataError(f"{label}: the first row has semicolons; pass delimiter=';' (--delimiter ';')")
     if all(map(_is_number, names)):
         first = shown(", ".join(names[:4]))
         raise DataError(
-            f"{where}: the first row holds numbers ({first}), no names. If it is data, pass header=False (--no-header)"
+            f"{label}: the first row must name the columns; got the numbers {first}. If it is data, pass header=False "
+            "(--no-header)"
         )
     read = [column for column in schema if options.columns.reads(column.name)]
     if not read:
-        options.columns.refuse_empty(where)
-    return pa.schema([(item.name, _plain_type(item.type, f"{where}: column {shown(item.name)}")) for item in read])
+        options.columns.refuse_empty(label)
+    return pa.schema([(item.name, _plain_type(item.type, f"{label}: column {shown(item.name)}")) for item in read])
 
 
-def _plain_type(kind: Any, where: str) -> Any:
-    """Return the type to read a column in."""
+def _plain_type(kind: Any, label: str) -> Any:
+    """Return the Arrow type to read a column with."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -216,7 +217,7 @@ def _plain_type(kind: Any, where: str) -> Any:
         return pa.string()
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind):
         return kind
-    raise DataError(f"{where} holds {kind}, no numbers. {_CSV_FIX}")
+    raise DataError(f"{label} must hold numbers or texts; got {kind}. {_CSV_FIX}")
 
 
 def _is_number(text: str) -> bool:
@@ -237,7 +238,7 @@ def _delimiter(path: str, options: ReadOptions) -> str:
 
 
 def _batches(path: str, schema: Any, options: ReadOptions) -> Iterator[Any]:
-    """Yield the record batches of a file."""
+    """Yield record batches."""
     rows = max(1, _BATCH_VALUES // max(8, len(schema)))
     with _refuse_damage(path, options):
         data = _dataset(path, options, schema)
@@ -268,7 +269,7 @@ def _dataset(path: str, options: ReadOptions, schema: Any = None) -> Any:
 
 @contextlib.contextmanager
 def _refuse_damage(path: str, options: ReadOptions) -> Iterator[None]:
-    """Raise errors of pyarrow as a `DataError` with the column's name and a fix."""
+    """Raise errors of pyarrow as `DataError` with the column's name and a fix."""
     import pyarrow as pa
 
     try:

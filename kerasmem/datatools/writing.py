@@ -1,4 +1,4 @@
-"""Write rows to new HDF5 files, in random order if asked, whole or not at all."""
+"""Write rows to new HDF5 files, optionally in random order. Files appear only once they are complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from kerasmem.datatools.conversion_settings import ReadOptions, WriteOptions
-from kerasmem.datatools.fields import UNPACKED, Field, Rows, check_names, written_rows, written_type
+from kerasmem.datatools.fields import PACKING_ATTRIBUTES, Field, Rows, check_names, written_rows, written_type
 from kerasmem.datatools.listing import CLASS_NAMES, opened
 from kerasmem.datatools.reports import Progress, ignore_progress
 from kerasmem.datatools.row_source import RowSource, even_pieces, rows_in
@@ -29,9 +29,9 @@ from kerasmem.units import KIB, MIB
 
 _CHUNK_BYTES = MIB
 _LEAST_CHUNK = 4 * KIB
-_PIECE_BYTES = 4 * MIB  # read, converted and written at a time
+_PIECE_BYTES = 4 * MIB  # per read and write
 _PIECE_ROWS = 1 << 16
-_MOST_ATTRIBUTE = 60_000  # bytes; HDF5 keeps no larger ones beside a dataset
+_MOST_ATTRIBUTE = 60_000  # bytes; HDF5 cannot store larger ones in an object's header
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class WritePlan:
     """Columns, datasets and sizes of a conversion.
 
     Args:
-        read: the columns as read, as far as they are written.
-        datasets: the datasets written.
+        read: the columns to read.
+        datasets: the datasets to write.
         rows: number of rows.
-        piece_rows: rows that are read and written at a time.
-        chunk_bytes: size of a chunk.
-        run_bytes: size of the rows that are shuffled in memory.
+        piece_rows: rows per read and write.
+        chunk_bytes: size of the chunks.
+        run_bytes: size of the rows that are shuffled together in memory.
     """
 
     read: tuple[Field, ...]
@@ -56,12 +56,12 @@ class WritePlan:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row as written."""
+        """Bytes of a row of all datasets."""
         return sum(field.row_bytes for field in self.datasets)
 
 
 class Outcome(NamedTuple):
-    """Size of the files written, and the values that lost something, counted by the note about it."""
+    """Bytes of the outputs, and the number of values that were not converted exactly, by the text of the note."""
 
     size: int
     losses: Counter[str]
@@ -92,24 +92,24 @@ def write_files(
     outputs: Sequence[str],
     progress: Progress = ignore_progress,
 ) -> Outcome:
-    """Write a source's rows to files, all or none of them.
+    """Write a source's rows to files. If this fails, no file is left.
 
     Args:
         source: the source.
-        reading: how it is read.
-        writing: how the files are written.
-        outputs: paths of the files: one, or one for each share.
-        progress: called with the step, the rows done and all rows.
+        reading: options for reading.
+        writing: options for writing.
+        outputs: paths of the files: one, or one per share.
+        progress: called with the step, the number of rows done and the number of all rows.
 
     Raises:
-        DataError: If the rows cannot be read, or there is no space for them.
+        DataError: If the rows cannot be read.
         KerasmemError: If a file cannot be written.
     """
     plan = make_plan(source, reading, writing)
     shares = itertools.accumulate(list(writing.shares.values())[:-1])
     bounds = [0, *(round(plan.rows * share) for share in shares), plan.rows]
     if len(set(bounds)) < len(bounds):
-        raise UsageError(f"split: {plan.rows:,} rows are too few for a file each; give larger shares")
+        raise UsageError(f"split: a share of {plan.rows:,} rows is empty; use larger shares")
     folder = os.path.dirname(outputs[0])
     before = source.losses.copy()
     pieces = _pieces(source, plan)
@@ -132,7 +132,7 @@ def write_files(
 
 
 def _pieces(source: RowSource, plan: WritePlan) -> Iterator[Rows]:
-    """Yield the rows of a source as they are written."""
+    """Yield the rows of a source in the form of the datasets."""
     done = 0
     for piece in even_pieces(source.pieces(plan.piece_rows), plan.piece_rows):
         yield written_rows(piece, plan.datasets, source.label, done)
@@ -142,25 +142,25 @@ def _pieces(source: RowSource, plan: WritePlan) -> Iterator[Rows]:
 def _shuffled(pieces: Iterator[Rows], plan: WritePlan, seed: int, folder: str, progress: Progress) -> Iterator[Rows]:
     """Yield the same rows in random order.
 
-    A temporary file takes the rows in runs, sorted by randomly drawn buckets. Each bucket is then shuffled in memory.
-    That is sorting by random numbers whose first digits are the bucket, so every order is equally likely, whatever the
-    memory (Rao, 1961; Sandelius, 1962).
+    Rows are assigned to random buckets and written to a temporary file in runs, which are sorted by bucket. Then each
+    bucket is shuffled in memory. This is equivalent to sorting by random numbers whose first digits are the bucket, so
+    every order is equally likely for any memory size (Rao, 1961; Sandelius, 1962).
     """
     random = np.random.default_rng(seed)
     record = np.dtype([(field.name, field.dtype, field.shape) for field in plan.datasets])
     run_rows = max(1, plan.run_bytes // record.itemsize)
     buckets = -(-plan.rows // run_rows)
-    counts = []  # rows of each bucket, by run
+    counts = []  # number of rows in each bucket, by run
     with tempfile.TemporaryFile(dir=folder) as file:
         for number, run in enumerate(even_pieces(pieces, run_rows), start=1):
             records = np.empty(rows_in(run), record)
             for name, values in run.items():
                 records[name] = values
-            drawn = random.integers(0, buckets, len(records))
-            order = np.argsort(drawn, kind="stable")
+            drawn_buckets = random.integers(0, buckets, len(records))
+            order = np.argsort(drawn_buckets, kind="stable")
             for first in range(0, len(records), plan.piece_rows):
                 file.write(records[order[first : first + plan.piece_rows]].view(np.uint8).data)
-            counts.append(np.bincount(drawn, minlength=buckets))
+            counts.append(np.bincount(drawn_buckets, minlength=buckets))
             progress("reading", min(number * run_rows, plan.rows), plan.rows)
         del run, records
         lengths = np.array(counts) * record.itemsize
@@ -174,17 +174,17 @@ def _shuffled(pieces: Iterator[Rows], plan: WritePlan, seed: int, folder: str, p
                 left = left[length:]
             order = random.permutation(len(records))
             for first in range(0, len(records), plan.piece_rows):
-                some = records[order[first : first + plan.piece_rows]]
-                yield {name: some[name] for name in record.names or ()}
+                piece = records[order[first : first + plan.piece_rows]]
+                yield {name: piece[name] for name in record.names or ()}
 
 
 class _OutputFile(io.FileIO):
-    """A file that keeps its first error. HDF5 cannot close a file that it cannot write, and crashes at exit."""
+    """A file that stores its first write error instead of raising it, because HDF5 would crash at exit."""
 
     failure: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all bytes, or none after a failure."""
+        """Write all bytes. Do nothing after a failure."""
         left = memoryview(data)
         try:
             while left and self.failure is None:
@@ -194,7 +194,7 @@ class _OutputFile(io.FileIO):
         return len(data)
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the size, unless a write failed."""
+        """Set the size. Do nothing after a failure."""
         return 0 if self.failure else super().truncate(size)
 
     def check(self) -> None:
@@ -212,8 +212,8 @@ def _write(
     reading: ReadOptions,
     writing: WriteOptions,
 ) -> Generator[int, None, None]:
-    """Write rows to one file after the other, and yield the number of rows written so far."""
-    cache = {"rdcc_nbytes": plan.chunk_bytes, "rdcc_w0": 1}  # a chunk of each dataset
+    """Write rows to one file after another, and yield the number of rows written so far."""
+    cache = {"rdcc_nbytes": plan.chunk_bytes, "rdcc_w0": 1}  # one chunk per dataset
     spans = list(itertools.pairwise(bounds))
     done = 0
     with contextlib.ExitStack() as stack:
@@ -253,7 +253,7 @@ def _create_dataset(file: h5py.File, field: Field, rows: int, plan: WritePlan, w
 
 
 def _copy_attributes(source: RowSource, file: h5py.File, datasets: Sequence[Field], *, trust_file: bool) -> None:
-    """Copy attributes that are numbers or texts from a single HDF5 file, and note those that are too large."""
+    """Copy attributes that are numbers or texts from a single HDF5 file. Note those that are too large."""
     path = source.paths[0]
     if len(set(source.paths)) > 1 or not h5py.is_hdf5(path):
         return
@@ -264,11 +264,11 @@ def _copy_attributes(source: RowSource, file: h5py.File, datasets: Sequence[Fiel
                 item, target = original[encoded(name)], file[field.name].attrs
                 for key in item.attrs:
                     value = read_attribute(item, key, trust_file=trust_file, most=_MOST_ATTRIBUTE)
-                    if key in target or (field.unpacked and key in UNPACKED):
+                    if key in target or (field.stored_dtype and key in PACKING_ATTRIBUTES):
                         continue
                     if isinstance(value, str) or getattr(value, "dtype", np.dtype("V")).kind in "iufbSUO":
                         target[key] = value
                     elif value is None and h5py.check_string_dtype(item.attrs.get_id(key).dtype) is not None:
                         source.notes.append(
-                            f"left out: attribute {shown(key)} of {shown(name)}, which has many or long texts"
+                            f"left out: attribute {shown(key)} of {shown(name)}, because its texts are too long"
                         )

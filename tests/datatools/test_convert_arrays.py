@@ -92,10 +92,10 @@ def test_columns_are_joined_and_renamed(tmp_path):
     assert np.array_equal(found["pair"], np.stack([np.arange(500), np.arange(500) % 3], axis=1))
     assert np.array_equal(found["alone"], X[:, 0].astype("f4"))
     with pytest.raises(
-        UsageError, match=r"columns.*: .*d.npz.* has no column that is read; there are 'a', 'b', 'c', 'label'"
+        UsageError, match=r"columns.*: no column of .*d.npz.* is chosen; there are 'a', 'b', 'c', 'label'"
     ):
         convert(tmp_path / "d.npz", tmp_path / "o2.h5", columns={"x": "nope"})
-    with pytest.raises(UsageError, match="drop: no column fits 'nope'"):
+    with pytest.raises(UsageError, match="drop: no column matches 'nope'"):
         convert(tmp_path / "d.npz", tmp_path / "o2.h5", drop=["nope"])
 
 
@@ -104,7 +104,7 @@ def test_float64_that_float32_has_no_room_for(tmp_path):
     x[321, 2, 1] = -1e39
     np.save(tmp_path / "x.npy", x)
     with pytest.raises(
-        DataError, match=r"x.npy'?: 'x' holds -1e\+39 in row 321, which float32 has no room for.*--no-float32"
+        DataError, match=r"x.npy'?: 'x' holds -1e\+39 in row 321, which is too large for float32.*--no-float32"
     ):
         convert(tmp_path / "x.npy", tmp_path / "out.h5", memory_budget="2MiB", shuffle=True)
     assert left_in(tmp_path, "x.npy") == []
@@ -143,22 +143,22 @@ def pickled():
 
 HOSTILE = {
     "pickled.npy": (pickled(), "pickled Python objects"),
-    "cut.npy": (header((100, 8), extra=bytes(100)), "there are 100 B; it is cut off"),
-    "huge.npy": (header((2**40, 2**20), extra=bytes(64)), "its header claims"),
-    "overflow.npy": (header((2**62, 2**62)), "its header claims|is no .npy file"),
-    "negative.npy": (header((-4, 4)), "has no rows|is no .npy file"),
+    "cut.npy": (header((100, 8), extra=bytes(100)), "got 100 B. The file is cut off"),
+    "huge.npy": (header((2**40, 2**20), extra=bytes(64)), "is cut off or damaged"),
+    "overflow.npy": (header((2**62, 2**62)), "is cut off or damaged|not an .npy file"),
+    "negative.npy": (header((-4, 4)), "has no rows|not an .npy file"),
     "empty.npy": (header((0, 4)), "has no rows"),
     "scalar.npy": (header((), extra=bytes(4)), "has no rows: its shape is"),
-    "text.npy": (b"not an array at all", "is no .npy file"),
-    "nothing.npy": (b"", "is no .npy file"),
-    "code.npy": (b"\x93NUMPY\x01\x00\x40\x00" + b"__import__('os').system('true')".ljust(64), "is no .npy file"),
-    "words.npy": (header((2,), "<U4", extra=bytes(32)), "holds str128, no plain numbers"),
+    "text.npy": (b"not an array at all", "not an .npy file"),
+    "nothing.npy": (b"", "not an .npy file"),
+    "code.npy": (b"\x93NUMPY\x01\x00\x40\x00" + b"__import__('os').system('true')".ljust(64), "not an .npy file"),
+    "words.npy": (header((2,), "<U4", extra=bytes(32)), "must hold plain numbers; got str128"),
     "complex.npy": (
         header((2,), "<c8", extra=bytes(16)),
-        r"holds complex64.*np\.stack\(\[z\.real, z\.imag\], -1\)",
+        r"got complex64.*np\.stack\(\[z\.real, z\.imag\], -1\)",
     ),
-    "dates.npy": (header((2,), "<M8[s]", extra=bytes(16)), "holds datetime64.*drop"),
-    "broken.npz": (b"PK\x03\x04 this is no archive", "is no .npy file"),
+    "dates.npy": (header((2,), "<M8[s]", extra=bytes(16)), "got datetime64.*drop"),
+    "broken.npz": (b"PK\x03\x04 this is no archive", "not an .npy file"),
 }
 
 
@@ -176,9 +176,9 @@ def test_hostile_archives(tmp_path):
     for name, data, told in (
         ("../../escape.npy", None, "cannot be the name of a dataset"),
         ("x.npy", pickled(), "pickled Python objects"),
-        ("x.npy", header((10**9, 10**6)), "its header claims"),
-        ("x.npy", header((4,), extra=bytes(10**6)), "its header claims"),  # more than it says
-        ("notes.txt", b"hello", "is no .npy file"),
+        ("x.npy", header((10**9, 10**6)), "is cut off or damaged"),
+        ("x.npy", header((4,), extra=bytes(10**6)), "is cut off or damaged"),  # more than it says
+        ("notes.txt", b"hello", "not an .npy file"),
     ):
         evil_archive(path, name, data)
         with pytest.raises(DataError, match=told):
@@ -189,7 +189,7 @@ def test_hostile_archives(tmp_path):
     at = damaged.index(b"x.npy") + 10
     damaged[at : at + 4] = b"\xff\xff\xff\xff"
     path.write_bytes(damaged)
-    with pytest.raises(DataError, match=r"cannot be read|is no .npy file"):
+    with pytest.raises(DataError, match=r"cannot be read|not an .npy file"):
         convert(path, tmp_path / "out.h5")
     assert left_in(tmp_path, path) == []
 
@@ -202,18 +202,18 @@ def test_sources_that_do_not_fit_together(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=np.arange(500))
     np.savez(tmp_path / "b.npz", x=X[:, 0], y=np.arange(500))
     np.savez(tmp_path / "c.npz", x=X, z=np.arange(500))
-    with pytest.raises(DataError, match=r"'x' has rows of float64 \(5,\), and in .*a.npz' float64 \(6, 5\)"):
+    with pytest.raises(DataError, match=r"rows of 'x' must be float64 \(6, 5\) as in .*a.npz'; got float64 \(5,\)"):
         convert([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "out.h5")
-    with pytest.raises(DataError, match="side by side: 'x' would be the name of two"):
+    with pytest.raises(DataError, match=r"side by side\): 'x' would be the name of two"):
         convert([tmp_path / "a.npz", tmp_path / "c.npz"], tmp_path / "out.h5")
-    with pytest.raises(UsageError, match="is named more than once"):
+    with pytest.raises(UsageError, match="must be different files"):
         convert([tmp_path / "a.npz", tmp_path / "a.npz"], tmp_path / "out.h5")
-    with pytest.raises(DataError, match="there is no such file or folder"):
+    with pytest.raises(DataError, match="no such file or folder"):
         convert(tmp_path / "none.npy", tmp_path / "out.h5")
     with pytest.raises(DataError, match="no file matches this pattern"):
         convert(str(tmp_path / "none-*.npy"), tmp_path / "out.h5")
     (tmp_path / "notes.docx").write_bytes(b"x")
-    with pytest.raises(UsageError, match="of no kind that is known by its name"):
+    with pytest.raises(UsageError, match="unknown format"):
         convert(tmp_path / "notes.docx", tmp_path / "out.h5")
     os.mkfifo(tmp_path / "pipe.npy")
     with pytest.raises(DataError, match="is not a file or folder"):
@@ -231,12 +231,12 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
     before = output.read_bytes()
     os.symlink(output, tmp_path / "alias.h5")
     for name in ("out.h5", "alias.h5"):
-        with pytest.raises(UsageError, match="is, or lies in, what is read"):
+        with pytest.raises(UsageError, match="must not be a source"):
             convert(output, tmp_path / name, force=True)
     assert output.read_bytes() == before
     for bad, told in (
-        ("no/where.h5", "does not exist; make it first"),
-        (".", "is a folder"),
+        ("no/where.h5", "does not exist; create it first"),
+        (".", "must be a file"),
         ("a\0b", "is not a path"),
     ):
         with pytest.raises(UsageError, match=told):
@@ -250,7 +250,7 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"compression": "gzip:12"}, "levels 1 to 9"),
         ({"split": "0.8,0.3"}, "two or three shares that add up to 1"),
         ({"split": "0.8,x"}, "two or three shares that add up to 1"),
-        ({"split": "0.999999,0.000001"}, "500 rows are too few"),
+        ({"split": "0.999999,0.000001"}, "a share of 500 rows is empty"),
         ({"image_size": "large"}, "image_size must be WIDTHxHEIGHT"),
         ({"color": "sepia"}, "color: 'sepia' is not 'rgb' or 'gray'"),
         ({"seed": -1}, "seed: -1 is too small"),

@@ -108,13 +108,13 @@ def test_gaps(tmp_path):
     assert np.array_equal(found["a"], np.array([1, np.nan, 3], "f4"), equal_nan=True)
     pa_table = pa.table({"a": ["x", None, "y"], "b": [1, 2, 3]})
     parquet.write_table(pa_table, tmp_path / "g.parquet")
-    with pytest.raises(DataError, match="column 'a' has 1 gaps among its values"):
+    with pytest.raises(DataError, match="column 'a' has 1 missing values"):
         convert(tmp_path / "g.parquet", tmp_path / "o2.h5")
 
 
 def test_no_header(tmp_path):
     (tmp_path / "n.csv").write_text("1,2\n3,4\n")
-    with pytest.raises(DataError, match=r"the first row holds numbers .*--no-header"):
+    with pytest.raises(DataError, match=r"the first row must name the columns; got the numbers .*--no-header"):
         convert(tmp_path / "n.csv", tmp_path / "out.h5")
     convert(tmp_path / "n.csv", tmp_path / "out.h5", header=False)
     assert {name: values.tolist() for name, values in content(tmp_path / "out.h5").items()} == {
@@ -134,8 +134,8 @@ HOSTILE = {
     "twice": (b"a,a\n1,2\n", "multiple columns named a"),
     "quote": (b'a,b\n"1,2\n' + b"x" * 9_000_000, "cannot be read|mixes types"),
     "binary": (bytes(range(256)) * 4, "cannot be read|mixes types|columns"),
-    "not utf-8": (b"a,k\n1,\xff\xfe\n2,x\n", "'k' holds binary.*--encoding"),
-    "dates": (b"a,day\n1,2024-01-01\n", "'day' holds date32.*drop"),
+    "not utf-8": (b"a,k\n1,\xff\xfe\n2,x\n", "'k' must hold .*got binary.*--encoding"),
+    "dates": (b"a,day\n1,2024-01-01\n", "'day' must hold .*got date32.*drop"),
     "climbs": (b"../up,b\n1,2\n", "cannot be the name of a dataset"),
     "slash": (b"a,a/b\n1,2\n", "'a' would be the name of a dataset and a group"),
     "mixed": (b"a,b\n1,x\n2,3\n", "column 'b' mixes types"),
@@ -168,9 +168,9 @@ def test_hostile_parquet(tmp_path):
             convert(path, tmp_path / "out.h5")
         assert left_in(tmp_path, path) == []
     for table, told in (
-        (pa.table({"v": [[1, 2], [3]]}), "column 'v' holds list"),
-        (pa.table({"v": pa.array([{"a": 1}])}), "column 'v' holds struct"),
-        (pa.table({"v": pa.array([b"x"])}), "column 'v' holds binary"),
+        (pa.table({"v": [[1, 2], [3]]}), "column 'v' must hold .*got list"),
+        (pa.table({"v": pa.array([{"a": 1}])}), "column 'v' must hold .*got struct"),
+        (pa.table({"v": pa.array([b"x"])}), "column 'v' must hold .*got binary"),
         (pa.table({"v": [f"text {k}" for k in range(70_000)]}), "more than 65,536 different texts"),
     ):
         parquet.write_table(table, path)
@@ -233,5 +233,5 @@ def test_other_encodings(tmp_path):
         convert(path, tmp_path / "out.h5", encoding=encoding, force=True)
         with h5py.File(tmp_path / "out.h5") as file:
             assert list(file["prénom"].attrs["class_names"]) == ["café", "thé"]
-    with pytest.raises(UsageError, match="encoding: 'zip' is no encoding"):
+    with pytest.raises(UsageError, match="encoding must be one of Python's"):
         convert(path, tmp_path / "o2.h5", encoding="zip")

@@ -90,7 +90,7 @@ def test_names_are_guessed_and_can_be_given(tmp_path):
         ({"x": "nope"}, "x: there is no dataset 'nope'; there are 'aside'"),
         (
             {"x": "train/images", "y": "test/labels"},
-            "y: 'test/labels' and 'train/images' differ in their number of rows",
+            "y: 'test/labels' must have as many rows as 'train/images'",
         ),
     ):
         with pytest.raises(UsageError, match=told):

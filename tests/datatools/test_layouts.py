@@ -58,7 +58,7 @@ def test_inspect_proposes_the_scale_of_packed_values(packed):
         rows = np.concatenate([np.asarray(x) for (x,) in sequence])
     present = ~np.isnan(physical)
     assert np.allclose(rows[present], physical[present], atol=1e-6)
-    assert any("-1 stands for no value" in note for note in found.notes)
+    assert any("-1 means a missing value" in note for note in found.notes)
 
 
 def test_stats_unpack_and_leave_fill_values_out(packed):
@@ -119,7 +119,7 @@ def test_whole_numbers_without_a_scale_keep_their_fill_value(tmp_path):
     done = convert(path, tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
         assert np.array_equal(file["t"], labels) and file["t"].attrs["_FillValue"] == -127
-    assert any("10 values of 't' stand for no value" in note for note in done.notes)
+    assert any("10 values of 't' are missing and stay as stored" in note for note in done.notes)
     found = stats(path)["t"]
     assert found.class_counts == {0: 20, 1: 20, 2: 10} and found.missing_count == 10
     assert found.class_weight == pytest.approx({0: 50 / 60, 1: 50 / 60, 2: 50 / 30})
@@ -251,7 +251,7 @@ def test_codes_of_categories_are_no_features_and_minus_one_is_no_class(tmp_path)
     sums = stats(path, ["obs/cell_type/codes"])["obs/cell_type/codes"]
     assert sums.class_weight == dict.fromkeys(range(4), 1.0) and sums.missing_count == 10
     done = convert(path, tmp_path / "out.h5", columns={"x": "X", "y": "obs/cell_type/codes"})
-    assert any("10 values of 'obs/cell_type/codes' stand for no value" in note for note in done.notes)
+    assert any("10 values of 'obs/cell_type/codes' are missing" in note for note in done.notes)
     with h5py.File(path, "r+") as file:
         del file["obs/n_genes"]
     assert inspect(path).x is None

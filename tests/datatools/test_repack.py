@@ -53,7 +53,7 @@ def test_shuffled_and_as_float32(slow, tmp_path):
 
 
 def test_refusals(slow, tmp_path):
-    with pytest.raises(UsageError, match="is, or lies in, what is read"):
+    with pytest.raises(UsageError, match="must not be a source"):
         repack(slow, slow, force=True)
     np.save(tmp_path / "x.npy", X)
     with pytest.raises(DataError, match="no HDF5 file"):

@@ -102,5 +102,5 @@ def test_names_and_refusals(tmp_path):
         kerasmem.data.stats(path, ["nope"])
     with h5py.File(tmp_path / "text.h5", "w") as file:
         file["words"] = ["a"]
-    with pytest.raises(DataError, match=r"nothing that could be trained from.*holds text"):
+    with pytest.raises(DataError, match=r"no dataset that can be trained from.*holds text"):
         kerasmem.data.stats(tmp_path / "text.h5")

@@ -97,7 +97,7 @@ def test_data_that_only_hdf5_finds_is_read_through_the_file(parts):
 
 
 def test_refusals(parts):
-    with pytest.raises(UsageError, match=r"does not end with '\.index'"):
+    with pytest.raises(UsageError, match=r"output must end with '\.index'"):
         kerasmem.data.index(parts / "part-*.h5", parts / "train.h5")
     with h5py.File(parts / "part-9.h5", "w") as file:
         file["x"], file["y"] = np.zeros((10, 9), "f4"), np.zeros(10)

@@ -99,7 +99,7 @@ def test_a_record_that_speaks_of_more_than_it_has(attack, tmp_path):
         writer.write(sound)
         writer.write(sound.replace(struct.pack("<Bff", 8, 1.0, 2.0), b"\xff\xff\xff\xff\x08" + bytes(4)))
     done = attack("data", "convert", "d.tfrecord", "-o", "out.h5")
-    assert done.code == 2 and "record 1 is no tf.train.Example" in done.err, done.text
+    assert done.code == 2 and "record 1 must be a tf.train.Example" in done.err, done.text
 
 
 def rows_said(values, number, places):
@@ -129,7 +129,7 @@ def test_a_table_that_says_more_rows_than_it_has(tmp_path, places):
     """Columns of floating-point numbers are not looked through before they are written."""
     pytest.importorskip("pyarrow")
     (tmp_path / "d.parquet").write_bytes(rows_said(np.arange(50) + 1.0, b"\xc8\x01", places))
-    with pytest.raises(DataError, match=r"d\.parquet.*has 50 rows, and claims 100"):
+    with pytest.raises(DataError, match=r"d\.parquet.*must have 100 rows; got 50"):
         kerasmem.data.convert(tmp_path / "d.parquet", tmp_path / "out.h5")
 
 
@@ -138,5 +138,5 @@ def test_a_record_without_values(tmp_path):
     value = tf.train.Feature(int64_list=tf.train.Int64List())
     with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as writer:
         writer.write(tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString())
-    with pytest.raises(DataError, match=r"'x' .it is no list of numbers"):
+    with pytest.raises(DataError, match=r"'x' .neither numbers"):
         kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")

@@ -91,14 +91,14 @@ def parquet_of_nothing(path):
 
 
 FILES = {
-    "wide.csv": (wide_csv, "has 300,000 columns, and 65,536 are read"),
+    "wide.csv": (wide_csv, "has 300,000 columns; 65,536 are allowed"),
     "line.csv": (one_line_csv, "a row is longer than 4,194,304 bytes|cannot be read"),
     "header.csv": (one_line_header, "a row is longer than 4,194,304 bytes|cannot be read"),
     "packed.csv.gz": (packed_csv, "a row is longer than 4,194,304 bytes|cannot be read"),
     "same.csv": (same_names, "multiple columns named c19999"),
-    "quote.csv": (open_quote, "a text over several lines; a quote may never be closed"),
-    "large.npy": (large_npy, "its header claims"),
-    "packed.npz": (packed_npz, "its header claims"),
+    "quote.csv": (open_quote, "a text of several lines; a quote may not be closed"),
+    "large.npy": (large_npy, "is cut off or damaged"),
+    "packed.npz": (packed_npz, "is cut off or damaged"),
     "names.npz": (many_names_npz, "File name in directory 'x1.npy' and header b'x0.npy' differ"),
     "long.tfrecord": (long_record, "it ends within record 0"),
     "end.tfrecord": (record_beyond_the_end, "it ends within record 0"),

@@ -131,8 +131,8 @@ def test_padded_ends_add_up_to_one_process(numbered):
     ("settings", "text"),
     [
         ({"shard": (2, 2)}, "shard index must be below the count of 2"),
-        ({"shard": 1}, "shard: 1 is neither"),
-        ({"shard": "all"}, "shard: 'all' is neither"),
+        ({"shard": 1}, "shard must be .index, count.*; got 1"),
+        ({"shard": "all"}, "shard must be .*got 'all'"),
         ({"shard": (0, 2.5)}, "shard count: 2.5 is not a whole number"),
         ({"shard": (-1, 2)}, "shard index: -1"),
         ({"shard": (0, 200)}, "100 rows cannot be divided among 200 workers"),

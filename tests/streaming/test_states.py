@@ -104,11 +104,11 @@ def test_what_has_to_agree(numbered, settings, text):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"format_version": 2}, "format_version 2 is not known"),
-        ({"epoch": -1}, "epoch -1"),
+        ({"format_version": 2}, "format_version must be 1; got 2"),
+        ({"epoch": -1}, "epoch must be a whole number from 0; got -1"),
         ({"batch": 26}, "batch must be below 26"),
-        ({"batch": "1"}, "batch '1' is not a whole number"),
-        ({"agrees": None}, "not what state_dict"),
+        ({"batch": "1"}, "batch must be a whole number"),
+        ({"agrees": None}, "must be the result of state_dict"),
     ],
 )
 def test_what_is_no_state(numbered, change, text):
