@@ -204,9 +204,10 @@ def replay(allocator: BFCAllocator, requests: Sequence[Request]) -> None:
 
 
 def smallest_limit(requests: Sequence[Request], *, descending: bool = False) -> int:
-    """Return the smallest memory limit for requests to an empty allocator, in steps of 1 MiB.
+    """Return the smallest memory limit that serves requests, to within 1 MiB.
 
-    A much smaller limit may suffice by accident, since fragmentation does not grow steadily with the limit.
+    The allocator is empty at the begin.     A much smaller limit may suffice by accident, since fragmentation does not
+    grow steadily with the limit.
 
     Args:
         requests: the requests, in order.
@@ -308,7 +309,7 @@ class Heap:
             self.log.append((buffer, FREED))
 
     def live_at(self, end: int) -> dict[Buffer, int]:
-        """Return the buffers in use at a length of the log, with their variables or `NO_VARIABLE`."""
+        """Return the buffers in use at a length of the log, with their variables."""
         live: dict[Buffer, int] = {}
         for buffer, variable in self.log[:end]:
             if variable == FREED:

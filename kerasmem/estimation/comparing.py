@@ -45,7 +45,7 @@ class Difference(Record, what="difference", also=("change",)):
 
     @property
     def change(self) -> int | None:
-        """Bytes in the second less those in the first, or None if unknown. A layer that one lacks has 0 bytes there."""
+        """Change of the bytes, or None if unknown. A layer that one model lacks has 0 bytes there."""
         before = 0 if self.is_in == "second" else self.before
         after = 0 if self.is_in == "first" else self.after
         return None if before is None or after is None else after - before
@@ -223,7 +223,7 @@ def _increase(before: Bytes, after: Bytes) -> tuple[int, int | None]:
 
 
 def _layers(before: Iterable[LayerMemory], after: Iterable[LayerMemory]) -> list[Difference]:
-    """Pair layers of equal name and class, then those with names that differ only in Keras's number."""
+    """Pair layers of equal class and name, at first with Keras's numbers and then without."""
     first, second, rows = list(before), list(after), []
     for key in (attrgetter("name", "class_name"), _stem):
         waiting: defaultdict[tuple[str, str], deque[LayerMemory]] = defaultdict(deque)

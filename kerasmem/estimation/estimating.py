@@ -97,7 +97,7 @@ def estimate_spec(spec: StepSpec) -> MemoryReport:
 
 
 def forked_report(label: str, limits: Limits, make_report: Callable[[], MemoryReport]) -> MemoryReport:
-    """Make a report in a forked process, which from the second call on has already loaded TensorFlow.
+    """Make a report in a process that is forked from one with TensorFlow loaded.
 
     Args:
         label: the model's name for messages.
@@ -230,7 +230,7 @@ def _policy(model: Any) -> str:
 
 
 def _start_compiler(spec: StepSpec, target: DeviceTarget | None) -> None:
-    """Start the compiler for the card in the background if the estimate will probably use it."""
+    """Start the card's compiler in the background if it will probably be needed."""
     is_likely = spec.method == "auto" and spec.jit_compile is not False and spec.replicas == 1
     if target is None or target.source != "catalogue" or not (is_likely or spec.method == "gpu-target"):
         return

@@ -62,7 +62,7 @@ def formula(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train")
 
 
 def share_out(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train") -> tuple[LayerMemory, ...]:
-    """Return the rows with their shares of the total as `bytes`, at the true sizes of their dtypes."""
+    """Return the rows with their shares as `bytes`, at the true sizes of dtypes."""
     return tuple(
         replace(row, bytes=copies(mode) * (row.weight_bytes + batch_size * (row.activation_bytes or 0)))
         for row in layers
@@ -70,19 +70,19 @@ def share_out(layers: Iterable[LayerMemory], batch_size: int, mode: str = "train
 
 
 def opaque_layers(layers: Iterable[LayerMemory]) -> list[str]:
-    """Return the names of the layers with intermediate values that the formula does not count."""
+    """Return the names of layers with inner values that are not counted."""
     return [row.name for row in layers if row.class_name in OPAQUE]
 
 
 def formula_bytes(
     layers: Iterable[LayerMemory], batch_size: int, mode: str = "train", optimizer_bytes: int | None = None
 ) -> Bytes:
-    """Return the formula by category, at the true sizes of the dtypes, with an interval from measured steps.
+    """Return the formula by category, with an interval from measured steps.
 
-    For an all-float32 model `total` is `formula(...).total_bytes`. The interval is the formula times `MEASURED_LOW` and
-    `MEASURED_HIGH`, plus the optimizer's slots, which the formula leaves out. It has no upper end if the model has
-    layers in `OPAQUE` or outputs of unknown size. Only training was measured: in other modes the lower end is the
-    weights, and the upper end None.
+    Bytes are at the true sizes of the dtypes. For an all-float32 model `total` is `formula(...).total_bytes`. The
+    interval is the formula times `MEASURED_LOW` and `MEASURED_HIGH`, plus the optimizer's slots, which the formula
+    leaves out. It has no upper end if the model has layers in `OPAQUE` or outputs of unknown size. Only training was
+    measured: in other modes the lower end is the weights, and the upper end None.
 
     Args:
         layers: one row for each layer and input.

@@ -227,7 +227,7 @@ def compile_request(request: StepSpec, target: str, has_triton: bool, folder: st
 
 
 def recurrent_notes(model: Any) -> list[str]:
-    """Return a note if the model has a recurrent layer, which cuDNN runs on the card."""
+    """Return a note on recurrent layers, which cuDNN runs on a card."""
     names = [layer.name for layer in flatten_layers(model) if type(layer).__name__ in ("LSTM", "GRU")]
     return [
         f"{name} is planned as a loop; Keras on JAX runs it by cuDNN on a card, and a step may need twice as much"

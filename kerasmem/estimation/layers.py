@@ -209,7 +209,7 @@ def _batchless(shape: tuple[int | None, ...], batch_size: int) -> tuple[int | No
 
 
 def _unused_rows(model: Any, counted: dict[int, str]) -> list[LayerMemory]:
-    """Return rows for layers that the call did not use, as their weights are in memory too."""
+    """Return rows for layers that the call did not use."""
     rows = []
     for layer in (*flatten_layers(model, include_self=False), model):
         uncounted = [weight for weight in layer.weights if id(weight) not in counted]

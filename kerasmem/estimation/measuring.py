@@ -1,4 +1,4 @@
-"""`measure` and `profile`: real training steps in a subprocess, read from TensorFlow's allocator or its profiler.
+"""`measure` and `profile`: memory of real training steps in a subprocess.
 
 A profile is recorded from before the model is made, so that every chunk that is live in the step is known.
 """
@@ -81,7 +81,7 @@ def measure(
 
 
 def plan_real_steps(spec: StepSpec, steps: int) -> tuple[MemoryReport, StepSpec]:
-    """Return the formula's report of a step, and the spec for the subprocess that runs it.
+    """Return the formula's report, and the spec of the step to run.
 
     Args:
         spec: the step. If the model fixes its own batch size, the returned spec has that one.
@@ -139,7 +139,7 @@ SECONDS = 120.0  # after which no further step is begun
 
 
 def profile_steps(request: StepSpec, runs: Sequence[tuple[int, int, str]], planned: MemoryReport) -> StepProfile:
-    """Run steps in this process and return the profile of the one with the median peak.
+    """Run steps and return the profile of the one with the median peak.
 
     Args:
         request: the model and its training.

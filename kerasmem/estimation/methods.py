@@ -75,7 +75,7 @@ def step_outcome(step: ShapedStep, not_rebuilt: str | None = None) -> Outcome:
 
 
 def automatic_methods(step: ShapedStep) -> tuple[tuple[str, ...], str]:
-    """Return the methods that match how Keras would run the step, the most accurate first, and the reason."""
+    """Return the methods for the way in which Keras would run the step, and the reason."""
     compiles, why = _compiles(step)
     if not compiles:
         return ("graph", "probe"), why
@@ -127,9 +127,9 @@ def run_method(name: str, step: ShapedStep) -> Outcome:
 
 
 def _standing_in(outcome: Outcome) -> Outcome:
-    """Widen the outcome of this machine's CPU to stand in for a card's, which is usually smaller.
+    """Widen an outcome of this machine's CPU to stand in for a card.
 
-    The lower end becomes the memory that the step holds from beginning to end.
+    A card usually takes less. The lower end becomes the memory that the step holds from beginning to end.
     """
     constant = _constant_bytes(outcome)
     note = f"{outcome.method} on this machine's CPU stands in for the card: a GPU usually takes less"
@@ -213,7 +213,7 @@ def _xla(step: ShapedStep) -> Outcome:
 
 
 def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
-    """Trace a step, and simulate it in graph mode or have XLA plan it for this machine.
+    """Trace a step, then simulate it or have XLA plan it.
 
     Raises:
         KerasmemError: If the step cannot be traced, compiled or simulated.
@@ -254,7 +254,7 @@ def _gpu_target(step: ShapedStep) -> Outcome:
 
 
 def _why_no_steps(step: ShapedStep) -> str | None:
-    """Return why no real steps run, or None. With "auto" they may take a quarter of the free memory."""
+    """Return why no real steps run, or None. For "auto" they must be small."""
     needed, free = step.formula.total_bytes, host_memory().available_bytes
     if step.spec.method == "auto" and needed > PROBED_SHARE * free:
         return (

@@ -66,7 +66,7 @@ def call_with_steps(
     timeout: float,
     device_bytes: int | None = None,
 ) -> Any:
-    """Call a function that runs real steps, in a subprocess limited to the free host memory.
+    """Call a function of real steps in a subprocess with limits.
 
     Args:
         function: the function.
@@ -138,10 +138,10 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
 
 
 def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool = False) -> Outcome:
-    """Extrapolate the memory of a step from real steps at smaller batches, or run a small batch itself.
+    """Extrapolate a step's memory from real steps at smaller batches.
 
-    The batches are a quarter and three quarters of the requested one. Smaller ones predict worse, as their peak may be
-    the optimizer's update, which does not grow with the batch.
+    A small batch runs itself. Otherwise the batches are a quarter and three quarters of the requested one. Smaller ones
+    predict worse, as their peak may be the optimizer's update, which does not grow with the batch.
 
     Args:
         request: the model, its training and the requested batch size.

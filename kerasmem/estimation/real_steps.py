@@ -303,7 +303,7 @@ def _allocation(error: BaseException) -> str:
 
 
 def _settle() -> None:
-    """Wait until threads have freed the buffers of the last step, which happens after its results are available."""
+    """Wait until threads have freed the last step's buffers, after its results."""
     last, now, end = -1, held_bytes(), time.monotonic() + _PATIENCE
     while now != last and time.monotonic() < end:
         time.sleep(_PAUSE)

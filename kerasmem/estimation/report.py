@@ -117,7 +117,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Unmodelled:
-    """Memory that is not in the total: its name (`what`), the reason (`why`), and its bytes if known."""
+    """Memory that is not in the total: `what`, `why`, and its bytes if known."""
 
     what: str
     why: str
@@ -231,7 +231,7 @@ class MemoryReport(Record, what="estimate", version=1, rows="layers"):
 
     @property
     def needs(self) -> str:
-        """The peak and the ends of its interval that decide the verdict: "needs 2.91 GiB, at most 2.99 GiB"."""
+        """The peak and its decisive bounds: "needs 2.91 GiB, at most 2.99 GiB"."""
         need = self.bytes
         total = f"{'took' if self.settings.method == 'measure' else 'needs'} {format_size(need.total)}"
         if need.low is None or need.low == need.high:
@@ -272,7 +272,7 @@ def verdict(need: Bytes, available_bytes: int) -> str:
 
 
 def at_most(need: Bytes) -> int:
-    """Return the upper end of the bytes that a step needs, or the total if no upper end is known."""
+    """Return the upper end of a step's need, or its total if unknown."""
     return need.total if need.most_needed is None else need.most_needed
 
 

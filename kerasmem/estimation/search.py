@@ -1,7 +1,8 @@
-"""Search for the largest size that fits a device, by few evaluations, since one may take a minute. Pure.
+"""Search for the largest size that fits a device, with few evaluations.
 
-Memory grows nearly in proportion to a size. So the first guesses are on the line through two evaluated sizes, at least
-one tolerance from either end. Later ones halve the gap. The search ends when the gap is a small share of the size.
+One evaluation may take a minute. Memory grows nearly in proportion to a size. So the first guesses are on the line
+through two evaluated sizes, at least one tolerance from either end. Later ones halve the gap. The search ends when the
+gap is a small share of the size.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ class SearchResult(Record, what="search", version=1, rows="evaluations"):
 
     @property
     def peak(self) -> int:
-        """The bytes in use at the peak of a step at `largest`, or at the smallest size if nothing fits."""
+        """The peak of a step at `largest`, or at 1 if nothing fits."""
         return self.report.peak
 
     @property

@@ -1,4 +1,4 @@
-"""The training step of an opened model, with its shapes from one call of the model on symbolic tensors."""
+"""The training step of an opened model, with the shapes of a symbolic call."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ShapedStep:
         return [row.name for row in self.layers]
 
     def weights(self) -> dict[str, list[tuple[int, str | None]]]:
-        """Return for each group the bytes of its weights and the rows that count them, in the model's order."""
+        """Return (bytes, row) of each weight by group, in the model's order."""
         model, owners = self.opened.model, self.inferred.owners
         groups = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
         return {
@@ -161,7 +161,7 @@ def _inputs(opened: OpenedModel, spec: StepSpec) -> tuple[Any, list[ModelInput]]
 
 
 def _batch(spec: StepSpec, fixed: list[int]) -> tuple[int, tuple[str, ...]]:
-    """Return one replica's share of the batch, or the batch that the model's inputs fix, and notes on it."""
+    """Return one replica's batch (its share, or the one that inputs fix), and notes."""
     replicas, sizes = spec.replicas, sorted(set(fixed))
     share = -(-spec.batch_size // replicas)
     if len(sizes) > 1:
@@ -180,10 +180,10 @@ def _batch(spec: StepSpec, fixed: list[int]) -> tuple[int, tuple[str, ...]]:
 def _infer(
     mode: str, opened: OpenedModel, structure: Any, inputs: list[ModelInput], batch_size: int
 ) -> tuple[Inferred, bool]:
-    """Return the rows of the layers, and whether they come from a trace of the step and not from a call of the model.
+    """Return the rows of the layers, and whether the step was traced for them.
 
-    The step is traced if it calls the layers itself: if the model has no `call`, or if its own training step has
-    optimizers or takes other inputs than `call`. On JAX the model is always called.
+    Otherwise the model is called. The step is traced if it calls the layers itself: if the model has no `call`, or if
+    its own training step has optimizers or takes other inputs than `call`. On JAX the model is always called.
     """
     model, source = opened.model, "" if opened.source == OBJECT_SOURCE else opened.source
     on_tensorflow, is_own = not runs_on_jax(), mode == "train" and has_own_step(model)

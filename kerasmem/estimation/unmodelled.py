@@ -1,4 +1,4 @@
-"""Memory that the methods do not model, and bounds of the scratch that libraries use only while memory is free.
+"""Memory that the methods do not model, and bounds of optional scratch.
 
 Sources of the bounds, read in August 2026:
 
@@ -92,7 +92,7 @@ def beside_a_card(operations: Set[str], workspace: int, host_bytes: int) -> list
 
 
 def prefetched_batches(batch_bytes: int) -> Unmodelled:
-    """Return the entry for batches that the data pipeline copies to a card ahead of time."""
+    """Return the entry for batches that are copied to a card ahead of time."""
     return Unmodelled("prefetched batches", "each batch that is copied to the card while a step runs", batch_bytes)
 
 

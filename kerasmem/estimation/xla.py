@@ -1,4 +1,4 @@
-"""The xla method: compile the step for this machine without running it, and read XLA's buffer assignment.
+"""The xla method: XLA's buffer assignment of the step, compiled for this machine.
 
 XLA plans one large temporary buffer for the whole step, and TensorFlow requests exactly that from its allocator, after
 the variables and the batch. So the plan is replayed on the simulated allocator. On JAX the plan has the arguments too.
@@ -49,7 +49,7 @@ def compile_plan(traced: TracedStep) -> XlaPlan:
 
 
 def scratch_of_function(name: str, inputs: Iterable[tuple[tuple[int, ...], str]]) -> int:
-    """Return the temporary bytes of a function of the traced step that XLA compiles by itself.
+    """Return the temporary bytes of a function that XLA compiles by itself.
 
     Args:
         name: name of the function.
@@ -74,7 +74,7 @@ def _plan(subject: str, compile_step: Callable[[], bytes]) -> XlaPlan:
 
 
 def simulate(plan: XlaPlan, variables: Sequence[Variable], batch: tuple[int, ...]) -> Heap:
-    """Run two steps of the plan on a simulated heap, and return it with the peak of the second.
+    """Simulate two steps of a plan, and return the heap with the second's peak.
 
     The first step needs more: the optimizer's variables still share their first values, and each gets its own memory
     while the temporary buffer is in use.
@@ -192,7 +192,7 @@ def bytes_in_use(compiled: CompiledStep, plan: XlaPlan, grows: bool) -> int:
 
 
 def state_of(step: PreparedStep) -> dict[str, list[Any]]:
-    """Return the variables of a step in the order of Keras's step functions on JAX, by group."""
+    """Return a step's variables by group, as Keras's step functions on JAX have them."""
     model = step.model
     groups = {"trainable": model.trainable_variables, "non_trainable": model.non_trainable_variables}
     if step.mode == "train":

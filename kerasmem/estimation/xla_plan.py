@@ -123,7 +123,7 @@ class XlaPlan:
 
 
 def product_bytes(plans: Iterable[XlaPlan], capability: tuple[int, int]) -> int:
-    """Return the bytes that the fastest kernels of matrix products may need in addition to the plans.
+    """Return the further bytes of the fastest kernels of matrix products.
 
     A product that is planned for Triton may run in cuBLAS, which needs buffers for operands and results, and a
     workspace. That is 32 MiB from Hopper on (`GemmConfig::kHopperWorkspace`), though plans without the card have 4 MiB
@@ -245,7 +245,7 @@ def read_plan(serialised: bytes) -> XlaPlan:
 
 
 def _peak_contents(assignment: Any, names: Mapping[int, str]) -> tuple[tuple[tuple[int, str], ...], str | None]:
-    """Replay XLA's longest heap trace, and return the heap's contents and operation at its peak.
+    """Replay XLA's longest heap trace. Return the contents and operation at its peak.
 
     Args:
         assignment: XLA's buffer assignment.
@@ -290,7 +290,7 @@ def _operations(computations: Mapping[int, Computation]) -> dict[int, str]:
 
 
 def _convolutions(instructions: Iterable[tuple[Computation, Instruction]]) -> Iterator[tuple[int, str]]:
-    """Yield the bytes of inputs and outputs, and the operation, of each cuDNN convolution without workspace."""
+    """Yield the bytes and operation of each cuDNN convolution without workspace."""
     for computation, instruction in instructions:
         if instruction.custom_call_target.startswith(_CONVOLUTION):
             *results, workspace = _sizes(instruction.shape)
@@ -300,7 +300,7 @@ def _convolutions(instructions: Iterable[tuple[Computation, Instruction]]) -> It
 
 
 def _products(instructions: Iterable[tuple[Computation, Instruction]]) -> Iterator[int]:
-    """Yield for each matrix product the bytes of its tensors that need a buffer in cuBLAS but not in Triton.
+    """Yield the bytes of each matrix product that have no buffer in Triton.
 
     A Triton kernel computes operands while it reads them and transforms the result before it writes it. cuBLAS reads
     operands from buffers and writes the plain product to another.

@@ -1,4 +1,4 @@
-"""Replay of a recorded step: tensors at known addresses, bytes in use over time, chunks at the peak."""
+"""Replay of a recorded step: bytes in use over time, and chunks at the peak."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _chunk(event: AllocatorEvent, is_new: bool = False) -> Chunk:
 
 
 def _add_freed_chunks(step: Sequence[AllocatorEvent], live: dict[int, Chunk]) -> None:
-    """Add chunks from before the step that it frees, as the event of a free has the chunk's size."""
+    """Add earlier chunks that the step frees. Their events have the sizes."""
     seen: set[int] = set()
     for event in step:
         if event.kind == ALLOCATE:

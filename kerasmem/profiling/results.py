@@ -68,7 +68,7 @@ class ProfiledLayer(LayerMemory):
 
 @dataclass(frozen=True)
 class Share:
-    """A part without a layer: "optimizer", "loss", "batch", "waste in chunks", …, and its bytes at the peak."""
+    """Bytes at the peak without a layer: "optimizer", "loss", "batch", "waste in chunks", …"""
 
     name: str
     bytes: int
@@ -76,7 +76,7 @@ class Share:
 
 @dataclass(frozen=True)
 class TimelinePoint:
-    """An instant of the step: microseconds since its begin, bytes in use, and the operation, or ""."""
+    """Bytes in use at an instant of the step, and its operation or ""."""
 
     time_us: float
     bytes: int
@@ -106,7 +106,7 @@ class LiveChunk:
 
 @dataclass(frozen=True)
 class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), rows="layers"):
-    """One real step: its memory at the peak by layer and category, and the timeline to it.
+    """The memory of a real step at its peak, and the timeline to it.
 
     `to_dict` gives the object that `kerasmem profile --json` prints, in the layout of an estimate's; `from_dict`
     reads it back.
@@ -167,7 +167,7 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
 
     @property
     def pool(self) -> dict[str, int | None]:
-        """Requested bytes and bytes in use, as in an estimate. TensorFlow does not record the reserved ones."""
+        """Requested bytes and bytes in use. TensorFlow does not record the reserved ones."""
         return {"requested": self.requested, "in_use": self.bytes.total, "reserved": None}
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Conversion of a traced step to the program that TensorFlow executes, as plain data with known shapes."""
+"""Conversion of a traced step to the program that TensorFlow executes, as plain data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _RESERVES = {
 
 
 def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[str, ...]]:
-    """Optimise a traced step as TensorFlow's runtime does, and return it as plain data with notes.
+    """Optimise a traced step as TensorFlow does, and return its program and notes.
 
     Args:
         traced: the step.
@@ -68,7 +68,7 @@ def build_program(traced: TracedStep, kernels: Kernels) -> tuple[Program, tuple[
 
 
 def on_card(program: Program, on_host: Set[str]) -> Program:
-    """Divide a program's tensors between the card and the host, and add the copies between them.
+    """Assign a program's tensors to the card or the host, and add copies.
 
     Kernels on a card keep shapes and most other 32-bit integers on the host. Any other tensor is copied once if an
     operation needs it in the other memory (tensorflow/core/graph/graph_partition.cc, common_runtime/memory_types.cc).
@@ -142,7 +142,7 @@ def _shape_functions(by_name: dict[str, Any], versions: Any) -> tuple[Infer, Eva
 
 
 def _isolate(definition: Any, versions: Any, inputs: Sequence[Tensor], values: Sequence[Any]) -> Any:
-    """Return the operation in a separate graph, with known values as constants, or None if TensorFlow refuses it."""
+    """Return the operation in a separate graph, or None if TensorFlow refuses it. Known values are constants."""
     import tensorflow as tf
 
     graph_def = tf.compat.v1.GraphDef(versions=versions, node=[definition])
@@ -193,7 +193,7 @@ def _plain(graph: Any, traced: TracedStep, kernels: Kernels) -> Program:
 
 
 def _shape_constants(traced: TracedStep) -> int:
-    """Return the number of constants that shape functions have read, such as sizes, axes and permutations.
+    """Return the number of constants (sizes, axes, permutations) that shape functions have read.
 
     Each has its own buffer as long as the traced graph lives (core/common_runtime/shape_refiner.cc). Elementwise
     operations read none. A first call that creates the optimizer's variables traces twice, which is not counted.
@@ -256,7 +256,7 @@ def node_of(
 
 
 def _add_pooling_indices(nodes: list[Node], kernels: Kernels) -> None:
-    """Add the output of oneDNN's max pooling for its gradient: the index of each maximum in its window."""
+    """Add the indices of maxima that oneDNN's max pooling outputs for its gradient."""
     for number, node in enumerate(nodes):
         if node.type not in ("MaxPoolGrad", "MaxPool3DGrad") or table_of(node, kernels) is not TABLES[ONEDNN]:
             continue
@@ -305,7 +305,7 @@ def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], cache: dict[Any,
 
 
 def variables_of(traced: TracedStep) -> tuple[Variable, ...]:
-    """Return the variables of a step as plain data, in the order of their creation."""
+    """Return a step's variables as plain data, in order of creation."""
     return tuple(_variable(variable, traced) for variable in traced.variables)
 
 

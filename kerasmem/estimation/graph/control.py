@@ -66,7 +66,7 @@ _DEAD = _Token(is_dead=True)
 
 @dataclass(slots=True)
 class _Waiting:
-    """State of an operation in one iteration: its tokens, and the number of missing ones."""
+    """An operation in one iteration: its tokens, and the number of missing ones."""
 
     left: int
     is_dead: bool = False
@@ -89,10 +89,10 @@ def unroll(program: Program) -> tuple[Program, tuple[str, ...]]:
 
 
 def _as_lowered(program: Program) -> Program:
-    """Let the nodes of a loop's functions wait for its first variable only, as at run time (lower_while_op.cc).
+    """Let the nodes of a loop's functions wait for its first variable only.
 
-    In Grappler's graph they wait for all inputs (function_optimizer.cc), so that no iteration would begin before the
-    last one ends.
+    TensorFlow's runtime lowers loops in this way (lower_while_op.cc). In Grappler's graph they wait for all inputs
+    (function_optimizer.cc), so that no iteration would begin before the last one ends.
     """
     nodes = program.nodes
 
@@ -225,7 +225,7 @@ class _Walk:
             self._pass_on(number, context, [token])
 
     def _enter(self, number: int, node: Node, context: _Context, token: _Token) -> None:
-        """Pass a token into a loop: to its first iteration, or to all if it is a constant."""
+        """Pass a token to a loop's first iteration, or to all if it is constant."""
         frame = str(node.attributes.get("frame_name"))
         first, last = (*context, (frame, 0)), 0
         if node.attributes.get("is_constant"):
@@ -246,7 +246,7 @@ class _Walk:
         return self._branches[key]
 
     def _is_larger(self, condition: tuple[int, int]) -> bool:
-        """Return whether the branch for "true" has at least as many bytes as the other.
+        """Return whether the branch for "true" is the larger one.
 
         If only one branch has known sizes, it counts as the larger.
         """

@@ -71,7 +71,7 @@ class _Convolution(NamedTuple):
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes of the input padded evenly, as cuDNN cannot pad one side more than the other."""
+        """Bytes of the evenly padded input, as cuDNN pads both sides equally."""
         sizes = [size + abs(after - before) for size, (before, after) in zip(self.sizes, self.paddings, strict=True)]
         return self.batch * self.channels[0] * math.prod(sizes) * self.element
 
@@ -94,7 +94,7 @@ class _Convolution(NamedTuple):
 
 
 def _convolution(node: Node, inputs: Inputs) -> _Convolution | None:
-    """Return the convolution of a forward or gradient node, or None if a shape is unknown."""
+    """Return a node's convolution, or None if a shape is unknown."""
     if not node.outputs or len(inputs) < 2:
         return None
     if "BackpropInput" in node.type:
@@ -147,7 +147,7 @@ def _paddings(
 
 
 def convolution(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Scratch of a convolution: the filter in cuDNN's order, and evenly padded tensors with the channels first.
+    """Copies in cuDNN's order, with the channels first and an even padding.
 
     The gradient of the input is computed in a second buffer, that of the filter first in cuDNN's order.
     """
@@ -177,7 +177,7 @@ def _as_it_comes(node: Node, kernels: Kernels) -> bool:
 
 
 def _autotuning(conv: _Convolution, kernels: Kernels, kind: str) -> list[int]:
-    """Return the scratch of autotuning in the first step: a copy of the result, and the largest workspace."""
+    """Return the scratch of autotuning: a copy of the result, and the largest workspace."""
     if not isinstance(kernels, CardKernels) or not kernels.workspace:
         return []
     results = {"BackpropInput": conv.input_bytes, "BackpropFilter": conv.filter_bytes}
@@ -205,11 +205,11 @@ def _plane_elements(conv: _Convolution, elements: int) -> tuple[int, int, int]:
 
 
 def _fft_bytes(conv: _Convolution) -> int:
-    """Return the workspace of FFT: all planes as complex numbers, half of them by symmetry (arXiv:1312.5851).
+    """Return the workspace of FFT: all planes as complex numbers (arXiv:1312.5851).
 
-    All are in memory in two layouts: profiles of TensorFlow's Conv2D show cuDNN's fft2d_r2c, then cuBLAS's
-    transposition of complex numbers, then a complex matrix product. Larger planes are divided into tiles of 32 × 32
-    ("FFT_TILING"), which overlap by the filter's size less one.
+    Symmetry halves them. All are in memory in two layouts: profiles of TensorFlow's Conv2D show cuDNN's fft2d_r2c, then
+    cuBLAS's transposition of complex numbers, then a complex matrix product. Larger planes are divided into tiles of 32
+    × 32 ("FFT_TILING"), which overlap by the filter's size less one.
     """
     padded = [size + sum(pads) for size, pads in zip(conv.sizes, conv.paddings, strict=True)]
     if max(padded) > _LARGEST_TRANSFORM:
@@ -226,7 +226,7 @@ def _fft_bytes(conv: _Convolution) -> int:
 
 
 def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Copies of inputs and outputs in cuDNN's layout, if the channels come last (fused_batch_norm_op.cc)."""
+    """Copies in cuDNN's layout, if the channels come last (fused_batch_norm_op.cc)."""
     layout = node.attributes.get("data_format", b"NHWC")
     if layout not in (b"NHWC", "NHWC") or not node.attributes.get("is_training", True) or not inputs:
         return ()
@@ -235,7 +235,7 @@ def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 
 
 def softmax(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Maxima and sums of the rows, each in a buffer as large as the result (softmax_op_gpu.cu.cc)."""
+    """Maxima and sums of rows, each as large as the result (softmax_op_gpu.cu.cc)."""
     result: Tensor = node.outputs[0]
     size = result.bytes or 0
     return size, 2 * size if result.dtype in _HALVES else size
@@ -248,7 +248,7 @@ _RESERVED = {"lstm": 5, "gru": 6}
 
 
 def rnn_reserve(node: Node) -> tuple[Tensor, ...]:
-    """Return a recurrent layer's outputs with the size of the reserve for its gradient."""
+    """Return a recurrent layer's outputs, with the reserve for its gradient."""
     mode = node.attributes.get("rnn_mode", b"lstm")
     result, shape = node.outputs[0], node.outputs[0].shape
     if shape is None:

@@ -63,7 +63,7 @@ class Executor:
             self._draw.shuffle(self._sources)
 
     def order(self, variation: float = 0.0) -> list[tuple[int, bool]]:
-        """Return the step's events in order as (node, whether it ends). Each node starts and ends once.
+        """Return the step as (node, whether it ends), in order.
 
         Args:
             variation: standard deviation of the logarithm of an operation's time. Defaults to 0.
@@ -190,7 +190,7 @@ def _insertion_order(program: Program, kernels: Kernels, draw: random.Random) ->
 
 
 def _waiting(program: Program) -> list[list[int]]:
-    """Return the nodes that wait for each node, once for each input and control edge."""
+    """Return each node's consumers, once for each input and control edge."""
     waiting: list[list[int]] = [[] for _ in program.nodes]
     for number, node in enumerate(program.nodes):
         for source in (*(source for source, _ in node.inputs), *node.controls):

@@ -1,4 +1,4 @@
-"""Resolution of tensor lists to their items, and of the shapes that depend on them.
+"""Resolution of tensor lists to their items and shapes.
 
 A loop's forward pass pushes tensors onto lists, and the backward pass pops them. In a program without control flow the
 items are known: an operation that takes an item from a list gets it as a further input, so that the item lives until
@@ -85,7 +85,7 @@ class _Lists:
         return contents if isinstance(contents, tuple) else ()
 
     def record_use(self, number: int, source: _Source, result: _Source | None = None) -> _Source:
-        """Record an operation's use of a list, and the list that it derives from it. Return the list's origin."""
+        """Record an operation's use of a list and its resulting list, and return the origin."""
         origin = self.origin.get(source, source)
         self._last_user[source] = number
         if result is not None:
@@ -106,7 +106,7 @@ def _is_open(node: Node) -> bool:
 
 
 def _with_lists(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Record the lists that a node makes, and return it with its items as further inputs.
+    """Record a node's lists, and return it with items as further inputs.
 
     The index of a read or write is often unknown and matters little, since rows have one size. So the k-th read or
     write is assumed to be at index k.
@@ -177,7 +177,7 @@ def _with_rows(number: int, node: Node, rows: Sequence[Tensor], lists: _Lists) -
 
 
 def _write(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Return a node that writes an item, with the replaced item as a further input."""
+    """Return a node that writes an item, with the old one as an input."""
     result, items = (number, 0), lists.items(node.inputs[0])
     origin = lists.record_use(number, node.inputs[0], result)
     index = _number(node.inputs[1], nodes)
@@ -191,7 +191,7 @@ def _write(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Nod
 
 
 def _with_sums(number: int, node: Node, nodes: Sequence[Node], lists: _Lists) -> Node:
-    """Return a node that adds lists, with a new row for each index that several lists have."""
+    """Return a node that adds lists, with a new row for each common index."""
     result = (number, 0)
     rows: list[Tensor] = []
     items: list[_Source | None] = []
@@ -235,7 +235,7 @@ class _Values:
         self._cache: dict[_Source, Any] = {}
 
     def of(self, source: _Source, depth: int = 0) -> Any:
-        """Return the value of an output, or None if it depends on the data or on more than `DEEPEST` operations."""
+        """Return the value of an output, or None if unknown or behind too many operations."""
         node = self._nodes[source[0]]
         if node.type == "Const":
             return node.attributes.get("value")
@@ -292,7 +292,7 @@ def _is_unknown(tensor: Tensor) -> bool:
 
 
 def _item_shapes(node: Node, inputs: Sequence[Tensor]) -> list[Shape | None] | None:
-    """Return the shapes of the outputs of an operation on a list's items, or None for other operations."""
+    """Return the output shapes of an operation on list items, or None for others."""
     kind = node.type
     if kind == "LookupTableFindV2" and len(inputs) > 2 and inputs[2].shape == ():
         return [inputs[1].shape]

@@ -127,7 +127,7 @@ def _first_slots(program: Program) -> list[int]:
 
 
 def _aliases(program: Program, node: Node) -> list[tuple[int, int]] | None:
-    """Return the (output, input) pairs of a node that passes on its inputs' buffers, or None for other nodes."""
+    """Return (output, input) of outputs that alias inputs, or None for other nodes."""
     outputs = range(len(node.outputs))
     if node.type in ALIASES:
         return [(output, output if node.type == "IdentityN" else 0) for output in outputs]
@@ -141,7 +141,7 @@ def _aliases(program: Program, node: Node) -> list[tuple[int, int]] | None:
 def _computed(
     node: Node, inputs: Inputs, input_slots: Sequence[int], slots: Sequence[int], kernels: Kernels
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield the slot and bytes of each computed output, and the slots of inputs that it may reuse."""
+    """Yield the slot, bytes and reusable slots of each computed output."""
     for output, tensor in enumerate(node.outputs):
         if tensor.dtype in ("resource", "variant") or tensor.on_host:
             continue
@@ -216,7 +216,7 @@ class Memory:
             self._scratch[number] = [self._heap.allocate(size, number, is_scratch=True) for size in recipe.needs]
 
     def _reuse(self, size: int, candidates: Iterable[int]) -> Buffer | None:
-        """Hold the first input's buffer that has the size and no other holder, or return None."""
+        """Hold and return the first reusable buffer of a size, or None."""
         for candidate in candidates:
             buffer = self._slots[candidate]
             if buffer is not None and buffer.holders == 1 and buffer.bytes == size:

@@ -1,4 +1,4 @@
-"""Rewriting of a traced step's graph as TensorFlow's runtime does, for a CPU or a card."""
+"""Rewriting of a traced step's graph as in TensorFlow's runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FUNCTIONAL = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case",
 
 
 def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any, Any]:
-    """Optimise the graph of a traced step as TensorFlow's runtime does, and return it and its `GraphDef`.
+    """Optimise a traced step's graph as TensorFlow does. Return it and its `GraphDef`.
 
     Args:
         traced: the step.
@@ -50,7 +50,7 @@ def rewrite(traced: TracedStep, capability: tuple[int, int] | None) -> tuple[Any
 
 
 def _lower(definition: Any) -> None:
-    """Lower loops and branches that TensorFlow runs as one operation, as in its CTC loss."""
+    """Lower loops and branches that are one operation, as in the CTC loss."""
     inside = (node for function in definition.library.function for node in function.node_def)
     for node in (*definition.node, *inside):
         if node.op in _FUNCTIONAL:

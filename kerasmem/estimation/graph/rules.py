@@ -1,4 +1,4 @@
-"""Tables of the memory and time of TensorFlow's operations, for the kernels of oneDNN, Eigen and CUDA.
+"""Memory and time of TensorFlow's operations with oneDNN, Eigen and CUDA.
 
 An operation *aliases* (its output is its input's buffer), *forwards* (its output reuses an input's buffer of the same
 size without other holders), *allocates*, or makes nothing. Some need scratch while they run. Add an operation in
@@ -125,7 +125,7 @@ def table_of(node: Node, kernels: Kernels) -> KernelTable:
 
 
 def threads_of(kernels: Kernels) -> int:
-    """Return the number of threads that start operations: one on a card, as all its operations are inexpensive."""
+    """Return the number of threads that start operations: one on a card."""
     return 1 if isinstance(kernels, CardKernels) else kernels.inter_op_threads
 
 
@@ -161,7 +161,7 @@ VARIATION = 0.2  # of one operation from step to step: standard deviation of the
 
 
 def seconds(node: Node, inputs: Sequence[Tensor], rates: Rates) -> float:
-    """Return a node's time without other operations: the longer of its arithmetic and its transfers."""
+    """Return a node's time: the longer of its arithmetic and its transfers."""
     if node.type in UPDATES:
         return OVERHEAD_SECONDS + 3 * sum(tensor.bytes or 0 for tensor in inputs) / rates.elements
     if (node.type in NOTHING or node.type in ALIASES) and node.type not in rates.others:

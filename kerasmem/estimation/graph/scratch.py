@@ -38,7 +38,7 @@ def reduction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 
 
 def contraction(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Copies of Einsum's operands and product if their axes are not in the order of a matrix product.
+    """Copies of Einsum's operands and product in the order of a matrix product.
 
     Einsum also sums over axes that only one operand has (einsum_op_impl.h). Equations with dots, and the diagonal of an
     operand that has an axis twice, are not counted.
@@ -131,7 +131,7 @@ def input_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, .
 
 
 def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Patches of all samples that fit into the processor's cache, or none if too large (conv_grad_ops_3d.cc)."""
+    """Patches that fit into the processor's cache, or none if too large (conv_grad_ops_3d.cc)."""
     patches = patches_of(node, inputs, 5)
     if patches is None:
         return ()
@@ -143,7 +143,7 @@ def volume_gradient(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, 
 
 
 def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
-    """Return the patches of one sample in a convolution's gradient, or None if not of this rank."""
+    """Return a convolution's patches of one sample, or None for another rank."""
     result = inputs[2].shape if len(inputs) > 2 else None
     filters = node.outputs[0].shape if "BackpropFilter" in node.type else inputs[1].shape
     if result is None or filters is None or len(result) != rank or len(filters) != rank:
@@ -155,7 +155,7 @@ def patches_of(node: Node, inputs: Inputs, rank: int) -> Patches | None:
 
 
 def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
-    """Copies with the channels last if they come first, and products of a 16-bit gradient in float32."""
+    """Copies with the channels last, and products of 16-bit gradients in float32."""
     size, dtype = (inputs[0].bytes or 0, inputs[0].dtype) if inputs else (0, "")
     is_first = node.attributes.get("data_format") in (b"NCHW", "NCHW")
     copies = (3 if "Grad" in node.type else 2) * is_first

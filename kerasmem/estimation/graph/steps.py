@@ -90,13 +90,13 @@ def graph_outcome(program: Program, layer_of: dict[int, str], attribution: Attri
 
 
 def _mean_of_middle(sizes: list[int]) -> int:
-    """Return the mean of the middle half of sorted sizes, which varies less than the median."""
+    """Return the mean of the middle half of sorted sizes."""
     quarter = len(sizes) // 4
     return int(statistics.mean(sizes[quarter : len(sizes) - quarter]))
 
 
 def _most(program: Program, kernels: Kernels) -> int:
-    """Return the peak of the largest possible step, or 0 if the usual ones are as large.
+    """Return the peak of the largest possible step, or 0 if none is larger.
 
     On a card cuDNN may use all of its workspace limit that is available. On a CPU a thread may get no processor, and
     the buffers of a loop's iterations accumulate.
@@ -125,7 +125,7 @@ def _unmodelled(program: Program, kernels: Kernels, workspace: int) -> list[Unmo
 
 
 def _seconds(program: Program, kernels: Kernels) -> list[float]:
-    """Return the usual time of each operation, or zeros on a card, as one thread starts them in order."""
+    """Return the usual time of each operation, or zeros on a card."""
     if isinstance(kernels, CardKernels):
         return [0.0] * len(program.nodes)
     product_seconds = SMALLEST_PRODUCT_SECONDS if program.has_loops else 0.0
