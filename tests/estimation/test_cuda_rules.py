@@ -71,11 +71,11 @@ def convolved(kind, is_last, stride=1, **more):
         ("Conv2DBackpropFilter", True, 1, T4, [FILTER_BYTES, 2 * 8 * 8 * 16 * 4, 2 * 8 * 8 * 3 * 4]),
     ],
 )
-def test_a_convolution_copies_what_cudnn_wants_otherwise(kind, is_last, stride, card, wanted):
+def test_convolution_scratch_has_copies_in_cudnns_layout(kind, is_last, stride, card, wanted):
     assert convolved(kind, is_last, stride, card=card) == wanted
 
 
-def test_what_is_a_matrix_product_needs_nothing():
+def test_convolution_as_matrix_product_needs_no_scratch():
     point, filters = tensor(2, 8, 8, 16), tensor(1, 1, 3, 16)
     assert needs("Conv2D", (IMAGE, filters), point, data_format=b"NHWC", padding=b"SAME") == []
     whole = tensor(8, 8, 3, 10)
@@ -142,7 +142,7 @@ def node(name, kind, inputs, *outputs):
     return Node(name, kind, inputs, (), outputs, {})
 
 
-def test_tensors_are_copied_once_to_where_they_are_wanted():
+def test_on_card_copies_each_tensor_once():
     program = Program(
         (
             node("batch", "Placeholder", (), tensor(64)),
@@ -165,7 +165,7 @@ def test_tensors_are_copied_once_to_where_they_are_wanted():
 
 
 @pytest.mark.parametrize(("mode", "told"), [(b"lstm", 736_000_000), (b"gru", 864_000_000)])
-def test_what_a_recurrent_layer_keeps_is_what_cudnn_told_of_four(mode, told):
+def test_rnn_reserve_equals_cudnns_report(mode, told):
     """pytorch/pytorch#2895: four layers of 320 units; 25,000 is what samples and steps come to in both figures."""
     made = tensor(500, 50, 320)
     layer = Node(
@@ -195,7 +195,7 @@ def test_the_upper_end_is_no_more_than_the_card_has():
     assert [each.bytes for each in roomy.unmodelled if each.what.startswith("workspace")] == [roomy.high - roomy.total]
 
 
-def test_steps_on_a_card_vary_in_cudnns_workspace_alone():
+def test_card_interval_varies_only_by_cudnns_workspace():
     """One thread starts all operations, so threads that race on a CPU change nothing."""
     filled = [node(f"c{number}", "Fill", (), tensor(1 << 18)) for number in range(4)]
     taken = [node(f"e{number}", "Transpose", ((number, 0),), tensor(1 << 18)) for number in range(4)]

@@ -52,7 +52,7 @@ def test_known_networks(name, shape, parameters):
     assert sum(row.parameters for row in report.layers) == parameters
 
 
-def test_rows_agree_with_what_a_real_call_puts_out():
+def test_inferred_outputs_equal_those_of_a_real_call():
     """Every output of a real forward pass has the size that was inferred."""
     inputs = keras.Input((12, 12, 3))
     x = layers.SeparableConv2D(8, 3, padding="same")(inputs)
@@ -303,7 +303,7 @@ def test_an_optimizer_has_the_slots_that_the_real_one_has():
         estimate(model, optimizer="adamm")
 
 
-def test_an_output_whose_size_depends_on_the_data_is_unknown():
+def test_output_of_data_dependent_size_is_unknown():
     class Pick(layers.Layer):
         def call(self, x):
             import tensorflow as tf
@@ -357,7 +357,7 @@ def test_json_has_the_fields_of_the_contract(mnist_cnn):
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_the_garbage_collector_is_left_as_it_was(mnist_cnn, is_on):
+def test_estimate_restores_the_garbage_collector(mnist_cnn, is_on):
     was_on = gc.isenabled()
     try:
         gc.enable() if is_on else gc.disable()

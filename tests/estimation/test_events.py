@@ -57,7 +57,7 @@ def test_the_recording_is_complete_and_in_order(recorded):
     assert all(event.requested <= event.allocated for event in events)
 
 
-def test_marks_divide_it_into_the_steps_whose_peaks_were_measured(recorded):
+def test_marks_divide_the_recording_into_steps(recorded):
     peaks, events, marks = recorded
     begins = [mark.time for mark in marks]
     steps = [

@@ -76,6 +76,6 @@ def test_verdict_at_each_border(low, high, available, expected):
     assert verdict(Bytes(10, low, high, *[None] * 7), available) == expected
 
 
-def test_a_verdict_does_not_count_what_is_taken_only_while_it_is_free():
+def test_verdict_ignores_optional_workspace():
     need = Bytes(10, 8, 92, optional_workspace=80)
     assert (need.most_needed, verdict(need, 12), verdict(need, 11)) == (12, "fits", "too close to call")

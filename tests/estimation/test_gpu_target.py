@@ -137,7 +137,7 @@ def test_the_bytes_of_a_plan_are_those_of_its_buffers():
     assert not plan.is_recomputed and read_plan(proto(remat=".remat2")).is_recomputed
 
 
-def test_the_peak_of_the_temporary_buffers_has_the_operations_that_made_them():
+def test_live_buffers_have_their_operations():
     plan = read_plan(proto())
     first = "jit(train_step)/jvp(conv1)/conv"
     assert sorted(plan.live) == [(500, first), (1000, first)]  # a copy counts as what it copies
@@ -145,7 +145,7 @@ def test_the_peak_of_the_temporary_buffers_has_the_operations_that_made_them():
     assert read_plan(message((1, module()), (3, message()))).at is None
 
 
-def test_a_fusion_has_the_name_of_what_is_inside():
+def test_fusion_has_the_operation_of_its_last_instruction():
     events = message(*((1, message((1, ALLOCATE), (2, 3))),))
     plan = read_plan(message((1, module()), (3, message((1, buffer(3, 700, 21)), (4, events)))))
     assert plan.live == ((700, "jit(step)/transpose(jvp(conv1))/mul"),)
@@ -157,7 +157,7 @@ def test_a_convolution_without_workspace_counts_with_all_its_tensors():
     assert convolution == (size, "jit(train_step)/jvp(conv1)/conv")
 
 
-def test_a_product_in_a_triton_kernel_counts_with_what_only_the_kernel_holds():
+def test_triton_product_counts_tensors_without_a_buffer():
     def product(number, *after):
         """Transposed columns times rows, and what follows."""
         return message(
@@ -191,7 +191,7 @@ def test_a_product_in_a_triton_kernel_counts_with_what_only_the_kernel_holds():
         ("copy.5", Origin(None, "forward")),
     ],
 )
-def test_where_an_operation_comes_from(operation, expected):
+def test_jax_names_origin(operation, expected):
     assert JaxNames({"conv1", "encoder", "dense"}, "adam").origin(operation) == expected
 
 
@@ -293,7 +293,7 @@ def test_a_growing_allocator_of_jax_hands_out_larger_chunks():
     assert bytes_in_use(step, conv3d, grows=False) == pytest.approx(conv3d.total, rel=1e-4)
 
 
-def test_recomputation_is_said_with_what_it_saves():
+def test_recomputation_is_noted_with_its_saving():
     squeezed = one_plan(1000, is_recomputed=True)
     answer = outcome(compiled(squeezed, unlimited=(one_plan(1500 * MIB),), notes=("assumed",)))
     assert answer.pool.requested == 1000 < 1500 * MIB < answer.high <= 1502 * MIB
@@ -347,7 +347,7 @@ def test_inference_returns_more_than_it_is_lent():
 # The parent
 
 
-def test_the_child_is_asked_for_the_card(monkeypatch):
+def test_gpu_target_plan_passes_the_card_to_the_child(monkeypatch):
     asked, step = {}, compiled(one_plan(5))
 
     def run_child(function, request, target, has_triton, folder, **options):
@@ -366,7 +366,7 @@ def test_the_child_is_asked_for_the_card(monkeypatch):
     assert asked["has_triton"] is True
 
 
-def test_what_is_missing_or_no_plan_is_named(monkeypatch):
+def test_missing_packages_and_unknown_cards_are_named(monkeypatch):
     monkeypatch.setattr(gpu_target, "missing_parts", lambda: True)
     with pytest.raises(MissingExtraError, match=r"pip install 'kerasmem\[gpu-targets\]'"):
         gpu_target_plan(StepSpec("m.keras"), T4)
@@ -374,7 +374,7 @@ def test_what_is_missing_or_no_plan_is_named(monkeypatch):
         gpu_target_plan(StepSpec("m.keras"), find_card("k80"))
 
 
-def test_ptxas_is_named_where_it_is_missing(monkeypatch):
+def test_missing_ptxas_is_named(monkeypatch):
     monkeypatch.setattr(gpu_target.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ptxas .*kerasmem\[gpu-targets\]"):
         gpu_target.cuda_folder()

@@ -100,7 +100,7 @@ def executor_of(program, slow):
     return Executor(program, CpuKernels(EIGEN), [1.0 if node.name == slow else 1e-6 for node in program.nodes])
 
 
-def test_a_straight_program_is_left_as_it_is():
+def test_unroll_returns_a_straight_program_unchanged():
     sketch = Sketch()
     sketch.add("x", "Placeholder")
     program = sketch.program(sketch.add("y", "Relu", ["x"]))
@@ -133,7 +133,7 @@ def test_a_loop_in_a_loop():
     assert chain(straight, straight.results[0]) == ["inner_body", "inner_body", "outer_body"] * 3 + ["x"]
 
 
-def test_the_next_iteration_waits_for_the_counter_alone():
+def test_next_iteration_waits_only_for_the_counter():
     """Grappler has the constants of a loop's condition wait for all its variables, TensorFlow's runtime does not."""
     sketch = Sketch()
     sketch.add("x", "Placeholder")
@@ -166,7 +166,7 @@ def test_a_loop_must_end_after_a_known_number_of_times(monkeypatch, times, reaso
     [(None, (4, 4000), "Log", "yes"), (None, (4000, 4), "Log", "no"), (None, (4, 4000), "Where", "no"),
      (True, (4, 4000), "Log", "yes"), (False, (4, 4000), "Log", "no")],
 )  # fmt: skip
-def test_of_branches_that_depend_on_the_data_the_heavier_is_taken(value, sizes, of_yes, taken):
+def test_larger_branch_runs_if_the_condition_is_unknown(value, sizes, of_yes, taken):
     sketch = Sketch()
     sketch.add("x", "Placeholder")
     if value is None:
@@ -195,7 +195,7 @@ def products(program):
 
 
 @pytest.mark.parametrize(("batch_size", "kept"), [(64, [64 * 32 * 32 * 24 * 4]), (128, [])])
-def test_what_follows_from_constants_alone_is_kept_up_to_10_mib(program, batch_size, kept):
+def test_constants_are_folded_up_to_10_mib(program, batch_size, kept):
     made, _ = program_of(measuring.maps(), batch_size)
     constants = [node.outputs[0].bytes for node in made.nodes if node.type == "Const"]
     assert [each for each in constants if each > 100 << 10] == kept

@@ -39,6 +39,6 @@ def test_eigen_gathers_weights_that_it_reads_across_rows(rows, inner, outer):
     assert of_input > of_weights + update
 
 
-def test_gathering_takes_longer_where_rows_lie_in_the_same_places_of_the_cache():
+def test_gathering_is_slower_if_rows_share_cache_sets():
     apart, same = (dense_gradients(64, 4000, outer)[0] for outer in (4000, 4096))
     assert same > 2 * apart

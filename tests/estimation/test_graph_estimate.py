@@ -46,7 +46,7 @@ def check(report):
 
 @pytest.mark.parametrize(("build", "batch_size"), [(measuring.transformer, 32), (measuring.recurrent, 128)])
 @pytest.mark.usefixtures("x86_kernels")
-def test_the_total_is_near_what_training_takes(program, build, batch_size):
+def test_total_is_near_the_measured_peak(program, build, batch_size):
     measured = measuring.measure(program, build.__name__, batch_size)
     report = check(graph(build, batch_size))
     assert 0.8 < report.bytes.total / measured["peak"] < 1.2, (report.bytes, measured)
@@ -76,7 +76,7 @@ def test_either_kind_of_kernels(program, build, batch_size, asked):
 
 
 @pytest.mark.usefixtures("x86_kernels")
-def test_one_thread_takes_what_it_takes_in_training(program):
+def test_total_of_one_thread_equals_the_measured_peak(program):
     alone = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_NUM_INTEROP_THREADS": "1"}
     measured = measuring.measure(program, "thumbnails", 64, "estimate", **alone)
     assert measured["estimate"]["bytes"]["total"] == pytest.approx(measured["peak"], rel=0.02)
@@ -206,7 +206,7 @@ def looked_up():
     [stateful, masked, quantised, frozen, without_weights, mixed, wrapped, looked_up],
     ids=lambda f: f.__name__,
 )
-def test_odd_models_have_an_answer(build):
+def test_unusual_models_are_estimated(build):
     check(graph(build, 4 if build is stateful else 8))
 
 
@@ -252,7 +252,7 @@ def transposed():
     ],
     ids=["loop", "branch", "branch for adafactor", "sizes in constants", "axes in constants", "order of axes"],
 )
-def test_sizes_that_only_constants_tell_are_found(build, optimizer, batch_size):
+def test_sizes_are_inferred_from_constants(build, optimizer, batch_size):
     model = build()
     model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=False)
     report = check(graph(model, batch_size))
@@ -284,7 +284,7 @@ class NoGradient(layers.Layer):
 
 
 @pytest.mark.parametrize("layer", [Chosen, Endless, NoGradient])
-def test_what_cannot_be_simulated_says_why_and_auto_falls_back(layer, monkeypatch):
+def test_unsupported_step_has_a_reason_and_auto_falls_back(layer, monkeypatch):
     from kerasmem.estimation import methods
 
     monkeypatch.setattr(methods, "PROBED_SHARE", 0)  # no step is run
@@ -305,7 +305,7 @@ def test_what_cannot_be_simulated_says_why_and_auto_falls_back(layer, monkeypatc
 
 
 @pytest.mark.parametrize(("megabytes", "is_in_place"), [(30, False), (120, True)])
-def test_grappler_adds_up_in_place_where_the_step_would_fill_the_device(megabytes, is_in_place):
+def test_grappler_adds_in_place_if_a_step_would_fill_the_device(megabytes, is_in_place):
     """A canary of its memory optimizer: TensorFlow says that a CPU has 256 MiB, and it begins at 80 % of them."""
     with tf.Graph().as_default() as graph:
         drawn = [tf.random.uniform((megabytes << 18,)) for _ in range(3)]  # on paper
@@ -326,7 +326,7 @@ def test_a_giant_batch_allocates_nothing():
         graph(image_net, 10**12)
 
 
-def test_the_users_random_numbers_are_left_alone():
+def test_estimate_keeps_the_random_state():
     def draw(between):
         keras.utils.set_random_seed(1)
         between()

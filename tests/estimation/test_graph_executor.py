@@ -155,7 +155,7 @@ def test_an_output_takes_over(nodes, added):
     assert list(Run(program(*nodes, results=["c"])).step().values()) == added
 
 
-def test_the_callers_batch_is_never_taken_over():
+def test_the_callers_batch_is_never_reused():
     made = program(("x", "Placeholder", [], 1024), ("a", "Relu", ["x"], 1024), arguments=["x"])
     run = Run(made)
     assert run.step()["a"] in (0, 1024)
@@ -222,7 +222,7 @@ def test_an_assignment_gives_the_variable_another_buffer():
     assert run.heap.allocator.in_use == run.before
 
 
-def test_a_sum_in_place_holds_one_of_what_it_adds():
+def test_sum_in_place_holds_one_summand():
     """What Grappler's memory optimizer makes of an AddN."""
     made = program(
         ("x", "Placeholder", [], 0), ("v", "TemporaryVariable", [], 1024), ("zeros", "Const", [], 1024),
@@ -236,7 +236,7 @@ def test_a_sum_in_place_holds_one_of_what_it_adds():
     assert run.heap.peak.in_use == run.before + 2 * 1024
 
 
-def test_results_are_kept_until_the_end_of_the_step():
+def test_results_live_until_the_end_of_the_step():
     made = program(
         ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Conv2D", ["x"], 2048, {"after": ["a"]}),
         results=["a", "a", "b"],
@@ -249,7 +249,7 @@ def test_results_are_kept_until_the_end_of_the_step():
     assert run.heap.allocator.in_use == run.before
 
 
-def test_the_upper_end_has_room_for_what_the_allocator_may_waste_on_one_buffer():
+def test_upper_end_includes_waste_in_one_chunk():
     made = program(
         ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1 << 30), ("b", "Conv2D", ["a"], 4), results=["b"]
     )
@@ -263,7 +263,7 @@ def test_the_upper_end_has_room_for_what_the_allocator_may_waste_on_one_buffer()
     [([("x", "Placeholder", [], 4), ("w", "Where", ["x"], None)], r"size of w \(Where\) depends on the data"),
      ([("h", "VarHandleOp", [], 0), ("r", "ReadVariableOp", ["h"], 4)], "variable of r")],
 )  # fmt: skip
-def test_what_is_not_known_is_not_modelled(nodes, reason):
+def test_unknown_sizes_and_variables_are_refused(nodes, reason):
     with pytest.raises(NotModelled, match=reason):
         Run(program(*nodes)).step()
 

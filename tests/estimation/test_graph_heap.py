@@ -15,7 +15,7 @@ def allocations(heap):
     return [buffer.bytes for buffer, variable in heap.log if variable != FREED]
 
 
-def test_a_random_value_is_drawn_scaled_and_shifted_a_filled_one_made_once():
+def test_random_variable_takes_three_buffers_and_a_filled_one_takes_one():
     heap = Heap()
     (held,) = make_variables([variable(4096)], [], heap)
     assert allocations(heap) == [HANDLE_BYTES, 4096, 4096, 4096]
@@ -48,7 +48,7 @@ def test_slots_of_one_shape_share_one_filling_until_it_is_written():
     assert first is not second
 
 
-def test_the_batch_lies_between_weights_and_slots():
+def test_the_batch_is_allocated_between_weights_and_slots():
     heap = Heap()
     make_variables([variable(512, initial="filled"), variable(1024, "optimizer", "filled")], [(7, 2048)], heap)
     order = [size for size in allocations(heap) if size != HANDLE_BYTES]

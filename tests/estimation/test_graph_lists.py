@@ -59,7 +59,7 @@ def pop(count):
     ][:count]
 
 
-def test_shapes_of_what_is_popped():
+def test_popped_items_have_shapes():
     found = resolve_lists(Program(tuple(pop(8)), (), (), ()), unknown).nodes
     assert [found[number].inputs[-1] for number in (6, 7)] == [(1, 0), (0, 0)]
     assert [found[number].outputs[1].shape for number in (6, 7)] == [(5,), (2, 3)]
@@ -106,7 +106,7 @@ def test_shapes_left_open_are_inferred_from_inputs_and_constants():
     assert asked == [("y", [(4, 3), ()], [None, 1]), ("z", [(4, 7)], [None])]
 
 
-def test_rows_of_a_gradient_are_made_added_and_live_until_their_last_use():
+def test_gradient_rows_live_until_their_last_use():
     """A loop's gradient: rows of zeros, and at each iteration a list with one row is added to them."""
     found = settled(
         ("a", "Placeholder", [], tensor(2, 3)),

@@ -125,7 +125,7 @@ def report():
     return on_card(convnet())
 
 
-def test_the_report_says_that_it_is_predicted_and_what_is_missing(report):
+def test_card_report_notes_prediction_and_unmodelled_memory(report):
     assert any("CUDA kernels: predicted, not read off a card yet" in note for note in report.notes)
     assert not report.settings.stands_in, "its kernels are the card's, not a CPU's"
     missing = {each.what: each for each in report.unmodelled}
@@ -139,7 +139,7 @@ def test_the_report_says_that_it_is_predicted_and_what_is_missing(report):
     assert report.device.name and report.pool.in_use <= report.pool.reserved
 
 
-def test_dense_layers_take_what_they_take_on_the_cpu():
+def test_dense_layers_need_the_same_on_card_and_cpu():
     """The same buffers but for the batch, which lies on the host until it is copied, and small constants."""
     card, cpu = on_card(dense(), 512), estimate(dense(), method="graph", batch_size=512)
     assert (card.bytes.weights, card.bytes.optimizer) == pytest.approx((cpu.bytes.weights, cpu.bytes.optimizer), abs=64)

@@ -84,7 +84,7 @@ def test_onednn_has_the_kernels_that_tensorflow_registers(type_name):
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [("float32", 0), ("bfloat16", 0), ("float16", 2)])
-def test_a_gradient_that_onednn_lacks_in_a_dtype_takes_what_tensorflows_own_takes(dtype, copies):
+def test_gradient_without_onednn_kernel_needs_eigens_scratch(dtype, copies):
     kernels = CpuKernels(ONEDNN, ("float32", "bfloat16", "float16"))
     images = tensor((8, 32, 32, 16), dtype)
     node = Node("one", "FusedBatchNormGradV3", (), (), (images,), {})

@@ -65,7 +65,7 @@ def test_a_grid_of_arguments():
     assert [(each.model, each.grid) for each in table.candidates][1] == ("dense", {"units": 3, "depth": 2})
 
 
-def test_what_fails_is_a_row_with_its_reason(files):
+def test_failed_estimate_is_a_row_with_its_reason(files):
     models = [dense, files / "torn.keras", crashes, "no.module:build", files / "a.keras"]
     table = kerasmem.estimate_many(models, method="formula")
     assert [each.report is None for each in table.candidates] == [False, True, True, True, False]

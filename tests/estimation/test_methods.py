@@ -107,7 +107,7 @@ def test_the_method_follows_how_keras_would_run_the_step(ask, jit_compile, targe
     ("target", "fails", "answers"),
     [(None, ("graph",), "probe"), (CARD, ("gpu-target",), "xla"), (CARD, ("gpu-target", "xla"), "graph")],
 )
-def test_where_one_has_no_answer_the_next_is_asked_and_it_is_said(ask, target, fails, answers):
+def test_auto_tries_the_next_method_and_notes_why(ask, target, fails, answers):
     answer, _ = ask(target=target, fails=fails)
     assert answer.method == answers
     assert [note for note in answer.notes if "has no answer" in note] == [

@@ -49,7 +49,7 @@ def test_too_little_time_is_a_message():
         run_steps(request, 8, 2, timeout=-1)
 
 
-def test_what_was_compiled_in_python_is_measured(mnist_cnn):
+def test_measure_uses_the_compiled_settings(mnist_cnn):
     report = measure(mnist_cnn, batch_size=4, steps=3, device="16GB", timeout=300)
     need = report.bytes
     assert report.settings.method == "measure"

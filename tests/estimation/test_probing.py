@@ -43,7 +43,7 @@ def line(batch):
     return 1000 + 10 * batch
 
 
-def test_the_peak_lies_on_the_line_through_the_measured_ones(outcome):
+def test_probe_extrapolates_linearly(outcome):
     peaks = {batch: (line(batch) - 1, line(batch), line(batch) + 1) for batch in (16, 48)}
     measured = outcome(peaks, 64)
     assert (measured.total, measured.pool.in_use) == (line(64), line(64))
@@ -51,7 +51,7 @@ def test_the_peak_lies_on_the_line_through_the_measured_ones(outcome):
     assert measured.inputs == 5 * 64
 
 
-def test_the_interval_covers_what_the_spread_of_the_peaks_grows_to(outcome):
+def test_probe_interval_covers_the_extrapolated_spread(outcome):
     measured = outcome({16: (900, 1100), 48: (1200, 1600)}, 64)
     assert measured.low == 1200 + (1200 - 1100) / 2
     assert measured.high == 1600 + (1600 - 900) / 2
@@ -64,7 +64,7 @@ def test_a_plan_of_xla_is_not_extrapolated(outcome):
 
 
 @pytest.mark.parametrize("available", [10 * GIB, 2 * GIB])
-def test_real_steps_leave_the_host_memory_whatever_the_device_has(monkeypatch, available):
+def test_real_steps_are_limited_by_free_host_memory(monkeypatch, available):
     tried = []
 
     def run_child(function, *arguments, limits, **_):

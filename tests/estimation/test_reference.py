@@ -15,7 +15,7 @@ from kerasmem.estimation.formula import known_networks, networks_beside
 @pytest.mark.parametrize(
     ("name", "build"), [("VGG-16", keras.applications.VGG16), ("MobileNet", keras.applications.MobileNet)]
 )
-def test_figures_are_what_the_formula_gives(name, build):
+def test_known_networks_have_the_formulas_figures(name, build):
     report = estimate(lambda: build(weights=None), method="formula")
     figures = report.model.parameters, report.formula.activation_elements_per_sample
     assert (name, *figures) in known_networks()

@@ -26,7 +26,7 @@ class Model:
         return need(total, total * (1 - self.spread), total * (1 + self.spread))
 
 
-def test_what_a_step_does_without_is_in_no_upper_end():
+def test_search_ignores_optional_workspace():
     found = search(lambda size: Bytes(size, size, 10 * size, optional_workspace=9 * size), 100, tolerance=0)
     assert found.largest == 100
     assert all(row.high == row.size for row in found.rows)
@@ -59,13 +59,13 @@ def test_the_answer_is_the_last_that_fits_and_the_first_that_does_not(base, slop
 
 @properties
 @given(BASE, SLOPE, st.integers(10**6, 10**8), SPREAD)
-def test_few_questions_where_memory_grows_in_proportion(base, slope, room, spread):
+def test_search_evaluates_few_sizes_if_memory_is_linear(base, slope, room, spread):
     model = Model(lambda size: base + slope * size, spread)
     search(model, room)
     assert len(model.asked) <= (9 if spread else 7)
 
 
-def test_within_one_percent_unless_asked_for_the_last():
+def test_search_is_within_its_tolerance():
     def steps(size):  # jumps, as chunks and regions make them
         return (10_000 + 700 * size) * (1 + 0.1 * (size // 37 % 3))
 
@@ -87,7 +87,7 @@ def test_nothing_fits():
     assert close.fails_from == 1402
 
 
-def test_no_upper_end_is_never_said_to_fit():
+def test_nothing_fits_without_an_upper_end():
     found = search(lambda size: need(100 * size, 50 * size), 10_000, tolerance=0)
     assert (found.largest, found.fails_from, found.verdict) == (None, 201, "too close to call")
 
@@ -102,7 +102,7 @@ def test_everything_up_to_the_maximum_fits():
 
 @properties
 @given(st.randoms(use_true_random=False), st.sampled_from([None, 1, 2, 50]))
-def test_noise_neither_loops_nor_lies(draw, maximum):
+def test_search_ends_on_noise_with_a_consistent_result(draw, maximum):
     answers = {}
 
     def ask(size):

@@ -131,7 +131,7 @@ def test_a_fixed_batch_is_refused(batch_size):
 
 
 @pytest.mark.parametrize(("cards", "is_said"), [([], True), ([None], True), ([None, 0], False)])
-def test_real_steps_ran_on_the_cpu_where_no_card_is_let_through(monkeypatch, cards, is_said):
+def test_note_on_trials_without_a_gpu(monkeypatch, cards, is_said):
     monkeypatch.setattr(sizing, "list_devices", lambda environ: [SimpleNamespace(cuda_index=each) for each in cards])
     notes = sizing._trial_notes(8, 8, ())
     assert any("ran on the CPU" in each for each in notes) == is_said

@@ -19,9 +19,7 @@ layers = keras.layers
 
 
 @pytest.mark.parametrize(("build", "batch_size"), [(measuring.convnet, 32), (measuring.perceptron, 64)])
-def test_the_allocator_is_asked_for_the_plan_and_the_total_is_the_measured_peak(
-    program, monkeypatch, build, batch_size
-):
+def test_plan_equals_the_measured_requests_and_peak(program, monkeypatch, build, batch_size):
     plans = []
     monkeypatch.setattr(methods, "compile_plan", lambda traced: plans.append(compile_plan(traced)) or plans[0])
     report = estimate(build, method="xla", batch_size=batch_size)
@@ -40,7 +38,7 @@ def test_the_allocator_is_asked_for_the_plan_and_the_total_is_the_measured_peak(
     assert report.instant is not None
 
 
-def test_what_xla_cannot_compile():
+def test_step_that_xla_cannot_compile():
     def build():
         text = keras.Input((1,), dtype="string")
         return keras.Model(text, layers.Dense(1)(layers.Embedding(10, 2)(layers.Hashing(10)(text))))

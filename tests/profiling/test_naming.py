@@ -56,7 +56,7 @@ def test_names(chunk, category, layer, share):
 
 
 @pytest.mark.parametrize("operation", ["__inference_one_step_on_data_203", ""])
-def test_what_xla_keeps_in_its_buffer(operation):
+def test_names_in_xlas_buffer(operation):
     parts = list(NAMER.name(new(operation, size=9000)))
     assert [(part.bytes, part.category, part.layer, part.share) for part in parts] == [
         (6000, "activations", "dense", ""),

@@ -36,7 +36,7 @@ class Recording:
         )
 
 
-def test_the_peak_and_what_is_live_at_it():
+def test_peak_and_live_chunks():
     step = Recording().allocate(1, 1000, "a").allocate(2, 3000, "b").free(1, 1000).allocate(3, 512, "c").events
     found = replay_step(step, is_complete=True)
     assert (found.begin, found.peak, found.operation, found.unknown) == (0, 1024 + 3072, "b", 0)
@@ -96,7 +96,7 @@ def test_a_tensor_that_shares_memory_of_numpy_is_no_chunk():
     assert sum(chunk.allocated for chunk in found.live) + found.unknown == found.peak
 
 
-def test_what_a_complete_recording_does_not_have_is_no_chunk():
+def test_complete_recording_ignores_unrecorded_tensors():
     earlier = Recording().allocate(1, 1000).events
     found = replay_step([], earlier, [KnownTensor(99, 4000, "constant", "a view")], is_complete=True)
     assert len(found.live) == 1
