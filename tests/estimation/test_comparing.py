@@ -28,28 +28,28 @@ def with_bytes(base, total, low=None, high=None):
 
 def test_changes_by_layer_add_up_to_the_total():
     before, after = report(), report(16, extra=True)
-    found = compare(before, after)
-    assert sum(each.change for each in found.layers) == after.bytes.total - before.bytes.total
-    assert sum(each.change for each in found.categories[:-1]) == found.categories[-1].change
-    by_name = {each.name: each for each in found.layers}
+    comparison = compare(before, after)
+    assert sum(row.change for row in comparison.layers) == after.bytes.total - before.bytes.total
+    assert sum(row.change for row in comparison.categories[:-1]) == comparison.categories[-1].change
+    by_name = {row.name: row for row in comparison.layers}
     assert by_name["extra"].is_in == "second"
     assert by_name["extra"].before is None
     assert by_name["extra"].change == by_name["extra"].after > 0
-    changes = [abs(each.change) for each in found.layers]
+    changes = [abs(row.change) for row in comparison.layers]
     assert changes == sorted(changes, reverse=True)
 
 
 def test_numbers_of_keras_do_not_part_layers():
-    found = compare(report(), report(first="dense_7", last="dense_8"))
-    pairs = {each.name: each for each in found.layers if "→" in each.name}
+    comparison = compare(report(), report(first="dense_7", last="dense_8"))
+    pairs = {row.name: row for row in comparison.layers if "→" in row.name}
     assert set(pairs) == {"dense → dense_7", "dense_1 → dense_8"}
-    assert all(each.is_in == "both" and each.change == 0 for each in pairs.values())
+    assert all(row.is_in == "both" and row.change == 0 for row in pairs.values())
     # A name that both have is not given to another.
-    found = compare(report(), report(first="dense_1", last="dense"))
-    assert {each.name for each in found.layers} >= {"dense", "dense_1"}
+    comparison = compare(report(), report(first="dense_1", last="dense"))
+    assert {row.name for row in comparison.layers} >= {"dense", "dense_1"}
     # Nor are layers of other names, or other classes, the same.
-    found = compare(report(), report(first="other"))
-    assert {each.name: each.is_in for each in found.layers}["other"] == "second"
+    comparison = compare(report(), report(first="other"))
+    assert {row.name: row.is_in for row in comparison.layers}["other"] == "second"
 
 
 def test_many_layers_of_one_name_stem_are_paired_in_order():
@@ -57,9 +57,9 @@ def test_many_layers_of_one_name_stem_are_paired_in_order():
     row = base.layers[1]
     many = tuple(replace(row, name=f"dense_{number}", bytes=number) for number in range(5000))
     moved = tuple(replace(row, name=f"dense_{number + 10_000}", bytes=number) for number in range(5000))
-    found = compare(replace(base, layers=many), replace(base, layers=moved))
-    assert len(found.layers) == 5000
-    assert all(each.change == 0 for each in found.layers)
+    comparison = compare(replace(base, layers=many), replace(base, layers=moved))
+    assert len(comparison.layers) == 5000
+    assert all(row.change == 0 for row in comparison.layers)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_a_model_is_compared_with_a_report_by_the_settings_of_the_report(tmp_pat
     path = tmp_path / "before.json"
     path.write_text(json.dumps(before.to_dict()))
     model = keras.Sequential([keras.Input((4,), name="input"), keras.layers.Dense(16)], name="model")
-    found = compare(path, model, max_increase="5%")
-    assert found.before == before
-    assert (found.after.settings.batch_size, found.after.settings.method) == (4, "formula")
-    assert found == compare(before, found.after, max_increase="5%")
-    assert [limit.what for limit in found.limits] == ["increase"]
+    comparison = compare(path, model, max_increase="5%")
+    assert comparison.before == before
+    assert (comparison.after.settings.batch_size, comparison.after.settings.method) == (4, "formula")
+    assert comparison == compare(before, comparison.after, max_increase="5%")
+    assert [limit.what for limit in comparison.limits] == ["increase"]
 
 
 def test_reports_of_other_settings_are_compared_only_on_request():
@@ -103,6 +103,6 @@ def test_reports_of_other_settings_are_compared_only_on_request():
     after = replace(before, settings=replace(before.settings, batch_size=8, method="graph"))
     with pytest.raises(UsageError, match="batch sizes differ: 4 and 8"):
         compare(before, after)
-    found = compare(before, after, allow_different_settings=True)
-    assert found.notes == ("the methods differ: formula and graph", "the batch sizes differ: 4 and 8")
+    comparison = compare(before, after, allow_different_settings=True)
+    assert comparison.notes == ("the methods differ: formula and graph", "the batch sizes differ: 4 and 8")
     assert compare(before, before).notes == ()

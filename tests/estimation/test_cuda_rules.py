@@ -57,7 +57,7 @@ def convolved(kind, is_last, stride=1, **more):
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_last", "stride", "card", "wanted"),
+    ("kind", "is_last", "stride", "card", "expected"),
     [
         ("Conv2D", False, 1, T4, [FILTER_BYTES]),
         ("Conv2D", False, 2, T4, [FILTER_BYTES, PADDED]),
@@ -71,8 +71,8 @@ def convolved(kind, is_last, stride=1, **more):
         ("Conv2DBackpropFilter", True, 1, T4, [FILTER_BYTES, 2 * 8 * 8 * 16 * 4, 2 * 8 * 8 * 3 * 4]),
     ],
 )
-def test_convolution_scratch_has_copies_in_cudnns_layout(kind, is_last, stride, card, wanted):
-    assert convolved(kind, is_last, stride, card=card) == wanted
+def test_convolution_scratch_has_copies_in_cudnns_layout(kind, is_last, stride, card, expected):
+    assert convolved(kind, is_last, stride, card=card) == expected
 
 
 def test_convolution_as_matrix_product_needs_no_scratch():
@@ -81,8 +81,8 @@ def test_convolution_as_matrix_product_needs_no_scratch():
     whole = tensor(8, 8, 3, 10)
     assert needs("Conv2D", (IMAGE, whole), tensor(2, 1, 1, 10), data_format=b"NHWC", padding=b"VALID") == []
     # With the channels first it goes to cuDNN all the same.
-    given = needs("Conv2D", (FIRST, filters), tensor(2, 16, 8, 8), data_format=b"NCHW", padding=b"SAME")
-    assert given == [filters.bytes]
+    operands = needs("Conv2D", (FIRST, filters), tensor(2, 16, 8, 8), data_format=b"NCHW", padding=b"SAME")
+    assert operands == [filters.bytes]
 
 
 def test_the_upper_end_of_the_workspace_is_the_largest_algorithm_s():
@@ -99,8 +99,8 @@ def test_the_upper_end_of_the_workspace_is_the_largest_algorithm_s():
     smaller = needs("Conv2D", inputs, tensor(1, 4, 3, 3), workspace=1 << 30, strides=[1, 1, 2, 2], **attributes)
     assert smaller[-1] - REDZONES == (2 * 36 + 9 * 2 * 4 + 4 * 9) * 4 > 9 * 9 * 2 * 4
     # The filter's gradient forms no such matrix.
-    given = (inputs[0], tensor(4, dtype="int32"), result)
-    tried = needs("Conv2DBackpropFilter", given, inputs[1], workspace=1 << 30, **attributes)[-2:]
+    operands = (inputs[0], tensor(4, dtype="int32"), result)
+    tried = needs("Conv2DBackpropFilter", operands, inputs[1], workspace=1 << 30, **attributes)[-2:]
     assert tried == [inputs[1].bytes + REDZONES, transformed + REDZONES]
 
 
@@ -115,7 +115,7 @@ def test_planes_too_large_for_a_transform_are_divided_into_tiles():
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "output", "attributes", "wanted"),
+    ("kind", "operands", "output", "attributes", "expected"),
     [
         ("Softmax", tensor(4, 10), tensor(4, 10), {}, [160, 160]),
         ("Softmax", tensor(4, 10, dtype="float16"), tensor(4, 10, dtype="float16"), {}, [80, 160]),
@@ -128,8 +128,8 @@ def test_planes_too_large_for_a_transform_are_divided_into_tiles():
         ),
     ],
 )  # fmt: skip
-def test_other_kernels(kind, given, output, attributes, wanted):
-    assert needs(kind, (given,), output, **attributes) == wanted
+def test_other_kernels(kind, operands, output, attributes, expected):
+    assert needs(kind, (operands,), output, **attributes) == expected
 
 
 def test_a_card_s_kernels_are_chosen_by_the_device():
@@ -153,10 +153,10 @@ def test_on_card_copies_each_tensor_once():
         (), (0,), ((1, 0), (3, 0)),
     )  # fmt: skip
     placed = on_card(program, {"batch", "third"})
-    copies = [each for each in placed.nodes if each.type == COPY]
-    assert [(each.name, each.outputs[0].on_host) for each in copies] == [("batch", False), ("second", True)]
+    copies = [part for part in placed.nodes if part.type == COPY]
+    assert [(part.name, part.outputs[0].on_host) for part in copies] == [("batch", False), ("second", True)]
     assert placed.nodes[1].inputs == placed.nodes[2].inputs == ((4, 0),)
-    assert sum(each.bytes for node in placed.nodes for each in node.outputs if each.on_host) == 256 + 256 + 32
+    assert sum(part.bytes for node in placed.nodes for part in node.outputs if part.on_host) == 256 + 256 + 32
     heap = Heap()
     memory = Memory(placed, recipes_of(placed, T4), heap)
     memory.run(Executor(placed, T4, [1e-6] * len(placed.nodes)).order())
@@ -164,15 +164,15 @@ def test_on_card_copies_each_tensor_once():
     assert heap.peak.in_use == 512
 
 
-@pytest.mark.parametrize(("mode", "told"), [(b"lstm", 736_000_000), (b"gru", 864_000_000)])
-def test_rnn_reserve_equals_cudnns_report(mode, told):
+@pytest.mark.parametrize(("mode", "total"), [(b"lstm", 736_000_000), (b"gru", 864_000_000)])
+def test_rnn_reserve_equals_cudnns_report(mode, total):
     """pytorch/pytorch#2895: four layers of 320 units; 25,000 is what samples and steps come to in both figures."""
     made = tensor(500, 50, 320)
     layer = Node(
         "rnn", "CudnnRNNV3", (), (), (made, made, made, Tensor(None, "float32", None), tensor()), {"rnn_mode": mode}
     )
     reserve = rnn_reserve(layer)[3]
-    assert 4 * reserve.bytes + 3 * made.bytes == told
+    assert 4 * reserve.bytes + 3 * made.bytes == total
 
 
 def test_the_upper_end_is_no_more_than_the_card_has():
@@ -192,7 +192,7 @@ def test_the_upper_end_is_no_more_than_the_card_has():
     assert roomy.high >= 3 * image.bytes + matrix + 2 * REDZONES > tight.high >= 96 << 20
     assert roomy.most_needed == tight.most_needed < 80 << 20
     assert roomy.optional_workspace == roomy.high - roomy.most_needed > matrix > tight.optional_workspace
-    assert [each.bytes for each in roomy.unmodelled if each.what.startswith("workspace")] == [roomy.high - roomy.total]
+    assert [part.bytes for part in roomy.unmodelled if part.what.startswith("workspace")] == [roomy.high - roomy.total]
 
 
 def test_card_interval_varies_only_by_cudnns_workspace():
@@ -200,8 +200,8 @@ def test_card_interval_varies_only_by_cudnns_workspace():
     filled = [node(f"c{number}", "Fill", (), tensor(1 << 18)) for number in range(4)]
     taken = [node(f"e{number}", "Transpose", ((number, 0),), tensor(1 << 18)) for number in range(4)]
     program = Program((*filled, *taken), (), (), tuple((4 + number, 0) for number in range(4)))
-    found = graph_outcome(program, {}, Attribution({}, (), ()), T4)
-    assert found.low == found.total
-    assert "in 1 processes, 1 at once" in found.notes[0]
+    outcome = graph_outcome(program, {}, Attribution({}, (), ()), T4)
+    assert outcome.low == outcome.total
+    assert "in 1 processes, 1 at once" in outcome.notes[0]
     on_cpu = graph_outcome(program, {}, Attribution({}, (), ()), BESIDE)
     assert on_cpu.low < on_cpu.total

@@ -73,9 +73,10 @@ def test_shared_layers_count_once_for_parameters_and_per_use_for_activations():
     a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
     model = keras.Model([a, b], [shared(tower(a)), shared(tower(b)), shared(shared.__class__(4)(a))])
     report = estimate(model)
-    found = rows(report)
-    assert (found["tower/d"].uses, found["tower/d"].parameters, found["tower/d"].activation_elements) == (2, 36, 8)
-    assert (found["shared"].uses, found["shared"].parameters, found["shared"].activation_elements) == (3, 15, 9)
+    by_name = rows(report)
+    for name, counts in {"tower/d": (2, 36, 8), "shared": (3, 15, 9)}.items():
+        row = by_name[name]
+        assert (row.uses, row.parameters, row.activation_elements) == counts
     assert report.model.parameters == model.count_params()
 
 
@@ -196,11 +197,11 @@ def test_layers_of_layers_and_subclassed_models():
 
     for source in (build, build()):
         report = estimate(source)
-        found = rows(report)
-        assert found[next(name for name in found if name.startswith("b0/"))].activation_elements == 7 * 16
-        assert found["b0"].activation_elements == 7 * 4
-        assert found["b0"].parameters == 4
-        assert (found["unused"].uses, found["unused"].parameters) == (0, 9)
+        by_name = rows(report)
+        assert by_name[next(name for name in by_name if name.startswith("b0/"))].activation_elements == 7 * 16
+        assert by_name["b0"].activation_elements == 7 * 4
+        assert by_name["b0"].parameters == 4
+        assert (by_name["unused"].uses, by_name["unused"].parameters) == (0, 9)
         assert report.model.parameters == 2 * (4 + 80 + 68) + 9
 
 
@@ -314,7 +315,7 @@ def test_output_of_data_dependent_size_is_unknown():
     model = keras.Model(inputs, Pick(name="pick")(layers.Dense(4)(inputs)))
     report = estimate(model)
     assert rows(report)["pick"].activation_elements is None
-    assert any("pick" in each.what for each in report.unmodelled)
+    assert any("pick" in entry.what for entry in report.unmodelled)
     assert report.bytes.high is None
     assert estimate(model, device="1TB").device.verdict == "too close to call"
 

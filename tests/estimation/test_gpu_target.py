@@ -126,7 +126,7 @@ def proto(**options):
         message((2, 4), (3, 1)),  # thread-local
         message((2, 2304)),
     )
-    assignment = message(*buffers, *((3, each) for each in allocations), (4, trace), (4, message()))
+    assignment = message(*buffers, *((3, entry) for entry in allocations), (4, trace), (4, message()))
     return message((1, module(**options)), (3, assignment))
 
 
@@ -167,7 +167,7 @@ def test_triton_product_counts_tensors_without_a_buffer():
             (2, instruction(3, "transpose", shape(F32, 16, 8), opcode="transpose", operands=(1,))),
             (2, instruction(4, "as_matrix", shape(F32, 16, 8), opcode="bitcast", operands=(3,))),
             (2, instruction(5, "dot", shape(F32, 8, 32), opcode="dot", operands=(4, 2))),
-            *((2, each) for each in after),
+            *((2, entry) for entry in after),
         )
 
     view = instruction(6, "view", shape(F32, 256), opcode="bitcast", operands=(5,))
@@ -241,7 +241,7 @@ def test_the_total_is_the_plan_that_xla_makes_by_itself():
     # three arguments, results and temporary buffers, each rounded up to 256
     assert (answer.pool.requested, answer.total) == (1110, 4 * 256 + 1024)
     assert (answer.low, answer.high) == (1010, MIB)  # the smallest limit, in whole MiB
-    assert {each.what: each.bytes for each in answer.unmodelled} == {
+    assert {entry.what: entry.bytes for entry in answer.unmodelled} == {
         "CUDA context and libraries": None, "autotuning": None, "prefetched batches": 7,
     }  # fmt: skip
     assert not any("workspace" in note for note in answer.notes)
@@ -265,20 +265,20 @@ def test_a_recurrent_layer_that_cudnn_runs_on_jax_is_named():
 
 
 @pytest.mark.parametrize(
-    ("plans", "arguments", "kept", "peak"),
+    ("plans", "arguments", "inside", "peak"),
     [  # of vision_transformer and mixer in scripts/bench/results/gpu.json
         ((647_892_164, 660_501_236), 29_168_520, 18_874_368, 700_935_168),
         ((736_951_788, 720_359_404), 18_510_984, 20_971_520, 774_719_488),
     ],
 )
-def test_products_that_a_card_runs_in_cublas_are_in_the_interval(plans, arguments, kept, peak):
+def test_products_that_a_card_runs_in_cublas_are_in_the_interval(plans, arguments, inside, peak):
     triton, cublas = (one_plan(total - arguments, argument=arguments) for total in plans)
     step = compiled(
-        replace(triton, products=(0, kept)), replace(cublas, products=(0, 0)), arguments={"trainable": (arguments,)}
+        replace(triton, products=(0, inside)), replace(cublas, products=(0, 0)), arguments={"trainable": (arguments,)}
     )
     answer = gpu_target_outcome(step, H100)
     assert answer.total < peak <= answer.high
-    assert product_bytes(step.plans, (8, 0)) == kept + 4 * MIB
+    assert product_bytes(step.plans, (8, 0)) == inside + 4 * MIB
     assert product_bytes((one_plan(1),), HOPPER) == 0
 
 
@@ -425,8 +425,8 @@ def test_a_plan_has_the_models_bytes(planned):
     assert sum(found.arguments["trainable"]) == weights
     assert sum(found.arguments["optimizer"]) == 2 * weights + 8  # moments, iteration, learning rate
     assert sum(found.arguments["inputs"]) == 64 * 32 * 4 + 64 * 4
-    given = sum(sum(sizes) for sizes in found.arguments.values())
-    assert given <= found.likely.argument <= given + 512 * sum(map(len, found.arguments.values()))
+    known = sum(sum(sizes) for sizes in found.arguments.values())
+    assert known <= found.likely.argument <= known + 512 * sum(map(len, found.arguments.values()))
     assert sum(found.likely.results) < weights  # the state is given up
     assert len(found.plans) == 2 and not found.unlimited  # with Triton and without
     assert found.likely.live and found.likely.at

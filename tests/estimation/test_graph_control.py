@@ -36,13 +36,13 @@ class Sketch:
         return self.add(name, "Const", controls=controls, value=np.array(value))
 
     def program(self, *results):
-        def end(each):
-            name, output = each if isinstance(each, tuple) else (each, 0)
+        def end(item):
+            name, output = item if isinstance(item, tuple) else (item, 0)
             return self.number[name], output
 
         nodes = tuple(
             Node(
-                name, kind, tuple(map(end, inputs)), tuple(self.number[each] for each in controls), outputs, attributes
+                name, kind, tuple(map(end, inputs)), tuple(self.number[item] for item in controls), outputs, attributes
             )
             for name, kind, inputs, controls, outputs, attributes in self.nodes
         )
@@ -58,13 +58,13 @@ class Sketch:
         self.add(f"{name}/enter_x", "Enter", [carried], frame_name=frame, **attributes)
         for constant in (times, one):
             self.add(f"{name}/enter_{constant}", "Enter", [constant], frame_name=frame, is_constant=True, **attributes)
-        for each in "ix":
-            self.add(f"{name}/merge_{each}", "Merge", [f"{name}/enter_{each}", f"{name}/next_{each}"], outputs=2)
+        for var in "ix":
+            self.add(f"{name}/merge_{var}", "Merge", [f"{name}/enter_{var}", f"{name}/next_{var}"], outputs=2)
         self.add(f"{name}/less", "Less", [f"{name}/merge_i", f"{name}/enter_{times}"])
         self.add(f"{name}/cond", "LoopCond", [f"{name}/less"])
-        for each in "ix":
-            self.add(f"{name}/switch_{each}", "Switch", [f"{name}/merge_{each}", f"{name}/cond"], outputs=2)
-            self.add(f"{name}/exit_{each}", "Exit", [(f"{name}/switch_{each}", 0)])
+        for var in "ix":
+            self.add(f"{name}/switch_{var}", "Switch", [f"{name}/merge_{var}", f"{name}/cond"], outputs=2)
+            self.add(f"{name}/exit_{var}", "Exit", [(f"{name}/switch_{var}", 0)])
         self.add(f"{name}/add", "AddV2", [(f"{name}/switch_i", 1), f"{name}/enter_{one}"])
         self.add(f"{name}/next_i", "NextIteration", [f"{name}/add"])
         self.add(f"{name}/next_x", "NextIteration", [body((f"{name}/switch_x", 1))])
@@ -86,12 +86,12 @@ def count(program, name):
 
 def chain(program, end):
     """The names from a result back along first inputs."""
-    found = []
+    names = []
     while True:
         node = program.nodes[end[0]]
-        found.append(node.name)
+        names.append(node.name)
         if not node.inputs:
-            return found
+            return names
         end = node.inputs[0]
 
 
@@ -194,15 +194,15 @@ def products(program):
     return sum(node.type in ("MatMul", "_FusedMatMul") for node in program.nodes)
 
 
-@pytest.mark.parametrize(("batch_size", "kept"), [(64, [64 * 32 * 32 * 24 * 4]), (128, [])])
-def test_constants_are_folded_up_to_10_mib(program, batch_size, kept):
-    made, _ = program_of(measuring.maps(), batch_size)
-    constants = [node.outputs[0].bytes for node in made.nodes if node.type == "Const"]
-    assert [each for each in constants if each > 100 << 10] == kept
-    batch = sum(made.nodes[number].outputs[0].bytes for number in made.arguments)
+@pytest.mark.parametrize(("batch_size", "folded"), [(64, [64 * 32 * 32 * 24 * 4]), (128, [])])
+def test_constants_are_folded_up_to_10_mib(program, batch_size, folded):
+    simulated, _ = program_of(measuring.maps(), batch_size)
+    constants = [node.outputs[0].bytes for node in simulated.nodes if node.type == "Const"]
+    assert [item for item in constants if item > 100 << 10] == folded
+    batch = sum(simulated.nodes[number].outputs[0].bytes for number in simulated.arguments)
     before = measuring.measure(program, "maps", batch_size)["before"]
-    held = before - batch - sum(variable.bytes for variable in made.variables)
-    assert sum(kept) <= held < sum(kept) + batch  # its chunks may be nearly twice as large
+    held_constants = before - batch - sum(variable.bytes for variable in simulated.variables)
+    assert sum(folded) <= held_constants < sum(folded) + batch  # its chunks may be nearly twice as large
 
 
 def test_a_real_lstm():

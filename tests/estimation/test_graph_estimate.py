@@ -58,7 +58,7 @@ def test_total_is_near_the_measured_peak(program, build, batch_size):
 
 
 @pytest.mark.usefixtures("x86_kernels")
-@pytest.mark.parametrize("asked", ["0", pytest.param("1", marks=onednn.needed)], ids=["eigen", "onednn"])
+@pytest.mark.parametrize("onednn_flag", ["0", pytest.param("1", marks=onednn.needed)], ids=["eigen", "onednn"])
 @pytest.mark.parametrize(
     ("build", "batch_size"),
     [
@@ -67,12 +67,12 @@ def test_total_is_near_the_measured_peak(program, build, batch_size):
         pytest.param(measuring.nested, 64, marks=pytest.mark.slow),
     ],
 )
-def test_either_kind_of_kernels(program, build, batch_size, asked):
-    measured = measuring.measure(program, build.__name__, batch_size, "estimate", TF_ENABLE_ONEDNN_OPTS=asked)
+def test_either_kind_of_kernels(program, build, batch_size, onednn_flag):
+    measured = measuring.measure(program, build.__name__, batch_size, "estimate", TF_ENABLE_ONEDNN_OPTS=onednn_flag)
     estimated = measured["estimate"]
-    assert any(("oneDNN" if asked == "1" else "Eigen") in note for note in estimated["notes"]), estimated["notes"]
+    assert any(("oneDNN" if onednn_flag == "1" else "Eigen") in note for note in estimated["notes"]), estimated["notes"]
     assert 0.8 < estimated["bytes"]["total"] / measured["peak"] < 1.2, (estimated["bytes"], measured)
-    assert measured["kernels"] == ("onednn" if asked == "1" else "eigen")
+    assert measured["kernels"] == ("onednn" if onednn_flag == "1" else "eigen")
 
 
 @pytest.mark.usefixtures("x86_kernels")
@@ -136,7 +136,7 @@ def test_mixed_precision_takes_less():
 def test_memory_grows_with_the_batch():
     small, large = graph(image_net, 16), graph(image_net, 64)
     # The scratch of Eigen's kernels hardly depends on the batch.
-    own = [each.bytes.total - each.bytes.workspace - each.bytes.allocator for each in (small, large)]
+    own = [report.bytes.total - report.bytes.workspace - report.bytes.allocator for report in (small, large)]
     assert 2.5 < own[1] / own[0] < 4.5
     if cpu_kernels().kind == "onednn":
         assert 2.5 < large.bytes.total / small.bytes.total < 4.5
@@ -308,10 +308,11 @@ def test_unsupported_step_has_a_reason_and_auto_falls_back(layer, monkeypatch):
 def test_grappler_adds_in_place_if_a_step_would_fill_the_device(megabytes, is_in_place):
     """A canary of its memory optimizer: TensorFlow says that a CPU has 256 MiB, and it begins at 80 % of them."""
     with tf.Graph().as_default() as graph:
-        drawn = [tf.random.uniform((megabytes << 18,)) for _ in range(3)]  # on paper
-        tf.identity(tf.add_n([tf.exp(each) for each in drawn]), name="result")
-    found = Counter(node.op for node in optimise(graph.as_graph_def(), ["result"]).node)
-    assert (found["AddN"], found["TemporaryVariable"], found["AssignAdd"]) == ((0, 1, 3) if is_in_place else (1, 0, 0))
+        tensors = [tf.random.uniform((megabytes << 18,)) for _ in range(3)]  # on paper
+        tf.identity(tf.add_n([tf.exp(tensor) for tensor in tensors]), name="result")
+    counts = Counter(node.op for node in optimise(graph.as_graph_def(), ["result"]).node)
+    expected = (0, 1, 3) if is_in_place else (1, 0, 0)
+    assert (counts["AddN"], counts["TemporaryVariable"], counts["AssignAdd"]) == expected
 
 
 def test_a_giant_batch_allocates_nothing():

@@ -29,43 +29,44 @@ def program(*nodes, variables=(), results=(), arguments=()):
     """Write a program: (name, type, inputs ("name" or ("name", output)), bytes, …): outputs are float32 vectors."""
     number = {name: place for place, (name, *_) in enumerate(nodes)}
 
-    def end(each):
-        name, output = each if isinstance(each, tuple) else (each, 0)
+    def end(item):
+        name, output = item if isinstance(item, tuple) else (item, 0)
         return number[name], output
 
-    made = []
+    nodes_of_program = []
     for name, kind, inputs, size, *rest in nodes:
         more = dict(rest[0]) if rest else {}
         sizes = size if isinstance(size, tuple) else (size,)
-        made.append(
+        nodes_of_program.append(
             Node(
-                name, kind, tuple(map(end, inputs)), tuple(number[each] for each in more.pop("after", ())),
-                tuple(Tensor(None if each is None else (each // 4,), "float32", each) for each in sizes),
+                name, kind, tuple(map(end, inputs)), tuple(number[item] for item in more.pop("after", ())),
+                tuple(Tensor(None if item is None else (item // 4,), "float32", item) for item in sizes),
                 {}, more.pop("variable", None),
             )
         )  # fmt: skip
-    return Program(tuple(made), tuple(variables), tuple(number[each] for each in arguments), tuple(map(end, results)))
+    placeholders = tuple(number[name] for name in arguments)
+    return Program(tuple(nodes_of_program), tuple(variables), placeholders, tuple(map(end, results)))
 
 
 def weight(size, kind="weights"):
     return Variable("w", size, kind, "filled", (size // 4,), "float32")
 
 
-def starts(made, kernels=ONE, costs=None):
+def starts(step, kernels=ONE, costs=None):
     """The names of nodes in the order in which they start."""
     costs = costs or {}
-    order = Executor(made, kernels, [costs.get(node.name, 0.0) for node in made.nodes]).order()
-    assert sorted(order) == sorted([(n, end) for n in range(len(made.nodes)) for end in (False, True)])
-    return [made.nodes[number].name for number, end in order if not end]
+    order = Executor(step, kernels, [costs.get(node.name, 0.0) for node in step.nodes]).order()
+    assert sorted(order) == sorted([(n, end) for n in range(len(step.nodes)) for end in (False, True)])
+    return [step.nodes[number].name for number, end in order if not end]
 
 
 class Run:
     """One step or several of a program in a heap, and what was in use at each moment."""
 
-    def __init__(self, made, kernels=ONE):
-        self.made, self.heap = made, Heap()
-        self.executor = Executor(made, kernels, [0.0] * len(made.nodes))
-        self.memory = Memory(made, recipes_of(made, kernels), self.heap)
+    def __init__(self, step, kernels=ONE):
+        self.made, self.heap = step, Heap()
+        self.executor = Executor(step, kernels, [0.0] * len(step.nodes))
+        self.memory = Memory(step, recipes_of(step, kernels), self.heap)
         self.before = self.heap.allocator.in_use
 
     def step(self):
@@ -110,10 +111,10 @@ ORDERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("nodes", "costs", "wanted"), ORDERS.values(), ids=ORDERS)
-def test_the_order_of_one_thread(nodes, costs, wanted):
+@pytest.mark.parametrize(("nodes", "costs", "expected"), ORDERS.values(), ids=ORDERS)
+def test_the_order_of_one_thread(nodes, costs, expected):
     long = {name: COST for name, kind, *_ in nodes if kind == "Conv2D"}
-    assert starts(program(*nodes), costs={**long, **costs}) == wanted.split()
+    assert starts(program(*nodes), costs={**long, **costs}) == expected.split()
 
 
 def test_a_kernel_that_takes_no_time_is_expensive_outside_loops_unless_it_says_otherwise():
@@ -156,8 +157,8 @@ def test_an_output_takes_over(nodes, added):
 
 
 def test_the_callers_batch_is_never_reused():
-    made = program(("x", "Placeholder", [], 1024), ("a", "Relu", ["x"], 1024), arguments=["x"])
-    run = Run(made)
+    step = program(("x", "Placeholder", [], 1024), ("a", "Relu", ["x"], 1024), arguments=["x"])
+    run = Run(step)
     assert run.step()["a"] in (0, 1024)
     held = run.heap.allocator.in_use
     run.step()
@@ -170,19 +171,19 @@ def test_constants_of_shape_functions_stay():
 
 
 def test_a_view_holds_the_buffer():
-    made = program(
+    step = program(
         ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("v", "Reshape", ["a"], 1024),
         ("b", "Relu", ["v"], 1024), ("c", "Exp", ["v"], 1024),
     )  # fmt: skip
-    added = Run(made).step()
+    added = Run(step).step()
     assert added["v"] == 0
     assert sorted((added["b"], added["c"])) == [0, 1024]  # the second is the only holder
 
 
 def test_scratch_lives_as_long_as_its_operation(monkeypatch):
     monkeypatch.setitem(TABLES[EIGEN].scratch, "Conv2D", lambda node, inputs, kernels: (4096,))
-    made = program(("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Transpose", ["a"], 1024))
-    run = Run(made)
+    step = program(("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Transpose", ["a"], 1024))
+    run = Run(step)
     assert run.step() == {"x": 0, "a": 1024 + 4096, "b": 1024}
     assert run.heap.peak.requested - run.before < 1024 + 4096 + 1024
 
@@ -209,12 +210,12 @@ def test_a_variable_is_changed_in_place_unless_it_is_being_read(is_read, added):
 
 
 def test_an_assignment_gives_the_variable_another_buffer():
-    made = program(
+    step = program(
         ("h", "VarHandleOp", [], 0, {"variable": 0}), ("x", "Placeholder", [], 0),
         ("new", "Conv2D", ["x"], 1024), ("assign", "AssignVariableOp", ["h", "new"], 0, {"variable": 0}),
         variables=[weight(1024)],
     )  # fmt: skip
-    run = Run(made)
+    run = Run(step)
     old = run.memory.variables[0]
     run.step()
     assert old.holders == 0
@@ -224,24 +225,24 @@ def test_an_assignment_gives_the_variable_another_buffer():
 
 def test_sum_in_place_holds_one_summand():
     """What Grappler's memory optimizer makes of an AddN."""
-    made = program(
+    step = program(
         ("x", "Placeholder", [], 0), ("v", "TemporaryVariable", [], 1024), ("zeros", "Const", [], 1024),
         ("start", "Assign", ["v", "zeros"], 1024), ("a", "Conv2D", ["x"], 1024, {"after": ["start"]}),
         ("add_a", "AssignAdd", ["start", "a"], 1024), ("b", "Conv2D", ["x"], 1024, {"after": ["add_a"]}),
         ("add_b", "AssignAdd", ["start", "b"], 1024),
         ("sum", "DestroyTemporaryVariable", ["v"], 1024, {"after": ["add_a", "add_b"]}), results=["sum"],
     )  # fmt: skip
-    run = Run(made)
+    run = Run(step)
     assert {name: size for name, size in run.step().items() if size} == {"v": 1024, "a": 1024, "b": 1024}
     assert run.heap.peak.in_use == run.before + 2 * 1024
 
 
 def test_results_live_until_the_end_of_the_step():
-    made = program(
+    step = program(
         ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1024), ("b", "Conv2D", ["x"], 2048, {"after": ["a"]}),
         results=["a", "a", "b"],
     )  # fmt: skip
-    run = Run(made)
+    run = Run(step)
     for number, is_end in run.executor.order():
         (run.memory.end if is_end else run.memory.start)(number)
     assert run.heap.allocator.requested_in_use >= 1024 + 2048
@@ -250,12 +251,12 @@ def test_results_live_until_the_end_of_the_step():
 
 
 def test_upper_end_includes_waste_in_one_chunk():
-    made = program(
+    step = program(
         ("x", "Placeholder", [], 0), ("a", "Conv2D", ["x"], 1 << 30), ("b", "Conv2D", ["a"], 4), results=["b"]
     )
-    found = graph_outcome(made, {}, Attribution({}, (), ()), ONE)
-    assert found.high == found.total + LARGEST_WASTE
-    assert not found.unmodelled
+    outcome = graph_outcome(step, {}, Attribution({}, (), ()), ONE)
+    assert outcome.high == outcome.total + LARGEST_WASTE
+    assert not outcome.unmodelled
 
 
 @pytest.mark.parametrize(
@@ -296,18 +297,18 @@ def test_nothing_is_lost_or_freed_twice_in_many_steps(build, workers, kind):
     kernels = CpuKernels(kind, ("float32",), workers)
     with open_model(build) as opened:
         structure, inputs = model_inputs(opened.model, {})
-        made, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), kernels)
+        step, _ = build_program(trace_step(prepare_step(opened.model, opened.training, structure, inputs, 8)), kernels)
     heap = Heap()
-    executor = Executor(made, kernels, [COST] * len(made.nodes))
-    memory = Memory(made, recipes_of(made, kernels), heap)
+    executor = Executor(step, kernels, [COST] * len(step.nodes))
+    memory = Memory(step, recipes_of(step, kernels), heap)
     after = []
     for _ in range(8):
         memory.run(executor.order(1.0))
         after.append(heap.allocator.requested_in_use)
         assert all(buffer.holders == 1 for buffer in memory.variables) or len(after) == 1
     assert len(set(after[1:])) == 1, after
-    values = sum(max(each.bytes, 1) for each in made.variables)
-    batch = sum(made.nodes[number].outputs[0].bytes for number in made.arguments)
-    constants = {node.name: max(node.outputs[0].bytes, 1) for node in made.nodes if node.type == "Const"}
-    handles = HANDLE_BYTES * len(made.variables)
-    assert after[-1] - values - batch - sum(constants.values()) == handles + made.shape_constants
+    values = sum(max(item.bytes, 1) for item in step.variables)
+    batch = sum(step.nodes[number].outputs[0].bytes for number in step.arguments)
+    constants = {node.name: max(node.outputs[0].bytes, 1) for node in step.nodes if node.type == "Const"}
+    handles = HANDLE_BYTES * len(step.variables)
+    assert after[-1] - values - batch - sum(constants.values()) == handles + step.shape_constants

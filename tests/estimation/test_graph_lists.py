@@ -19,23 +19,23 @@ def tensor(*shape):
     return Tensor(shape, "float32", 4 * int(np.prod(shape)))
 
 
-def settled(*nodes):
+def resolve(*nodes):
     """Settle a program whose nodes are (name, type, inputs by name, output, constant)."""
     number = {node[0]: place for place, node in enumerate(nodes)}
     made = [
         Node(
-            name, kind, tuple((number[each], 0) for each in inputs), (), (output,),
+            name, kind, tuple((number[item], 0) for item in inputs), (), (output,),
             {} if value is None else {"value": np.array(value)},
         )
         for name, kind, inputs, output, value in ((*node, None)[:5] for node in nodes)
     ]  # fmt: skip
-    found = resolve_lists(Program(tuple(made), (), (), ()), unknown)
+    resolved = resolve_lists(Program(tuple(made), (), (), ()), unknown)
     names = list(number)
     return {
         node.name: (
-            [(names[source], output) for source, output in node.inputs], [each.shape for each in node.outputs], node,
+            [(names[source], output) for source, output in node.inputs], [item.shape for item in node.outputs], node,
         )
-        for node in found.nodes
+        for node in resolved.nodes
     }  # fmt: skip
 
 
@@ -60,16 +60,16 @@ def pop(count):
 
 
 def test_popped_items_have_shapes():
-    found = resolve_lists(Program(tuple(pop(8)), (), (), ()), unknown).nodes
-    assert [found[number].inputs[-1] for number in (6, 7)] == [(1, 0), (0, 0)]
-    assert [found[number].outputs[1].shape for number in (6, 7)] == [(5,), (2, 3)]
-    assert [found[number].outputs[1].bytes for number in (6, 7)] == [20, 24]
+    resolved = resolve_lists(Program(tuple(pop(8)), (), (), ()), unknown).nodes
+    assert [resolved[number].inputs[-1] for number in (6, 7)] == [(1, 0), (0, 0)]
+    assert [resolved[number].outputs[1].shape for number in (6, 7)] == [(5,), (2, 3)]
+    assert [resolved[number].outputs[1].bytes for number in (6, 7)] == [20, 24]
     with pytest.raises(NotModelled, match="item of p3"):
         resolve_lists(Program(tuple(pop(9)), (), (), ()), unknown)
 
 
 def test_rows_of_a_tensor():
-    found = settled(
+    resolved = resolve(
         ("x", "Placeholder", [], tensor(3, 4, 2)),
         ("shape", "Const", [], Tensor((0,), "int32", 0)),
         ("l", "TensorListFromTensor", ["x", "shape"], LIST),
@@ -77,19 +77,19 @@ def test_rows_of_a_tensor():
         ("g0", "TensorListGetItem", ["l", "i0", "shape"], OPEN),
         ("g1", "TensorListGetItem", ["l", "i0", "shape"], OPEN),
     )
-    assert found["l"][1][1:] == [(4, 2)] * 3
-    assert found["g0"][1] == found["g1"][1] == [(4, 2)]
-    assert found["g0"][2].outputs[0].bytes == 32
-    assert found["g0"][0][3] != found["g1"][0][3], "each reads a row of its own"
+    assert resolved["l"][1][1:] == [(4, 2)] * 3
+    assert resolved["g0"][1] == resolved["g1"][1] == [(4, 2)]
+    assert resolved["g0"][2].outputs[0].bytes == 32
+    assert resolved["g0"][0][3] != resolved["g1"][0][3], "each reads a row of its own"
     # All rows are one buffer's: they stay until the last was read.
-    assert {each for each in found["g1"][0] if each[0] == "l"} == {("l", 0), ("l", 1), ("l", 2), ("l", 3)}
+    assert {item for item in resolved["g1"][0] if item[0] == "l"} == {("l", 0), ("l", 1), ("l", 2), ("l", 3)}
 
 
 def test_shapes_left_open_are_inferred_from_inputs_and_constants():
     asked = []
 
     def infer(node, inputs, values):
-        asked.append((node.name, [each.shape for each in inputs], [None if v is None else v.tolist() for v in values]))
+        asked.append((node.name, [item.shape for item in inputs], [None if v is None else v.tolist() for v in values]))
         return [(4, 7), None] if node.name == "y" else None
 
     nodes = (
@@ -99,16 +99,16 @@ def test_shapes_left_open_are_inferred_from_inputs_and_constants():
         Node("z", "Op", ((2, 0),), (), (OPEN,), {}),
         Node("w", "Op", ((2, 1),), (), (OPEN,), {}),
     )
-    found = resolve_lists(Program(nodes, (), (), ()), infer).nodes
-    assert found[2].outputs == (tensor(4, 7), OPEN)
-    assert found[3].outputs == found[4].outputs == (OPEN,)
+    resolved = resolve_lists(Program(nodes, (), (), ()), infer).nodes
+    assert resolved[2].outputs == (tensor(4, 7), OPEN)
+    assert resolved[3].outputs == resolved[4].outputs == (OPEN,)
     # Nothing is asked about an operation one of whose inputs is open itself.
     assert asked == [("y", [(4, 3), ()], [None, 1]), ("z", [(4, 7)], [None])]
 
 
 def test_gradient_rows_live_until_their_last_use():
     """A loop's gradient: rows of zeros, and at each iteration a list with one row is added to them."""
-    found = settled(
+    resolved = resolve(
         ("a", "Placeholder", [], tensor(2, 3)),
         ("whole", "Placeholder", [], tensor(2, 3)),
         ("shape", "Const", [], Tensor((1,), "int32", 4)),
@@ -120,15 +120,15 @@ def test_gradient_rows_live_until_their_last_use():
         ("sum", "AddN", ["one", "zeros"], LIST),
         ("stacked", "TensorListStack", ["sum", "shape"], OPEN),
     )
-    assert found["zeros"][1] == [None, (3,), (3,)]
-    assert [each for each in found["zeros"][0] if each[0] == "forward"] == [("forward", place) for place in range(3)]
-    assert found["sum"][1][1:] == [(2, 3)]  # as large as what was added to the first row
-    assert ("a", 0) in found["sum"][0] and ("zeros", 1) in found["sum"][0]
-    assert found["stacked"][0][-2:] == [("sum", 1), ("zeros", 2)]
+    assert resolved["zeros"][1] == [None, (3,), (3,)]
+    assert [item for item in resolved["zeros"][0] if item[0] == "forward"] == [("forward", place) for place in range(3)]
+    assert resolved["sum"][1][1:] == [(2, 3)]  # as large as what was added to the first row
+    assert ("a", 0) in resolved["sum"][0] and ("zeros", 1) in resolved["sum"][0]
+    assert resolved["stacked"][0][-2:] == [("sum", 1), ("zeros", 2)]
 
 
 def test_an_item_lives_until_another_takes_its_place():
-    found = settled(
+    resolved = resolve(
         ("a", "Placeholder", [], tensor(3)),
         ("b", "Placeholder", [], tensor(3)),
         ("shape", "Const", [], Tensor((1,), "int32", 4)),
@@ -138,5 +138,5 @@ def test_an_item_lives_until_another_takes_its_place():
         ("l2", "TensorListSetItem", ["l1", "zero", "b"], LIST),
         ("stacked", "TensorListStack", ["l2", "shape"], OPEN),
     )
-    assert found["l2"][0][-1] == ("a", 0)
-    assert found["stacked"][0] == [("l2", 0), ("shape", 0), ("b", 0)]
+    assert resolved["l2"][0][-1] == ("a", 0)
+    assert resolved["stacked"][0] == [("l2", 0), ("shape", 0), ("b", 0)]

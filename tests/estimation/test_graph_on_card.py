@@ -44,19 +44,19 @@ def recurrent():
 @pytest.fixture
 def program(monkeypatch):
     """The program that an estimate simulates."""
-    found = []
+    simulated = []
     whole = methods.build_program
 
-    def kept(*arguments):
+    def record(*arguments):
         answer = whole(*arguments)
-        found.append(answer[0])
+        simulated.append(answer[0])
         return answer
 
-    monkeypatch.setattr(methods, "build_program", kept)
+    monkeypatch.setattr(methods, "build_program", record)
 
     def of(model, **options):
         on_card(model, **options)
-        return found[-1]
+        return simulated[-1]
 
     return of
 
@@ -75,49 +75,49 @@ def test_channels_come_first_but_for_half_precision(program):
 
 
 def test_the_batch_comes_from_the_host_and_small_numbers_stay_there(program):
-    found = program(convnet())
-    batch = [found.nodes[number] for number in found.arguments]
+    simulated = program(convnet())
+    batch = [simulated.nodes[number] for number in simulated.arguments]
     assert all(ON_HOST in node.attributes and node.outputs[0].on_host for node in batch)
-    copied = [node.outputs[0].shape for node in found.nodes if node.type == COPY and not node.outputs[0].on_host]
+    copied = [node.outputs[0].shape for node in simulated.nodes if node.type == COPY and not node.outputs[0].on_host]
     assert (16, 32, 32, 3) in copied
-    convolutions = [node for node in found.nodes if "Conv2D" in node.type]
+    convolutions = [node for node in simulated.nodes if "Conv2D" in node.type]
     assert convolutions and not any(ON_HOST in node.attributes for node in convolutions)
-    shapes = [node for node in found.nodes if node.type == "Const" and node.outputs[0].dtype == "int32"]
+    shapes = [node for node in simulated.nodes if node.type == "Const" and node.outputs[0].dtype == "int32"]
     assert shapes and all(node.outputs[0].on_host for node in shapes)
 
 
 @pytest.mark.parametrize(
-    ("operation", "dtypes", "wanted"),
+    ("operation", "dtypes", "expected"),
     [("Conv2D", {"T": "float32"}, True), ("Conv2D", {"T": "int32"}, True), ("AddV2", {"T": "string"}, False),
      ("DecodePng", {"dtype": "uint8"}, False)],
 )  # fmt: skip
-def test_a_machine_without_a_gpu_knows_tensorflows_kernels_for_it(operation, dtypes, wanted):
+def test_a_machine_without_a_gpu_knows_tensorflows_kernels_for_it(operation, dtypes, expected):
     """A canary: kernels for GPUs are in the wheel, with the dtypes that count."""
     import tensorflow as tf
 
     definition = tf.compat.v1.NodeDef(op=operation)
     for name, dtype in dtypes.items():
         definition.attr[name].type = tf.as_dtype(dtype).as_datatype_enum
-    assert has_gpu_kernel(definition) == wanted
+    assert has_gpu_kernel(definition) == expected
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "wanted"),
+    ("capability", "dtype", "expected"),
     [
         (None, "float32", b"NHWC"), ((7, 5), "float32", b"NCHW"),
         ((7, 5), "float16", b"NHWC"), ((6, 0), "float16", b"NCHW"),
     ],
 )  # fmt: skip
-def test_grappler_takes_a_card_for_granted_that_is_not_here(capability, dtype, wanted):
+def test_grappler_takes_a_card_for_granted_that_is_not_here(capability, dtype, expected):
     """A canary of the virtual cluster: the layout optimizer runs for it, and for it alone."""
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph, tf.device("/device:GPU:0"):
         image = tf.compat.v1.placeholder(dtype, (2, 8, 8, 3), name="image")
-        made = tf.nn.conv2d(image, tf.ones((3, 3, 3, 4), dtype), 1, "SAME", name="made")
-        tf.identity(tf.nn.relu(made), name="result")
-    found = optimise(graph.as_graph_def(), ["result"], capability=capability)
-    assert {node.attr["data_format"].s for node in found.node if "Conv2D" in node.op} == {wanted}
+        output = tf.nn.conv2d(image, tf.ones((3, 3, 3, 4), dtype), 1, "SAME", name="made")
+        tf.identity(tf.nn.relu(output), name="result")
+    simulated = optimise(graph.as_graph_def(), ["result"], capability=capability)
+    assert {node.attr["data_format"].s for node in simulated.node if "Conv2D" in node.op} == {expected}
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def report():
 def test_card_report_notes_prediction_and_unmodelled_memory(report):
     assert any("CUDA kernels: predicted, not read off a card yet" in note for note in report.notes)
     assert not report.settings.stands_in, "its kernels are the card's, not a CPU's"
-    missing = {each.what: each for each in report.unmodelled}
+    missing = {entry.what: entry for entry in report.unmodelled}
     assert {"workspace of cuDNN's convolutions", "host memory", "CUDA context and libraries"} <= set(missing)
     assert missing["host memory"].bytes >= 16 * (32 * 32 * 3 + 1) * 4
     assert report.bytes.high >= report.bytes.total + missing["workspace of cuDNN's convolutions"].bytes
@@ -147,12 +147,12 @@ def test_dense_layers_need_the_same_on_card_and_cpu():
     assert abs(card.pool.requested - cpu.pool.requested) <= 2 * 512 * 8 * 4 + 256
     assert cpu.bytes.inputs == 512 * (64 + 8) * 4
     assert card.bytes.inputs in (cpu.bytes.inputs, 512 * 64 * 4)  # the targets may be copied after the peak
-    assert not any(each.what.startswith("scratch of") for each in card.unmodelled)
-    assert not any("cuDNN's" in each.what for each in card.unmodelled)
+    assert not any(entry.what.startswith("scratch of") for entry in card.unmodelled)
+    assert not any("cuDNN's" in entry.what for entry in card.unmodelled)
 
 
 def test_a_recurrent_layer_goes_to_cudnn(program):
-    found = program(recurrent())
-    (forward,) = [node for node in found.nodes if node.type == "CudnnRNNV3"]
+    simulated = program(recurrent())
+    (forward,) = [node for node in simulated.nodes if node.type == "CudnnRNNV3"]
     assert forward.outputs[3].bytes == 5 * 20 * 16 * 32 * 4
-    assert any(node.type == "CudnnRNNBackpropV3" for node in found.nodes)
+    assert any(node.type == "CudnnRNNBackpropV3" for node in simulated.nodes)

@@ -28,11 +28,11 @@ def tensor(shape, dtype):
     return Tensor(tuple(shape), dtype, math.prod(shape) * element_bytes(dtype))
 
 
-def expected(found, kernels):
+def expected(operation, kernels):
     """The requests of an operation by the rules: its output, and what it needs while it runs."""
-    attributes = {name: found[name] for name in ("axes", "equation")}
-    node = Node("one", found["type"], (), (), (tensor(found["output"], found["dtype"]),), attributes)
-    inputs = tuple(tensor(*each) for each in found["inputs"])
+    attributes = {name: operation[name] for name in ("axes", "equation")}
+    node = Node("one", operation["type"], (), (), (tensor(operation["output"], operation["dtype"]),), attributes)
+    inputs = tuple(tensor(*each) for each in operation["inputs"])
     return [node.outputs[0].bytes, *(size for size in needs(node, inputs, kernels) if size)]
 
 
@@ -44,15 +44,15 @@ def test_requests_of_single_operations(program, kind, seed, threads):
     environment = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_ENABLE_ONEDNN_OPTS": str(int(kind == ONEDNN))}
     done = program(PROGRAM, seed, threads, env={**environment, "CUDA_VISIBLE_DEVICES": "-1"})
     assert done.code == 0, done.err[-2000:]
-    told = json.loads(done.out.splitlines()[-1])
+    printed = json.loads(done.out.splitlines()[-1])
     kernels = CpuKernels(
-        **{name: tuple(is_) if isinstance(is_, list) else is_ for name, is_ in told["kernels"].items()}
+        **{name: tuple(is_) if isinstance(is_, list) else is_ for name, is_ in printed["kernels"].items()}
     )
     assert (kernels.kind, kernels.intra_op_threads) == (kind, threads)
-    kinds = Counter(each["type"] for each in told["operations"])
+    kinds = Counter(each["type"] for each in printed["operations"])
     assert min(kinds.values()) >= 3
-    wrong = []
-    for each in told["operations"]:
+    differing = []
+    for each in printed["operations"]:
         if each["type"] == "MaxPoolGrad" and each["dtype"] in kernels.dtypes:
             continue  # alone it has no note of where each maximum was, which oneDNN's pooling hands it in a step
         by_rule, asked = expected(each, kernels), each["requests"]
@@ -61,8 +61,8 @@ def test_requests_of_single_operations(program, kind, seed, threads):
             continue
         large = [[size for size in sizes if size > LITTLE] for sizes in (sorted(by_rule), asked)]
         if large[0] != large[1] or abs(sum(by_rule) - sum(asked)) > LITTLE:
-            wrong.append((each, by_rule))
-    assert not wrong, wrong
+            differing.append((each, by_rule))
+    assert not differing, differing
 
 
 def registered(type_name):
@@ -79,8 +79,8 @@ def registered(type_name):
 @pytest.mark.parametrize("type_name", KINDS[ONEDNN]["rewritten"])
 def test_onednn_has_the_kernels_that_tensorflow_registers(type_name):
     lacks = KINDS[ONEDNN]["lacks"]
-    said = {dtype for dtype in ("float32", "bfloat16", "float16") if type_name not in lacks.get(dtype, ())}
-    assert registered(type_name) & {"float32", "bfloat16", "float16"} == said
+    listed = {dtype for dtype in ("float32", "bfloat16", "float16") if type_name not in lacks.get(dtype, ())}
+    assert registered(type_name) & {"float32", "bfloat16", "float16"} == listed
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [("float32", 0), ("bfloat16", 0), ("float16", 2)])

@@ -50,10 +50,10 @@ def test_rows_are_those_of_single_estimates(files):
         kerasmem.estimate(files / "a.keras", batch_size=size, optimizer=optimizer, method="formula", device="t4")
         for size in grid["batch_size"] for optimizer in grid["optimizer"]
     ]  # fmt: skip
-    assert [each.report.bytes for each in table.candidates] == [each.bytes for each in singles]
-    assert [each.report.settings for each in table.candidates] == [each.settings for each in singles]
+    assert [row.report.bytes for row in table.candidates] == [row.bytes for row in singles]
+    assert [row.report.settings for row in table.candidates] == [row.settings for row in singles]
     frame = table.to_frame()
-    assert list(frame["optimizer"]) == ["sgd", "adam"] * 2 and list(frame["total"]) == [each.peak for each in singles]
+    assert list(frame["optimizer"]) == ["sgd", "adam"] * 2 and list(frame["total"]) == [row.peak for row in singles]
     assert set(frame["verdict"]) == {"fits"} and frame["reason"].isna().all()
     assert EstimateTable.from_dict(table.to_dict()) == table
     assert str(table).startswith("4 candidates, ") and str(table).endswith(": 4 fit")
@@ -61,15 +61,15 @@ def test_rows_are_those_of_single_estimates(files):
 
 def test_a_grid_of_arguments():
     table = kerasmem.estimate_many([dense], grid={"units": [3], "depth": [1, 2]}, method="formula")
-    assert [each.report.model.parameters for each in table.candidates] == [27, 27 + 12]
-    assert [(each.model, each.grid) for each in table.candidates][1] == ("dense", {"units": 3, "depth": 2})
+    assert [row.report.model.parameters for row in table.candidates] == [27, 27 + 12]
+    assert [(row.model, row.grid) for row in table.candidates][1] == ("dense", {"units": 3, "depth": 2})
 
 
-def test_failed_estimate_is_a_row_with_its_reason(files):
+def test_failed_estimate_is_a_rowwith_its_reason(files):
     models = [dense, files / "torn.keras", crashes, "no.module:build", files / "a.keras"]
     table = kerasmem.estimate_many(models, method="formula")
-    assert [each.report is None for each in table.candidates] == [False, True, True, True, False]
-    torn, crashed, absent = (each.reason for each in table.failed)
+    assert [row.report is None for row in table.candidates] == [False, True, True, True, False]
+    torn, crashed, absent = (row.reason for row in table.failed)
     assert "torn.keras" in torn and "SIGABRT" in crashed and "no.module" in absent
     assert table.answer.endswith(": 3 failed") and table.to_frame()["total"].isna().sum() == 3
     slow = kerasmem.estimate_many([never_ends], method="formula", timeout=0.3)
@@ -80,27 +80,27 @@ def test_failed_estimate_is_a_row_with_its_reason(files):
 
 def test_one_loaded_process_serves_all_candidates(files):
     kerasmem.estimate_many([dense], method="formula")
-    before, told = dict(_servers), []
+    before, calls = dict(_servers), []
 
-    def tell(row, done, count):
-        told.append((row.model, done, count))
+    def record(row, done, count):
+        calls.append((row.model, done, count))
 
-    kerasmem.estimate_many([dense], grid={"units": [1, 2, 3]}, method="formula", progress=tell)
+    kerasmem.estimate_many([dense], grid={"units": [1, 2, 3]}, method="formula", progress=record)
     assert _servers == before
-    assert told == [("dense", done, 3) for done in (1, 2, 3)]
+    assert calls == [("dense", done, 3) for done in (1, 2, 3)]
 
 
 def test_executors_give_the_same_table_in_the_same_order(files):
-    models, asked = [files / "a.keras", files / "torn.keras", files / "b.h5"], {"method": "formula"}
-    alone = kerasmem.estimate_many(models, **asked)
+    models, options = [files / "a.keras", files / "torn.keras", files / "b.h5"], {"method": "formula"}
+    expected = kerasmem.estimate_many(models, **options)
     with ThreadPoolExecutor(2) as threads:
-        assert kerasmem.estimate_many(models, executor=threads, **asked) == alone
+        assert kerasmem.estimate_many(models, executor=threads, **options) == expected
     with open_executor(workers=1) as processes:
-        assert kerasmem.estimate_many(models, executor=processes, **asked) == alone
+        assert kerasmem.estimate_many(models, executor=processes, **options) == expected
 
 
 @pytest.mark.parametrize(
-    ("models", "options", "said"),
+    ("models", "options", "message"),
     [
         ([], {}, "at least one"), ([3], {}, "models must be .* got int"),
         ([keras.Sequential()], {}, r"call kerasmem\.estimate"),
@@ -112,6 +112,6 @@ def test_executors_give_the_same_table_in_the_same_order(files):
         ([dense], {"host_memory_limit": "2GB"}, "host_memory_limit"), ([dense], {"executor": 7}, "executor"),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_refused_before_anything_is_estimated(models, options, said):
-    with pytest.raises(UsageError, match=said):
+def test_wrong_arguments_are_refused_before_anything_is_estimated(models, options, message):
+    with pytest.raises(UsageError, match=message):
         kerasmem.estimate_many(models, **options)

@@ -37,11 +37,11 @@ def ask(monkeypatch):
             model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
         refusals = {name: KerasmemError(f"{name} will not") for name in fails}
         refusals.update(fails if isinstance(fails, dict) else {})
-        asked = []
+        tried = []
 
         def answer_of(name):
             def answer(step):
-                asked.append(name)
+                tried.append(name)
                 if name in refusals:
                     raise refusals[name]
                 return outcome(name)
@@ -55,7 +55,7 @@ def ask(monkeypatch):
             step = shape_step(spec, target, opened, StepCache())
             formula = replace(step.formula, total_bytes=formula_bytes)
             step = replace(step, formula=formula, opened=replace(opened, model=model))
-            return methods.step_outcome(step), asked
+            return methods.step_outcome(step), tried
 
     return run
 
@@ -98,8 +98,8 @@ def other_recurrent():
     ],
 )
 def test_the_method_follows_how_keras_would_run_the_step(ask, jit_compile, target, build, first, why):
-    answer, asked = ask(jit_compile=jit_compile, target=target, model=None if build is None else build())
-    assert answer.method == asked[0] == first
+    answer, tried = ask(jit_compile=jit_compile, target=target, model=None if build is None else build())
+    assert answer.method == tried[0] == first
     assert any(note.startswith(f"{first}, since") and why in note for note in answer.notes), answer.notes
 
 
@@ -130,14 +130,14 @@ def test_the_formula_answers_with_the_reasons_if_no_other_method_does(ask, targe
 
 @pytest.mark.parametrize(("target", "first"), [(None, "graph"), (CARD, "gpu-target")])
 def test_a_defect_of_a_method_leads_to_the_formula_and_runs_no_step(ask, target, first):
-    answer, asked = ask(target=target, fails={first: ZeroDivisionError("by our own fault")})
-    assert asked == [first] and answer.method == "formula"
+    answer, tried = ask(target=target, fails={first: ZeroDivisionError("by our own fault")})
+    assert tried == [first] and answer.method == "formula"
     assert "ZeroDivisionError: by our own fault; a defect in kerasmem" in answer.fallback
 
 
 def test_no_step_is_run_that_may_not_fit_here(ask):
-    answer, asked = ask(fails=("graph",), formula_bytes=10**15)
-    assert asked == ["graph"]
+    answer, tried = ask(fails=("graph",), formula_bytes=10**15)
+    assert tried == ["graph"]
     assert answer.method == "formula"
     assert any("no step was run" in note and "--method probe" in note for note in answer.notes)
 

@@ -21,13 +21,13 @@ MODELS = Path(__file__).parents[1] / "support" / "small_models.py"
 @pytest.mark.usefixtures("onednn_kernels")
 def test_a_probe_predicts_a_larger_batch():
     request = StepSpec(f"{MODELS}:convnet", batch_size=64)
-    said = probe(request, timeout=300)
+    predicted = probe(request, timeout=300)
     runs = [run_steps(request, 64, 10, timeout=300) for _ in range(3)]
     run, peaks = runs[0], [peak for run in runs for peak in run.peaks]
-    assert said.low <= statistics.median(peaks) <= said.high
-    assert said.low <= said.total <= said.high
-    assert said.inputs == run.inputs == 64 * (24 * 24 * 3 + 1) * 4
-    assert said.execution == "graph"
+    assert predicted.low <= statistics.median(peaks) <= predicted.high
+    assert predicted.low <= predicted.total <= predicted.high
+    assert predicted.inputs == run.inputs == 64 * (24 * 24 * 3 + 1) * 4
+    assert predicted.execution == "graph"
 
 
 def test_running_out_of_memory_is_a_message(monkeypatch):

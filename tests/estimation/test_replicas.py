@@ -22,37 +22,37 @@ def perceptron():
 
 @pytest.mark.parametrize("method", ["graph", "xla"])
 def test_all_gradients_and_their_buffer_are_there_at_once(method):
-    alone = estimate(perceptron(), batch_size=32, method=method)
-    found = estimate(perceptron(), batch_size=64, method=method, replicas=2)
-    assert (found.settings.batch_size, found.settings.replicas) == (32, 2)
-    assert found.bytes.total == found.pool.in_use >= 5 * WEIGHTS > alone.bytes.total  # two slots, gradients, buffer
-    assert f"packed into one buffer of {WEIGHTS:,} B, reduced over 2 replicas" in "; ".join(found.notes)
-    assert found.instant.text == "while the gradients of all replicas are exchanged"
-    assert [each.what for each in found.unmodelled] == ["buffers of the gradient exchange"]
+    single = estimate(perceptron(), batch_size=32, method=method)
+    shared = estimate(perceptron(), batch_size=64, method=method, replicas=2)
+    assert (shared.settings.batch_size, shared.settings.replicas) == (32, 2)
+    assert shared.bytes.total == shared.pool.in_use >= 5 * WEIGHTS > single.bytes.total  # two slots, gradients, buffer
+    assert f"packed into one buffer of {WEIGHTS:,} B, reduced over 2 replicas" in "; ".join(shared.notes)
+    assert shared.instant.text == "while the gradients of all replicas are exchanged"
+    assert [entry.what for entry in shared.unmodelled] == ["buffers of the gradient exchange"]
 
 
 def test_a_peak_in_the_forward_pass_covers_the_exchange():
     keras.backend.clear_session()  # layers of the same names, as the simulation draws by them
-    alone = estimate(perceptron(), batch_size=20_000, method="graph")
+    single = estimate(perceptron(), batch_size=20_000, method="graph")
     keras.backend.clear_session()
-    found = estimate(perceptron(), batch_size=40_000, method="graph", replicas=2)
-    assert (found.bytes.total, found.instant) == (alone.bytes.total, alone.instant)
+    shared = estimate(perceptron(), batch_size=40_000, method="graph", replicas=2)
+    assert (shared.bytes.total, shared.instant) == (single.bytes.total, single.instant)
 
 
 def test_under_auto_a_card_does_not_bring_xla():
-    found = estimate(perceptron(), batch_size=64, replicas=4, device="t4")
-    assert found.settings.method == "graph"
-    assert any("does not compile with XLA under tf.distribute" in note for note in found.notes)
-    assert found.device.verdict == "fits"
+    shared = estimate(perceptron(), batch_size=64, replicas=4, device="t4")
+    assert shared.settings.method == "graph"
+    assert any("does not compile with XLA under tf.distribute" in note for note in shared.notes)
+    assert shared.device.verdict == "fits"
 
 
 def test_shares_are_the_largest_and_only_training_exchanges():
-    found = estimate(perceptron(), batch_size=33, method="graph", replicas=2, mode="inference")
-    assert found.settings.batch_size == 17
-    assert "17 of the 33 samples of a batch, the largest share" in found.notes[0]
-    assert found.unmodelled == () and not any("packed" in note for note in found.notes)
+    shared = estimate(perceptron(), batch_size=33, method="graph", replicas=2, mode="inference")
+    assert shared.settings.batch_size == 17
+    assert "17 of the 33 samples of a batch, the largest share" in shared.notes[0]
+    assert shared.unmodelled == () and not any("packed" in note for note in shared.notes)
     plain = estimate(perceptron(), batch_size=64, method="formula", replicas=2)
-    assert any(each.what == "gradient exchange" for each in plain.unmodelled)
+    assert any(entry.what == "gradient exchange" for entry in plain.unmodelled)
 
 
 def test_an_embeddings_gradient_is_its_rows():
@@ -60,5 +60,5 @@ def test_an_embeddings_gradient_is_its_rows():
         [keras.Input((16,), dtype="int32"), layers.Embedding(5000, 32), layers.Flatten(), layers.Dense(4)]
     )
     model.compile("sgd", "mse")
-    found = estimate(model, batch_size=16, method="graph", replicas=2)
-    assert f"one buffer of {4 * (16 * 32 * 4 + 4):,} B" in "; ".join(found.notes)
+    shared = estimate(model, batch_size=16, method="graph", replicas=2)
+    assert f"one buffer of {4 * (16 * 32 * 4 + 4):,} B" in "; ".join(shared.notes)

@@ -27,9 +27,9 @@ class Model:
 
 
 def test_search_ignores_optional_workspace():
-    found = search(lambda size: Bytes(size, size, 10 * size, optional_workspace=9 * size), 100, tolerance=0)
-    assert found.largest == 100
-    assert all(row.high == row.size for row in found.rows)
+    result = search(lambda size: Bytes(size, size, 10 * size, optional_workspace=9 * size), 100, tolerance=0)
+    assert result.largest == 100
+    assert all(row.high == row.size for row in result.rows)
 
 
 properties = settings(max_examples=100, deadline=None, derandomize=True)
@@ -41,18 +41,18 @@ SPREAD = st.sampled_from([0.0, 0.1])
 @given(BASE, SLOPE, st.integers(10**5, 10**8), st.sampled_from([1, 2, 0.7]), SPREAD)
 def test_the_answer_is_the_last_that_fits_and_the_first_that_does_not(base, slope, room, power, spread):
     model = Model(lambda size: base + slope * size**power, spread)
-    found = search(model, room, tolerance=0, maximum=2**15)
-    fits = [size for size in (found.largest, (found.largest or 0) + 1) if size]
+    result = search(model, room, tolerance=0, maximum=2**15)
+    fits = [size for size in (result.largest, (result.largest or 0) + 1) if size]
     by_hand = [int((base + slope * size**power) * (1 + spread)) <= room for size in fits]
-    if found.largest is None:
+    if result.largest is None:
         assert by_hand == [False]
     else:
-        assert found.largest == 2**15 or found.above[0].size == found.largest + 1
+        assert result.largest == 2**15 or result.above[0].size == result.largest + 1
         assert by_hand[0]
-        assert found.largest == 2**15 or not by_hand[1]
-    if found.fails_from is not None:
-        assert int((base + slope * found.fails_from**power) * (1 - spread)) > room
-        before = found.fails_from - 1
+        assert result.largest == 2**15 or not by_hand[1]
+    if result.fails_from is not None:
+        assert int((base + slope * result.fails_from**power) * (1 - spread)) > room
+        before = result.fails_from - 1
         assert before == 0 or int((base + slope * before**power) * (1 - spread)) <= room
     assert len(model.asked) == len(set(model.asked)) <= MOST_EVALUATIONS
 
@@ -79,8 +79,8 @@ def test_search_is_within_its_tolerance():
 
 def test_nothing_fits():
     model = Model(lambda size: 1000 + size)
-    found = search(model, 500)
-    assert (found.largest, found.fails_from, found.verdict) == (None, 1, "does not fit")
+    result = search(model, 500)
+    assert (result.largest, result.fails_from, result.verdict) == (None, 1, "does not fit")
     assert model.asked == [1]
     close = search(Model(lambda size: 1000 + size, 0.5), 1200, tolerance=0)
     assert (close.largest, close.verdict) == (None, "too close to call")
@@ -88,15 +88,15 @@ def test_nothing_fits():
 
 
 def test_nothing_fits_without_an_upper_end():
-    found = search(lambda size: need(100 * size, 50 * size), 10_000, tolerance=0)
-    assert (found.largest, found.fails_from, found.verdict) == (None, 201, "too close to call")
+    result = search(lambda size: need(100 * size, 50 * size), 10_000, tolerance=0)
+    assert (result.largest, result.fails_from, result.verdict) == (None, 201, "too close to call")
 
 
 def test_everything_up_to_the_maximum_fits():
     for maximum in (1, 2, 7, 100):
         model = Model(lambda size: size)
-        found = search(model, 10**9, maximum=maximum)
-        assert (found.largest, found.fails_from) == (maximum, None)
+        result = search(model, 10**9, maximum=maximum)
+        assert (result.largest, result.fails_from) == (maximum, None)
         assert len(model.asked) <= 3
 
 
@@ -111,13 +111,13 @@ def test_search_ends_on_noise_with_a_consistent_result(draw, maximum):
         answers[size] = need(total, total - 50, total + 50)
         return answers[size]
 
-    found = search(ask, 10**6, maximum=maximum)
+    result = search(ask, 10**6, maximum=maximum)
     assert len(answers) <= MOST_EVALUATIONS
-    fitting = [size for size, each in answers.items() if each.high <= 10**6]
-    assert found.largest == max(fitting, default=None)
-    if found.fails_from is not None:
-        assert answers[found.fails_from].low > 10**6
-        assert found.fails_from > (found.largest or 0)
+    fitting = [size for size, trial in answers.items() if trial.high <= 10**6]
+    assert result.largest == max(fitting, default=None)
+    if result.fails_from is not None:
+        assert answers[result.fails_from].low > 10**6
+        assert result.fails_from > (result.largest or 0)
 
 
 def ran_up_to(most, log):
@@ -131,7 +131,7 @@ def ran_up_to(most, log):
 @pytest.mark.parametrize("fails_from", [65, None])
 def test_an_exact_estimate_takes_one_try(fails_from):
     largest, trials = largest_that_ran(ran_up_to(64, []), first=64, fails_from=fails_from)
-    assert largest == 64 and [each.size for each in trials] == [64]
+    assert largest == 64 and [trial.size for trial in trials] == [64]
 
 
 @properties
@@ -140,7 +140,7 @@ def test_the_largest_that_ran_ran_and_no_size_is_tried_twice(first, fails_after,
     log = []
     fails = None if fails_after is None else first + fails_after
     largest, trials = largest_that_ran(ran_up_to(truth, log), first=first, fails_from=fails)
-    assert len(log) == len(set(log)) <= MOST_TRIES and [each.size for each in trials] == log
+    assert len(log) == len(set(log)) <= MOST_TRIES and [trial.size for trial in trials] == log
     assert all(fails is None or 1 <= size < fails for size in log)
     assert largest == max((size for size in log if size <= truth), default=None)
     assert (largest is None) == (truth < 1)  # it never gives up without having tried the smallest

@@ -86,11 +86,11 @@ def test_a_model_that_stays_the_same_is_opened_once(monkeypatch):
     apart = {size: kerasmem.estimate(build, device="2MB", method="graph", batch_size=size) for size in (3, 9)}
     opened.clear()
     with EstimateSession(StepSpec(build, device="2MB", method="graph")) as session:
-        kept = {size: session.estimate(batch_size=size) for size in (3, 9)}
+        reused = {size: session.estimate(batch_size=size) for size in (3, 9)}
         assert len(opened) == 1
         session.estimate(method="formula")
         assert len(opened) == 1
-    assert kept == apart
+    assert reused == apart
 
 
 def test_a_model_with_a_step_of_its_own_is_opened_for_each_size():
@@ -132,9 +132,9 @@ def test_a_fixed_batch_is_refused(batch_size):
 
 @pytest.mark.parametrize(("cards", "is_said"), [([], True), ([None], True), ([None, 0], False)])
 def test_note_on_trials_without_a_gpu(monkeypatch, cards, is_said):
-    monkeypatch.setattr(sizing, "list_devices", lambda environ: [SimpleNamespace(cuda_index=each) for each in cards])
+    monkeypatch.setattr(sizing, "list_devices", lambda environ: [SimpleNamespace(cuda_index=item) for item in cards])
     notes = sizing._trial_notes(8, 8, ())
-    assert any("ran on the CPU" in each for each in notes) == is_said
+    assert any("ran on the CPU" in item for item in notes) == is_said
 
 
 # Real steps
@@ -151,22 +151,22 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def found(model):
+def outcome(model):
     return kerasmem.max_batch_size(model, device="2MiB", margin=0.25, method="formula", jit_compile=False, confirm=True)
 
 
-def test_steps_that_do_not_fit(found):
-    (trial,) = found.trials
-    assert (found.largest, found.device.verdict, trial.size, trial.fits) == (None, "does not fit", 1, False)
+def test_steps_that_do_not_fit(outcome):
+    (trial,) = outcome.trials
+    assert (outcome.largest, outcome.device.verdict, trial.size, trial.fits) == (None, "does not fit", 1, False)
     assert trial.limit_bytes == 3 * 2**19 and trial.peak_bytes is None
     assert "ran out of memory" in trial.reason or "may crash" in trial.reason
-    assert any("not even batch size 1" in note for note in found.notes)
-    again = SearchResult.from_dict(json.loads(json.dumps(found.to_dict())))
-    assert again == found
+    assert any("not even batch size 1" in note for note in outcome.notes)
+    again = SearchResult.from_dict(json.loads(json.dumps(outcome.to_dict())))
+    assert again == outcome
 
 
 def test_nothing_of_this_process_is_touched(model):
-    weights = [each.copy() for each in model.get_weights()]
+    weights = [item.copy() for item in model.get_weights()]
     threads, optimizer = threading.active_count(), model.optimizer.iterations.numpy()
     kerasmem.max_batch_size(model, device="64MB", maximum=2, method="formula", confirm=True)
     assert all((one == other).all() for one, other in zip(weights, model.get_weights(), strict=True))

@@ -99,7 +99,7 @@ def test_everything_adds_up_to_the_total(profile):
     need = profile.bytes
     assert need.total == 4096 + 5120 + 512 + 256
     assert sum(getattr(need, name) for name in PeakBytes.CATEGORIES) == need.total
-    assert sum(row.bytes_at_peak for row in profile.layers) + sum(each.bytes for each in profile.shares) == need.total
+    assert sum(row.bytes_at_peak for row in profile.layers) + sum(part.bytes for part in profile.shares) == need.total
     assert profile.layers[0].parts == {"weights": 2000, "activations": 5000}
     assert (need.weights, need.activations, need.workspace) == (2000, 5050, 300)
     assert need.unnamed == 4096 - 2048  # from before the step all but the weight's chunk
