@@ -56,7 +56,7 @@ RESULTS = {
     "kerasmem.estimation.card_ranking", "kerasmem.estimation.many",
     "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.catalogue",
     "kerasmem.devices.machine", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
-    "kerasmem.monitoring.log_summary",
+    "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary",
     "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
     "kerasmem.datatools.reports", "kerasmem.recovery.advice",
 }  # fmt: skip

@@ -70,8 +70,7 @@ def _check_output(files: tuple[str, ...], output: str | None) -> None:
 
 
 def _read(files: tuple[str, ...]) -> PageContents:
-    from kerasmem.monitoring import read_timeline
-    from kerasmem.monitoring.log_summary import LogSummary, summarise
+    from kerasmem.monitoring.log_summary import LogSummary, summarise_file
     from kerasmem.rendering.report_contents import PageContents, SavedReport, read_report
 
     reports: list[SavedReport] = []
@@ -80,10 +79,10 @@ def _read(files: tuple[str, ...]) -> PageContents:
         _check_readable(path)
         data = json_object(path)
         if data is None or "kind" in data:
-            timeline = read_timeline(path)
-            if not len(timeline):
+            log = summarise_file(path)
+            if not log.rows:
                 raise InputError(f"{path}: holds no sample; was the run cut short before its first batch?")
-            logs.append(summarise(timeline, path))
+            logs.append(log)
         elif "bytes" in data:
             reports.append(read_report(data, path))
         else:

@@ -9,7 +9,8 @@ sampler       background thread for readings between hooks, phase by phase
 epoch_maxima  the largest sizes of an epoch
 timeline      `Sample` and `Timeline`: the result
 logfile       CSV and JSON lines that survive a crash, written and read back
-log_summary   peaks, means and growth of each run, and curves for charts
+log_summary   peaks, means and growth of each run
+curves        sizes over time, thinned for charts
 tracking      `track`: the memory that one action takes
 leak_watch    `LeakWatch`: tells growth that goes on from warm-up and noise
 evidence      objects that grow with the memory: containers of arrays, graphs, tracings

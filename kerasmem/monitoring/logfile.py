@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import csv
+import itertools
 import json
 import os
 import stat
@@ -22,13 +23,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from kerasmem import files
 from kerasmem.errors import InputError, UsageError, check_format
-from kerasmem.monitoring.timeline import COLUMNS, FORMAT_VERSION, PhasePeaks, Sample, Timeline, make_sample, pack
+from kerasmem.monitoring.timeline import (
+    COLUMNS,
+    FORMAT_VERSION,
+    TABLE_ROWS,
+    PhasePeaks,
+    Sample,
+    Table,
+    Timeline,
+    make_sample,
+    pack,
+)
 
 Format = Literal["csv", "jsonl"]
 _SUFFIXES: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _HEADER = ",".join(COLUMNS)
+_MOST_NUMBERS = 5  # of damaged lines, in a note
 
 
 open_logs: dict[Path, Callable[[], None]] = {}  # of this process, with the function that writes the waiting rows
@@ -169,44 +183,56 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
         >>> read_timeline(log).max("peak_bytes")
         900
     """
+    notes: dict[str, None] = {}
+    phases: list[PhasePeaks] = []
+    tables = [pack(()), *read_tables(path, notes, phases)]
+    return Timeline(np.concatenate(tables), notes, phases)
+
+
+def read_tables(path: str | os.PathLike[str], notes: dict[str, None], phases: list[PhasePeaks]) -> Iterator[Table]:
+    """Read a log in tables of some thousand rows. Raises the errors of `read_timeline`.
+
+    Args:
+        path: path of the log.
+        notes: to this, notes are added as they are read.
+        phases: to this, peaks of phases are added.
+    """
     write_waiting(path)
     name = os.fspath(path)
     try:
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             is_json = file.read(1) == "{"
             file.seek(0)
-            return _read_lines(_json_lines(file) if is_json else _csv_lines(file, name), name, is_json)
+            samples = _samples(_json_lines(file) if is_json else _csv_lines(file, name), name, is_json, notes, phases)
+            while len(table := pack(itertools.islice(samples, TABLE_ROWS))):
+                yield table
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
 
 
-def _read_lines(lines: Iterator[tuple[int, Any]], name: str, is_json: bool) -> Timeline:
-    phases: list[PhasePeaks] = []
-    notes: dict[str, None] = {}
-    bad: list[int] = []
-    good = 0
-
-    def samples() -> Iterator[Sample]:
-        nonlocal good
-        for number, data in lines:
-            try:
-                sample = _take(data, notes, phases)
-            except (InputError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
-                bad.append(number)
-                continue
-            good += 1
-            if sample is not None:
-                yield sample
-            elif data["kind"] == "run":
-                check_format(name, data, FORMAT_VERSION)
-
-    table = pack(samples())
-    if is_json and not good:
+def _samples(
+    lines: Iterator[tuple[int, Any]], name: str, is_json: bool, notes: dict[str, None], phases: list[PhasePeaks]
+) -> Iterator[Sample]:
+    """Yield the samples of lines, and keep the notes and phases in them."""
+    damaged: list[int] = []  # the first few
+    damaged_count = valid_count = 0
+    for number, data in lines:
+        try:
+            sample = _take(data, notes, phases)
+        except (InputError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            damaged_count += 1
+            damaged += [number] if damaged_count <= _MOST_NUMBERS else []
+            continue
+        valid_count += 1
+        if sample is not None:
+            yield sample
+        elif data["kind"] == "run":
+            check_format(name, data, FORMAT_VERSION)
+    if is_json and not valid_count:
         raise InputError(f"{name}: no kerasmem log: none of its lines is a sample, or with numbers beyond any log's")
-    if bad:
-        shown = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        notes[f"file: {len(bad)} line(s) are not whole and were left out (line {shown})"] = None
-    return Timeline(table, notes, phases)
+    if damaged:
+        numbers = ", ".join(map(str, damaged)) + (", …" if damaged_count > len(damaged) else "")
+        notes[f"file: {damaged_count} line(s) are not whole and were left out (line {numbers})"] = None
 
 
 def _take(data: Any, notes: dict[str, None], phases: list[PhasePeaks]) -> Sample | None:

@@ -71,6 +71,7 @@ BATCH_PHASES = ("train", "validation", "evaluate", "predict")
 TEXTS = ("phase", "device")
 _TABLE = np.dtype([(name, object if name in TEXTS else float) for name in COLUMNS])
 Table = np.ndarray[Any, Any]
+TABLE_ROWS = 65536
 
 
 def pack(samples: Iterable[Sample]) -> Table:
@@ -158,9 +159,9 @@ class Timeline:
         """All readings, as a new tuple; to walk through a long run, iterate over the timeline itself."""
         return tuple(self)
 
-    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return each field of `Sample` as an array: numbers as float64, NaN where not known, and texts as objects."""
-        return {name: self._table[name].copy() for name in COLUMNS}
+    def tables(self) -> Iterator[Table]:
+        """Yield the readings in tables of some thousand rows."""
+        return (self._table[start : start + TABLE_ROWS] for start in range(0, len(self), TABLE_ROWS))
 
     def max(
         self, field: str = "peak_bytes", *, phase: str | None = None, epoch: int | None = None,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kerasmem.monitoring.log_summary import OF_THE_HOST, Curve, Curves
+from kerasmem.monitoring.curves import OF_THE_HOST, Curve, Curves
 from kerasmem.rendering.formatting import html_attribute, html_text, short_name, svg_text
 from kerasmem.units import GIB, KIB, MIB, TIB, format_size
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 
-from kerasmem.monitoring import Sample, Timeline
-from kerasmem.monitoring.log_summary import growth, summarise, thin
-from kerasmem.monitoring.timeline import PhasePeaks
+from kerasmem.monitoring import Sample, Timeline, logfile, read_timeline
+from kerasmem.monitoring.curves import thin
+from kerasmem.monitoring.log_summary import growth, summarise, summarise_file
+from kerasmem.monitoring.timeline import COLUMNS, PhasePeaks
 
 
 def sample(
@@ -50,9 +53,10 @@ def test_a_peak_between_batches_is_told_as_such():
 def test_thinning_keeps_what_stands_out():
     values = np.sin(np.arange(100_000) / 500)
     values[77_777], values[12_345] = 9, -9
-    kept = thin(values, 500)
+    seconds = np.arange(100_000.0)
+    kept = thin(seconds, values, 500)
     assert len(kept) <= 500 and {0, 12_345, 77_777, 99_999} <= set(kept.tolist())
-    assert list(thin(values[:10], 500)) == list(range(10))
+    assert list(thin(seconds[:10], values[:10], 500)) == list(range(10))
 
 
 def test_growth_passes_over_warm_up_and_single_peaks():
@@ -61,3 +65,18 @@ def test_growth_passes_over_warm_up_and_single_peaks():
     assert growth(steady) == 0
     assert growth(np.arange(100.0)) == 60
     assert growth(np.arange(9.0)) is None
+
+
+def test_a_summary_holds_less_than_the_log(tmp_path, monkeypatch):
+    path = tmp_path / "log.csv"
+    rows = (f"0,{n / 100},train,0,{n},1,CPU:0,{10**8 + n % 7},{10**8 + n % 11},{10**8},,,,{10**9 + n % 13},0\n" for n in range(30_000))
+    path.write_text(",".join(COLUMNS) + "\n" + "".join(rows))
+    monkeypatch.setattr(logfile, "TABLE_ROWS", 500)
+    tracemalloc.start()
+    log = summarise_file(path, points=100)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 0.8 * path.stat().st_size
+    assert log.to_dict() == summarise(read_timeline(path), str(path)).to_dict()
+    assert log.rows == log.runs[0].batches == 30_000
+    assert {max(line.values) for line in log.curves[0].lines} == {10**8 + 6, 10**8 + 10, 10**9 + 12}
