@@ -69,8 +69,9 @@ def test_growth_passes_over_warm_up_and_single_peaks():
 
 def test_a_summary_holds_less_than_the_log(tmp_path, monkeypatch):
     path = tmp_path / "log.csv"
-    rows = (f"0,{n / 100},train,0,{n},1,CPU:0,{10**8 + n % 7},{10**8 + n % 11},{10**8},,,,{10**9 + n % 13},0\n" for n in range(12_000))
-    path.write_text(",".join(COLUMNS) + "\n" + "".join(rows))
+    row = "0,{0},train,0,{0},1,CPU:0,{1},{2},100000000,,,,{3},0\n"
+    sizes = ((10**8 + n % 7, 10**8 + n % 11, 10**9 + n % 13) for n in range(12_000))
+    path.write_text(",".join(COLUMNS) + "\n" + "".join(row.format(n, *three) for n, three in enumerate(sizes)))
     monkeypatch.setattr(logfile, "TABLE_ROWS", 200)
     tracemalloc.start()
     log = summarise_file(path, points=100)
