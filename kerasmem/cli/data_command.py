@@ -1,4 +1,4 @@
-"""`kerasmem data`: the commands that look at data files and write them."""
+"""`kerasmem data`: commands that inspect, convert and index data files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMANDS = COMMANDS_OF["kerasmem data"]
 
 @click.group("data", cls=LazyGroup, lines=COMMANDS, modules=dict.fromkeys(COMMANDS, "data_command"))
 def data_command() -> None:
-    """Data files: look into them, convert them, index them, and sum up their statistics.
+    """Inspect, convert, repack and index data files, and compute their statistics.
 
     Examples:
       kerasmem data inspect train.h5
@@ -27,7 +27,7 @@ def data_command() -> None:
 
 @contextlib.contextmanager
 def _working(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Take --workers and --dask out of the options; yield the executor and the progress as arguments."""
+    """Replace --workers and --dask in the options by the arguments `executor` and `progress`."""
     from kerasmem.processes.executors import open_executor
 
     with open_executor(options.pop("workers"), options.pop("dask")) as executor, progress_bar() as progress:
@@ -58,13 +58,12 @@ def inspect_command(file: str, as_json: bool, **options: Any) -> None:
     "--rows-axis", "--unpack",
 )  # fmt: skip
 def convert_command(sources: tuple[str, ...], columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Write SRC as HDF5 that H5ChunkSequence streams, in bounded memory, whatever its size.
+    """Convert SRC of any size to HDF5 that H5ChunkSequence streams, in bounded memory.
 
-    SRC: .npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder that holds a folder of
-    images for each class. Sources with the same columns are read one after another, those with none in common side by
-    side.
-    float64 becomes float32; a value that would become infinite is an error. To NAME.index, the rows are written to
-    part-00000.h5 and so on beside it, in --workers processes or by a --dask cluster.
+    SRC: .npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with one folder of images per class.
+    Sources with the same columns are read one after another, sources without a common column side by side.
+    float64 becomes float32; if a value would become infinite, it is an error. If the output is NAME.index, rows are
+    written to part-00000.h5 and so on beside it, in --workers processes or on a --dask cluster.
 
     Examples:
       kerasmem data convert x.npy y.npy -o train.h5
@@ -74,16 +73,15 @@ def convert_command(sources: tuple[str, ...], columns: tuple[str, ...], as_json:
       kerasmem data convert cells.h5ad -o cells.h5 --columns x=X --columns y=obs/kind/codes
       kerasmem data convert 'raw/*.parquet' -o s3://bucket/train.index --dask tcp://host:8786
 
-    Outputs appear when they are whole.
+    Outputs appear once they are complete.
     Formats other than .npy, .npz and HDF5 need: pip install 'kerasmem[convert]'
     """
     from kerasmem import data
     from kerasmem.rendering.data_tables import conversion_table
 
-    wanted = _read_columns(columns)
     with quiet_tensorflow(), _working(options) as working:
-        done = data.convert(sources, columns=wanted, **working, **options)
-    show_result(done, as_json, conversion_table)
+        result = data.convert(sources, columns=_read_columns(columns), **working, **options)
+    show_result(result, as_json, conversion_table)
 
 
 @click.command("repack", cls=GuardedCommand, seconds=None)
@@ -92,7 +90,7 @@ def convert_command(sources: tuple[str, ...], columns: tuple[str, ...], as_json:
 def repack_command(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
 
-    `kerasmem data inspect` says how an epoch reads a file.
+    `kerasmem data inspect` shows how an epoch reads a file.
 
     Examples:
       kerasmem data repack slow.h5 -o fast.h5
@@ -104,17 +102,18 @@ def repack_command(file: str, columns: tuple[str, ...], as_json: bool, **options
     from kerasmem.rendering.data_tables import conversion_table
 
     with _working(options) as working:
-        done = data.repack(file, columns=_read_columns(columns), **working, **options)
-    show_result(done, as_json, conversion_table)
+        result = data.repack(file, columns=_read_columns(columns), **working, **options)
+    show_result(result, as_json, conversion_table)
 
 
 @click.command("stats", cls=GuardedCommand, seconds=None)
 @click.argument("file", type=click.Path())
 @all_of("--dataset", "--workers", "--dask", TRUST, "--json")
 def stats_command(file: str, datasets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Print mean, variance, range and class weights of the datasets of FILE, and the lines that put them to use.
+    """Print mean, variance, range and class weights of the datasets of FILE, and lines of Python that use them.
 
-    One pass in bounded memory; the figures are those that keras.layers.Normalization(axis=-1).adapt would find.
+    The file is read once in bounded memory. Means and variances equal those of
+    keras.layers.Normalization(axis=-1).adapt.
 
     Examples:
       kerasmem data stats train.h5
@@ -140,10 +139,10 @@ def _read_columns(texts: Sequence[str]) -> dict[str, list[str]] | None:
 def index_command(
     files: tuple[str, ...], output: str, datasets: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Write an index, NAME.index, of HDF5 files read as one, in the order given; of a pattern, part-2 before part-10.
+    """Write an index, NAME.index, of HDF5 files that are read as one, in this order (part-2 before part-10).
 
-    H5ChunkSequence("NAME.index") then knows rows, types and chunks without opening a file. A file that is changed later
-    is an error that names it.
+    H5ChunkSequence("NAME.index") then knows rows, types and chunks without opening a file. If a file changes later,
+    reading it is an error.
 
     Examples:
       kerasmem data index 'parts/part-*.h5' -o parts/train.index
@@ -154,5 +153,5 @@ def index_command(
     from kerasmem.rendering.data_tables import index_table
 
     with _working(options) as working:
-        done = data.index(files, output, datasets=list(datasets) or None, **working, **options)
-    show_result(done, as_json, index_table)
+        result = data.index(files, output, datasets=list(datasets) or None, **working, **options)
+    show_result(result, as_json, index_table)

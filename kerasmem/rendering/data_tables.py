@@ -22,11 +22,11 @@ def inspection_table(inspection: Inspection, terminal: int | None = None) -> Ren
     parts: list[RenderableType] = [title, "", _datasets(inspection, terminal)]
     unfit = [dataset for dataset in inspection.datasets if dataset.problem][:_MOST_DATASETS]
     if unfit:
-        parts += ["", Text("Not to be trained from:")]
+        parts += ["", Text("Cannot be trained from:")]
         parts += [Text(f"  {printable(dataset.name, 80)}: {printable(dataset.problem, 240)}") for dataset in unfit]
     parts += note_lines(inspection.notes, 400)
     if not inspection.line:
-        return Group(*parts, "", Text("Nothing in this file can be trained from as it is."))
+        return Group(*parts, "", Text("This file has no dataset that can be trained from."))
     parts += ["", Text(printable_lines(inspection.stream))]
     return Group(*parts, *_line_to_paste(inspection.line))
 
@@ -60,7 +60,7 @@ def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType
     title = Text(f"{printable(stats.path, 200)}: {stats.rows:,} rows", style="bold")
     parts: list[RenderableType] = [title, "", _data_table(terminal, columns, rows)]
     if any(column.nan_count + column.infinite_count + column.missing_count for column in stats.columns):
-        parts.append(Text("NaN, infinity and missing values are left out of the other figures."))
+        parts.append(Text("The other columns leave out NaN, infinite and missing values."))
     if stats.code:
         parts += ["", Text(printable_lines(stats.code))]
     return Group(*parts)
