@@ -140,8 +140,9 @@ def try_batch(request: StepSpec, batch_size: int, limit_bytes: int, *, steps: in
 def probe(request: StepSpec, *, timeout: float = DEFAULT_TIMEOUT, is_fixed: bool = False) -> Outcome:
     """Extrapolate a step's memory from real steps at smaller batches.
 
-    A small batch runs itself. Otherwise the batches are a quarter and three quarters of the requested one. Smaller ones
-    predict worse, as their peak may be the optimizer's update, which does not grow with the batch.
+    Small batches are run as they are. Otherwise the smaller batches are a quarter and three quarters of the requested
+    one. Still smaller ones predict worse, as their peak may be the optimizer's update, which does not grow with the
+    batch.
 
     Args:
         request: the model, its training and the requested batch size.
