@@ -24,7 +24,7 @@ def npy(header: bytes) -> bytes:
 )
 def test_an_array_whose_header_is_no_python(tmp_path, header):
     (tmp_path / "x.npy").write_bytes(npy(header) + bytes(64))
-    with pytest.raises(DataError, match=r"x\.npy.*is no \.npy file"):
+    with pytest.raises(DataError, match=r"x\.npy.*not an \.npy file"):
         kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5")
 
 
@@ -39,7 +39,7 @@ HEADER = b"{'descr': %s, 'fortran_order': False, 'shape': %s, }"
 def test_an_array_whose_header_makes_no_sense(tmp_path, kind, shape, said):
     text = (HEADER % (kind, shape)).ljust(600) + b"\n"
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64))
-    with pytest.raises(DataError, match=rf"x\.npy.*is no \.npy file.*{said}"):
+    with pytest.raises(DataError, match=rf"x\.npy.*not an \.npy file.*{said}"):
         kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5")
 
 
@@ -86,7 +86,7 @@ def test_a_record_whose_error_is_no_text(tmp_path):
     with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as writer:
         writer.write(sound)
         writer.write(b"\xff\x89" + np.arange(64, dtype="u1").tobytes())
-    with pytest.raises(DataError, match=r"record 1 is no tf\.train\.Example"):
+    with pytest.raises(DataError, match=r"record 1 must be a tf\.train\.Example"):
         kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")
 
 
