@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -46,8 +47,9 @@ for name, (source, settings) in ways.items():
     settings = {"memory_budget": "32MiB", "force": True, **settings}
     done = kerasmem.data.convert(f"{folder}/{source}", f"{folder}/out.h5", **settings)
     rows = done.rows
-    done = kerasmem.data.convert(list(done.outputs), f"{folder}/back.h5", memory_budget="32MiB", force=True)
-    with h5py.File(f"{folder}/back.h5") as file:
+    if len(done.outputs) > 1:  # several HDF5 files are read within the memory too
+        done = kerasmem.data.convert(list(done.outputs), f"{folder}/back.h5", memory_budget="32MiB", force=True)
+    with h5py.File(done.outputs[0]) as file:
         key = next(iter(file))
         total = sum(float(file[key][k : k + 10000, 0].astype("f8").sum()) for k in range(0, rows, 10000))
     print(json.dumps([name, rows, done.rows, total]), flush=True)
@@ -59,11 +61,9 @@ def _same_everywhere():
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 
 
-@pytest.mark.parametrize("rows", [pytest.param(150_000, id="300 MB")])
-def test_memory_is_bounded(tmp_path, rows):
-    import h5py
-
+def test_memory_is_bounded(tmp_path):
     pytest.importorskip("pyarrow")
+    rows = 130_000  # 260 MB
     x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "<f8", (rows, 250))
     for first in range(0, rows, 10_000):
         x[first : first + 10_000] = np.arange(first, first + 10_000)[:, None] % 1000

@@ -22,7 +22,6 @@ def sequence(path, **settings):
 WAYS = [
     {"workers": 0},
     {"workers": 1},
-    {"workers": 2},
     {"workers": 4},
     {"workers": 2, "use_multiprocessing": True},
 ]
