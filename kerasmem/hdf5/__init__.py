@@ -1,1 +1,1 @@
-"""HDF5 datasets as rows, in three layers: format, then io, then rows; each imports those before it alone."""
+"""HDF5 datasets as rows, in three layers: `rows` imports `io`, and `io` imports `format`."""

@@ -101,7 +101,7 @@ def test_refusals(parts):
         kerasmem.data.index(parts / "part-*.h5", parts / "train.h5")
     with h5py.File(parts / "part-9.h5", "w") as file:
         file["x"], file["y"] = np.zeros((10, 9), "f4"), np.zeros(10)
-    with pytest.raises(DataError, match=r"part-9\.h5.*rows of shape \(9,\)"):
+    with pytest.raises(DataError, match=r"part-9\.h5.*must have the row shape .*got \(9,\)"):
         kerasmem.data.index(parts / "part-*.h5", parts / "train.index", datasets=["x", "y"])
     assert not list(parts.glob("train.index*")), "nothing half done is left"
     (parts / "part-9.h5").unlink()

@@ -104,8 +104,8 @@ def test_lists_that_are_refused(parts, tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "text"),
     [
-        ({"x": np.zeros((9, 4), "f4"), "y": np.zeros(9, int)}, r"rows of shape \(4,\), and in .* it has \(3,\)"),
-        ({"x": np.zeros((9, 3), "f8"), "y": np.zeros(9, int)}, r"the type <f8, and in .* it has <f4"),
+        ({"x": np.zeros((9, 4), "f4"), "y": np.zeros(9, int)}, r"must have the row shape \(3,\), as in .*; got \(4,\)"),
+        ({"x": np.zeros((9, 3), "f8"), "y": np.zeros(9, int)}, r"must have the type <f4, as in .*; got <f8"),
         ({"x": np.zeros((9, 3), "f4")}, "has no dataset 'y'"),
         ({"x": np.zeros((9, 3), "f4"), "y": np.zeros(8, int)}, "'x' has 9, 'y' has 8"),
         ({"x": np.zeros((0, 3), "f4"), "y": np.zeros(0, int)}, "is empty"),

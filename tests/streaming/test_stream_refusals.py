@@ -231,20 +231,19 @@ def test_hostile_names_are_shown_escaped(tmp_path):
         ({"remainder": True}, "remainder: True is not 'keep' or 'drop' or 'pad'"),
         ({"remainder": "pad", "y": None}, "remainder: 'pad' needs y"),
         ({"remote": {"cache": "c"}}, "remote: .* leave it out"),
-        ({"x": []}, "x: no dataset named"),
-        ({"x": {}}, "x: no dataset named"),
-        ({"x": 3}, "x: give a dataset's name"),
-        ({"x": ["x", 3]}, "x: 3 is not a dataset's name"),
-        ({"x": "/"}, "not a dataset's name"),
-        ({"x": None}, "x: name the dataset"),
-        ({"y": None, "sample_weight": "y"}, "only together with y"),
-        ({"scale": "1"}, "scale: '1'"),
-        ({"scale": (1, 2, 3)}, "scale:"),
-        ({"scale": float("nan")}, "scale:"),
-        ({"scale": {"z": 1}}, "scale: 'z' is none of the datasets used \\('x', 'y'\\)"),
-        ({"dtype": {"z": "stored"}}, "dtype: 'z'"),
-        ({"dtype": None}, "dtype: None is not one of float32"),
-        ({"scale": 10**400}, "scale: 1000"),
+        ({"x": []}, "x must name at least one dataset"),
+        ({"x": 3}, "x must be a dataset name"),
+        ({"x": ["x", 3]}, "x must be a dataset name .* got 3"),
+        ({"x": "/"}, "got '/'"),
+        ({"x": None}, "x must be the name of a dataset"),
+        ({"y": None, "sample_weight": "y"}, "sample_weight needs y"),
+        ({"scale": "1"}, "scale must be .* got '1'"),
+        ({"scale": (1, 2, 3)}, "scale must be"),
+        ({"scale": float("nan")}, "scale must be"),
+        ({"scale": {"z": 1}}, "scale must be keyed by 'x', 'y'; got 'z'"),
+        ({"dtype": {"z": "stored"}}, "dtype must be keyed by .* got 'z'"),
+        ({"dtype": None}, "dtype must be one of float32.* got None"),
+        ({"scale": 10**400}, "scale must be .* got 1000"),
         ({"trust_file": 1}, "trust_file: 1 is neither"),
         ({"transform": 3}, "transform: 3 cannot be called"),
         ({"memory_budget": "much"}, "memory_budget: 'much' is not a size"),
@@ -264,6 +263,6 @@ def test_a_transform_that_cannot_be_pickled(numbered):
 
 def test_weights_have_one_value_a_row(write):
     path = write(x=np.zeros((4, 2)), y=np.zeros(4), w=np.zeros((4, 2, 2)), v=np.zeros((4, 3)), u=np.zeros((4, 1)))
-    refuse(DataError, "one weight a row", path, sample_weight="w")
-    refuse(DataError, r"shape \(4, 3\); one weight a row is needed: \(4,\) or \(4, 1\)", path, sample_weight="v")
+    refuse(DataError, "one weight per row", path, sample_weight="w")
+    refuse(DataError, r"shape \(4,\) or \(4, 1\); .* has shape \(4, 3\)", path, sample_weight="v")
     assert H5ChunkSequence(path, sample_weight="u")[0][2].shape == (4, 1)

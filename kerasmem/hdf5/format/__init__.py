@@ -1,1 +1,1 @@
-"""What a file says: layouts, chunk indices and filters, without opening anything."""
+"""The HDF5 format: layouts, chunk indexes and filters. No module here opens a file."""

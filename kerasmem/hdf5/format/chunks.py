@@ -1,4 +1,4 @@
-"""The places of the chunks of a dataset in its file, read once."""
+"""Index the chunks of a dataset: their offsets and sizes in the file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 from kerasmem.hdf5.format.filters import DecodeError
 
 CHUNK = np.dtype([("offset", "<i8"), ("size", "<u4"), ("mask", "<u4")])
-"""Place of a chunk in a file (-1 if it was never written), bytes in it, and which filters were left out."""
-MOST_CHUNKS = 8_000_000  # that are remembered, 16 bytes each
+"""Offset of a chunk in the file (-1 if it was never written), its size, and a bit mask of its skipped filters."""
+MOST_CHUNKS = 8_000_000  # largest index, of 16 bytes a chunk
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One stored chunk, or one that was never written.
+    """One chunk of a dataset.
 
     Args:
-        inner: which part of a row it covers; () where it covers whole rows.
-        offset: place in the file; None if it was never written.
-        size: bytes in the file.
-        mask: which filters were left out.
+        inner: slices of the row axes that it covers; () if it covers whole rows.
+        offset: offset in the file; None if it was never written.
+        size: size in the file in bytes.
+        mask: bit i is set if filter i was skipped.
     """
 
     inner: tuple[slice, ...]
@@ -35,46 +35,47 @@ class Chunk:
 
 
 class ChunkIndex:
-    """The chunks of a dataset by the rows they hold.
+    """The chunks of a dataset, by row.
 
     Args:
-        chunks: shape of a chunk.
-        shape: the dataset's, as far as it is of interest.
-        file_size: bytes of the file.
-        places: a `CHUNK` for each chunk, in order.
+        chunks: chunk shape.
+        shape: dataset shape; rows appended later are left out.
+        file_size: size of the file in bytes.
+        entries: one `CHUNK` per chunk, in C order.
 
     Raises:
-        DecodeError: If the index is damaged: two chunks lie in one place, or one lies outside the file.
+        DecodeError: If chunks overlap or reach beyond the end of the file.
     """
 
-    def __init__(self, chunks: tuple[int, ...], shape: tuple[int, ...], file_size: int, places: np.ndarray) -> None:
+    def __init__(self, chunks: tuple[int, ...], shape: tuple[int, ...], file_size: int, entries: np.ndarray) -> None:
         self._chunks, self._shape = chunks, shape
         self._grid = grid_of(chunks, shape)
         self._per_row = prod(self._grid[1:])
-        self._offsets, self._sizes, self._masks = places["offset"], places["size"], places["mask"]
+        self._offsets, self._sizes, self._masks = entries["offset"], entries["size"], entries["mask"]
         written = np.flatnonzero(self._offsets >= 0)
         written = written[self._offsets[written].argsort()]
         starts = self._offsets[written]
         ends = starts + self._sizes[written]
         if len(ends) and ends.max() > file_size:
-            raise DecodeError("its chunk index is damaged: a chunk lies outside the file")
+            raise DecodeError("its chunk index is damaged: a chunk reaches beyond the end of the file")
         if (starts[1:] < ends[:-1]).any():
-            raise DecodeError("its chunk index is damaged: two chunks lie in one place")
+            raise DecodeError("its chunk index is damaged: two chunks overlap")
 
     def row_of_chunks(self, number: int) -> Iterator[Chunk]:
-        """Return the chunks that hold the rows from `number` × chunk rows onwards."""
-        for cell in range(self._per_row):
-            at = number * self._per_row + cell
-            offset = int(self._offsets[at])
+        """Yield the chunks of the `number`-th row of chunks."""
+        for column in range(self._per_row):
+            index = number * self._per_row + column
+            offset = int(self._offsets[index])
             if offset < 0:
-                yield Chunk(self._inner(cell), None)
+                yield Chunk(self._inner(column), None)
             else:
-                yield Chunk(self._inner(cell), offset, int(self._sizes[at]), int(self._masks[at]))
+                yield Chunk(self._inner(column), offset, int(self._sizes[index]), int(self._masks[index]))
 
     def offsets(self, cells: np.ndarray, size: int) -> np.ndarray | None:
-        """Return the offset of the only chunk of each row of chunks.
+        """Return the offsets of chunks of whole rows, by chunk number.
 
-        None if there are several to a row, or one of these was not written or is not stored as it is.
+        Returns None if chunks cover parts of rows, or if one of the chunks was never written, skipped a filter, or does
+        not take `size` bytes.
         """
         if self._chunks[1:] != self._shape[1:]:
             return None
@@ -82,26 +83,26 @@ class ChunkIndex:
         plain = (offsets >= 0).all() and not self._masks[cells].any() and (self._sizes[cells] == size).all()
         return offsets if plain else None
 
-    def _inner(self, cell: int) -> tuple[slice, ...]:
+    def _inner(self, column: int) -> tuple[slice, ...]:
         if self._chunks[1:] == self._shape[1:]:
             return ()
-        parts = zip(np.unravel_index(cell, self._grid[1:]), self._chunks[1:], self._shape[1:], strict=True)
+        parts = zip(np.unravel_index(column, self._grid[1:]), self._chunks[1:], self._shape[1:], strict=True)
         return tuple(slice(int(at) * chunk, min((int(at) + 1) * chunk, extent)) for at, chunk, extent in parts)
 
 
 def grid_of(chunks: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many chunks there are along each axis."""
+    """Return the number of chunks along each axis."""
     return tuple(-(-extent // chunk) for extent, chunk in zip(shape, chunks, strict=True))
 
 
 def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, base: int = 0) -> ChunkIndex | None:
-    """Return the places of the chunks of a dataset; None if there are too many.
+    """Read the chunk index of a dataset. Return None if it has more than `MOST_CHUNKS` chunks.
 
     Args:
-        dataset: the dataset; its index is read now.
-        shape: its shape as far as it is of interest; it may have more rows.
-        file_size: bytes of the file.
-        base: added to every place that HDF5 tells.
+        dataset: the dataset.
+        shape: dataset shape; rows appended later are left out.
+        file_size: size of the file in bytes.
+        base: number to add to the chunk offsets that HDF5 reports. Defaults to 0.
 
     Raises:
         DecodeError: If the index is damaged.
@@ -111,20 +112,20 @@ def read_index(dataset: h5py.Dataset, shape: tuple[int, ...], file_size: int, ba
     count = prod(grid)
     if max(count, dataset.id.get_num_chunks()) > MOST_CHUNKS:
         return None
-    places = np.zeros(count, CHUNK)
-    places["offset"] = -1
+    entries = np.zeros(count, CHUNK)
+    entries["offset"] = -1
 
     def note(info: Any) -> None:
         if any(at % chunk for at, chunk in zip(info.chunk_offset, chunks, strict=True)):
             raise DecodeError(f"its chunk index is damaged: no chunk begins at {info.chunk_offset}")
-        number = 0
+        index = 0
         for at, chunk, extent in zip(info.chunk_offset, chunks, grid, strict=True):
             if at // chunk >= extent:
                 return
-            number = number * extent + at // chunk
-        if places["offset"][number] >= 0:
-            raise DecodeError("its chunk index is damaged: a chunk is named twice")
-        places[number] = (info.byte_offset + base, info.size, info.filter_mask)
+            index = index * extent + at // chunk
+        if entries["offset"][index] >= 0:
+            raise DecodeError("its chunk index is damaged: a chunk is listed twice")
+        entries[index] = (info.byte_offset + base, info.size, info.filter_mask)
 
     dataset.id.chunk_iter(note)
-    return ChunkIndex(chunks, shape, file_size, places)
+    return ChunkIndex(chunks, shape, file_size, entries)

@@ -1,8 +1,8 @@
-"""A chunk's filters undone: decoders of single buffers, each given the exact size that has to come out.
+"""Decode the filters of a chunk.
 
-A decoder takes the stored bytes and an array to fill, and returns the array, or bytes of its own. It raises, or returns
-another size, if the bytes are damaged; no decoder allocates more than the size it is given. All let other threads run
-meanwhile.
+A decoder takes the stored bytes and an output array of the expected size, and returns that array or other bytes. If the
+stored bytes are damaged, it raises or returns another size, but never allocates more than the expected size. All
+decoders release the GIL.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Decoder = Callable[[Any, np.ndarray], Any]
 GZIP, SHUFFLE, FLETCHER32 = h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
 BZIP2, LZF, BLOSC, ZSTD = 307, 32000, 32001, 32015
 _BLOSC_HEADER = 16  # bytes; the decoder trusts the sizes in them
-EXTRA = frozenset({LZF, BLOSC, ZSTD})  # `kerasmem[codecs]` brings them
-_CHECKSUM = 4  # bytes of it after the data
-_WORDS = {2: "<u2", 4: "<u4"}  # of so many bytes, whose first is the lowest, as in a shuffled chunk
-_PIECE = 1 << 16  # elements put together, or words added up, at a time
+EXTRA = frozenset({LZF, BLOSC, ZSTD})  # decoded with `kerasmem[codecs]`
+_CHECKSUM = 4  # bytes after the data
+_WORDS = {2: "<u2", 4: "<u4"}  # by size in bytes; shuffled chunks begin with the lowest byte
+_PIECE = 1 << 16  # elements unshuffled, or words summed, in one NumPy call
 
 
 class Scratch:
-    """Named byte buffers, each as large as the most that was asked of it so far."""
+    """Named byte buffers that grow to the largest requested size."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, np.ndarray] = {}
 
     def take(self, name: str, size: int) -> np.ndarray:
-        """Return `size` bytes, those returned for `name` before included."""
+        """Return the first `size` bytes of a buffer. They are shared with earlier results of the same name."""
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[name] = np.empty(size, np.uint8)
@@ -42,7 +42,7 @@ class Scratch:
 
 
 def view_of(array: np.ndarray) -> memoryview:
-    """Return an array's memory as bytes."""
+    """Return the bytes of an array as a view."""
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ def register_filters() -> bool:
 
 
 def find_decoder(filter_code: int) -> Decoder | None:
-    """Return the decoder of an HDF5 filter, or None if only HDF5 itself may know it."""
+    """Return the decoder of an HDF5 filter, or None if kerasmem has none."""
     if filter_code == GZIP:
         return _libdeflate if _load("deflate") is not None else _zlib
     if filter_code == BZIP2:
@@ -65,7 +65,7 @@ def find_decoder(filter_code: int) -> Decoder | None:
 
 
 def is_undone_here(filter_code: int) -> bool:
-    """Return whether kerasmem undoes a filter itself, so that HDF5 never sees the chunk."""
+    """Return whether kerasmem decodes a filter itself, so that HDF5 never sees the chunk."""
     return filter_code in (SHUFFLE, FLETCHER32) or find_decoder(filter_code) is not None
 
 
@@ -93,10 +93,10 @@ def _bzip2(stored: Any, out: np.ndarray) -> Any:
 
 def _all_of(decoder: Any, stored: Any, size: int) -> bytes:
     result: bytes = decoder.decompress(stored, size)
-    rest = getattr(decoder, "unconsumed_tail", b"")  # bz2's keeps it
-    # The checksum may be left, and nothing more.
+    rest = getattr(decoder, "unconsumed_tail", b"")  # bz2 keeps it inside the decoder
+    # Only the checksum may be left.
     if not decoder.eof and (decoder.decompress(rest, 1) or not decoder.eof):
-        raise DecodeError("it is longer than the chunk, or cut off")
+        raise DecodeError("the compressed data is cut off, or longer than the chunk")
     return result
 
 
@@ -110,7 +110,7 @@ def _zstd(stored: Any, out: np.ndarray) -> Any:
 
 def _blosc(stored: Any, out: np.ndarray) -> Any:
     sizes = int.from_bytes(stored[4:8], "little"), int.from_bytes(stored[12:16], "little")
-    if len(stored) < _BLOSC_HEADER or sizes != (out.nbytes, len(stored)):  # or memory beyond them would be read
+    if len(stored) < _BLOSC_HEADER or sizes != (out.nbytes, len(stored)):  # Blosc would read beyond the buffers
         raise DecodeError(f"its header has the sizes {sizes}; they are {out.nbytes:,} and {len(stored):,} bytes")
     return _load("imagecodecs").blosc_decode(stored, numthreads=1, out=out)
 
@@ -122,20 +122,20 @@ class Pipeline:
     """The filters of one dataset.
 
     Args:
-        filters: code and numbers of each filter, as the file lists them.
-        chunk_bytes: bytes of a decoded chunk.
+        filters: code and parameters of each filter, in the file's order.
+        chunk_bytes: size of a decoded chunk in bytes.
 
     Raises:
-        DecodeError: If there is a filter that only HDF5 itself may know.
+        DecodeError: If kerasmem has no decoder for a filter.
     """
 
     def __init__(self, filters: Sequence[tuple[int, tuple[int, ...]]], chunk_bytes: int) -> None:
         self.chunk_bytes = chunk_bytes
         self.filters = tuple(filters)
         self._decoders = {}
-        for code, numbers in filters:
-            if code == SHUFFLE and not any(numbers[:1]):
-                raise DecodeError("its shuffle filter names no size of an element")
+        for code, parameters in filters:
+            if code == SHUFFLE and not any(parameters[:1]):
+                raise DecodeError("its shuffle filter has no element size")
             if code not in (SHUFFLE, FLETCHER32):
                 decoder = find_decoder(code)
                 if decoder is None:
@@ -143,21 +143,21 @@ class Pipeline:
                 self._decoders[code] = decoder
 
     def most_stored(self) -> int:
-        """Return the most bytes a sound chunk can take in the file."""
+        """Return the largest size of an undamaged chunk in the file, in bytes."""
         return self.chunk_bytes + self.chunk_bytes // 8 + (4096 if self.filters else 0)
 
     def decode(self, stored: np.ndarray, mask: int, scratch: Scratch) -> np.ndarray:
-        """Return a chunk's bytes, in `scratch` or elsewhere.
+        """Return the decoded bytes of a chunk. They may be a view of `scratch`.
 
         Args:
             stored: the bytes in the file.
-            mask: bit i set means that filter i was left out for this chunk.
-            scratch: this thread's buffers.
+            mask: bit i is set if filter i was skipped for this chunk.
+            scratch: buffers of this thread.
 
         Raises:
             DecodeError: If the bytes are damaged.
         """
-        sizes: list[int | None] = []  # before each filter, on the way into the file
+        sizes: list[int | None] = []  # input size of each filter when the chunk was written, if known
         size: int | None = self.chunk_bytes
         for index, (code, _) in enumerate(self.filters):
             sizes.append(size)
@@ -168,38 +168,37 @@ class Pipeline:
         for index in reversed(range(len(self.filters))):
             if mask >> index & 1:
                 continue
-            code, numbers = self.filters[index]
+            code, parameters = self.filters[index]
             if code == FLETCHER32:
-                data = _checked(data)
+                data = _strip_checksum(data)
             elif code == SHUFFLE:
-                data = _unshuffled(data, numbers, scratch)
+                data = _unshuffle(data, parameters[0], scratch)
             else:
-                wanted = sizes[index]
-                if wanted is None:
-                    raise DecodeError("it is compressed twice over")
-                data = self._decompressed(code, data, wanted, scratch)
+                decoded_size = sizes[index]
+                if decoded_size is None:
+                    raise DecodeError("it is compressed twice")
+                data = self._decompress(code, data, decoded_size, scratch)
         if data.nbytes != self.chunk_bytes:
             raise DecodeError(f"a chunk of {self.chunk_bytes:,} bytes has {data.nbytes:,}")
         return data
 
-    def _decompressed(self, code: int, data: np.ndarray, wanted: int, scratch: Scratch) -> np.ndarray:
-        out = scratch.take("decoded", wanted)
+    def _decompress(self, code: int, data: np.ndarray, decoded_size: int, scratch: Scratch) -> np.ndarray:
+        out = scratch.take("decoded", decoded_size)
         try:
             result: Any = self._decoders[code](view_of(data), out)
         except DecodeError:
             raise
-        except Exception as error:  # every library has its own
-            raise DecodeError(f"it does not decompress ({type(error).__name__}: {error})") from error
+        except Exception as error:  # libraries raise classes of their own
+            raise DecodeError(f"it cannot be decompressed ({type(error).__name__}: {error})") from error
         array = result if isinstance(result, np.ndarray) else np.frombuffer(result, np.uint8)
         array = array.reshape(-1).view(np.uint8)
-        if array.nbytes != wanted:
-            raise DecodeError(f"it decompresses to {array.nbytes:,} bytes in place of {wanted:,}")
+        if array.nbytes != decoded_size:
+            raise DecodeError(f"it decompresses to {array.nbytes:,} bytes instead of {decoded_size:,}")
         return array
 
 
-def _unshuffled(data: np.ndarray, numbers: Sequence[int], scratch: Scratch) -> np.ndarray:
-    """Put the bytes of each element together again. A partial element at the end stays as it is."""
-    itemsize = numbers[0]
+def _unshuffle(data: np.ndarray, itemsize: int, scratch: Scratch) -> np.ndarray:
+    """Reunite the bytes of each element. A partial element at the end is copied."""
     count = data.nbytes // itemsize if itemsize > 1 else 0
     if count <= 1:
         return data
@@ -208,7 +207,7 @@ def _unshuffled(data: np.ndarray, numbers: Sequence[int], scratch: Scratch) -> n
     planes = data[:whole].reshape(itemsize, count)
     for first in range(0, count, _PIECE):
         part = slice(first, first + _PIECE)
-        if itemsize in _WORDS:  # shifted into words, which is faster than going through memory byte by byte
+        if itemsize in _WORDS:  # faster than strided copies of bytes
             word = out[:whole].view(_WORDS[itemsize])[part]
             word[...] = planes[-1, part]
             for byte in range(itemsize - 2, -1, -1):
@@ -222,19 +221,19 @@ def _unshuffled(data: np.ndarray, numbers: Sequence[int], scratch: Scratch) -> n
     return out
 
 
-def _checked(data: np.ndarray) -> np.ndarray:
+def _strip_checksum(data: np.ndarray) -> np.ndarray:
     if data.nbytes < _CHECKSUM:
         raise DecodeError("its checksum is missing")
     data, tail = data[:-_CHECKSUM], data[-_CHECKSUM:]
     stored, computed = int.from_bytes(tail.tobytes(), "little"), fletcher32(data)
     # Both halves are sums modulo 65,535: 0 equals 65,535.
     if (stored >> 16) % 65535 != (computed >> 16) % 65535 or (stored & 65535) % 65535 != (computed & 65535) % 65535:
-        raise DecodeError(f"its checksum is {computed:08x}, and the file says {stored:08x}")
+        raise DecodeError(f"its checksum is {computed:08x} instead of {stored:08x}")
     return data
 
 
 def fletcher32(data: np.ndarray) -> int:
-    """Return HDF5's Fletcher checksum: of 16-bit words, the first byte the higher, modulo 65,535.
+    """Return HDF5's Fletcher checksum: of big-endian 16-bit words, modulo 65,535.
 
     J. G. Fletcher, "An Arithmetic Checksum for Serial Transmissions", IEEE Trans. Comm. 30 (1982).
     """
@@ -243,7 +242,7 @@ def fletcher32(data: np.ndarray) -> int:
     weights = np.arange(_PIECE, 0, -1, dtype=np.float64)
     for start in range(0, len(words), _PIECE):
         piece = words[start : start + _PIECE].astype(np.float64)  # fast, and exact below 2**53
-        # Each sum so far is added once more for every word that follows it.
+        # The earlier sum counts once more for every word of the piece.
         total = (total + sums * len(piece) + int(np.dot(piece, weights[-len(piece) :]))) % 65535
         sums = (sums + int(piece.sum())) % 65535
     # Swapping the bytes of a word multiplies it by 256 modulo 65,535, and so the sums.

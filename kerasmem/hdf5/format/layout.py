@@ -13,45 +13,45 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.hdf5.format.urls import place_of, redact
+from kerasmem.hdf5.format.urls import comparable_path, redact
 
 
 def shown(name: str, limit: int = 120) -> str:
-    """Return a name so that it can be printed: quoted, control characters escaped, without a URL's secrets."""
+    """Quote a name for a message: control characters are escaped, secrets in URLs are hidden."""
     text = repr(redact(name))
     return text if len(text) <= limit else f"{text[: limit - 1]}…{text[0]}"
 
 
 def one_line(text: str, limit: int = 1000) -> str:
-    """Return text from elsewhere as one line that can be printed: white space joined, control characters escaped."""
+    """Return untrusted text as one printable line: white space is joined, control characters are escaped."""
     text = " ".join(text.split())
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: limit + 1])
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def type_name(dtype: str) -> str:
-    """Return a type as it is shown: "float32", "big-endian int16"."""
+    """Return the readable name of a type, such as "float32" or "big-endian int16"."""
     kind = np.dtype(dtype)
     return ("big-endian " if kind.byteorder == ">" else "") + kind.newbyteorder("=").name
 
 
 def plain_name(name: str) -> str:
-    """Return a dataset's path in its plain form: "/train//x" is "train/x"."""
+    """Normalize the path of a dataset: "/train//x" becomes "train/x"."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """How one dataset is stored.
+    """Shape, type and storage of one dataset.
 
     Args:
-        name: full path inside the file, such as "train/images".
+        name: full path in the file, such as "train/images".
         shape: shape; axis 0 counts the rows.
-        dtype: NumPy's text for the stored type: "<f4", ">i2", "|b1".
-        storage: "contiguous", "chunked", "compact" or "virtual"; "several" where files differ in it.
+        dtype: NumPy type string as stored: "<f4", ">i2", "|b1".
+        storage: "contiguous", "chunked", "compact" or "virtual"; "several" if files differ.
         chunks: chunk shape, or None if the data is not chunked.
-        filters: names of the filters a chunk passes through, such as ("shuffle", "gzip").
-        stored_bytes: bytes taken in the file, after compression.
+        filters: names of the filters of a chunk, such as ("shuffle", "gzip").
+        stored_bytes: size in the file in bytes, after compression.
     """
 
     name: str
@@ -64,7 +64,7 @@ class DatasetLayout:
 
     @property
     def rows(self) -> int:
-        """Length of axis 0."""
+        """Number of rows."""
         return self.shape[0]
 
     @property
@@ -74,30 +74,30 @@ class DatasetLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row as stored, uncompressed."""
+        """Size of one uncompressed row in bytes."""
         return prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
     @property
     def may_be_labels(self) -> bool:
-        """Whether it holds one whole number a row, as class labels are."""
+        """Whether each row is one integer or boolean, as class labels are."""
         return np.dtype(self.dtype).kind in "iub" and prod(self.row_shape) == 1
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that have to be read together: a chunk's rows, or 1 if the data is not chunked."""
+        """Number of rows per chunk, or 1 if the data is not chunked."""
         return min(self.chunks[0], max(self.rows, 1)) if self.chunks else 1
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """A file and those of its datasets that were asked for.
+    """A file and its selected datasets.
 
     Args:
-        path: absolute path of the file.
-        size: bytes of the file when it was looked at.
-        datasets: one entry a dataset, in the order asked for.
-        tag: of a remote file, what its store says of its version (an ETag, or a time of change); None otherwise.
-        time: of a local file in an index, its time of change in ns; else 0.
+        path: absolute path or URL.
+        size: size in bytes when it was scanned.
+        datasets: the selected datasets, in their order.
+        tag: version of a remote file (an ETag or modification time); None if unknown or local.
+        time: modification time in ns of a local file in an index. Defaults to 0.
     """
 
     path: str
@@ -109,13 +109,13 @@ class FileLayout:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """One file, or several with rows counted through in the order of the files.
+    """One or more files with consecutive row numbers, in the order of the files.
 
     Args:
-        files: the files; their datasets agree in names, row shapes and types.
+        files: the files.
 
     Raises:
-        DataError: If the datasets of two files differ.
+        DataError: If the datasets of two files differ in row shape or type.
     """
 
     files: tuple[FileLayout, ...]
@@ -123,53 +123,52 @@ class DataLayout:
     def __post_init__(self) -> None:
         first = self.files[0]
         for file in self.files[1:]:
-            for wanted, other in zip(first.datasets, file.datasets, strict=True):
-                for what, one, two in (
-                    ("rows of shape", wanted.row_shape, other.row_shape),
-                    ("the type", wanted.dtype, other.dtype),
+            for expected, dataset in zip(first.datasets, file.datasets, strict=True):
+                for aspect, one, other in (
+                    ("row shape", expected.row_shape, dataset.row_shape),
+                    ("type", expected.dtype, dataset.dtype),
                 ):
-                    if one != two:
+                    if one != other:
                         raise DataError(
-                            f"{shown(file.path)}: dataset {shown(other.name)} has {what} {two}, and in "
-                            f"{shown(first.path)} it has {one}; files read as one have to agree: leave it out, "
-                            "or write it like the others"
+                            f"{shown(file.path)}: dataset {shown(dataset.name)} must have the {aspect} {one}, as in "
+                            f"{shown(first.path)}; got {other}. Leave the file out, or write it like the others"
                         )
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first row of each file, and last the number of all rows."""
+        """First row of each file, followed by the total number of rows."""
         return (0, *itertools.accumulate(file.datasets[0].rows for file in self.files))
 
     @cached_property
     def datasets(self) -> tuple[DatasetLayout, ...]:
-        """The datasets as if all rows lay in one file, with the largest chunks and all filters there are."""
+        """Datasets across all files, with the largest chunks and every filter."""
         if len(self.files) == 1:
             return self.files[0].datasets
-        return tuple(_together(parts) for parts in zip(*(file.datasets for file in self.files), strict=True))
+        return tuple(_combine(parts) for parts in zip(*(file.datasets for file in self.files), strict=True))
 
     @property
     def title(self) -> str:
-        """The file, or the first of them and how many more."""
+        """Path of the first file, and the number of the others."""
         first = shown(self.files[0].path)
         more = len(self.files) - 1
         return first if not more else f"{first} and {more:,} more file{'s' if more > 1 else ''}"
 
     @property
     def identity(self) -> list[tuple[str, int]]:
-        """Names and rows of the files, relative to their common folder; [] for a single file."""
+        """Path (relative to the common folder) and number of rows of each file; [] for a single file."""
         if len(self.files) == 1:
             return []
-        places = [place_of(file.path) for file in self.files]
-        folder = os.path.commonpath([os.path.dirname(place) for place in places])
+        paths = [comparable_path(file.path) for file in self.files]
+        folder = os.path.commonpath([os.path.dirname(path) for path in paths])
         rows = (file.datasets[0].rows for file in self.files)
-        return [(os.path.relpath(place, folder), count) for place, count in zip(places, rows, strict=True)]
+        return [(os.path.relpath(path, folder), count) for path, count in zip(paths, rows, strict=True)]
 
     def chunk_grid(self, name: str) -> Grid:
-        """Return the places of the chunks of a dataset."""
+        """Return the rows of each chunk of a dataset as a grid."""
         return Grid(self._chunks_of(name), self.starts)
 
     def block_grid(self, rows: int) -> Grid:
-        """Return blocks of at most so many rows: whole chunks of the heaviest dataset if one fits."""
+        """Return blocks of at most `rows` rows: whole chunks of the heaviest dataset if one fits."""
         heaviest = max(self.datasets, key=lambda layout: layout.row_bytes).name
         chunks = self._chunks_of(heaviest)
         if len(chunks) == 1:
@@ -177,11 +176,11 @@ class DataLayout:
         return Grid([rows // chunk * chunk if rows >= chunk else rows for chunk in chunks], self.starts)
 
     def _chunks_of(self, name: str) -> list[int]:
-        at = [layout.name for layout in self.files[0].datasets].index(name)
-        return [file.datasets[at].chunk_rows for file in self.files]
+        number = [layout.name for layout in self.files[0].datasets].index(name)
+        return [file.datasets[number].chunk_rows for file in self.files]
 
 
-def _together(parts: Sequence[DatasetLayout]) -> DatasetLayout:
+def _combine(parts: Sequence[DatasetLayout]) -> DatasetLayout:
     first = parts[0]
     chunks = [part.chunks for part in parts if part.chunks is not None]
     kinds = {(part.storage, part.chunks is not None and part.chunks[1:] != part.row_shape) for part in parts}
@@ -197,11 +196,11 @@ def _together(parts: Sequence[DatasetLayout]) -> DatasetLayout:
 
 
 class Grid:
-    """Cells of rows, numbered through all files. No cell spans two files.
+    """Rows cut into cells, numbered across files. No cell spans two files.
 
     Args:
-        sizes: rows of a cell: one number, or one for each file.
-        starts: the first row of each file, and last the number of all rows; by default one file without an end.
+        sizes: number of rows per cell: one number, or one per file.
+        starts: first row of each file, followed by the total number of rows. Defaults to one file without an end.
 
     Examples:
         >>> grid = Grid([4, 2], [0, 6, 9])
@@ -222,24 +221,24 @@ class Grid:
 
     @property
     def largest(self) -> int:
-        """Rows of the largest cell."""
+        """Number of rows of the largest cell."""
         return self._one or int(np.minimum(self._sizes, np.diff(self._starts)).max())
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of a cell in each file; one number if all are the same."""
-        found = [self._one] if self._one else self._sizes.tolist()
-        return found[:1] if len(set(found)) == 1 else found
+        """Number of rows per cell in each file, or a single number if all files agree."""
+        sizes = [self._one] if self._one else self._sizes.tolist()
+        return sizes[:1] if len(set(sizes)) == 1 else sizes
 
     def cell(self, rows: Any) -> Any:
-        """Return the number of the cell that each row lies in."""
+        """Return the cell of each row."""
         if self._one:
             return rows // self._one
         file = np.searchsorted(self._starts, rows, side="right") - 1
         return self._firsts[file] + (rows - self._starts[file]) // self._sizes[file]
 
     def bounds(self, cells: Any) -> tuple[Any, Any]:
-        """Return the first row of each cell, and the row after its last."""
+        """Return the first row of each cell, and the first row after it."""
         if self._one:
             return cells * self._one, (cells + 1) * self._one
         file = np.searchsorted(self._firsts, cells, side="right") - 1
@@ -248,14 +247,14 @@ class Grid:
         return (low, high) if isinstance(cells, np.ndarray) else (int(low), int(high))
 
     def coarser(self, least: int) -> Grid:
-        """Return the grid of whole numbers of these cells that have `least` rows or more."""
+        """Return a grid with cells of `least` rows or more, each a multiple of a cell of this one."""
         if self._one:
             return Grid(self._one * -(-least // self._one))
         return Grid((self._sizes * -(-least // self._sizes)).tolist(), self._starts.tolist())
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return runs of numbers one after another: `counts[k]` of them from `starts[k]` on.
+    """Concatenate ranges of `counts[k]` integers that begin at `starts[k]`.
 
     Examples:
         >>> ranges(np.array([7, 3]), np.array([2, 3])).tolist()
@@ -266,7 +265,7 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def as_grid(grid: Grid | int) -> Grid:
-    """Return a grid. A number means the rows of a cell in a single file."""
+    """Return a grid, or turn a number of rows per cell into one for a single file."""
     return grid if isinstance(grid, Grid) else Grid(grid)
 
 

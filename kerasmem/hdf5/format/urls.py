@@ -16,41 +16,42 @@ def is_url(text: str) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    """Return a URL's scheme in small letters."""
+    """Return the scheme of a URL in lower case."""
     return url.split("://", 1)[0].lower()
 
 
 def redact(text: str) -> str:
-    """Return text with users, passwords, queries and fragments of URLs hidden.
+    """Hide users, passwords, queries and fragments of URLs in a text.
 
     Examples:
         >>> redact("https://me:secret@example.org/a.h5?X-Amz-Signature=abc")
         'https://…@example.org/a.h5?…'
     """
-    return _WITHIN.sub(lambda found: found[1] + _without_secrets(found[2]), text) if "://" in text else text
+    return _WITHIN.sub(lambda match: match[1] + _hide_secrets(match[2]), text) if "://" in text else text
 
 
-def _without_secrets(rest: str) -> str:
-    cut = min((at for at in (rest.find("?"), rest.find("#")) if at >= 0), default=len(rest))
-    place, query = rest[:cut], rest[cut : cut + 1] + "…" if cut < len(rest) else ""
-    # A password may hold a slash that nobody encoded; a name in a store rarely holds "@".
-    host, slash, path = place.partition("/")
+def _hide_secrets(rest: str) -> str:
+    cut = min((index for index in (rest.find("?"), rest.find("#")) if index >= 0), default=len(rest))
+    location, query = rest[:cut], rest[cut : cut + 1] + "…" if cut < len(rest) else ""
+    # Passwords may hold an unencoded slash, and names in stores rarely hold "@".
+    host, slash, path = location.partition("/")
     if "@" in host:
         host = "…@" + host.rsplit("@", 1)[1]
-    elif re.match(r"[^/@]*:[^@]*@", place):
-        host, slash, path = "…@" + place.rsplit("@", 1)[1], "", ""
+    elif re.match(r"[^/@]*:[^@]*@", location):
+        host, slash, path = "…@" + location.rsplit("@", 1)[1], "", ""
     return host + slash + path + query
 
 
 def identity(url: str) -> str:
-    """Return the identity of an object: its URL without credentials and signatures."""
+    """Return the URL of an object without credentials and signatures."""
     parts = urlsplit(url)
-    kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if not _SECRET.search(name)]
-    return parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1], query=urlencode(sorted(kept)), fragment="").geturl()
+    fields = parse_qsl(parts.query, keep_blank_values=True)
+    query = urlencode(sorted(field for field in fields if not _SECRET.search(field[0])))
+    return parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1], query=query, fragment="").geturl()
 
 
-def place_of(path: str) -> str:
-    """Return an absolute path for a file or URL, so that the names of several can be compared."""
+def comparable_path(path: str) -> str:
+    """Return an absolute path for a path or URL, so that several can be compared."""
     if not is_url(path):
         return path
     parts = urlsplit(path)

@@ -1,1 +1,1 @@
-"""Bytes of files, local ones and those behind a URL."""
+"""Bytes of local and remote files."""

@@ -1,1 +1,1 @@
-"""Rows of datasets, through any number of files."""
+"""Rows of datasets across files."""
