@@ -118,7 +118,7 @@ def test_close_ends_all_waiting(fetcher):
     fetcher.prefetch(requests)
 
     def wait(request):
-        with pytest.raises(PermanentError, match="was closed meanwhile") as caught:
+        with pytest.raises(PermanentError, match="was closed while it was being read") as caught:
             fetcher.result(request)
         said.append(caught)
 
@@ -132,5 +132,5 @@ def test_close_ends_all_waiting(fetcher):
     assert len(said) == 9 and not reader.ended and not fetcher._thread.is_alive()
     for claim in held:
         claim.release()
-    with pytest.raises(PermanentError, match="was closed meanwhile"):
+    with pytest.raises(PermanentError, match="was closed while it was being read"):
         fetcher.prefetch(requests)

@@ -182,9 +182,9 @@ class TestSameBatches:
             epochs(web.url("none-*.h5"))
 
     def test_first_bytes_of_many_files_are_held_for_a_group_at_a_time(self, web, monkeypatch):
-        asked, ask = [], scan.ask_for_info
+        asked, ask = [], scan.request_infos
         monkeypatch.setattr(scan, "GROUP", 5)
-        monkeypatch.setattr(scan, "ask_for_info", lambda urls, access: asked.append(len(urls)) or ask(urls, access))
+        monkeypatch.setattr(scan, "request_infos", lambda urls, access: asked.append(len(urls)) or ask(urls, access))
         scan.scan_files([web.url(f"part-{part}.h5") for part in range(12)], ["x"], Access())
         assert asked == [5, 5, 2]
 
@@ -227,10 +227,10 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("fault", "message"),
         [
-            (("status", 404), "there is no such object"),
+            (("status", 404), "the object does not exist"),
             (("status", 403), "no permission to read it.* storage_options"),
             (("whole",), "sends whole files only .* download it first"),
-            (("status", 500), "failed 7 times in a row, the last time so: HTTP status 500"),
+            (("status", 500), "failed 7 times in a row, most recently with: HTTP status 500"),
             (("cut", 0), "failed 7 times in a row"),
         ],
         ids=str,
@@ -260,9 +260,9 @@ class TestFaults:
     def test_s3_refusals(self, s3, impatient):
         s3.put("bucket", "exists.h5", b"no HDF5")
         for url, message in (
-            ("s3://bucket/none.h5", "there is no such object"),
+            ("s3://bucket/none.h5", "the object does not exist"),
             ("s3://bucket/exists.h5", "this is no HDF5 file"),
-            ("s3://no-such-bucket/none.h5", "there is no such object"),
+            ("s3://no-such-bucket/none.h5", "the object does not exist"),
             ("s3://bucket", "this is a folder, not a file"),
         ):
             with pytest.raises(DataError, match=message):
@@ -276,7 +276,7 @@ class TestFaults:
                 epochs(web.url("bad.h5"))
 
     def test_wrong_settings(self, web):
-        with pytest.raises(UsageError, match=r"'foo://bucket/a.h5' .* cannot be opened: Protocol not known: foo"):
+        with pytest.raises(UsageError, match=r"'foo://bucket/a.h5' cannot be opened .*: Protocol not known: foo"):
             epochs("foo://bucket/a.h5")
         with pytest.raises(DataError, match=r"there is no host of this name|failed 7 times"):
             epochs("http://no-such-host.invalid/a.h5")

@@ -90,10 +90,10 @@ class TestSettings:
         ("settings", "message"),
         [
             (["no"], "remote: must be a dict"),
-            ({"key": "k"}, "remote: 'key' is none of .*storage_options"),
+            ({"key": "k"}, "remote: must be keyed by .* got 'key'.*storage_options"),
             ({"storage_options": ["no"]}, "storage_options: must be a dict"),
             ({"storage_options": {"f": lambda: "SECRET"}}, "storage_options: must be picklable"),
-            ({"cache_size": "1GiB"}, "name a folder"),
+            ({"cache_size": "1GiB"}, "needs a folder"),
             ({"cache": 3}, "cache: 3 is not a path"),
             ({"cache": __file__}, "must be a folder"),
             ({"cache": "c", "cache_size": "many"}, "cache_size"),

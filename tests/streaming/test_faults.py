@@ -91,7 +91,7 @@ def test_a_mere_touch_does_not_stop_a_run(write, options):
     with H5ChunkSequence(path, batch_size=100, memory_budget="200kB", workers=2) as stream:
         batches = stream.next_epoch()
         seen = [next(batches)]
-        with pytest.warns(UserWarning, match=r"data.h5'?: the time of change is another"):
+        with pytest.warns(UserWarning, match=r"data.h5'?: the modification time changed"):
             os.utime(path)  # here, since a thread that reads ahead may be the first to see it
             seen += list(batches)
         assert sorted(row for _, y in seen for row in y.tolist()) == list(range(4000))

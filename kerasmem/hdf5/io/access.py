@@ -23,25 +23,25 @@ from kerasmem.units import GIB, MIB, parse_size
 
 DEFAULT_CACHE = 10 * GIB
 AHEAD_BYTES = 32 * MIB
-"""Bytes in flight or fetched and not yet used, where a memory budget does not say otherwise."""
+"""Default limit of bytes in flight, or fetched and not yet used."""
 REQUESTS = 16
-"""Requests in flight."""
+"""Maximum number of requests in flight."""
 _LEAST_AHEAD = MIB // 4
 _MOST_AHEAD = 64 * MIB
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-_FOR_ANY_SERVER = ("range", "if-match", "accept", "accept-encoding", "user-agent")  # headers that a redirect keeps
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # by URL scheme
+_PUBLIC_HEADERS = ("range", "if-match", "accept", "accept-encoding", "user-agent")  # kept on redirects
 _SETTINGS = ("storage_options", "cache", "cache_size")
 
 
 @dataclass(frozen=True)
 class RemoteAccess:
-    """How remote files are reached and kept.
+    """Settings for reading remote files.
 
     Args:
-        storage_options: what fsspec's file system is made with: credentials, an endpoint, headers. Never shown.
-        cache: folder in which what was fetched is kept; None for none.
-        cache_size: bytes it may hold.
-        ahead_bytes: bytes in flight or fetched and not yet used.
+        storage_options: options of fsspec's file system: credentials, an endpoint, headers. Never shown.
+        cache: folder of the disk cache. Defaults to None: no cache.
+        cache_size: maximum size of the cache in bytes. Defaults to 10 GiB.
+        ahead_bytes: maximum bytes in flight, or fetched and not yet used. Defaults to 32 MiB.
     """
 
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -50,11 +50,11 @@ class RemoteAccess:
     ahead_bytes: int = AHEAD_BYTES
 
     def open_cache(self) -> DiskCache | None:
-        """Return the disk cache."""
+        """Return the disk cache, or None if there is none."""
         return None if self.cache is None else DiskCache(self.cache, self.cache_size)
 
     def cache_key(self, url: str, tag: str | None, size: int) -> str | None:
-        """Return the name of a file's folder in the cache; None without a cache or a known version."""
+        """Return the cache key of one version of a file, or None if it is not cached."""
         if self.cache is None or tag is None:
             return None
         text = f"{identity(url)}\n{tag}\n{size}"
@@ -62,19 +62,19 @@ class RemoteAccess:
 
 
 def read_remote(value: Any) -> RemoteAccess:
-    """Return the checked `remote` argument of a data set.
+    """Read the `remote` argument of a data set.
 
     Args:
         value: a dict with any of "storage_options", "cache" and "cache_size", or None.
 
     Raises:
-        UsageError: If an entry is unknown or wrong.
+        UsageError: If an entry is unknown or invalid.
     """
     settings = _read_dict("remote", value)
     for name in settings:
         if name not in _SETTINGS:
             raise UsageError(
-                f"remote: {name!r} is none of {', '.join(_SETTINGS)}; credentials belong in storage_options"
+                f"remote: must be keyed by {', '.join(_SETTINGS)}; got {name!r}. Credentials belong in storage_options"
             )
     options = _read_dict("storage_options", settings.get("storage_options"))
     try:
@@ -86,7 +86,7 @@ def read_remote(value: Any) -> RemoteAccess:
         cache = os.path.realpath(os.path.expanduser(checks.path("cache", cache)))
         files.refuse_foreign("cache", cache)
     elif "cache_size" in settings:
-        raise UsageError("cache_size: name a folder for it with cache")
+        raise UsageError("cache_size: needs a folder; pass cache=FOLDER as well")
     return RemoteAccess(options, cache, parse_size(size, field="cache_size"))
 
 
@@ -97,23 +97,23 @@ def _read_dict(name: str, value: Any) -> dict[str, Any]:
 
 
 def ahead_bytes(budget: int | None, planned: int) -> int:
-    """Return the bytes that may be in flight: the rest of the memory budget, at least 256 KiB.
+    """Return the maximum bytes in flight: the rest of the memory budget, at least 256 KiB.
 
     Args:
-        budget: the memory budget in bytes; None if there is none.
+        budget: memory budget in bytes, or None if unlimited.
         planned: bytes of windows, buffers and batches.
     """
     return AHEAD_BYTES if budget is None else min(max(budget - planned, _LEAST_AHEAD), _MOST_AHEAD)
 
 
 class Stores:
-    """An event loop with the file systems of stores, made as URLs need them.
+    """An event loop, and one fsspec file system per store, created on first use.
 
     Args:
-        access: the settings.
+        access: settings for remote files.
 
     Attributes:
-        loop: runs their coroutines, in the thread that calls `run` or in one of its own.
+        loop: event loop of all requests. It runs in the thread that calls `run`, or in a background thread.
     """
 
     def __init__(self, access: RemoteAccess) -> None:
@@ -122,11 +122,11 @@ class Stores:
         self._systems: dict[str, Any] = {}
 
     def object_at(self, url: str) -> RemoteObject:
-        """Return the object that a URL names, without a request.
+        """Return the object at a URL. No request is sent.
 
         Raises:
             MissingExtraError: If the package for this kind of store is not installed.
-            UsageError: If there is no such kind, or the store's options are wrong.
+            UsageError: If the scheme is unknown, or the storage options are invalid.
         """
         system, path = self.system_of(url)
         if scheme_of(url) in ("http", "https") and hasattr(system, "set_session"):
@@ -134,7 +134,7 @@ class Stores:
         return OtherObject(system, path)
 
     def system_of(self, url: str) -> tuple[Any, str]:
-        """Return the file system of a URL, and the object's path in it."""
+        """Return the file system of a URL, and the path in it."""
         scheme = scheme_of(url)
         key = f"{scheme}://{urlsplit(url).netloc}"
         try:
@@ -147,15 +147,15 @@ class Stores:
             raise MissingExtraError(f"reading {scheme}:// URLs", _EXTRAS.get(scheme, "remote")) from None
         except (ValueError, TypeError, KeyError) as error:
             reason = redact(one_line(str(error)))
-            raise UsageError(f"path: {shown(url)} with these storage_options cannot be opened: {reason}") from None
+            raise UsageError(f"path: {shown(url)} cannot be opened with these storage_options: {reason}") from None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine in this thread, which may have a running loop, as in a notebook."""
+        """Run a coroutine in this thread, even if a loop is running in it (a notebook's)."""
         with no_running_loop():
             return self.loop.run_until_complete(coroutine)
 
     def close(self) -> None:
-        """Cancel requests and close the connections. No other thread may run the loop."""
+        """Cancel requests and close the connections. The loop must not run in another thread."""
         with contextlib.suppress(Exception):
             self.run(self.shut_down())
         self.loop.close()
@@ -189,7 +189,7 @@ class Stores:
 
 
 def _with_tracing(client: dict[str, Any]) -> dict[str, Any]:
-    """Return options of an aiohttp session that watches redirects."""
+    """Add the check of redirects to the options of an aiohttp session."""
     import aiohttp
 
     tracing = aiohttp.TraceConfig()
@@ -198,12 +198,12 @@ def _with_tracing(client: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _drop_headers(session: Any, context: Any, params: Any) -> None:
-    """Keep secrets such as an API's key from another server: aiohttp itself withholds Authorization and cookies."""
+    """Drop headers such as API keys on a redirect to another server. aiohttp drops only Authorization and cookies."""
     from yarl import URL
 
     here, target = params.url, URL(params.response.headers.get("Location", ""))
     target = target if target.scheme else here.join(target)
     if (target.scheme, target.host, target.port) != (here.scheme, here.host, here.port):
         for name in set(params.headers):
-            if name.lower() not in _FOR_ANY_SERVER:
+            if name.lower() not in _PUBLIC_HEADERS:
                 params.headers.popall(name)

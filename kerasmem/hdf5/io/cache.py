@@ -1,8 +1,8 @@
 """A disk cache of fetched blocks with a size limit, shared by processes.
 
-Each version of an object has one sparse file, named by a digest of its URL, version and length. A block lies in it
-after its checksum, which also covers the file's name and the block's number: a hole, a torn write and a block of
-another object are misses. The folder is the user's own. Whole files are evicted, the least recently used first.
+Each version of an object has one sparse file, named by a digest of its URL, version and size. A checksum precedes each
+block and also covers the file's name and the block's number, so that a hole, a torn write and a block of another object
+are misses. The user owns the folder. Whole files are evicted, the least recently used first.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from kerasmem.units import KIB
 BLOCK = 16 * KIB
 _SUM = 4  # bytes of a checksum
 _SLOT = _SUM + BLOCK
-_ENDING = ".blocks"  # of files that may be evicted
-_SHARE = 64  # the folder is scanned about once for each 1/64 of the limit that is written
+_SUFFIX = ".blocks"  # other files are never evicted
+_SCANS = 64  # scans of the folder while as many bytes are written as the limit allows
 
 
 class DiskCache:
     """A folder of fetched blocks.
 
     Args:
-        folder: the folder; made if need be.
-        limit: bytes that its files may take together.
+        folder: path of the folder; created if missing.
+        limit: maximum total size of its files in bytes.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -42,7 +42,7 @@ class DiskCache:
         self._is_full = self._broken = False
 
     def read(self, key: str, first: int, stop: int) -> list[memoryview | None]:
-        """Return blocks of an object by number, None for a missing one."""
+        """Return the blocks `first` to `stop` of an object, None for each missing one."""
         path = self._path(key)
         try:
             with open(files.open_plain(path), "rb") as file:
@@ -59,9 +59,9 @@ class DiskCache:
         return blocks
 
     def write(self, key: str, first: int, data: memoryview) -> None:
-        """Keep blocks, of which only the object's last may be short.
+        """Write whole blocks; only the object's last block may be short.
 
-        A full or read-only disk is warned of once, and training continues without the cache.
+        If the disk is full or read-only, a warning is shown once and training continues without the cache.
         """
         if self._broken:
             return
@@ -70,43 +70,42 @@ class DiskCache:
                 if self._make_room(key, len(data)):
                     with open(files.open_plain(self._path(key), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
                         file.seek(first * _SLOT)
-                        for at in range(0, len(data), BLOCK):
-                            block = data[at : at + BLOCK]
-                            file.write(_checksum(key, first + at // BLOCK, block) + block)
+                        for start in range(0, len(data), BLOCK):
+                            block = data[start : start + BLOCK]
+                            file.write(_checksum(key, first + start // BLOCK, block) + block)
         except (OSError, UsageError) as error:
             self._broken = True
             reason = error.strerror if isinstance(error, OSError) else error
             warnings.warn(
-                f"cache: {shown(self.folder)} cannot be written to ({reason}); what is fetched is not kept",
+                f"cache: {shown(self.folder)} cannot be written to ({reason}); fetched data is not cached",
                 stacklevel=2,
             )
 
     def _path(self, key: str) -> str:
-        return os.path.join(self.folder, key + _ENDING)
+        return os.path.join(self.folder, key + _SUFFIX)
 
     def _make_room(self, key: str, size: int) -> bool:
-        """Evict files beyond the limit, though not the one to be written to. Return whether there is room."""
+        """Evict files beyond the limit, except the one being written. Return whether `size` bytes fit."""
         os.makedirs(os.path.dirname(self.folder), exist_ok=True)
         files.own_folder("cache", self.folder)
-        if not self._is_full and random.random() * self._limit > _SHARE * size:
+        if not self._is_full and random.random() * self._limit > _SCANS * size:
             return True
         entries = []
-        for path in glob.glob(os.path.join(glob.escape(self.folder), f"*{_ENDING}")):
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
+        for path in glob.glob(os.path.join(glob.escape(self.folder), f"*{_SUFFIX}")):
+            with contextlib.suppress(FileNotFoundError):  # evicted by another process
                 entries.append((os.lstat(path), path))
-        total = size + sum(_size(seen) for seen, _ in entries)
-        for seen, path in sorted(entries, key=lambda entry: entry[0].st_mtime):
+        total = size + sum(_allocated_bytes(status) for status, _ in entries)
+        for status, path in sorted(entries, key=lambda entry: entry[0].st_mtime):
             if total > self._limit and path != self._path(key):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-                total -= _size(seen)
+                total -= _allocated_bytes(status)
         self._is_full = total > self._limit
         return not self._is_full
 
 
-def _size(seen: os.stat_result) -> int:
-    """Return the bytes that a sparse file takes."""
-    return seen.st_blocks * 512 if hasattr(seen, "st_blocks") else seen.st_size
+def _allocated_bytes(status: os.stat_result) -> int:
+    return status.st_blocks * 512 if hasattr(status, "st_blocks") else status.st_size
 
 
 def _checksum(key: str, number: int, data: bytes | memoryview) -> bytes:

@@ -1,10 +1,10 @@
-"""Ranges of remote objects, fetched several at a time, in the order of need, within so many bytes.
+"""Prefetch ranges of remote objects concurrently, in order of need, within a byte limit.
 
-fsspec's own caches serve other needs: they fetch what is requested at that moment, do not ask a web server for one
-version only, and keep a folder without a limit for one process alone.
+fsspec's caches do not fit: they do not prefetch, do not check the version on web servers, and their folders have no
+size limit and serve a single process.
 
-obstore (0.12) does not fit: after a fork, as in a DataLoader's workers, its requests never end, and it follows
-redirects to other servers with all headers, an API's key among them.
+obstore (0.12) does not fit either: after a fork, as in the workers of a DataLoader, its requests never end, and it
+follows redirects to other servers with all headers, including API keys.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess, Stores
 from kerasmem.hdf5.io.cache import BLOCK, DiskCache
 from kerasmem.hdf5.io.objects import ObjectInfo, PermanentError, RemoteObject
 
-_CLOSING = 5.0  # seconds given to connections to close
+_CLOSING = 5.0  # seconds until connections are abandoned
 
 
 @dataclass
 class Traffic:
-    """Traffic of files: bytes received from their stores."""
+    """Bytes received from stores."""
 
     received: int = 0
 
 
 @dataclass(frozen=True)
 class ObjectReader:
-    """Reads ranges of one version of an object, from the disk cache or from its store.
+    """Reads ranges of one version of an object, from the disk cache or its store.
 
     Args:
         target: the object.
         known: the version.
-        traffic: counts received bytes.
-        cache: the disk cache; None for none.
-        key: the object's name in it; None if its version is unknown.
-        call: runs functions of the cache. Defaults to another thread.
+        traffic: counter of received bytes.
+        cache: the disk cache, or None.
+        key: key in the cache; None if the version is unknown.
+        call: coroutine that calls functions of the cache. Defaults to `asyncio.to_thread`.
     """
 
     target: RemoteObject
@@ -59,8 +59,8 @@ class ObjectReader:
         """Return a range.
 
         Raises:
-            PermanentError: If it cannot be had.
-            ChangedError: If the object is another version.
+            PermanentError: If it cannot be fetched.
+            ChangedError: If the object has another version.
         """
         if self.cache is None or self.key is None:
             return await self._fetch(start, stop)
@@ -85,14 +85,14 @@ class RangeRequest:
     """A range of an object, fetched once for all claims on it.
 
     Args:
-        reader: of the object.
+        reader: reader of the object.
         start: first byte.
         stop: byte after the last.
 
     Attributes:
         users: number of claims on it.
         answer: its bytes, or the error.
-        task: fetches it; None before.
+        task: task that fetches it; None if not started.
     """
 
     reader: ObjectReader
@@ -109,13 +109,13 @@ class RangeRequest:
 
 
 class RangeFetcher:
-    """Fetch ranges of any number of files in one thread, which owns all state. Others send it calls.
+    """Fetches ranges of files in one background thread, which owns all state. Other threads send it calls.
 
-    Ranges are announced in the order of need. As many are fetched ahead as the bytes allowed hold; one that somebody
-    waits for is fetched in any case.
+    Ranges are queued in order of need, and fetched ahead up to `access.ahead_bytes`. A range that a thread waits for is
+    fetched regardless of the limit.
 
     Args:
-        access: the settings.
+        access: settings for remote files.
     """
 
     def __init__(self, access: RemoteAccess) -> None:
@@ -125,7 +125,7 @@ class RangeFetcher:
         self._active = 0  # requests in flight
         self._held = 0  # bytes in flight, or fetched and not yet used
         self._closed = False
-        self._lock = threading.Lock()  # so that no call is sent once the loop is about to end
+        self._lock = threading.Lock()  # no call is sent to a loop that is about to stop
         self._process = os.getpid()
         self._stores = Stores(access)
         self._loop = self._stores.loop
@@ -139,36 +139,36 @@ class RangeFetcher:
         return ObjectReader(self._stores.object_at(url), known, traffic, self._cache, key)
 
     def prefetch(self, requests: Iterable[RangeRequest]) -> None:
-        """Have ranges fetched, in this order, as soon as there is room for them."""
+        """Queue ranges in order of need."""
         self._send(self._enqueue, list(requests))
 
     def result(self, request: RangeRequest) -> memoryview:
-        """Return the bytes of a range, waiting for them.
+        """Wait for the bytes of a range.
 
         Raises:
-            PermanentError: If they cannot be had.
-            ChangedError: If the object is another version.
+            PermanentError: If they cannot be fetched, or the fetcher is closed.
+            ChangedError: If the object has another version.
         """
         if not request.answer.done():
             self._send(self._begin, request)
         return request.answer.result()
 
     def release(self, requests: Iterable[RangeRequest]) -> None:
-        """Release ranges. Their memory goes with the last claim.
+        """Release claims on ranges. A range without claims is cancelled or freed.
 
-        It takes no lock, because garbage may be collected wherever a thread is just then.
+        It takes no lock, because garbage collection may call it anywhere.
         """
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._let_go, list(requests))
+            self._loop.call_soon_threadsafe(self._drop_claims, list(requests))
 
     def close(self) -> None:
-        """Cancel requests, close the connections and end the thread."""
+        """Cancel requests, close the connections and stop the thread."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         if os.getpid() != self._process:
-            return  # the thread stayed in the other process
+            return  # forked: the thread exists only in the parent process
         self._loop.call_soon_threadsafe(self._queue.clear)
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._stores.shut_down(), self._loop).result(_CLOSING)
@@ -183,7 +183,7 @@ class RangeFetcher:
                 raise _closed_error()
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    # ---- in the thread of the event loop
+    # ---- in the background thread
 
     def _enqueue(self, requests: list[RangeRequest]) -> None:
         self._queue.extend(requests)
@@ -215,7 +215,7 @@ class RangeFetcher:
             request.answer.set_result(task.result())
         self._begin_more()
 
-    def _let_go(self, requests: list[RangeRequest]) -> None:
+    def _drop_claims(self, requests: list[RangeRequest]) -> None:
         for request in requests:
             request.users -= 1
             if not request.users and request.task is not None:
@@ -225,7 +225,7 @@ class RangeFetcher:
 
 
 def _closed_error() -> PermanentError:
-    return PermanentError("the sequence was closed meanwhile")
+    return PermanentError("the sequence was closed while it was being read")
 
 
 _fetchers: weakref.WeakSet[RangeFetcher] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""A file's bytes, read past the HDF5 library, and whether it is still the file it was."""
+"""Read the bytes of a file without the HDF5 library, and detect changes to the file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.format.filters import view_of
 from kerasmem.hdf5.format.layout import shown
 
-_SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a file's content, to tell whether it was written to
+_SAMPLES, _SAMPLE_BYTES = 16, 4096  # parts of the content that are compared to detect writes
 MOST_VIEWS = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in getattr(os, "sysconf_names", ()) else 16
 
 
 def _find_preadv() -> Callable[..., int] | None:
-    if ctypes.sizeof(ctypes.c_long) < 8:  # places in a file are as wide
+    if ctypes.sizeof(ctypes.c_long) < 8:  # offsets have 64 bits
         return None
     try:
         function = ctypes.CDLL(None, use_errno=True).preadv
-    except (OSError, AttributeError, TypeError):  # a TypeError on Windows
+    except (OSError, AttributeError, TypeError):  # Windows raises TypeError
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long)
     function.restype = ctypes.c_ssize_t
@@ -38,15 +38,15 @@ CAN_SCATTER = _preadv is not None
 
 
 class Handle:
-    """A file, here or remote, that any number of threads read at given places.
+    """A local or remote file that any number of threads can read at once.
 
     Args:
-        path: the file.
-        size: bytes that it had when it was looked at.
+        path: path or URL.
+        size: size in bytes when the file was scanned.
 
     Attributes:
-        length: bytes that it had when it was opened.
-        bytes_read: bytes taken from it so far.
+        length: size in bytes when the file was opened.
+        bytes_read: bytes read so far.
         is_open: whether it can be read.
     """
 
@@ -58,29 +58,29 @@ class Handle:
         self.size = self.length = size
 
     def open(self) -> None:
-        """Open it again after `close`. Remote files need nothing."""
+        """Reopen a local file after `close`."""
 
     def close(self) -> None:
-        """Close it. Remote files need nothing."""
+        """Close a local file."""
 
     def read(self, view: memoryview, offset: int) -> None:
         """Fill a view with the bytes from `offset` on."""
         raise NotImplementedError
 
     def count(self, size: int) -> None:
-        """Count bytes that HDF5 took from the file."""
+        """Count bytes that HDF5 read from the file."""
 
     def changed(self) -> str:
-        """Return the reason why the file must not be read on; "" if none."""
+        """Return the reason to stop reading the file, or "" if it is unchanged."""
         raise NotImplementedError
 
 
 class FileHandle(Handle):
-    """An open file that any number of threads read at given places.
+    """An open local file that any number of threads can read at once.
 
     Args:
-        path: the file.
-        size: bytes that it had when it was looked at; it may grow, and must not shrink.
+        path: path of the file.
+        size: size in bytes when the file was scanned. It may have grown, but must not have shrunk.
 
     Raises:
         DataError: If it cannot be opened.
@@ -91,8 +91,8 @@ class FileHandle(Handle):
         self._counting = threading.Lock()
         self._number = -1
         self.open()
-        self.seen = os.fstat(self._number)
-        self.length = self.seen.st_size
+        self.status = os.fstat(self._number)
+        self.length = self.status.st_size
         self._sample = self._take_sample()
 
     @property
@@ -101,7 +101,7 @@ class FileHandle(Handle):
         return self._number >= 0
 
     def open(self) -> None:
-        """Open the file again after `close`. Call `changed` afterwards.
+        """Open the file, or reopen it after `close`. Call `changed` afterwards.
 
         Raises:
             DataError: If it cannot be opened.
@@ -113,7 +113,7 @@ class FileHandle(Handle):
             raise DataError(f"{shown(self.path)}: the file cannot be opened: {error.strerror}") from error
 
     def _take_sample(self) -> bytes:
-        """Return a digest of some of the content, spread over the file as it was at first."""
+        """Return a digest of parts of the content, spread evenly over the scanned size."""
         digest = hashlib.blake2b(digest_size=16)
         for number in range(_SAMPLES):
             digest.update(files.read_bytes(self._number, _SAMPLE_BYTES, self.size * number // _SAMPLES))
@@ -129,49 +129,50 @@ class FileHandle(Handle):
         self.count(len(view))
 
     def count(self, size: int) -> None:
-        """Count bytes taken from the file."""
+        """Count bytes read from the file."""
         with self._counting:
             self.bytes_read += size
 
     def scatter(
         self, target: np.ndarray, vectors: np.ndarray, pieces: Iterable[tuple[int, int, int]], row_bytes: int
     ) -> None:
-        """Fill rows of an array, without an object a row as `read` needs it.
+        """Fill rows of an array without creating a Python object per row.
 
         Args:
-            target: (rows, …), C-contiguous.
-            vectors: struct iovec a row, (rows, 2) numbers as wide as a pointer: where to, and how many bytes.
-            pieces: the first of these, how many (`MOST_VIEWS` at most), and the place in the file that they begin at.
-            row_bytes: bytes of each row.
+            target: (rows, …) array, C-contiguous.
+            vectors: (rows, 2) uintp array, a `struct iovec` per row: address and number of bytes.
+            pieces: first vector, number of vectors (`MOST_VIEWS` at most) and offset in the file of each piece.
+            row_bytes: bytes per row.
 
         Raises:
-            EOFError: If the file ends before that.
+            EOFError: If the file ends before the last row.
         """
         assert _preadv is not None
         number, first, width = self._number, vectors.ctypes.data, vectors.strides[0]
-        for at, rows, offset in pieces:
-            got = _preadv(number, first + at * width, rows, offset)
-            if got != rows * row_bytes:
-                if got < 0 and ctypes.get_errno() != errno.EINTR:
+        for start, rows, offset in pieces:
+            done = _preadv(number, first + start * width, rows, offset)
+            if done != rows * row_bytes:
+                if done < 0 and ctypes.get_errno() != errno.EINTR:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-                window, begin = view_of(target), target.ctypes.data
-                for row, to in enumerate((vectors[at : at + rows, 0] - begin).tolist()):
+                window, address = view_of(target), target.ctypes.data
+                for row, byte in enumerate((vectors[start : start + rows, 0] - address).tolist()):
                     before = row * row_bytes
-                    self._fill(window[to : to + row_bytes], offset + before, max(got - before, 0))
+                    self._fill(window[byte : byte + row_bytes], offset + before, max(done - before, 0))
         self.count(len(vectors) * row_bytes)
 
-    def _fill(self, view: memoryview, offset: int, got: int) -> None:
-        """Read the rest of a view. A system call may bring less than requested."""
-        while got < len(view):
-            more = files.read_at(self._number, view[got:], offset + got)
+    def _fill(self, view: memoryview, offset: int, done: int) -> None:
+        """Read the rest of a view. A system call may return fewer bytes than requested."""
+        while done < len(view):
+            more = files.read_at(self._number, view[done:], offset + done)
             if not more:
-                raise EOFError(f"the file ends at byte {offset + got:,}, and {offset + len(view):,} are needed")
-            got += more
+                raise EOFError(f"the file ends at byte {offset + done:,}, and {offset + len(view):,} are needed")
+            done += more
 
     def changed(self) -> str:
-        """Return the reason why the file must not be read on; "" if none.
+        """Return the reason to stop reading the file, or "" if it is unchanged.
 
-        `touch` changes the time alone. Then samples of the content decide, and a warning tells of it.
+        If only the modification time differs, as after `touch`, samples of the content are compared, and a warning is
+        shown if they are equal.
         """
         now = os.fstat(self._number)
         if now.st_size < self.size:
@@ -180,21 +181,21 @@ class FileHandle(Handle):
                 "write it again and make the sequence again"
             )
         try:
-            there = os.stat(self.path)
+            named = os.stat(self.path)
         except OSError:
-            return ""  # deleted: what is open stays whole until it is closed
-        if (there.st_ino, there.st_dev) != (self.seen.st_ino, self.seen.st_dev):
+            return ""  # a deleted file stays readable until it is closed
+        if (named.st_ino, named.st_dev) != (self.status.st_ino, self.status.st_dev):
             return "the file was replaced by another while in use; make the sequence again"
-        if now.st_mtime_ns == self.seen.st_mtime_ns and now.st_size == self.length:
+        if now.st_mtime_ns == self.status.st_mtime_ns and now.st_size == self.length:
             return ""
         if now.st_size > self.length or self._take_sample() != self._sample:
             return "the file was written to while in use; make the sequence again"
-        self.seen = now
-        warnings.warn(f"{shown(self.path)}: the time of change is another, the content is not", stacklevel=2)
+        self.status = now
+        warnings.warn(f"{shown(self.path)}: the modification time changed, the content did not", stacklevel=2)
         return ""
 
     def close(self) -> None:
-        """Close the file. Reading from it is an error afterwards."""
+        """Close the file. It must not be read until it is reopened."""
         number, self._number = self._number, -1
         if number >= 0:
             os.close(number)

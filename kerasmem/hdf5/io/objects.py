@@ -16,53 +16,53 @@ from kerasmem.hdf5.format.urls import redact
 from kerasmem.units import KIB
 
 HEAD = 64 * KIB
-"""Bytes at the beginning of an object that come along with its version: an HDF5 file's header lies there."""
-_LEAST_RATE = 32 * KIB  # bytes a second: a slower answer is requested again
-_CONNECT, _SILENCE = 15.0, 30.0  # seconds until a connection stands, and that a store may be silent
+"""Bytes fetched along with an object's version: the first ones, with the header of an HDF5 file."""
+_LEAST_RATE = 32 * KIB  # bytes per second; slower requests are retried
+_CONNECT, _SILENCE = 15.0, 30.0  # seconds to connect, and between bytes
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _NO_RANGES = (
-    "the server sends whole files only (it does not answer range requests), and reading parts is what training from "
-    "it needs; put the file on one that supports ranges, or download it first"
+    "the server sends whole files only (it does not answer range requests), but training reads parts; put the file on "
+    "a server that supports ranges, or download it first"
 )
 _TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 8.0  # seconds
 _Result = TypeVar("_Result")
 _NO_CREDENTIALS = "no credentials were found; put them into storage_options, for a public bucket {'anon': True}"
 _FORBIDDEN = "no permission to read it; credentials go into storage_options, and a signed link may have run out"
-_MISSING = "there is no such object"
+_MISSING = "the object does not exist"
 _PERMANENT = {
     401: _FORBIDDEN, 403: _FORBIDDEN, "PermissionError": _FORBIDDEN,
     404: _MISSING, 410: _MISSING, "FileNotFoundError": _MISSING,
     "NoCredentialsError": _NO_CREDENTIALS, "PartialCredentialsError": _NO_CREDENTIALS,
 }  # fmt: skip
-"""Messages for failures that a retry cannot fix, by HTTP status or the error's class."""
-_WRONG = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError)  # wrong settings, not the network
+"""Messages for failures that a retry cannot fix, by HTTP status or class of the error."""
+_WRONG_SETTINGS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
 
 class PermanentError(Exception):
-    """A failure that a retry cannot fix. The text names the fix."""
+    """A failure that a retry cannot fix. The message names the fix."""
 
 
 class ChangedError(PermanentError):
-    """The object is not the version that is known.
+    """The object is no longer the known version.
 
     Args:
-        difference: the difference.
+        difference: what distinguishes the two versions, such as "its ETag changed".
     """
 
     def __init__(self, difference: str) -> None:
         super().__init__(
             f"the file was replaced or rewritten while in use ({difference}); make the sequence again, and its index "
-            "where it has one"
+            "if it has one"
         )
 
 
 async def retry(ask: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Return the answer of a store, retrying transient failures after ever longer pauses.
+    """Return the answer of a store, retrying transient failures with exponential backoff.
 
     Raises:
-        PermanentError: If it fails for good, or too often.
-        ChangedError: If the object is another version.
+        PermanentError: If a retry cannot help, or seven attempts fail.
+        ChangedError: If the object has another version.
     """
     reason = ""
     for attempt in range(_TRIES):
@@ -73,21 +73,21 @@ async def retry(ask: Callable[[], Awaitable[_Result]]) -> _Result:
             return await ask()
         except Exception as error:
             reason = _explain(error)
-    raise PermanentError(f"the store failed {_TRIES} times in a row, the last time so: {reason}")
+    raise PermanentError(f"the store failed {_TRIES} times in a row, most recently with: {reason}")
 
 
 def _explain(error: Exception) -> str:
-    """Describe a failure of a store that a retry may fix.
+    """Describe a transient failure of a store.
 
     Raises:
         PermanentError: If a retry cannot fix it.
     """
     if isinstance(error, PermanentError):
         raise error
-    status = getattr(error, "status" if hasattr(error, "status") else "code", 0)  # aiohttp's, or gcsfs's
+    status = getattr(error, "status" if hasattr(error, "status") else "code", 0)  # of aiohttp, or of gcsfs
     kind = type(error).__name__
     if status == 412:
-        raise ChangedError("its ETag is another") from None
+        raise ChangedError("its ETag changed") from None
     if status in _PERMANENT or kind in _PERMANENT:
         raise PermanentError(_PERMANENT[status if status in _PERMANENT else kind]) from None
     text = f"{kind}: {redact(one_line(str(error), 300))}".removesuffix(": ")
@@ -95,7 +95,7 @@ def _explain(error: Exception) -> str:
         text = f"HTTP status {status}"
         is_permanent = status < 500 and status not in (408, 425, 429)
     else:
-        is_permanent = isinstance(error, _WRONG) or "Redirect" in kind
+        is_permanent = isinstance(error, _WRONG_SETTINGS) or "Redirect" in kind
     if is_permanent:
         raise PermanentError(f"it cannot be read: {text}") from None
     return text
@@ -103,12 +103,12 @@ def _explain(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """An object's size and version, and its first bytes.
+    """Size, version and first bytes of an object.
 
     Args:
-        size: its bytes.
-        tag: its version, an ETag or the time of its last change; None if the store tells none.
-        head: its first bytes.
+        size: size in bytes.
+        tag: version, an ETag or modification time; None if the store reports neither.
+        head: the first bytes. Defaults to b"": not fetched.
     """
 
     size: int
@@ -117,12 +117,12 @@ class ObjectInfo:
 
 
 class Answer(NamedTuple):
-    """A store's answer to a request for a range.
+    """The answer of a store to a range request.
 
     Args:
         data: the bytes.
-        size: bytes of the whole object.
-        tag: its version; None if the store tells none.
+        size: size of the whole object in bytes.
+        tag: version, as in `ObjectInfo`.
     """
 
     data: bytes
@@ -131,14 +131,14 @@ class Answer(NamedTuple):
 
 
 class RemoteObject(ABC):
-    """An object of a store. Its coroutines belong to the event loop that it was made for."""
+    """An object of a store. Its coroutines must run in the event loop of its store."""
 
     @abstractmethod
     async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> Answer:
-        """Request a range, of the known version if any. The range may end at the object's end."""
+        """Request a range once, of a known version if any. It may end early, at the end of the object."""
 
     async def info(self) -> ObjectInfo:
-        """Return size, version and first bytes."""
+        """Request size, version and first bytes."""
         answer = await retry(lambda: _in_time(HEAD, self.get(0, HEAD)))
         return ObjectInfo(answer.size, answer.tag, answer.data)
 
@@ -146,22 +146,22 @@ class RemoteObject(ABC):
         """Return a range of the known version.
 
         Raises:
-            PermanentError: If it cannot be had.
-            ChangedError: If the object is another version.
+            PermanentError: If it cannot be fetched.
+            ChangedError: If the object has another version.
         """
         return await retry(lambda: _in_time(stop - start, self._read(start, stop, known)))
 
     async def _read(self, start: int, stop: int, known: ObjectInfo) -> bytes:
         answer = await self.get(start, stop, known)
         if (answer.size, answer.tag) != (known.size, known.tag):
-            raise ChangedError("its length, its ETag or its time of change is another")
+            raise ChangedError("its size, ETag or modification time changed")
         if len(answer.data) != stop - start:
             raise EOFError(f"only {len(answer.data):,} of {stop - start:,} bytes came")
         return answer.data
 
 
 async def _in_time(size: int, answer: Any) -> Any:
-    """Limit the time of an answer: aiohttp's own limit misses a broken chunked coding and a "100 Continue"."""
+    """Limit the time of a request. aiohttp's limits miss broken chunked encoding and repeated "100 Continue"."""
     return await asyncio.wait_for(answer, _CONNECT + _SILENCE + size / _LEAST_RATE)
 
 
@@ -178,13 +178,13 @@ class HttpObject(RemoteObject):
         self._url = url
 
     async def get(self, start: int, stop: int, known: ObjectInfo | None = None) -> Answer:
-        """Request a range. fsspec's own method returns no version, and reads whatever a server sends into memory."""
+        """Request a range. fsspec's method returns no version, and does not limit the size of an answer."""
         import aiohttp
 
         session = await self._system.set_session()
         options = dict(self._system.kwargs)
         options.setdefault("timeout", aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT, sock_read=_SILENCE))
-        # Bytes are counted as they are stored, so none may be compressed on their way.
+        # A compressed answer would have other offsets.
         headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         if known is not None and known.tag is not None and known.tag.startswith('"'):
             headers["If-Match"] = known.tag
@@ -204,9 +204,9 @@ class HttpObject(RemoteObject):
 
 
 class OtherObject(RemoteObject):
-    """An object of any other file system of fsspec.
+    """An object of another fsspec file system.
 
-    Its answers do not tell the version, so the version is requested after the bytes.
+    Its answers carry no version, so the version is requested after the bytes.
 
     Args:
         system: the file system.
@@ -231,7 +231,7 @@ class OtherObject(RemoteObject):
         return Answer(data, *await self._version())
 
     async def _version(self) -> tuple[int, str | None]:
-        """Return size and version of the object as it is now."""
+        """Request the current size and version."""
         entry = await call_file_system(self._system, "info", self._path)
         if entry.get("type") == "directory":
             raise PermanentError("this is a folder, not a file")
@@ -240,15 +240,15 @@ class OtherObject(RemoteObject):
 
 
 def _read_range(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Return the length of a range and the size of the whole, as a `Content-Range` has them.
+    """Read a `Content-Range` header. Return the length of the range and the size of the object, in bytes.
 
     Raises:
-        PermanentError: If these are not the bytes that were requested.
+        PermanentError: If the server sends other bytes than requested.
     """
     match = _RANGE.match(text)
     if match is None:
         raise PermanentError(_NO_RANGES)
     first, last = int(match[1]), int(match[2]) + 1
     if first != start or not start <= last <= stop:
-        raise PermanentError(f"it sends bytes {first:,} to {last:,}, and not those asked for")
+        raise PermanentError(f"bytes {start:,} to {stop:,} were requested, but the server sends {first:,} to {last:,}")
     return last - first, int(match[3])

@@ -1,4 +1,4 @@
-"""Read a remote file's bytes like a `FileHandle`, with prefetched ranges."""
+"""Read the bytes of a remote file from prefetched ranges."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from kerasmem.hdf5.io.objects import ChangedError, ObjectInfo, PermanentError
 from kerasmem.units import KIB, MIB
 
 GAP = 64 * KIB
-"""Bytes that nobody needs are fetched along up to here: with 16 requests at a time, 20 ms each and 50 MB/s, a request
-more costs as much. That goes for short gaps between long stretches; where the gaps would add up to more than one byte
-in `GAP_SHARE`, requests are the lesser evil, for every byte would come several times an epoch."""
+"""Longest gap that is fetched along in bytes. With 16 concurrent requests of 20 ms at 50 MB/s, an additional request
+costs as much."""
 GAP_SHARE = 32
+"""A gap must also be at most 1/32 of the needed bytes before it: otherwise gaps would add up, and bytes be fetched several
+times per epoch."""
 MOST = 8 * MIB
-"""Bytes of a range: larger ones are cut, so that several parts come at a time."""
+"""Maximum size of a range in bytes. Longer ones are split, so that their parts are fetched concurrently."""
 
 Extent = tuple[int, int]
-"""Where in a file bytes begin, and how many they are."""
+"""Offset and size of bytes in a file."""
 
 
 class Claim:
-    """The ranges that one task reads of one file, prefetched and kept until it is done or dropped.
+    """The ranges that one job reads from one file, kept until the job is done or dropped.
 
     Args:
-        fetcher: fetches it.
-        requests: the ranges, rising.
-        handle: the file.
+        fetcher: fetcher of the ranges.
+        requests: the ranges, by offset.
+        handle: the file. Defaults to None: `read` cannot be called.
     """
 
     def __init__(
@@ -43,35 +44,35 @@ class Claim:
         for request in self._requests:
             request.users += 1
 
-    def find(self, at: int) -> RangeRequest | None:
-        """Return the range that holds a byte."""
-        number = bisect.bisect_right(self._requests, at, key=lambda request: request.start) - 1
-        return self._requests[number] if number >= 0 and at < self._requests[number].stop else None
+    def find(self, offset: int) -> RangeRequest | None:
+        """Return the range that holds the byte at an offset, or None."""
+        number = bisect.bisect_right(self._requests, offset, key=lambda request: request.start) - 1
+        return self._requests[number] if number >= 0 and offset < self._requests[number].stop else None
 
     def release(self) -> None:
-        """Let go of the ranges."""
+        """Release the ranges."""
         requests, self._requests = self._requests, []
         if requests:
             self._fetcher.release(requests)
 
     def read(self, view: memoryview, offset: int) -> None:
-        """Fill a view with the bytes from `offset` on. Bytes outside the ranges are fetched by themselves."""
+        """Fill a view with the bytes from `offset` on. Bytes outside the ranges are fetched separately."""
         assert self._handle is not None
         self._handle.read(view, offset, self)
 
     def __del__(self) -> None:
-        self.release()  # of a task that was dropped
+        self.release()  # the job was dropped
 
 
 class RemoteHandle(Handle):
-    """A remote file that any number of threads read at given places.
+    """A remote file that any number of threads can read at once.
 
     Args:
-        url: the file.
-        known: the version to read; another one is refused.
-        fetcher: fetches its bytes.
-        access: the settings.
-        traffic: what came is counted here.
+        url: URL of the file.
+        known: the version to read. Another version is refused.
+        fetcher: fetcher of its ranges.
+        access: settings for remote files.
+        traffic: counter of received bytes.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class RemoteHandle(Handle):
         self._reader = fetcher.reader(url, known, traffic)
 
     def claims(self, needs: Sequence[Sequence[Extent]]) -> list[Claim]:
-        """Announce the needs of tasks in their order. Return a claim for each.
+        """Prefetch the extents of jobs, in their order. Return one claim per job.
 
-        Ranges close to one another become one, and tasks that need the same share it.
+        Close ranges are joined, and jobs share a range that several need.
         """
         requests: list[RangeRequest] = []
         by_need: list[list[RangeRequest]] = [[] for _ in needs]
@@ -97,31 +98,31 @@ class RemoteHandle(Handle):
         claims = [Claim(self._fetcher, sorted(mine, key=lambda request: request.start), self) for mine in by_need]
         try:
             self._fetcher.prefetch(requests)
-        except PermanentError as error:  # it was closed meanwhile
+        except PermanentError as error:  # closed by another thread
             raise DataError(f"{shown(self.path)}: {error}") from None
         return claims
 
     def read(self, view: memoryview, offset: int, claim: Claim | None = None) -> None:
-        """Fill a view with the bytes from `offset` on, those of a claim if they are among them.
+        """Fill a view with the bytes from `offset` on, using the ranges of a claim.
 
         Raises:
-            DataError: If the store fails, or has another version now.
-            EOFError: If the file ends before that.
+            DataError: If the store fails, or has another version.
+            EOFError: If the file ends before the last byte.
         """
-        at, stop = offset, offset + len(view)
+        position, stop = offset, offset + len(view)
         if stop > self.length:
             raise EOFError(f"the file ends at byte {self.length:,}, and {stop:,} are needed")
-        while at < stop:
-            request = None if claim is None else claim.find(at)
+        while position < stop:
+            request = None if claim is None else claim.find(position)
             if request is None:
-                request = RangeRequest(self._reader, at, min(stop, at + self._most))
+                request = RangeRequest(self._reader, position, min(stop, position + self._most))
                 claim = Claim(self._fetcher, [request])  # released with its last reference
-            data = self._result(request)[at - request.start : stop - request.start]
-            view[at - offset :][: len(data)] = data
-            at += len(data)
+            data = self._result(request)[position - request.start : stop - request.start]
+            view[position - offset :][: len(data)] = data
+            position += len(data)
 
     def changed(self) -> str:
-        """Return the reason why the file must not be read on; "" if none."""
+        """Return the reason to stop reading the file, or "" if it is unchanged."""
         return self._changed
 
     def _result(self, request: RangeRequest) -> memoryview:
@@ -136,34 +137,34 @@ class RemoteHandle(Handle):
 def join_extents(
     needs: Sequence[Sequence[Extent]], *, gap: int = GAP, most: int = MOST
 ) -> list[tuple[int, int, set[int]]]:
-    """Return the ranges to fetch, (first byte, stop, numbers of the needs), in the order of need.
+    """Join extents into ranges. Return (first byte, stop, numbers of the needs) for each, in order of need.
 
     Args:
-        needs: the extents of each need, in the order in which they will be read.
-        gap: ranges so close together become one.
-        most: bytes of the longest range; a longer one is cut.
+        needs: extents of each job, in the order in which the jobs run.
+        gap: longest gap within a range in bytes. Defaults to 64 KiB.
+        most: maximum size of a range in bytes; longer ones are split. Defaults to 8 MiB.
 
     Examples:
         >>> join_extents([[(0, 100), (102, 8)], [(500, 5)], [(110, 5)]], gap=4, most=1000)
         [(0, 115, {0, 2}), (500, 505, {1})]
     """
-    extents = sorted((start, start + size, who) for who, need in enumerate(needs) for start, size in need if size)
+    extents = sorted((start, start + size, user) for user, need in enumerate(needs) for start, size in need if size)
     joined: list[tuple[int, int, set[int]]] = []
-    needed = 0  # bytes of the last range that somebody needs
-    for start, stop, who in extents:
+    needed = 0  # bytes of the last range without its gaps
+    for start, stop, user in extents:
         for _, high, users in reversed(joined):
             if high <= start:
                 break
-            users.add(who)
+            users.add(user)
         if joined:
             low, high, users = joined[-1]
             longer = max(stop, high)
             if start - high <= min(gap, needed // GAP_SHARE) and longer - low <= most:
-                joined[-1] = (low, longer, users | {who})
+                joined[-1] = (low, longer, users | {user})
                 needed += longer - max(start, high)
                 continue
-            start = max(start, high)  # they may overlap, and together they would be too long
+            start = max(start, high)  # overlapping extents that together are too long
         for low in range(start, stop, most):
-            joined.append((low, min(low + most, stop), {who}))
+            joined.append((low, min(low + most, stop), {user}))
             needed = joined[-1][1] - low
     return sorted(joined, key=lambda part: (min(part[2]), part[0]))

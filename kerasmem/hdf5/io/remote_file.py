@@ -1,10 +1,10 @@
 """Find and open remote files: patterns, versions, and file objects for HDF5.
 
-Of the metadata that HDF5 asks for, whole blocks are fetched and kept in memory.
+Metadata is fetched in whole blocks, which are kept in memory.
 
-HDF5 calls back while it holds the lock without which no thread can as much as let go of an HDF5 object. A thread that
-waited here for another one to fetch something could wait for ever: that one may be collecting garbage, find such an
-object and wait for the lock. So what is asked for here is fetched by the very thread that asks.
+HDF5 holds h5py's global lock while it calls a file object, and releasing an HDF5 object in any thread needs that lock. If
+a callback waited for another thread to fetch bytes, that thread could be collecting garbage and wait for the lock
+forever. So each callback fetches bytes in its own thread.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kerasmem.hdf5.io.objects import HEAD, ObjectInfo, PermanentError, RemoteObj
 from kerasmem.units import MIB
 
 _BLOCK = HEAD
-_DIRECT = 16  # blocks; a longer read is not kept in memory
+_DIRECT = 16  # blocks; longer reads are not kept in memory
 _MOST_BLOCKS = 16 * MIB // _BLOCK
 
 _BlockName = tuple[str, str, int, int]
-"""URL and version of a file, its bytes, and the number of a block."""
-_blocks: OrderedDict[_BlockName, bytes] = OrderedDict()  # of all files, the latest used last
+"""URL, version and size of a file, and the number of a block."""
+_blocks: OrderedDict[_BlockName, bytes] = OrderedDict()  # of all files, the most recently used last
 _numbers = itertools.count()
 
 
@@ -50,13 +50,13 @@ def _keep_block(name: _BlockName, data: bytes) -> None:
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file to be read by h5py.
+    """A remote file as a file object for h5py.
 
     Args:
-        url: the file.
-        access: the settings.
-        known: size and version. Defaults to a request for them.
-        traffic: counts received bytes.
+        url: URL of the file.
+        access: settings for remote files.
+        known: size and version. Requested by default.
+        traffic: counter of received bytes. Defaults to a new one.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RemoteFile(io.RawIOBase):
         self._access = access
         self._traffic = traffic or Traffic()
         self._stores: Stores | None = None
-        self._at = 0
+        self._position = 0
         if known is None:
             try:
                 known = self._run(lambda target: target.info())
@@ -76,25 +76,26 @@ class RemoteFile(io.RawIOBase):
                 raise
             self._traffic.received += len(known.head)
         self.known = known
-        version = known.tag or f"file {next(_numbers)}"  # blocks of an unknown version are this file's alone
+        version = known.tag or f"file {next(_numbers)}"  # blocks of an unknown version are not shared
         self._name = (identity(url), version, known.size)
         if known.head:
             _keep_block((*self._name, 0), known.head)
 
     def __repr__(self) -> str:
-        return redact(self._url)  # what h5py takes for the file's name
+        return redact(self._url)  # h5py uses it as file name
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to an offset."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.known.size}[whence]
-        return self._at
+        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.known.size}
+        self._position = offset + origins[whence]
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer from the current position."""
         view = memoryview(buffer).cast("B")
-        view = view[: max(0, min(len(view), self.known.size - self._at))]
-        view[:] = self._read(self._at, self._at + len(view))
-        self._at += len(view)
+        view = view[: max(0, min(len(view), self.known.size - self._position))]
+        view[:] = self._read(self._position, self._position + len(view))
+        self._position += len(view)
         return len(view)
 
     def close(self) -> None:
@@ -108,8 +109,8 @@ class RemoteFile(io.RawIOBase):
         first, last = start // _BLOCK, -(-stop // _BLOCK)
         if last - first > _DIRECT:
             return self._fetch(start, stop)
-        known = [_blocks.get((*self._name, number)) for number in range(first, last)]
-        blocks = [block for block in known if block is not None]
+        cached = [_blocks.get((*self._name, number)) for number in range(first, last)]
+        blocks = [block for block in cached if block is not None]
         if len(blocks) < last - first:
             data = self._fetch(first * _BLOCK, min(last * _BLOCK, self.known.size))
             blocks = [data[at : at + _BLOCK] for at in range(0, len(data), _BLOCK)]
@@ -136,12 +137,12 @@ class RemoteFile(io.RawIOBase):
 
 
 class RemoteHdf5(h5py.File):
-    """An HDF5 file read through a `RemoteFile`, closed along with it."""
+    """An HDF5 file read through a `RemoteFile`."""
 
     remote: RemoteFile
 
     def close(self) -> None:
-        """Close both."""
+        """Close the HDF5 file and the remote file."""
         try:
             super().close()
         finally:
@@ -151,7 +152,7 @@ class RemoteHdf5(h5py.File):
 def open_remote(
     url: str, access: RemoteAccess, known: ObjectInfo | None = None, traffic: Traffic | None = None, **options: Any
 ) -> RemoteHdf5:
-    """Open a remote HDF5 file for reading. HDF5's own errors are left to the caller."""
+    """Open a remote HDF5 file for reading. Errors of HDF5 are passed on."""
     remote = RemoteFile(url, access, known, traffic)
     try:
         if not remote.known.size:
@@ -166,41 +167,41 @@ def open_remote(
 
 def is_pattern(url: str) -> bool:
     """Return whether a URL is a pattern. On a web server "?" begins a query."""
-    http = scheme_of(url) in ("http", "https")
-    place = url.split("?", 1)[0] if http else url
-    return any(sign in place.split("://", 1)[1] for sign in ("*" if http else "*?["))
+    is_web = scheme_of(url) in ("http", "https")
+    location = url.split("?", 1)[0] if is_web else url
+    return any(sign in location.split("://", 1)[1] for sign in ("*" if is_web else "*?["))
 
 
 def expand(url: str, access: RemoteAccess) -> list[str]:
-    """Return the URLs of all objects that match a pattern, in no order.
+    """Return the URLs that match a pattern, in arbitrary order.
 
     Raises:
-        DataError: If none does, or they cannot be listed.
+        DataError: If none matches, or the store cannot list them.
     """
-    names = _ask(access, url, "what matches this pattern cannot be listed", "glob")
+    names = _call_store(access, url, "the files that match this pattern cannot be listed", "glob")
     if not names:
-        raise DataError(f"{shown(url)}: no file matches this pattern; a list of URLs can be given too")
+        raise DataError(f"{shown(url)}: no file matches this pattern; you can also pass a list of URLs")
     scheme = url.split("://", 1)[0]
     return [name if is_url(name) else f"{scheme}://{name}" for name in names]
 
 
 def refuse_web(url: str) -> None:
-    """Refuse a URL that cannot be written to."""
+    """Refuse an output on a web server."""
     if scheme_of(url) in ("http", "https"):
-        raise UsageError(f"output: {shown(url)} is on a web server, which takes no files; name a bucket, or a folder")
+        raise UsageError(f"output: must be in a bucket or a folder; got {shown(url)} on a web server")
 
 
 def put_file(path: str, url: str, access: RemoteAccess) -> None:
-    """Upload a file to a URL. In an object store it appears as a whole or not at all.
+    """Upload a file to a URL. Object stores publish it as a whole or not at all.
 
     Raises:
         DataError: If it cannot be written there.
     """
     refuse_web(url)
-    _ask(access, url, "cannot be written", "put_file", path)
+    _call_store(access, url, "cannot be written", "put_file", path)
 
 
-def _ask(access: RemoteAccess, url: str, problem: str, method: str, *arguments: Any) -> Any:
+def _call_store(access: RemoteAccess, url: str, problem: str, method: str, *arguments: Any) -> Any:
     """Call a method of a store's file system with the path of a URL as its last argument."""
     with contextlib.closing(Stores(access)) as stores:
         system, path = stores.system_of(url)
@@ -210,23 +211,23 @@ def _ask(access: RemoteAccess, url: str, problem: str, method: str, *arguments: 
             raise DataError(f"{shown(url)}: {problem}: {error}") from None
 
 
-def ask_for_info(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectInfo]:
-    """Return size, version and first bytes of files, asked for all at once.
+def request_infos(urls: Sequence[str], access: RemoteAccess) -> dict[str, ObjectInfo]:
+    """Request size, version and first bytes of files concurrently.
 
     Raises:
-        DataError: If one of them cannot be read.
+        DataError: If a file cannot be read.
     """
-    few = asyncio.Semaphore(REQUESTS)
+    limit = asyncio.Semaphore(REQUESTS)
 
-    async def ask(stores: Stores, url: str) -> ObjectInfo:
-        async with few:
+    async def request(stores: Stores, url: str) -> ObjectInfo:
+        async with limit:
             try:
                 return await stores.object_at(url).info()
             except PermanentError as error:
                 raise DataError(f"{shown(url)}: {error}") from None
 
-    async def ask_all(stores: Stores) -> list[ObjectInfo]:
-        return await asyncio.gather(*(ask(stores, url) for url in urls))
+    async def request_all(stores: Stores) -> list[ObjectInfo]:
+        return await asyncio.gather(*(request(stores, url) for url in urls))
 
     with contextlib.closing(Stores(access)) as stores:
-        return dict(zip(urls, stores.run(ask_all(stores)), strict=True))
+        return dict(zip(urls, stores.run(request_all(stores)), strict=True))

@@ -138,7 +138,7 @@ class OpenFile:
     def _open_first(self) -> None:
         try:
             handle = self._handle = self._open_handle()
-            now = (handle.length, handle.seen.st_mtime_ns) if isinstance(handle, FileHandle) else None
+            now = (handle.length, handle.status.st_mtime_ns) if isinstance(handle, FileHandle) else None
             if self.layout.time and now != (self.layout.size, self.layout.time):
                 raise DataError(
                     f"{shown(self.layout.path)}: the file was changed after its index was made; make the index again "

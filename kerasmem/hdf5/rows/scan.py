@@ -20,7 +20,7 @@ from kerasmem.hdf5.format.urls import is_url, redact
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import Traffic
 from kerasmem.hdf5.io.objects import ObjectInfo
-from kerasmem.hdf5.io.remote_file import RemoteHdf5, ask_for_info, open_remote
+from kerasmem.hdf5.io.remote_file import RemoteHdf5, request_infos, open_remote
 from kerasmem.hdf5.rows.paths import Access, DataIndex
 
 _STORAGE = {
@@ -105,7 +105,7 @@ def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLa
 def scan_group(paths: Sequence[str], names: list[str], access: Access) -> list[FileLayout]:
     """Return the layout of each file. The stores of remote ones are asked together."""
     remote = [path for path in paths if is_url(path)]
-    known = ask_for_info(remote, access.remote) if len(remote) > 1 else {}
+    known = request_infos(remote, access.remote) if len(remote) > 1 else {}
     return [scan_file(path, names, access, known.get(path)) for path in paths]
 
 
