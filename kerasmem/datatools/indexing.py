@@ -27,7 +27,7 @@ from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, show
 from kerasmem.hdf5.format.urls import is_url
 from kerasmem.hdf5.io.access import RemoteAccess, read_remote
 from kerasmem.hdf5.io.remote_file import expand, put_file, refuse_web
-from kerasmem.hdf5.rows.paths import INDEX_SUFFIX, Access, read_paths, read_place, write_index
+from kerasmem.hdf5.rows.paths import INDEX_SUFFIX, Access, read_location, read_paths, write_index
 from kerasmem.hdf5.rows.scan import GROUP, scan_group
 from kerasmem.processes.executors import run_tasks
 
@@ -78,7 +78,7 @@ def index(
         >>> H5ChunkSequence("/tmp/indexed.index").num_rows
         300
     """
-    target = read_place(output)
+    target = read_location(output)
     if not target.endswith(INDEX_SUFFIX):
         raise UsageError(f"output must end with {INDEX_SUFFIX!r}; got {shown(target)}")
     access = Access(checks.flag("trust_file", trust_file), read_remote(remote))
@@ -143,7 +143,7 @@ def read_index(output: Any, writing: WriteOptions) -> str:
             "output must end with .h5 if shuffle or split is set, because parts of an index cannot be shuffled; or "
             "leave both out: H5ChunkSequence shuffles as it reads, and its rows= selects a part of the rows"
         )
-    target = read_place(output)
+    target = read_location(output)
     if not target.endswith(INDEX_SUFFIX):
         name = f"parts/train{INDEX_SUFFIX}"
         raise UsageError(f"output must be an index, such as {name}, if an executor writes parts; got {shown(target)}")

@@ -175,7 +175,7 @@ def test_an_index_of_a_stranger_cannot_do_harm(parts, changes, words):
 
 
 def test_a_remote_index_names_files_of_its_own_server_only(parts):
-    for name, words in (("http://example.org/a.h5", "lies elsewhere"), ("/etc/passwd", "cannot be read|no such")):
+    for name, words in (("http://example.org/a.h5", "on another server"), ("/etc/passwd", "does not exist")):
         server = FileServer({"bad.index": craft(parts / "bad.index", name=name).read_bytes()})
         with pytest.raises(DataError, match=words):
             batches(server.url("bad.index"), y=None, shuffle=False)

@@ -17,7 +17,7 @@ GAP = 64 * KIB
 """Longest gap that is fetched along in bytes. With 16 concurrent requests of 20 ms at 50 MB/s, an additional request
 costs as much."""
 GAP_SHARE = 32
-"""A gap must also be at most 1/32 of the needed bytes before it: otherwise gaps would add up, and bytes be fetched several
+"""A gap must also be at most 1/32 of the needed bytes before it. Otherwise gaps add up, and bytes are fetched several
 times per epoch."""
 MOST = 8 * MIB
 """Maximum size of a range in bytes. Longer ones are split, so that their parts are fetched concurrently."""

@@ -2,8 +2,8 @@
 
 Metadata is fetched in whole blocks, which are kept in memory.
 
-HDF5 holds h5py's global lock while it calls a file object, and releasing an HDF5 object in any thread needs that lock. If
-a callback waited for another thread to fetch bytes, that thread could be collecting garbage and wait for the lock
+HDF5 holds h5py's global lock while it calls a file object, and every release of an HDF5 object needs that lock. If a
+callback waited for another thread to fetch bytes, that thread could be collecting garbage and wait for the lock
 forever. So each callback fetches bytes in its own thread.
 """
 

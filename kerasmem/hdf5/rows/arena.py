@@ -1,4 +1,4 @@
-"""Memory for windows and batches that is used again as soon as nobody holds an array in it."""
+"""Memory for windows and batches that is reused once its arrays are garbage-collected."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from math import prod
 
 import numpy as np
 
-_ALIGNED = 64  # bytes; TensorFlow takes over arrays that begin so, and copies others
-_HUGE = 4 << 20  # from here on pages of 2 MiB are worth asking for
+_ALIGNED = 64  # bytes; TensorFlow copies arrays with a smaller alignment
+_HUGE = 4 << 20  # smallest size for pages of 2 MiB
 
 
 class Arena:
-    """Hands out sets of arrays, each set in one piece of memory, and takes the memory back by itself.
+    """Allocates sets of arrays, each set in one piece of memory that is reused automatically.
 
-    The arrays of a set, and all views of them, keep their set's memory; once the last of them has gone,
-    whoever held it, the memory is free for the next set. So nothing that was handed out is ever overwritten.
+    The arrays of a set and their views keep its memory alive. When the last one is garbage-collected, the memory
+    becomes free for the next set. So no array in use is ever overwritten.
 
     Args:
-        shapes: row shape and type of each array of a set.
-        rows: the most rows a set has.
-        keep: pieces of memory kept for use again.
+        shapes: row shape and dtype of each array of a set.
+        rows: maximum number of rows of a set.
+        keep: number of pieces of memory kept for reuse.
     """
 
     def __init__(self, shapes: Sequence[tuple[tuple[int, ...], str]], rows: int, keep: int) -> None:
@@ -37,56 +37,56 @@ class Arena:
             self._offsets.append(-(-(self._offsets[-1] + size) // _ALIGNED) * _ALIGNED)
         self._size = max(self._offsets[-1], 1)
         self._lock = threading.Lock()
-        # Filled, without the lock, by whichever thread happens to let go of an array or to collect garbage.
+        # Filled without the lock by the threads that collect garbage.
         self.free: deque[mmap.mmap] = deque()
-        self._made = 0
+        self._allocated = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all memory in use or kept."""
+        """Bytes of memory in use or kept for reuse."""
         with self._lock:
             self._drop_surplus()
-            return self._made * self._size
+            return self._allocated * self._size
 
     @property
     def idle(self) -> bool:
-        """Whether a set fits into the memory kept."""
-        return bool(self.free) or self._made < self._keep
+        """Whether the next set needs no memory beyond that kept for reuse."""
+        return bool(self.free) or self._allocated < self._keep
 
     def take(self, rows: int) -> list[np.ndarray]:
-        """Return one uninitialised array of `rows` rows a shape."""
+        """Return a set of uninitialised arrays with `rows` rows."""
         with self._lock:
             memory = self.free.pop() if self.free else self._map()
             self._drop_surplus()
-        lease = np.frombuffer(memory, np.uint8)  # all views refer to this one, the first array there is
-        weakref.finalize(lease, _give_back, weakref.ref(self), memory).atexit = False
+        base = np.frombuffer(memory, np.uint8)  # the base of all views
+        weakref.finalize(base, _give_back, weakref.ref(self), memory).atexit = False
         arrays = []
         for (shape, dtype), offset in zip(self._shapes, self._offsets, strict=False):
             size = rows * prod(shape) * np.dtype(dtype).itemsize
-            arrays.append(lease[offset : offset + size].view(dtype).reshape(rows, *shape))
+            arrays.append(base[offset : offset + size].view(dtype).reshape(rows, *shape))
         return arrays
 
     def clear(self) -> None:
-        """Release all memory. Arrays still held go with their last holder."""
+        """Free all memory. Arrays in use keep theirs until they are garbage-collected."""
         with self._lock:
             self._keep = 0
             self._drop_surplus()
 
     def _drop_surplus(self) -> None:
-        while self._made > self._keep and self.free:
+        while self._allocated > self._keep and self.free:
             self.free.pop()
-            self._made -= 1
+            self._allocated -= 1
 
     def _map(self) -> mmap.mmap:
         memory = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if self._size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
+            with contextlib.suppress(OSError):  # not supported by the kernel
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        self._made += 1
+        self._allocated += 1
         return memory
 
 
-def _give_back(whose: weakref.ref[Arena], memory: mmap.mmap) -> None:
-    arena = whose()
+def _give_back(reference: weakref.ref[Arena], memory: mmap.mmap) -> None:
+    arena = reference()
     if arena is not None:
         arena.free.append(memory)

@@ -1,8 +1,7 @@
-"""Deliver rows from a file into a window: runs, conversion and places.
+"""Deliver rows from a file into a window: select, convert and place them.
 
-Rows that need no change the kernel puts where they are delivered, planned for a whole window at once. What a row costs
-in Python is then nothing: where it lies and where it goes are computed with NumPy, and these numbers are handed to
-`preadv` as they are, where `os.preadv` would want an object a row.
+If rows need no conversion, the kernel reads them straight into the window. The reads of a whole window are planned with
+NumPy, and the C function `preadv` gets the resulting arrays, because `os.preadv` would need a Python object per row.
 """
 
 from __future__ import annotations
@@ -18,19 +17,26 @@ from kerasmem.hdf5.format.filters import Scratch, view_of
 from kerasmem.hdf5.io.handle import MOST_VIEWS, FileHandle
 from kerasmem.units import KIB
 
-PIECE_BYTES = 256 * KIB  # read at a time where rows change on their way: they stay in the processor's cache
-PIECE_VALUES = 32 * KIB  # converted at a time
-SCATTER_BYTES = KIB  # rows of this size on are scattered by the kernel, smaller ones by NumPy
-_WIDE = 1 << 12  # values of a row from which on each is converted straight into its place
-_SHARE_BYTES = 4 << 20  # what a thread takes on at a time
+PIECE_BYTES = 256 * KIB  # read per call if rows are converted, so that they stay in the processor's cache
+PIECE_VALUES = 32 * KIB  # converted per NumPy call
+SCATTER_BYTES = KIB  # smallest row that the kernel scatters; NumPy scatters smaller ones
+_WIDE = 1 << 12  # smallest number of values of a row that is converted straight into the window
+_SHARE_BYTES = 4 << 20  # read per task
 
 Places = slice | np.ndarray
-"""Where in a window rows go: a run, or one number a row."""
+"""Row numbers in a window: a slice, or an array of one number per row."""
 
 
 @dataclass(frozen=True)
 class RowRun:
-    """Rows to be read: `start` to `stop` of the file, all or those picked, and their places in a window."""
+    """Rows `start` to `stop` of a file, and their places in a window.
+
+    Args:
+        start: first row.
+        stop: row after the last.
+        picked: numbers of the selected rows, counted from `start`; None for all rows.
+        places: place of each selected row.
+    """
 
     start: int
     stop: int
@@ -38,7 +44,7 @@ class RowRun:
     places: Places
 
     def cells(self, size: int) -> Iterator[RowRun]:
-        """Return the parts in one cell each of a grid of `size` rows, without rows that are not picked."""
+        """Yield the part in each cell of `size` rows, trimmed to its picked rows."""
         if self.picked is None and self.start // size == (self.stop - 1) // size:
             yield self
             return
@@ -56,7 +62,7 @@ class RowRun:
             yield RowRun(low, high, picked, part_of(self.places, first, last))
 
     def runs(self) -> Iterator[RowRun]:
-        """Return the parts without gaps."""
+        """Yield the parts without gaps."""
         if self.picked is None:
             yield self
             return
@@ -68,7 +74,7 @@ class RowRun:
 
 
 def part_of(places: Places, first: int, last: int) -> Places:
-    """Return the places of rows `first` to `last` of those that `places` are for."""
+    """Return the places of rows `first` to `last`."""
     if isinstance(places, slice):
         return slice(places.start + first, places.start + last)
     return places[first:last]
@@ -79,9 +85,9 @@ class WantedRows:
     """The rows of a window.
 
     Args:
-        numbers: returns the number of each row, counted through the files.
-        runs: returns the same rows as runs, in the order of reading.
-        places: where in the window they go.
+        numbers: function that returns the number of each row across files.
+        runs: function that returns the same rows as runs, in reading order.
+        places: place of each row in the window.
     """
 
     numbers: Callable[[], np.ndarray]
@@ -90,13 +96,13 @@ class WantedRows:
 
 
 class Delivery:
-    """Brings rows of one column into windows.
+    """Converts rows of one column and copies them into windows.
 
-    Values are scaled as float64 whatever comes in and goes out, and rounded once: float32 has no room for
-    times in nanoseconds or for 40-bit numbers, and no exponents for small factors of large values.
+    Values are scaled in float64 and rounded once, regardless of their types: float32 has too few digits for times in
+    nanoseconds or 40-bit integers, and too few exponents for small factors of large values.
 
     Args:
-        column: what to make of the rows.
+        column: the column.
     """
 
     def __init__(self, column: Column) -> None:
@@ -113,15 +119,15 @@ class Delivery:
         scratch: Scratch,
         inner: tuple[slice, ...] = (),
     ) -> None:
-        """Deliver rows, or those of them that are picked.
+        """Convert rows and copy them into a window.
 
         Args:
-            rows: rows, or the same part of each, as stored.
-            picked: which of them; None for all.
-            target: a window's array of the column.
-            places: where in it they go.
-            scratch: this thread's buffers.
-            inner: which part of each row `rows` holds; () for all of it.
+            rows: stored rows, or the same part of each.
+            picked: numbers of the rows to deliver; None for all.
+            target: array of the column in the window.
+            places: place of each delivered row in `target`.
+            scratch: buffers of this thread.
+            inner: part of each row that `rows` holds. Defaults to (): whole rows.
         """
         count = len(rows) if picked is None else len(picked)
         values = max(1, rows[0].size)
@@ -135,22 +141,22 @@ class Delivery:
             if isinstance(places, slice):
                 self._convert(part, target[places.start + first : places.start + last], scratch)
                 continue
-            where = places[first:last]
+            row_places = places[first:last]
             if self.plain:
-                _scatter(part, target, where)
+                _scatter(part, target, row_places)
             elif values >= _WIDE:
-                for row, place in zip(part, where.tolist(), strict=True):
-                    self._convert(row, target[place], scratch)
+                for row, index in zip(part, row_places.tolist(), strict=True):
+                    self._convert(row, target[index], scratch)
             else:
                 size = part.size * target.dtype.itemsize
-                made = scratch.take("converted", size).view(target.dtype).reshape(part.shape)
-                self._convert(part, made, scratch)
-                _scatter(made, target, where)
+                converted = scratch.take("converted", size).view(target.dtype).reshape(part.shape)
+                self._convert(part, converted, scratch)
+                _scatter(converted, target, row_places)
 
     def _convert(self, source: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
         column = self._column
         if source.dtype.kind == "b":
-            source = source.view(np.uint8) != 0  # other writers have other bytes for true
+            source = source.view(np.uint8) != 0  # other writers store other bytes than 1 for true
         if column.scale is None:
             np.copyto(out, source, casting="unsafe")
         elif self._quotient is not None:
@@ -174,27 +180,26 @@ class Delivery:
 
 
 def _as_quotient(column: Column) -> tuple[np.float32, np.float32] | None:
-    """Return (a, d) if (value + a) / d in float32, twice as fast, equals the scaled value to the last bit.
+    """Return (a, d) if (value + a) / d in float32 equals the scaled value to the last bit; None otherwise.
 
-    It is for the usual scalings of bytes, such as 1/255 and (2/255, -1), since a float32 quotient is rounded
-    once; whether it is for this one is tried with every byte.
+    It is twice as fast, and exact for common scalings of bytes, such as 1/255 and (2/255, -1). All 256 bytes are tried.
     """
     stored = np.dtype(column.stored)
     if column.scale is None or stored.itemsize != 1 or stored.kind not in "iu" or column.dtype != "float32":
         return None
-    every = np.arange(256, dtype=np.uint8).view(stored)
+    values = np.arange(256, dtype=np.uint8).view(stored)
     with np.errstate(all="ignore"):
-        exact = (every * np.float64(column.scale) + column.offset).astype(np.float32)
+        exact = (values * np.float64(column.scale) + column.offset).astype(np.float32)
         divisor = np.float64(1) / column.scale
         halves = np.round(divisor * 2) / 2
         divisor = np.float32(halves if abs(halves - divisor) < 1e-9 * abs(divisor) else divisor)
         add = np.float32(column.offset * np.float64(divisor))
-        same = np.array_equal((every.astype(np.float32) + add) / divisor, exact)
-    return (add, divisor) if same else None
+        is_exact = np.array_equal((values.astype(np.float32) + add) / divisor, exact)
+    return (add, divisor) if is_exact else None
 
 
 def _scatter(rows: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-    """Copy rows to their places, whole rows as one opaque item each, the fastest for NumPy."""
+    """Copy rows to their places. NumPy is fastest if each row is one opaque item."""
     size = rows[0].nbytes
     if target.flags.c_contiguous and rows.flags.c_contiguous and size:
         item = np.dtype((np.void, size)) if size not in (1, 2, 4, 8) else np.dtype(f"u{size}")
@@ -205,13 +210,13 @@ def _scatter(rows: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
 
 @dataclass(eq=False)
 class ScatterRead:
-    """Rows of one file into a window, in shares for any number of threads.
+    """Reads rows of one file straight into a window, in shares for any number of threads.
 
     Args:
-        offsets: (rows,) int64, where in the file each row begins.
-        places: where in the window each goes.
-        target: the window's array, (rows of the window, …), C-contiguous and of the type that is stored.
-        rows: the number of each within the file.
+        offsets: (rows,) int64 array, offset of each row in the file.
+        places: place of each row in the window.
+        target: C-contiguous array of the window, with the stored dtype.
+        rows: number of each row within the file.
     """
 
     offsets: np.ndarray
@@ -222,15 +227,15 @@ class ScatterRead:
     def __post_init__(self) -> None:
         self._size = self.target[0].nbytes
         share = max(1, _SHARE_BYTES // self._size)
-        # One view is enough for any number of rows that stay in order.
+        # Rows that stay in order need a single view.
         most = share if isinstance(self.places, slice) else MOST_VIEWS
         self._firsts, self._lasts = _pieces(self.offsets, self._size, most)
-        # A share begins where a multiple of so many rows is passed.
+        # Each share begins at the first piece beyond a multiple of `share` rows.
         cuts = np.flatnonzero(np.diff(self._firsts // share, prepend=-1))
         self._cuts = [*cuts.tolist(), len(self._firsts)]
 
     def shares(self) -> Iterator[tuple[int, int]]:
-        """Return the parts that threads take on: first row, and row after the last, of those planned."""
+        """Yield the first row of each share, and the row after its last."""
         for low, high in itertools.pairwise(self._cuts):
             yield int(self._firsts[low]), int(self._lasts[high - 1])
 
@@ -238,8 +243,8 @@ class ScatterRead:
         """Read the rows of a share.
 
         Raises:
-            EOFError: If the file ends before that.
-            OSError: If it cannot be read.
+            EOFError: If the file ends before the last row.
+            OSError: If the file cannot be read.
         """
         first, last = share
         low, high = np.searchsorted(self._firsts, share).tolist()
@@ -260,10 +265,10 @@ class ScatterRead:
 
 
 def _pieces(offsets: np.ndarray, size: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first row, and the row after the last, of each piece of at most so many without a gap in the file."""
+    """Return the first row of each piece of at most `most` adjacent rows, and the row after its last."""
     bounds = np.r_[0, np.flatnonzero(np.diff(offsets) != size) + 1, len(offsets)]
     counts = np.diff(bounds)
     parts = -(-counts // most)
-    number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)  # of a piece within its run
+    number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)  # of each piece within its run
     firsts = np.repeat(bounds[:-1], parts) + number * most
     return firsts, np.minimum(firsts + most, np.repeat(bounds[1:], parts))

@@ -1,4 +1,4 @@
-"""Read rows of a dataset through all files, as jobs for any number of threads."""
+"""Split the reading of rows into jobs for any number of threads."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kerasmem.hdf5.rows.sources import Outputs
 
 @dataclass(eq=False)
 class Job:
-    """A part of a read that any thread may do, with buffers of its own.
+    """Reads rows of one dataset from one file, in any thread.
 
     Args:
         files: the files of the data set.
-        file: the one that is kept open meanwhile.
-        name: the dataset.
+        file: the file. It stays open while the job runs.
+        name: path of the dataset.
         run: the rows, counted within the file.
-        outputs: what to make of the rows, and where to put them.
-        claim: ranges of a remote file that were prefetched.
+        outputs: deliveries and arrays.
+        claim: claim on the prefetched ranges of a remote file. Defaults to None.
     """
 
     files: OpenFiles
@@ -41,10 +41,10 @@ class Job:
     claim: Claim | None = None
 
     def __call__(self, scratch: Scratch) -> Places:
-        """Read the rows. Return their places.
+        """Read the rows. Return their places in the window.
 
         Raises:
-            DataError: If they cannot be read.
+            DataError: If the rows cannot be read.
         """
         try:
             with self.files.use(self.file):
@@ -56,49 +56,49 @@ class Job:
 
 
 Task = Callable[[Scratch], Places | None]
-"""A `Job`, or another part of a read that any thread may do with its own buffers. It returns the places it filled."""
+"""A `Job` or a similar function. It takes the buffers of its thread and returns the places that it filled."""
 
 
 def prefetch(jobs: Sequence[Task]) -> None:
-    """Fetch the ranges of jobs that read remote files, in this order.
+    """Queue the ranges of jobs on remote files, in the order of the jobs.
 
     Raises:
-        DataError: If a file cannot be opened, or is not what it was.
+        DataError: If a file cannot be opened, or has changed.
     """
     by_file: dict[OpenFile, list[Job]] = {}
     for job in jobs:
         if isinstance(job, Job) and job.file.is_remote:
             by_file.setdefault(job.file, []).append(job)
-    for file, there in by_file.items():
-        with there[0].files.use(file):
-            claims = file.claims([(job.name, job.run) for job in there])
-        for job, claim in zip(there, claims, strict=True):
+    for file, file_jobs in by_file.items():
+        with file_jobs[0].files.use(file):
+            claims = file.claims([(job.name, job.run) for job in file_jobs])
+        for job, claim in zip(file_jobs, claims, strict=True):
             job.claim = claim
 
 
 @dataclass(eq=False)
 class DatasetRows:
-    """A dataset through all files.
+    """A dataset across files.
 
     Args:
         files: the files.
-        name: the dataset.
+        name: path of the dataset.
     """
 
     files: OpenFiles
     name: str
 
     def jobs(self, rows: WantedRows, outputs: Outputs) -> Sequence[Task]:
-        """Return the jobs that read rows. They may run in any order and at once.
+        """Return jobs that read rows. They may run in any order and concurrently.
 
         Raises:
-            DataError: If a file has gone or has changed.
+            DataError: If a file cannot be opened, or has changed.
         """
         scattered = self._scattered(rows, *outputs[0]) if len(outputs) == 1 else None
         return self.run_jobs(rows.runs(), outputs) if scattered is None else scattered
 
     def run_jobs(self, runs: Sequence[RowRun], outputs: Outputs) -> list[Job]:
-        """Return a job for each run of rows. Each run lies in one file."""
+        """Return a job for each run of rows. No run spans two files."""
         jobs = []
         for run in runs:
             number = int(self.files.numbers(run.start))
@@ -108,21 +108,21 @@ class DatasetRows:
         return jobs
 
     def _scattered(self, rows: WantedRows, delivery: Delivery, target: np.ndarray) -> list[Task] | None:
-        """Return jobs for rows that lie in the files as they are delivered; None if they do not."""
+        """Return jobs that read rows straight into the window, or None if the rows need conversion."""
         if not delivery.plain or not CAN_SCATTER or target[0].nbytes < SCATTER_BYTES:
             return None
-        wanted = rows.numbers()
-        numbers = self.files.numbers(wanted)
-        bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        numbers = rows.numbers()
+        file_numbers = self.files.numbers(numbers)
+        bounds = [0, *(np.flatnonzero(np.diff(file_numbers)) + 1).tolist(), len(file_numbers)]
         jobs: list[Task] = []
         for first, last in itertools.pairwise(bounds):
-            number = int(numbers[first])
-            file, here = self.files[number], wanted[first:last] - self.files.starts[number]
+            file_number = int(file_numbers[first])
+            file, file_rows = self.files[file_number], numbers[first:last] - self.files.starts[file_number]
             with self.files.use(file):
-                offsets = file.source(self.name).offsets(here)
+                offsets = file.source(self.name).offsets(file_rows)
             if offsets is None:
                 return None
-            plan = ScatterRead(offsets, part_of(rows.places, first, last), target, here)
+            plan = ScatterRead(offsets, part_of(rows.places, first, last), target, file_rows)
             jobs += [functools.partial(self._read_share, file, plan, share) for share in plan.shares()]
         return jobs
 
@@ -133,26 +133,26 @@ class DatasetRows:
 
 
 class ResidentRows:
-    """A dataset in memory as stored. The part in a file is read as a whole when one of its rows is needed.
+    """A dataset kept in memory as stored. A file's part is read when one of its rows is first needed.
 
     Args:
-        layout: the dataset through all files.
-        rows: the dataset in the files.
+        layout: the dataset across files.
+        rows: reader of the dataset.
     """
 
     def __init__(self, layout: DatasetLayout, rows: DatasetRows) -> None:
         stored = np.dtype(layout.dtype)
         self.values = np.empty(layout.shape, stored)
         self._rows = rows
-        self._there = np.zeros(len(rows.files.starts) - 1, bool)
+        self._is_loaded = np.zeros(len(rows.files.starts) - 1, bool)  # by file
         self._delivery = Delivery(Column(layout.name, layout.row_shape, layout.dtype, stored.str))
         self._loading = threading.Lock()
 
     def jobs(self, rows: WantedRows, outputs: Outputs) -> Sequence[Task]:
-        """Return the job that reads missing parts and delivers from memory. Remote parts are prefetched."""
+        """Return the task that reads missing parts and delivers rows from memory. Remote parts are prefetched."""
         files = self._rows.files
         needed = np.unique(files.numbers(rows.numbers()))
-        missing = needed[~self._there[needed]].tolist()
+        missing = needed[~self._is_loaded[needed]].tolist()
         parts = [slice(int(files.starts[number]), int(files.starts[number + 1])) for number in missing]
         runs = [RowRun(part.start, part.stop, None, part) for part in parts]
         jobs = self._rows.run_jobs(runs, [(self._delivery, self.values)])
@@ -160,12 +160,11 @@ class ResidentRows:
         return [functools.partial(self._deliver, dict(zip(missing, jobs, strict=True)), rows, outputs)]
 
     def _deliver(self, missing: Mapping[int, Job], rows: WantedRows, outputs: Outputs, scratch: Scratch) -> Places:
-        """Read missing parts, unless another thread has read them meanwhile, and deliver."""
         with self._loading:
             for number, job in missing.items():
-                if not self._there[number]:
+                if not self._is_loaded[number]:  # not read by another thread
                     job(scratch)
-                    self._there[number] = True
+                    self._is_loaded[number] = True
         for delivery, target in outputs:
             delivery.put(self.values, rows.numbers(), target, rows.places, scratch)
         return rows.places

@@ -1,4 +1,4 @@
-"""The files of a data set: a limited number open at a time, each with the sources of its datasets."""
+"""Open the files of a data set, within a limit, and the sources of their datasets."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ from kerasmem.hdf5.rows.scan import close_file, find_dataset, open_file, refuse_
 from kerasmem.hdf5.rows.sources import Source, UnreadableRowsError
 
 _MOST_OPEN = 256
-_SHARE = 8  # one part in so many of the file descriptors that the process may have; each file takes two
+_DESCRIPTOR_SHARE = 8  # 1/8 of the process's file descriptors may be files of one data set; each takes two
 CLOSED = "the data was closed while it was being read; end the loop or fit first"
-_DAMAGE = "The data is damaged there, or a filter it needs is missing; `rows` can leave the rows out"
+_DAMAGE = "The data is damaged there, or a filter is missing; `rows` can leave these rows out"
 
 
 @dataclass(eq=False)
 class OpenFile:
-    """One file and the sources of its datasets. It may rest and be opened again.
+    """One file and the sources of its datasets. It can be suspended and reopened.
 
     Args:
-        layout: what the file looked like when the sequence was made. It may have grown since: what was
-            appended is not read.
-        access: what may be read.
-        first: the number of its first row where it is one of several files, else None.
-        fetcher: returns what fetches it where it is behind a URL; None for a file of this machine.
-        traffic: what comes from stores is counted here.
+        layout: layout of the file when it was scanned. Rows appended later are not read.
+        access: access settings.
+        first: number of its first row across files; None if it is the only file.
+        fetcher: function that returns the fetcher of a remote file; None for a local file.
+        traffic: counter of bytes received from stores.
     """
 
     layout: FileLayout
@@ -55,29 +54,29 @@ class OpenFile:
 
     def __post_init__(self) -> None:
         self.is_remote = self.fetcher is not None
-        self._known = ObjectInfo(self.layout.size, self.layout.tag)  # of a remote file
+        self._known = ObjectInfo(self.layout.size, self.layout.tag)  # version of a remote file
         self._lock = threading.RLock()
         self._file: h5py.File | None = None
         self._handle: Handle | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
         self._sources: dict[str, Source] = {}
-        self._spoiled = ""
+        self._change = ""
 
     @property
     def bytes_read(self) -> int:
-        """Bytes taken from the local file so far. For datasets read by HDF5, the bytes of the rows."""
+        """Bytes read from the local file so far. Rows read through HDF5 count uncompressed."""
         return 0 if self._handle is None else self._handle.bytes_read
 
     def claims(self, needs: Sequence[tuple[str, RowRun]]) -> list[Claim]:
-        """Prefetch runs of datasets of the open remote file in their order. Return a claim for each."""
+        """Prefetch runs of rows from an open remote file. Return one claim per run."""
         assert isinstance(self._handle, RemoteHandle)
         return self._handle.claims([list(self.source(name).extents(run)) for name, run in needs])
 
     def read(self, name: str, work: Callable[[Source], None]) -> None:
-        """Have the source of a dataset of the open file read rows.
+        """Call a function that reads rows with the source of a dataset. The file must be open.
 
         Raises:
-            DataError: If they cannot be read, or the file is no longer what it was.
+            DataError: If the rows cannot be read, or the file has changed.
         """
         try:
             work(self.source(name))
@@ -85,21 +84,21 @@ class OpenFile:
             raise self._refusal(name, error.start, error.stop, str(error)) from error.__cause__
 
     def source(self, name: str) -> Source:
-        """Return the source of a dataset of the open file.
+        """Return the source of a dataset. The file must be open.
 
         Raises:
-            DataError: If the file is no longer what it was.
+            DataError: If the file has changed.
         """
-        with self._lock:  # another thread may be looking again just now
-            if self._spoiled:
-                raise DataError(f"{shown(self.layout.path)}: {self._spoiled}")
+        with self._lock:  # another thread may be checking the file
+            if self._change:
+                raise DataError(f"{shown(self.layout.path)}: {self._change}")
             return self._sources[name]
 
     def open(self) -> None:
-        """Open the file, or open it again after `rest`.
+        """Open the file, or reopen it after `suspend`.
 
         Raises:
-            DataError: If it cannot be opened, or is not what it was.
+            DataError: If it cannot be opened, or has changed.
         """
         with self._lock:
             if self._handle is None:
@@ -109,20 +108,20 @@ class OpenFile:
                 self.check()
 
     def check(self) -> None:
-        """Raise if the file was changed. HDF5 itself returns zeros for missing bytes.
+        """Refuse a changed file. HDF5 itself returns zeros for missing bytes.
 
         Raises:
-            DataError: If the file was cut, replaced or written to since it was opened.
+            DataError: If the file was truncated, replaced or written to since it was opened.
         """
         with self._lock:
             handle = self._handle
             if handle is None or not handle.is_open:
                 return
-            self._spoiled = self._spoiled or handle.changed()
-            if self._spoiled:
-                raise DataError(f"{shown(self.layout.path)}: {self._spoiled}")
+            self._change = self._change or handle.changed()
+            if self._change:
+                raise DataError(f"{shown(self.layout.path)}: {self._change}")
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         """Close the file but keep its sources. No job may be reading from it."""
         with self._lock:
             self._close_file()
@@ -141,19 +140,19 @@ class OpenFile:
             now = (handle.length, handle.status.st_mtime_ns) if isinstance(handle, FileHandle) else None
             if self.layout.time and now != (self.layout.size, self.layout.time):
                 raise DataError(
-                    f"{shown(self.layout.path)}: the file was changed after its index was made; make the index again "
-                    "with `kerasmem data index`"
+                    f"{shown(self.layout.path)}: the file was changed after its index was made; "
+                    "make the index again with `kerasmem data index`"
                 )
             file = self._hdf5()
-            self.check()  # HDF5 may have opened another file under the same name
+            self.check()  # HDF5 may have opened a newer file of the same name
             for layout in self.layout.datasets:
                 self._sources[layout.name] = self._open_source(file, layout, handle)
         except BaseException:
-            self.rest()
-            self._handle, self._sources, self._spoiled = None, {}, ""
+            self.suspend()
+            self._handle, self._sources, self._change = None, {}, ""
             raise
         if self.fetcher is not None:
-            self._close_file()  # with its connection: what is read past HDF5 needs it no more
+            self._close_file()  # closes HDF5's connection; ranges are fetched without it
 
     def _open_handle(self) -> Handle:
         if self.fetcher is None:
@@ -164,12 +163,12 @@ class OpenFile:
     def _hdf5(self) -> h5py.File:
         if self._file is None:
             path, remote = self.layout.path, self.access.remote
-            # Whole chunks are read, so that caching them would only cost a copy.
+            # Chunks are read as a whole; HDF5's chunk cache would only add a copy.
             self._file = open_file(path, remote, self._known, self.traffic, rdcc_nbytes=0)
         return self._file
 
     def _dataset(self, layout: DatasetLayout) -> h5py.Dataset:
-        """Return a dataset open in h5py. Refuse changes except appended rows."""
+        """Open a dataset in h5py, and refuse changes other than appended rows."""
         with self._lock:
             if layout.name in self._datasets:
                 return self._datasets[layout.name]
@@ -180,7 +179,7 @@ class OpenFile:
                 most = layout.rows if dataset.maxshape[0] is not None else shape[0]
                 stored = (shape[1:], dtype.str, dataset.chunks)
                 same = layout.rows <= shape[0] <= most and stored == (layout.row_shape, layout.dtype, layout.chunks)
-            except (TypeError, IndexError):  # no shape, or a type that NumPy lacks
+            except (TypeError, IndexError):  # no shape, or no NumPy type
                 shape, dtype, same = dataset.shape, np.dtype("V"), False
             if not same:
                 raise DataError(
@@ -211,16 +210,16 @@ class OpenFile:
 
 
 class OpenFiles:
-    """The files of a data set, as many of them open at a time as the system allows for.
+    """The files of a data set. The number of open ones is limited.
 
     Args:
-        layout: what they looked like when the sequence was made.
-        access: what may be read.
+        layout: layout of the files when they were scanned.
+        access: access settings.
 
     Attributes:
-        starts: the first row of each, and last the number of all rows.
-        remote: whether any of them is behind a URL.
-        traffic: traffic of remote files so far.
+        starts: first row of each file, followed by the total number of rows.
+        remote: whether any file is remote.
+        traffic: counter of bytes received from stores.
     """
 
     def __init__(self, layout: DataLayout, access: Access) -> None:
@@ -228,22 +227,22 @@ class OpenFiles:
         self._fetcher: RangeFetcher | None = None
         self._layout = layout
         self.starts = np.asarray(layout.starts)
-        self._files: dict[int, OpenFile] = {}  # those used so far
+        self._files: dict[int, OpenFile] = {}  # files used so far
         self.remote = any(is_url(file.path) for file in layout.files)
         self.traffic = Traffic()
         self._most = most_open()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._closed = False
-        self._open: OrderedDict[OpenFile, int] = OrderedDict()  # how many tasks read from each, the latest used last
+        self._open: OrderedDict[OpenFile, int] = OrderedDict()  # number of users, the most recently used file last
 
     @property
     def bytes_read(self) -> int:
-        """Bytes taken from all files so far."""
+        """Bytes read from all files so far."""
         return self.traffic.received + sum(file.bytes_read for file in list(self._files.values()))
 
     def __getitem__(self, number: int) -> OpenFile:
-        """Return the handle of a file, open or closed."""
+        """Return a file by number, open or not."""
         if number not in self._files:
             layout = self._layout
             file, first = layout.files[number], layout.starts[number] if len(layout.files) > 1 else None
@@ -254,21 +253,21 @@ class OpenFiles:
         return self._files[number]
 
     def numbers(self, rows: Any) -> Any:
-        """Return the number of the file that each row lies in."""
+        """Return the file number of each row."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     @contextlib.contextmanager
     def use(self, file: OpenFile) -> Iterator[None]:
-        """Open a file unless it is, and keep it open meanwhile.
+        """Keep a file open within the context.
 
         Raises:
-            DataError: If it cannot be opened, or is not what it was.
-            UsageError: If the files are closed.
+            DataError: If it cannot be opened, or has changed.
+            UsageError: If the data set is closed.
         """
         with self._free:
             if self._closed:
                 raise UsageError(CLOSED)
-            while file not in self._open and len(self._open) >= self._most and not self._rest_one():
+            while file not in self._open and len(self._open) >= self._most and not self._suspend_one():
                 self._free.wait()
             self._open[file] = self._open.get(file, 0) + 1
             self._open.move_to_end(file)
@@ -281,7 +280,11 @@ class OpenFiles:
                 self._free.notify_all()
 
     def check(self, numbers: Sequence[int] | None = None) -> None:
-        """Raise if an open file was changed: any, or one of those with these numbers."""
+        """Refuse changes to open files, or to the open ones of some file numbers.
+
+        Raises:
+            DataError: If a file was truncated, replaced or written to since it was opened.
+        """
         with self._lock:
             files = set(self._open)
             if numbers is not None:
@@ -290,14 +293,14 @@ class OpenFiles:
             file.check()
 
     def break_off(self) -> None:
-        """Make everyone who waits for a remote file fail at once."""
+        """Make all pending reads of remote files fail immediately."""
         with self._lock:
             fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
             fetcher.close()
 
     def close(self) -> None:
-        """Close all files for good, after the tasks that read from them."""
+        """Wait for jobs in progress and close all files for good."""
         self.break_off()
         with self._free:
             self._closed = True
@@ -305,7 +308,7 @@ class OpenFiles:
                 self._free.wait()
             self._open.clear()
             for file in self._files.values():
-                file.rest()
+                file.suspend()
         self.break_off()
 
     def _start_fetcher(self) -> RangeFetcher:
@@ -314,21 +317,21 @@ class OpenFiles:
                 self._fetcher = RangeFetcher(self._access.remote)
             return self._fetcher
 
-    def _rest_one(self) -> bool:
+    def _suspend_one(self) -> bool:
         file = next((file for file, users in self._open.items() if not users), None)
         if file is None:
             return False
         del self._open[file]
         file.check()
-        file.rest()
+        file.suspend()
         return True
 
 
 def most_open() -> int:
-    """Return how many files of a data set are kept open at a time."""
+    """Return the maximum number of open files of a data set."""
     try:
         import resource
     except ImportError:  # Windows
-        return _MOST_OPEN // _SHARE
+        return _MOST_OPEN // _DESCRIPTOR_SHARE
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST_OPEN if limit < 0 else max(16, min(_MOST_OPEN, limit // _SHARE))
+    return _MOST_OPEN if limit < 0 else max(16, min(_MOST_OPEN, limit // _DESCRIPTOR_SHARE))

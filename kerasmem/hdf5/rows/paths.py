@@ -1,7 +1,7 @@
-"""Paths of data files: lists, patterns and URLs, and indexes.
+"""Read paths of data files: lists, patterns, URLs and indexes.
 
-An index lists many files with their layouts, so that none of them is opened to find out. It is one JSON object: the
-layouts that occur, and for each file its name, size, version and the number of its layout.
+An index stores the layouts of many files, so that no file must be opened to read them. It is one JSON object: the
+distinct layouts, and the name, size, version and layout number of each file.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from kerasmem.records import Record
 from kerasmem.units import GIB
 
 INDEX_SUFFIX = ".index"
-"""By which an index of files is known."""
-_MOST_BYTES = GIB  # an index of millions of files has less
+"""File name suffix of an index."""
+_MOST_BYTES = GIB  # more than an index of millions of files
 _MOST_EXTENT = 1 << 50
 
 
 @dataclass(frozen=True)
 class Access:
-    """How far files are trusted, and how remote ones are reached.
+    """Settings for opening files.
 
     Args:
-        trust_file: follow links into other files, let HDF5 undo unknown filters, and accept missing parts.
-        remote: how files behind URLs are reached.
+        trust_file: follow links to other files, let HDF5 decode unknown filters, and accept missing parts. Defaults to
+            False.
+        remote: settings for remote files.
     """
 
     trust_file: bool = False
@@ -48,53 +49,59 @@ class Access:
 
 
 def read_data(path: Any, trust_file: Any, remote: Any) -> tuple[Sequence[str], Access]:
-    """Return the files, as `read_files` does, and how they are accessed."""
+    """Return the files like `read_files`, and the access settings.
+
+    Raises:
+        UsageError: If `remote` is given for local files.
+    """
     access = read_remote(remote)
     files = read_files(path, access)
     if remote and not any(map(is_url, files)):
-        raise UsageError("remote: it is for URLs, and all files given are on this machine; leave it out")
+        raise UsageError("remote: is for URLs, but all files are local; leave it out")
     return files, Access(checks.flag("trust_file", trust_file), access)
 
 
 def read_paths(path: Any, remote: RemoteAccess | None = None) -> tuple[str, ...]:
-    """Return absolute paths: of one file, of those in a list, or of all that match a pattern, part-2 before part-10.
+    """Return absolute paths and URLs, with the matches of patterns in natural order (part-2 before part-10).
 
     Args:
-        path: what was given; URLs stay as they are.
-        remote: how URLs are reached, to find those that match a pattern.
+        path: a path, URL or pattern, or a list of paths and URLs.
+        remote: settings for remote files, to list the matches of a URL.
 
     Raises:
         DataError: If no file matches.
-        UsageError: If these are no paths, or one is named twice.
+        UsageError: If a path is invalid, or listed twice.
     """
     if isinstance(path, Sequence) and not isinstance(path, (str, bytes)):
-        paths = [read_place(one) for one in path]
+        paths = [read_location(entry) for entry in path]
         if not paths:
             raise UsageError("path: the list of files is empty")
         if len(set(paths)) < len(paths):
-            twice = next(one for one in paths if paths.count(one) > 1)
-            raise UsageError(f"path: {shown(twice)} is named more than once; its rows would come more than once")
+            repeated = next(location for location in paths if paths.count(location) > 1)
+            raise UsageError(f"path: {shown(repeated)} is named more than once; its rows would be read repeatedly")
         return tuple(paths)
-    one = read_place(path)
-    if is_url(one):
-        return tuple(sorted(expand(one, remote or RemoteAccess()), key=natural_order)) if is_pattern(one) else (one,)
-    if glob.has_magic(one) and not os.path.exists(one):
-        matches = [name for name in glob.glob(one, recursive=True) if os.path.isfile(name)]
+    location = read_location(path)
+    if is_url(location):
+        if not is_pattern(location):
+            return (location,)
+        return tuple(sorted(expand(location, remote or RemoteAccess()), key=natural_order))
+    if glob.has_magic(location) and not os.path.exists(location):
+        matches = [name for name in glob.glob(location, recursive=True) if os.path.isfile(name)]
         if not matches:
             raise DataError(
-                f"{shown(one)}: no file matches this pattern; give the path of a file, a list of paths, "
-                "or a pattern such as 'data/*.h5' that some match ('**' stands for folders within folders)"
+                f"{shown(location)}: no file matches this pattern; pass a path, a list of paths, or a pattern "
+                "such as 'data/*.h5' ('**' matches folders within folders)"
             )
         return tuple(sorted(matches, key=natural_order))
-    return (one,)
+    return (location,)
 
 
 def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str]:
-    """Return the files like `read_paths`; of an index, the files that it names.
+    """Return the files like `read_paths`, or the files of an index.
 
     Raises:
-        DataError: If no file matches.
-        UsageError: If these are no paths.
+        DataError: If no file matches, or the index is damaged.
+        UsageError: If a path is invalid, or listed twice.
     """
     paths = read_paths(path, remote)
     if len(paths) > 1 or not paths[0].split("?")[0].endswith(INDEX_SUFFIX):
@@ -103,26 +110,26 @@ def read_files(path: Any, remote: RemoteAccess | None = None) -> Sequence[str]:
 
 
 def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:
-    """Return a sort key that counts like people: part-2 before part-10."""
-    pieces = re.split(r"([0-9]+)", path)  # text and digits in turn, so that like is compared with like
-    numbered = [(int(piece), "") if at % 2 else (0, piece) for at, piece in enumerate(pieces)]
+    """Return a sort key that compares numbers by value: part-2 before part-10."""
+    pieces = re.split(r"([0-9]+)", path)  # text and digits alternate
+    numbered = [(int(piece), "") if number % 2 else (0, piece) for number, piece in enumerate(pieces)]
     return numbered, path
 
 
 def read_path(path: Any) -> str:
-    """Return an absolute path, so that worker processes and later `chdir`s find the same file."""
+    """Return an absolute path, which stays valid in worker processes and after `chdir`."""
     try:
         text = os.fsdecode(path)
     except TypeError:
         kind = type(path).__name__
-        raise UsageError(f"path: give the path of an HDF5 file, a list or a pattern of paths, not {kind}") from None
+        raise UsageError(f"path: must be a path, a pattern or a list of paths; got {kind}") from None
     if not text or "\0" in text:
         raise UsageError(f"path: {text!r} is not a path")
     return os.path.abspath(os.path.expanduser(text))
 
 
-def read_place(path: Any) -> str:
-    """Return a URL as it is, or an absolute path."""
+def read_location(path: Any) -> str:
+    """Return a URL, or an absolute path."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         return read_path(path)
@@ -143,14 +150,14 @@ class IndexContent(Record, what="index of data files", version=1):
 
 
 class DataIndex(Sequence[str]):
-    """The files of an index, and their layouts.
+    """The paths and layouts of the files of an index.
 
     Args:
-        path: the index, a file or a URL.
-        access: how URLs are reached.
+        path: path or URL of the index.
+        access: settings for remote files.
 
     Raises:
-        DataError: If it is no index, or a damaged one.
+        DataError: If it is not an index, or is damaged.
     """
 
     def __init__(self, path: str, access: RemoteAccess) -> None:
@@ -163,8 +170,8 @@ class DataIndex(Sequence[str]):
             raise
         except Exception as error:  # NumPy and the JSON parser raise various errors for damaged files
             raise DataError(
-                f"{shown(path)}: this is no index of data files, or a damaged one ({one_line(str(error), 100)}); make "
-                "it with `kerasmem data index`"
+                f"{shown(path)}: this is not an index of data files, or it is damaged ({one_line(str(error), 100)}); "
+                "make it with `kerasmem data index`"
             ) from error
 
     def __len__(self) -> int:
@@ -174,10 +181,10 @@ class DataIndex(Sequence[str]):
         return self._paths[number]
 
     def layout(self, names: Sequence[str]) -> DataLayout:
-        """Return the layout of some datasets in all files.
+        """Return the layout of datasets in all files.
 
         Raises:
-            DataError: If the index has no such dataset.
+            DataError: If the index does not list a dataset.
         """
         known = [dataset.name for dataset in self._content.layouts[0]]
         for name in names:
@@ -194,15 +201,15 @@ class DataIndex(Sequence[str]):
         )
 
     def _absolute(self, name: str) -> str:
-        """Return the absolute path or URL of a file. Relative names count from the index."""
+        """Return the absolute path or URL of a file. Names are relative to the index."""
         if not is_url(self.path):
             return name if is_url(name) else os.path.normpath(os.path.join(os.path.dirname(self.path), name))
         scheme, _, rest = self.path.partition("://")
         url = name if is_url(name) else f"{scheme}:{urljoin('//' + rest, name)}"
         if (scheme_of(url), urlsplit(url).netloc) != (scheme_of(self.path), urlsplit(self.path).netloc):
             raise DataError(
-                f"{shown(self.path)}: the index names {shown(url)}, which lies elsewhere; a remote index may name "
-                "files of its own server or bucket only: download it to use it so"
+                f"{shown(self.path)}: the index names {shown(url)} on another server. If you trust it, download the "
+                "index: a remote one may only name files of its own server or bucket"
             )
         return url
 
@@ -211,7 +218,7 @@ def _read_bytes(path: str, access: RemoteAccess) -> bytes:
     if is_url(path):
         with RemoteFile(path, access) as remote:
             if remote.known.size > _MOST_BYTES:
-                raise ValueError(f"it has {remote.known.size:,} bytes, and {_MOST_BYTES:,} are read at most")
+                raise ValueError(f"it has {remote.known.size:,} bytes, more than the limit of {_MOST_BYTES:,}")
             return remote.read(remote.known.size)
     return Path(path).read_bytes()
 
@@ -219,27 +226,27 @@ def _read_bytes(path: str, access: RemoteAccess) -> bytes:
 def _refuse_nonsense(content: IndexContent) -> None:
     layouts, files = content.layouts, content.files
     if not layouts or not files or not all(0 <= number < len(layouts) for *_, number in files):
-        raise ValueError("it names no files, or layouts that it does not have")
+        raise ValueError("it has no files, or layouts are missing")
     for datasets in layouts:
-        if not datasets or [each.name for each in datasets] != [each.name for each in layouts[0]]:
-            raise ValueError("its files have no datasets, or other ones")
+        if not datasets or [dataset.name for dataset in datasets] != [dataset.name for dataset in layouts[0]]:
+            raise ValueError("its files have no datasets, or different ones")
         for dataset in datasets:
             shape, chunks, dtype = dataset.shape, dataset.chunks, np.dtype(dataset.dtype)
             extents = all(0 < extent < _MOST_EXTENT for extent in (*shape, *(chunks or ())))
             if not shape or chunks == () or not extents or dtype.kind not in "fiub":
                 raise ValueError(f"a dataset has the shape {shape}, the type {dtype} and chunks of {chunks}")
             if dataset.rows != datasets[0].rows:
-                raise ValueError("the datasets of a file differ in their rows")
+                raise ValueError("the datasets of a file differ in their number of rows")
     if sum(layouts[number][0].rows for *_, number in files) >= 1 << 62:
         raise ValueError("its files have too many rows")
 
 
 def write_index(path: str, files: Sequence[FileLayout]) -> None:
-    """Write an index, under another name until it is whole.
+    """Write an index atomically.
 
     Args:
         path: path of the index.
-        files: the layouts, all with the same datasets.
+        files: layouts of the files, all with the same datasets.
     """
     numbers: dict[tuple[DatasetLayout, ...], int] = {}
     entries = []
@@ -253,7 +260,7 @@ def write_index(path: str, files: Sequence[FileLayout]) -> None:
 
 
 def _relative(path: str, index: str) -> str:
-    """Return a file's name relative to the index if it lies beside or below it."""
+    """Return a path relative to the index if the file is in the same folder or below; otherwise unchanged."""
     if is_url(path):
         return path
     name = os.path.relpath(path, os.path.dirname(index))

@@ -4,9 +4,8 @@ HDF5 does not check how many bytes its filters return for a chunk. If they are t
 process's memory, and a chunk with a checksum and under four bytes crashes the process. So kerasmem decodes chunks
 itself, and leaves them to HDF5 only in trusted files.
 
-HDF5 stores a text of variable length apart, and any number of elements may refer to the same one: a file of 4 MB can
-expand to 16 GB. So an attribute with many such texts is read only from a trusted file, and a dataset of them a few at
-a time.
+HDF5 stores variable-length text separately, and any number of elements may refer to the same text: a file of 4 MB can
+expand to 16 GB. So attributes with many such texts are read only from trusted files, and datasets in small pieces.
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ from kerasmem.hdf5.rows.scan import missing_part
 from kerasmem.hdf5.rows.sources import ChunkedSource, ContiguousSource, DirectSource, Hdf5Source, Source
 
 MOST_TEXT = 64 << 20
-"""Largest size of an attribute, and of all names in a dataset, in bytes."""
+"""Maximum size of an attribute, and of all names in a dataset, in bytes."""
 TEXTS_AT_ONCE = 32
-"""Number of texts of variable length that are read together from a file without trust."""
-# Bits that fill their bytes; what h5py makes of others is a number of other bits.
+"""Maximum number of variable-length texts that are read at once from an untrusted file."""
+# h5py reads these bit fields unchanged; it shifts the bits of others.
 _WHOLE_BITFIELDS = tuple(getattr(h5py.h5t, f"STD_B{bits}{order}") for bits in (8, 16, 32, 64) for order in ("LE", "BE"))
 
 
 def open_source(
     file: h5py.File, find: Callable[[], h5py.Dataset], layout: DatasetLayout, handle: Handle, *, trust_file: bool
 ) -> Source:
-    """Return the fastest way to read a dataset that is known to be right.
+    """Return the fastest source of a dataset with a known layout.
 
     Args:
         file: the file, open in h5py.
-        find: returns the dataset, open.
-        layout: its shape and type; it may have more rows.
-        handle: the same file, to be read past HDF5.
-        trust_file: whether HDF5 may undo filters, and what was never written is read as fill values.
+        find: function that returns the open dataset.
+        layout: layout of the dataset, which may have more rows.
+        handle: handle of the same file.
+        trust_file: whether HDF5 may decode filters, and unwritten parts are read as fill values.
 
     Raises:
-        DataError: If HDF5 would have to undo filters of a file that is not trusted.
+        DataError: If HDF5 would have to decode filters of an untrusted file.
     """
     dataset = find()
     shape, dtype, chunks = layout.shape, np.dtype(layout.dtype), layout.chunks
-    if _stored_as_read(dataset) and not dataset.external and _lies_in(file, dataset):
+    if _is_stored_as_read(dataset) and not dataset.external and _is_within(file, dataset):
         source = _direct_source(dataset, shape, dtype, handle)
         if source is not None and not (trust_file and missing_part(file, dataset)):
             return source
@@ -69,7 +68,7 @@ def open_source(
 def _direct_source(
     dataset: h5py.Dataset, shape: tuple[int, ...], dtype: np.dtype[Any], handle: Handle
 ) -> DirectSource | None:
-    """Return a source of the stored bytes, or None if only HDF5 can read the dataset."""
+    """Return a source that reads without HDF5, or None if only HDF5 can read the dataset."""
     kind = dataset.id.get_create_plist().get_layout()
     if kind == h5py.h5d.CONTIGUOUS and dataset.id.get_offset() is not None:
         return ContiguousSource(shape, dtype, handle, dataset.id.get_offset())
@@ -90,28 +89,28 @@ def _direct_source(
 
 
 def _has_plain_edges(dataset: h5py.Dataset, source: ChunkedSource) -> bool:
-    """Return whether chunks at the dataset's edge are stored without a shuffle, by comparing one with HDF5."""
+    """Return whether chunks at the dataset's edge are not shuffled, by comparing one with HDF5's result."""
     number, skipped = divmod(source.shape[0] - 1, source.chunk[0])
     *_, chunk = source.index.row_of_chunks(number)
     if chunk.offset is None:
         return False
     inside = (slice(0, skipped + 1), *(slice(0, part.stop - part.start) for part in chunk.inner))
-    here = (slice(source.shape[0] - 1 - skipped, source.shape[0]), *chunk.inner)
+    selection = (slice(source.shape[0] - 1 - skipped, source.shape[0]), *chunk.inner)
     decoded = source.decode(chunk, Scratch(), source.handle)[inside]
-    return bool(dataset[here].tobytes() != decoded.tobytes())
+    return bool(dataset[selection].tobytes() != decoded.tobytes())
 
 
 def check_chunks(dataset: h5py.Dataset, rows: range | None = None, axis: int = 0) -> None:
-    """Decode the compressed chunks of a dataset, which HDF5 would do without checking their sizes.
+    """Check the sizes of compressed chunks by decoding them, before HDF5 reads them unchecked.
 
     Args:
         dataset: the dataset.
-        rows: rows whose chunks are decoded. Defaults to all.
-        axis: axis of the rows.
+        rows: rows to check. Defaults to all.
+        axis: axis of the rows. Defaults to 0.
 
     Raises:
         DecodeError: If a chunk is damaged.
-        DataError: If only HDF5 knows a filter.
+        DataError: If kerasmem has no decoder for a filter.
     """
     filters = filters_of(dataset)
     try:
@@ -129,7 +128,7 @@ def check_chunks(dataset: h5py.Dataset, rows: range | None = None, axis: int = 0
 
 
 def _chunks_with(dataset: h5py.Dataset, rows: range | None, axis: int) -> Iterator[Any]:
-    """Yield the stored chunks that have some rows."""
+    """Yield the stored chunks that hold any of the rows."""
     count = dataset.id.get_num_chunks()
     if rows is None:
         yield from map(dataset.id.get_chunk_info, range(count))
@@ -146,18 +145,18 @@ def _chunks_with(dataset: h5py.Dataset, rows: range | None, axis: int) -> Iterat
 def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
     """Return the filters of a dataset in their order, with the numbers that the file has for each."""
     creation = dataset.id.get_create_plist()
-    each = map(creation.get_filter, range(creation.get_nfilters()))
-    return [(code, values) for code, _, values, _ in each]
+    filters = map(creation.get_filter, range(creation.get_nfilters()))
+    return [(code, parameters) for code, _, parameters, _ in filters]
 
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:
-    """Refuse data that HDF5 would read with filters or without checking sizes."""
+    """Refuse filtered data, and data with wrong sizes, which HDF5 would not check."""
     here = f"{shown(file.filename)}: dataset {shown(name)}"
     creation = dataset.id.get_create_plist()
     if creation.get_nfilters():
         raise DataError(
-            f"{here} is compressed, and stored in a way that only HDF5 can read, unchecked: a damaged chunk would end "
-            "this process, or bring its memory into the data. Write the data as plain numbers, or pass trust_file=True"
+            f"{here} is compressed, and stored in a way that only HDF5 can read. HDF5 does not check chunks: a damaged "
+            "one could crash this process or leak its memory. Write plain numbers, or pass trust_file=True"
         )
     itemsize = _element_size(dataset)
     if dataset.chunks is not None:
@@ -173,31 +172,31 @@ def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None
 
 
 def _element_size(dataset: h5py.Dataset) -> int:
-    """Return the bytes that an element takes in the file."""
+    """Return the size of an element in the file in bytes."""
     stored = dataset.id.get_type()
     if isinstance(stored, h5py.h5t.TypeStringID) and stored.is_variable_str():
-        return 8 + int(dataset.file.id.get_create_plist().get_sizes()[0])  # length, address of a heap, number in it
+        return 8 + int(dataset.file.id.get_create_plist().get_sizes()[0])  # length, heap address and index
     return int(stored.get_size())
 
 
-def _stored_as_read(dataset: h5py.Dataset) -> bool:
-    """Return whether the bytes in the file are those that NumPy's type means: HDF5 has types that NumPy lacks."""
+def _is_stored_as_read(dataset: h5py.Dataset) -> bool:
+    """Return whether the stored bytes are NumPy's: HDF5 has types that NumPy lacks."""
     stored, dtype = dataset.id.get_type(), dataset.dtype
-    if isinstance(stored, h5py.h5t.TypeBitfieldID):  # PyTables's truth values
-        whole = any(stored.equal(each) for each in _WHOLE_BITFIELDS) and stored.get_size() == dtype.itemsize
-        return bool(whole and (dtype.itemsize == 1 or dtype.kind == "u"))
+    if isinstance(stored, h5py.h5t.TypeBitfieldID):  # booleans of PyTables
+        is_whole = any(map(stored.equal, _WHOLE_BITFIELDS)) and stored.get_size() == dtype.itemsize
+        return bool(is_whole and (dtype.itemsize == 1 or dtype.kind == "u"))
     return bool(stored.equal(h5py.h5t.py_create(dtype, logical=True)))
 
 
-def _lies_in(file: h5py.File, dataset: h5py.Dataset) -> bool:
-    """Return whether a dataset lies in the file itself: at the end of an external link it lies in another."""
+def _is_within(file: h5py.File, dataset: h5py.Dataset) -> bool:
+    """Return whether a dataset is in the file itself, not in the target of an external link."""
     return bool(h5py.h5o.get_info(dataset.id).fileno == h5py.h5o.get_info(file.id).fileno)
 
 
 def _base(file: h5py.File) -> int:
-    """Return the number to add to the chunk places that HDF5 reports: the bytes of a user block, as MATLAB writes one.
+    """Return the number to add to chunk offsets: the size of the user block (MATLAB writes one).
 
-    Later versions of HDF5 have added it already, as all do to the place of contiguous data.
+    Later versions of HDF5 add it themselves, and all versions add it to the offset of contiguous data.
     """
     return 0 if h5py.version.hdf5_version_tuple >= (1, 14, 4) else int(file.userblock_size)
 
@@ -205,16 +204,16 @@ def _base(file: h5py.File) -> int:
 def read_attribute(
     item: h5py.Group | h5py.Dataset, name: str, *, trust_file: bool = False, most: int = MOST_TEXT
 ) -> Any:
-    """Return an attribute's value; None if it is missing, unsupported or too large.
+    """Return the value of an attribute, or None if it is missing, unsupported or too large.
 
     Args:
         item: the group or dataset.
-        name: the attribute.
-        trust_file: whether any number of texts of variable length is read.
-        most: largest size in bytes.
+        name: name of the attribute.
+        trust_file: whether to read any number of variable-length texts. Defaults to False.
+        most: maximum size in bytes. Defaults to 64 MiB.
     """
     try:
-        if not h5py.h5a.get_num_attrs(item.id) or name not in item.attrs:  # the first is the faster question
+        if not h5py.h5a.get_num_attrs(item.id) or name not in item.attrs:  # counting is faster
             return None
         attribute = item.attrs.get_id(name)
         shape, text = attribute.shape, h5py.check_string_dtype(attribute.dtype)
@@ -228,11 +227,11 @@ def read_attribute(
 
 
 def read_names(dataset: h5py.Dataset, most: int) -> list[str] | None:
-    """Return texts or numbers, one a row, as texts; None for other or larger datasets.
+    """Return the rows of a dataset as texts, or None if they are not single texts or numbers, or too many.
 
     Args:
-        dataset: a dataset that lies in its own file.
-        most: largest number of rows.
+        dataset: a dataset without data in other files.
+        most: maximum number of rows.
 
     Raises:
         DataError: If the texts are too large.
@@ -259,7 +258,7 @@ def read_names(dataset: h5py.Dataset, most: int) -> list[str] | None:
 
 
 def text_of(value: Any) -> str:
-    """Return an attribute's value as text; "" if it is not a text."""
+    """Return the value of an attribute as text, or "" if it is not text."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(-1)[0]
     if isinstance(value, str):

@@ -20,7 +20,7 @@ from kerasmem.hdf5.format.urls import is_url, redact
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.io.fetcher import Traffic
 from kerasmem.hdf5.io.objects import ObjectInfo
-from kerasmem.hdf5.io.remote_file import RemoteHdf5, request_infos, open_remote
+from kerasmem.hdf5.io.remote_file import RemoteHdf5, open_remote, request_infos
 from kerasmem.hdf5.rows.paths import Access, DataIndex
 
 _STORAGE = {

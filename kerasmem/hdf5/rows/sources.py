@@ -1,4 +1,4 @@
-"""Read the rows of a dataset: contiguous bytes and chunks past HDF5, everything else through it."""
+"""Read the rows of a dataset: contiguous and chunked data directly, other data through HDF5."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kerasmem.hdf5.io.ranges import Claim
 from kerasmem.hdf5.rows.delivery import PIECE_BYTES, SCATTER_BYTES, Delivery, RowRun, ScatterRead
 from kerasmem.units import KIB
 
-_SKIP_BYTES = 64 * KIB  # in data without chunks, shorter gaps are read along
+_SKIP_BYTES = 64 * KIB  # shorter gaps in contiguous data are read along
 
 Outputs = Sequence[tuple[Delivery, np.ndarray]]
-"""What to make of the rows of a dataset, and the window's array for it; one a column."""
+"""Delivery and array in the window of each column of a dataset."""
 
 
 class UnreadableRowsError(Exception):
     """Rows of a dataset cannot be read.
 
     Args:
-        start: first row, counted within the file.
+        start: first row within the file.
         stop: row after the last.
-        reason: goes on from "cannot be read: ".
+        reason: reason, to follow "cannot be read: ".
     """
 
     def __init__(self, start: int, stop: int, reason: str) -> None:
@@ -43,21 +43,21 @@ class UnreadableRowsError(Exception):
 
 
 Reader = Handle | Claim
-"""Bytes of a file: its handle, or a claim on some of its ranges."""
+"""Reader of a file's bytes: its handle, or a claim on prefetched ranges."""
 
 
 @dataclass(eq=False)
 class Source(ABC):
-    """Reads rows of one dataset. Any number of threads may do so at a time.
+    """Reads rows of one dataset, in any number of threads.
 
     Args:
-        shape: shape of the rows and all, the extents of an array type included.
-        dtype: type as stored, without them.
+        shape: shape of the dataset, followed by the extents of an array type.
+        dtype: stored dtype, without these extents.
         handle: the file.
 
     Attributes:
-        row_bytes: bytes of a row as stored.
-        cell_rows: rows read at a time, and not read if none of them is picked.
+        row_bytes: size of a stored row in bytes.
+        cell_rows: number of rows that are read together, or skipped if none is picked.
     """
 
     shape: tuple[int, ...]
@@ -69,16 +69,16 @@ class Source(ABC):
         self.cell_rows = self.shape[0]
 
     def read(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader | None = None) -> None:
-        """Read rows into the windows.
+        """Read rows into a window.
 
         Args:
             run: the rows.
-            outputs: what to make of them, and where to put them.
-            scratch: this thread's buffers.
-            reader: gives the bytes; by default the handle does.
+            outputs: deliveries and arrays.
+            scratch: buffers of this thread.
+            reader: reader of the bytes. Defaults to the handle.
 
         Raises:
-            UnreadableRowsError: If they cannot be read.
+            UnreadableRowsError: If the rows cannot be read.
         """
         for part in run.cells(self.cell_rows):
             try:
@@ -90,19 +90,19 @@ class Source(ABC):
 
     @abstractmethod
     def read_cell(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
-        """Read rows of one cell into the windows."""
+        """Read rows of one cell into a window."""
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return the offset of each row, or None if not all are stored as they are."""
+        """Return the offset of each row, or None if rows cannot be read straight from the file."""
         return None
 
     def read_scattered(self, plan: ScatterRead, share: tuple[int, int]) -> None:
         """Read a share of a plan made with `offsets`.
 
         Raises:
-            UnreadableRowsError: If it cannot be read.
+            UnreadableRowsError: If the rows cannot be read.
         """
-        assert isinstance(self.handle, FileHandle)  # or else there are no `offsets`
+        assert isinstance(self.handle, FileHandle)
         try:
             plan.read(self.handle, share)
         except (EOFError, OSError) as error:
@@ -110,17 +110,17 @@ class Source(ABC):
             raise UnreadableRowsError(int(rows.min()), int(rows.max()) + 1, str(error)) from error
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return the extents that `read` may read, or nothing if unknown."""
+        """Yield the extents that `read` may read; none if unknown."""
         return iter(())
 
 
 @dataclass(eq=False)
 class Hdf5Source(Source):
-    """A dataset read by HDF5, one thread at a time.
+    """A dataset read through HDF5, by one thread at once.
 
     Args, after those of every source:
-        find: returns the dataset, open.
-        rows_at_once: rows of a cell.
+        find: function that returns the open dataset.
+        rows_at_once: number of rows per cell.
     """
 
     find: Callable[[], h5py.Dataset]
@@ -133,7 +133,7 @@ class Hdf5Source(Source):
         self._scratch = Scratch()
 
     def read_cell(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
-        """Read rows of one cell into the windows."""
+        """Read rows of one cell into a window."""
         with self._reading:
             shape = (run.stop - run.start, *self.shape[1:])
             raw = self._scratch.take("rows", shape[0] * self.row_bytes)
@@ -147,24 +147,23 @@ class Hdf5Source(Source):
 
 @dataclass(eq=False)
 class DirectSource(Source):
-    """A dataset read past HDF5."""
+    """A dataset read without HDF5."""
 
     def extents_from(self, offset: int, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return the extents of adjacent rows. The first of the run lies at `offset`."""
+        """Yield the extents of adjacent rows that begin at `offset`."""
         parts = [run] if run.picked is None else run.cells(max(1, _SKIP_BYTES // self.row_bytes))
         for part in parts:
             yield offset + (part.start - run.start) * self.row_bytes, (part.stop - part.start) * self.row_bytes
 
     def read_from(self, offset: int, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
-        """Read adjacent rows. The first of the run lies at `offset`."""
+        """Read adjacent rows that begin at `offset`."""
         size = self.row_bytes
         delivery, target = outputs[0]
-        if len(outputs) == 1 and delivery.plain:
-            straight = isinstance(run.places, slice)
-            if size >= SCATTER_BYTES or (straight and run.picked is None):
-                for part in run.runs():
-                    self._scatter(offset + (part.start - run.start) * size, part, target, reader)
-                return
+        in_order = isinstance(run.places, slice) and run.picked is None
+        if len(outputs) == 1 and delivery.plain and (size >= SCATTER_BYTES or in_order):
+            for part in run.runs():
+                self._scatter(offset + (part.start - run.start) * size, part, target, reader)
+            return
         cell = max(1, (PIECE_BYTES if run.picked is None else _SKIP_BYTES) // size)
         for part in run.cells(cell):
             count = part.stop - part.start
@@ -180,22 +179,22 @@ class DirectSource(Source):
         if isinstance(run.places, slice):
             reader.read(window[run.places.start * size : run.places.stop * size], offset)
             return
-        for row, at in enumerate((run.places.astype(np.int64) * size).tolist()):
-            reader.read(window[at : at + size], offset + row * size)
+        for row, byte in enumerate((run.places.astype(np.int64) * size).tolist()):
+            reader.read(window[byte : byte + size], offset + row * size)
 
 
 @dataclass(eq=False)
 class ContiguousSource(DirectSource):
-    """A dataset in one run of bytes, with no filters.
+    """A contiguous dataset.
 
     Args, after those of `DirectSource`:
-        offset: where in the file it begins.
+        offset: offset of the first row in the file.
     """
 
     offset: int
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return the extents of the rows."""
+        """Yield the extents of the rows."""
         return self.extents_from(self.offset + run.start * self.row_bytes, run)
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
@@ -203,17 +202,17 @@ class ContiguousSource(DirectSource):
         return self.offset + rows * self.row_bytes if isinstance(self.handle, FileHandle) else None
 
     def read_cell(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
-        """Read rows into the windows."""
+        """Read rows into a window."""
         self.read_from(self.offset + run.start * self.row_bytes, run, outputs, scratch, reader)
 
 
 @dataclass(eq=False)
 class ChunkedSource(DirectSource):
-    """A dataset in chunks with known filters.
+    """A chunked dataset with known filters.
 
     Args, after those of `DirectSource`:
-        index: where the chunks lie.
-        chunk: shape of a chunk.
+        index: index of the chunks.
+        chunk: chunk shape.
         pipeline: the filters.
     """
 
@@ -224,10 +223,10 @@ class ChunkedSource(DirectSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.cell_rows = self.chunk[0]
-        self._whole = bool(self.pipeline.filters)  # whether chunks are read as a whole
+        self._whole = bool(self.pipeline.filters)  # whether chunks must be read completely
 
     def offsets(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return the offset of each row, or None if not all are stored as they are."""
+        """Return the offset of each row, or None if rows cannot be read straight from the file."""
         if self._whole or not isinstance(self.handle, FileHandle):
             return None
         cells, inside = np.divmod(rows, self.chunk[0])
@@ -235,7 +234,7 @@ class ChunkedSource(DirectSource):
         return None if chunks is None else chunks + inside * self.row_bytes
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Return the extents of the chunks, or of the rows in chunks without filters."""
+        """Yield the extents of the chunks, or of the rows if chunks have no filters."""
         for part in run.cells(self.chunk[0]):
             for chunk in self.index.row_of_chunks(part.start // self.chunk[0]):
                 if chunk.offset is None:
@@ -246,14 +245,14 @@ class ChunkedSource(DirectSource):
                     yield from self.extents_from(chunk.offset + part.start % self.chunk[0] * self.row_bytes, part)
 
     def read_cell(self, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
-        """Read rows of one row of chunks into the windows."""
+        """Read rows of one row of chunks into a window."""
         for chunk in self.index.row_of_chunks(run.start // self.chunk[0]):
             self._read_chunk(chunk, run, outputs, scratch, reader)
 
     def _read_chunk(self, chunk: Chunk, run: RowRun, outputs: Outputs, scratch: Scratch, reader: Reader) -> None:
         skipped = run.start % self.chunk[0]
         if chunk.offset is None:
-            raise DecodeError("a chunk is missing there")
+            raise DecodeError("a chunk was never written")
         if not self._whole and not chunk.inner:
             self._check_size(chunk)
             self.read_from(chunk.offset + skipped * self.row_bytes, run, outputs, scratch, reader)
@@ -265,7 +264,7 @@ class ChunkedSource(DirectSource):
             delivery.put(rows, run.picked, target, run.places, scratch, chunk.inner)
 
     def decode(self, chunk: Chunk, scratch: Scratch, reader: Reader) -> np.ndarray:
-        """Return a stored chunk without its filters, in `scratch` or elsewhere."""
+        """Read and decode a chunk. The result may be a view of `scratch`."""
         self._check_size(chunk)
         assert chunk.offset is not None
         stored = scratch.take("stored", chunk.size)
@@ -275,7 +274,7 @@ class ChunkedSource(DirectSource):
         except DecodeError:
             if chunk.size != self.pipeline.chunk_bytes:
                 raise
-            data = stored  # a writer can leave chunks at the dataset's edge as they are (H5Pset_chunk_opts)
+            data = stored  # with H5Pset_chunk_opts, chunks at the dataset's edge are not filtered
         return data.view(self.dtype).reshape(self.chunk)
 
     def _check_size(self, chunk: Chunk) -> None:
