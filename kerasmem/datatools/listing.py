@@ -20,7 +20,7 @@ from kerasmem.hdf5.format.links import DAMAGED, shape_of, walk_objects
 from kerasmem.hdf5.io.access import RemoteAccess
 from kerasmem.hdf5.rows.paths import Access
 from kerasmem.hdf5.rows.safe_reading import MOST_TEXT, read_attribute, read_names, text_of
-from kerasmem.hdf5.rows.scan import close_file, find_dataset, look_at, missing_part, open_file
+from kerasmem.hdf5.rows.scan import close_file, find_dataset, missing_part, open_file, scan_dataset
 
 MOST_LISTED = 5000  # groups and datasets, because a hostile file may hold millions
 MOST_CONVERTED = 100_000  # groups and datasets of a file to convert
@@ -234,7 +234,7 @@ class _Listing:
         except DAMAGED as error:
             problem = one_line(str(error))
         try:
-            layout = look_at(self._file, self._path, name, self._access)
+            layout = scan_dataset(self._file, self._path, name, self._access)
         except DataError as error:
             label = f"{shown(self._path)}: dataset {shown(name)}"
             message = one_line(str(error)).removeprefix(label).removeprefix(shown(self._path))

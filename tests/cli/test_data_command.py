@@ -81,9 +81,9 @@ def test_repack_stats(cli, file, tmp_path):
     ("arguments", "told"),
     [
         (["inspect", "none.h5"], "there is no such file"),
-        (["inspect", "evil.csv"], "no HDF5 file"),
-        (["stats", "evil.csv"], "no HDF5 file"),
-        (["repack", "evil.csv", "-o", "o.h5"], "no HDF5 file"),
+        (["inspect", "evil.csv"], "not an HDF5 file"),
+        (["stats", "evil.csv"], "not an HDF5 file"),
+        (["repack", "evil.csv", "-o", "o.h5"], "not an HDF5 file"),
         (["convert", "evil.csv", "-o", "o.h5"], "Expected 2 columns, got 3"),
         (["convert", "evil.csv", "-o", "o.h5", "--columns", "x"], "--columns: 'x' is not NAME=VALUE"),
         (["convert", "none", "-o", "o.h5"], "no such file or folder"),

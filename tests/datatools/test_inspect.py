@@ -150,7 +150,11 @@ def test_other_peoples_files(tmp_path):
             file.create_group(f"g{number}")
     found = kerasmem.data.inspect(path)
     assert any("only the first" in note for note in found.notes)
-    for data, told in ((b"", "is empty"), (b"nothing", "no HDF5 file"), (path.read_bytes()[:3000], "truncated|cannot")):
+    for data, told in (
+        (b"", "is empty"),
+        (b"nothing", "not an HDF5 file"),
+        (path.read_bytes()[:3000], "truncated|cannot"),
+    ):
         (tmp_path / "bad.h5").write_bytes(data)
         with pytest.raises(DataError, match=told):
             kerasmem.data.inspect(tmp_path / "bad.h5")

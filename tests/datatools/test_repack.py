@@ -56,7 +56,7 @@ def test_refusals(slow, tmp_path):
     with pytest.raises(UsageError, match="must not be a source"):
         repack(slow, slow, force=True)
     np.save(tmp_path / "x.npy", X)
-    with pytest.raises(DataError, match="no HDF5 file"):
+    with pytest.raises(DataError, match="not an HDF5 file"):
         repack(tmp_path / "x.npy", tmp_path / "out.h5")
     with pytest.raises(DataError, match="there is no such file"):
         repack(tmp_path / "none.h5", tmp_path / "out.h5")

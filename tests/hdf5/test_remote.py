@@ -261,7 +261,7 @@ class TestFaults:
         s3.put("bucket", "exists.h5", b"no HDF5")
         for url, message in (
             ("s3://bucket/none.h5", "the object does not exist"),
-            ("s3://bucket/exists.h5", "this is no HDF5 file"),
+            ("s3://bucket/exists.h5", "this is not an HDF5 file"),
             ("s3://no-such-bucket/none.h5", "the object does not exist"),
             ("s3://bucket", "this is a folder, not a file"),
         ):
@@ -270,7 +270,7 @@ class TestFaults:
 
     def test_what_is_no_hdf5_file(self, web):
         cut = web.files["contiguous.h5"][:100_000]
-        for data, message in ((b"", "is empty"), (b"text" * 99, "no HDF5 file"), (cut, "is truncated")):
+        for data, message in ((b"", "is empty"), (b"text" * 99, "not an HDF5 file"), (cut, "is truncated")):
             web.put("bad.h5", data)
             with pytest.raises(DataError, match=message):
                 epochs(web.url("bad.h5"))
@@ -341,7 +341,7 @@ class TestChanges:
 
     def test_a_server_that_tells_nothing_is_warned_of(self, web, folder):
         web.etag = web.modified = False
-        with pytest.warns(UserWarning, match="its store names no version"):
+        with pytest.warns(UserWarning, match="its store reports no version"):
             equal(epochs(web.url("gzip.h5")), epochs(folder / "gzip.h5"))
 
 

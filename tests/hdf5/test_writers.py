@@ -65,7 +65,7 @@ def test_pandas(tmp_path):
     check(path, "fixed/block0_values", "fixed/axis1")
     with pytest.raises(DataError, match=r"'table/table' is a table with the columns 'index', 'values_block_0'"):
         H5ChunkSequence(path, "table/table", None)
-    with pytest.raises(DataError, match=r"'fixed' is no dataset.*It holds: .*'fixed/block0_values'"):
+    with pytest.raises(DataError, match=r"'fixed' is a group or a type.*It holds: .*'fixed/block0_values'"):
         H5ChunkSequence(path, "fixed", None)
 
 

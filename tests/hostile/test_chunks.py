@@ -187,6 +187,6 @@ def test_what_only_hdf5_can_undo_is_read_where_the_file_is_trusted(tmp_path):
     x = np.arange(512, dtype="u1").reshape(64, 8)
     with h5py.File(tmp_path / "szip.h5", "w") as file:
         file.create_dataset("x", data=x, chunks=(64, 8), compression="szip")
-    with pytest.raises(DataError, match=r"HDF5 would undo unchecked.*trust_file=True"):
+    with pytest.raises(DataError, match=r"HDF5 would decode unchecked.*trust_file=True"):
         read(tmp_path / "szip.h5")
     assert np.array_equal(read(tmp_path / "szip.h5", trust_file=True), x)

@@ -25,10 +25,14 @@ def refuse(error, text, *args, **settings):
 def test_what_is_no_whole_hdf5_file(numbered, tmp_path):
     refuse(DataError, "no such file", tmp_path / "none.h5")
     refuse(DataError, "not a file", tmp_path)
-    refuse(UsageError, "path of an HDF5 file, a list or a pattern of paths, not int", 7)
+    refuse(UsageError, "must be a path, a pattern or a list of paths; got int", 7)
     refuse(UsageError, "not a path", "")
     path = numbered(rows=5000)
-    for content, text in ((path.read_bytes()[:-20_000], "truncated"), (b"id,1\n" * 99, "no HDF5 file"), (b"", "empty")):
+    for content, text in (
+        (path.read_bytes()[:-20_000], "truncated"),
+        (b"id,1\n" * 99, "not an HDF5 file"),
+        (b"", "empty"),
+    ):
         path.write_bytes(content)
         refuse(DataError, text, path)
 
@@ -37,7 +41,7 @@ def test_missing_names_say_what_exists(write):
     path = write(train__images=np.zeros((4, 2)), train__labels=np.zeros(4))
     message = refuse(DataError, "no dataset 'train/image'", path, "train/image", "train/labels")
     assert "It holds: 'train/images' (4, 2); 'train/labels' (4,)" in message
-    refuse(DataError, "'train' is no dataset", path, "train", None)
+    refuse(DataError, "'train' is a group or a type, not a dataset", path, "train", None)
 
 
 def test_an_empty_file_and_a_full_one(write, tmp_path):
@@ -56,7 +60,7 @@ def test_types_that_are_no_numbers(tmp_path):
         (np.zeros((2, 2), [("a", "f4")]), "a table"),
         (np.zeros(2, complex), "complex128 values"),
         (np.zeros(2, "V3"), r"holds \|V3 values"),
-        (np.dtype("f4"), "is no dataset"),
+        (np.dtype("f4"), "not a dataset"),
         (3.0, "single value"),
         (h5py.Empty("f4"), "empty"),
         (np.zeros((0, 3)), r"empty .*shape \(0, 3\)"),
@@ -178,7 +182,7 @@ def test_filters_that_are_not_installed(tmp_path, monkeypatch, code, way_out):
         space = h5py.h5s.create_simple((10,))
         h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_FLOAT, space, creation)
         file["x"][:] = 1
-    refuse(DataError, rf"filter .*{code}.* not installed here: {way_out}", path, "x", None)
+    refuse(DataError, rf"filter .*{code}.* not installed: {way_out}", path, "x", None)
 
 
 def test_types_that_numpy_lacks(tmp_path):

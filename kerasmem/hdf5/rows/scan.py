@@ -1,4 +1,4 @@
-"""Can these datasets be trained from? Opens the file, looks, and refuses with the way out."""
+"""Open files and scan datasets. Datasets that cannot be trained from are refused with a fix."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _STORAGE = {
     h5py.h5d.CHUNKED: "chunked",
     h5py.h5d.VIRTUAL: "virtual",
 }
-_STORED_APART = (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED)  # from the dataset's header
+_STORED_APART = (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED)  # outside the dataset's header
 _LISTED = 12  # names shown in a message
-_IN_USE = ("unable to lock", "already open for")  # in HDF5's words
+_IN_USE = ("unable to lock", "already open for")  # in HDF5's messages
 GROUP = 128
-"""Remote files whose first bytes are asked for at once, and stay in memory until they are looked at."""
-_VISITED = 2000  # objects looked at for a message: a hostile file may hold millions
+"""Number of remote files whose first bytes are requested together and kept until they are scanned."""
+_VISITED = 2000  # objects visited for a message; a hostile file may hold millions
 
 
 def refuse_no_file(path: str) -> None:
-    """Refuse a path without a file, or with an empty one."""
+    """Refuse a path if it is not a file, or the file is empty."""
     if not os.path.exists(path):
         raise DataError(f"{shown(path)}: there is no such file")
     if not os.path.isfile(path):
-        raise DataError(f"{shown(path)}: this is not a file; give the path of one HDF5 file")
-    if os.path.getsize(path) == 0:  # as the kernel's files are that never end
+        raise DataError(f"{shown(path)}: this is not a file; pass the path of an HDF5 file")
+    if os.path.getsize(path) == 0:  # also endless files of the kernel
         raise DataError(f"{shown(path)}: the file is empty (0 bytes)")
 
 
@@ -54,14 +54,17 @@ def open_file(
     traffic: Traffic | None = None,
     **options: Any,
 ) -> h5py.File:
-    """Open an HDF5 file for reading. Every failure becomes one clear `DataError`.
+    """Open an HDF5 file for reading.
 
     Args:
-        path: the file, or its URL.
-        remote: how URLs are reached.
-        known: size and version of a remote file; by default its store is asked.
-        traffic: what comes from the store is counted here.
-        options: of h5py.
+        path: path or URL.
+        remote: settings for remote files.
+        known: size and version of a remote file. Requested by default.
+        traffic: counter of bytes received from the store. Defaults to a new one.
+        **options: options of `h5py.File`.
+
+    Raises:
+        DataError: If it cannot be opened.
     """
     try:
         if is_url(path):
@@ -71,30 +74,33 @@ def open_file(
     except KerasmemError:
         raise
     except DAMAGED as error:
-        raise DataError(f"{shown(path)}: {_why_not_open(redact(one_line(str(error))))}") from error
+        raise DataError(f"{shown(path)}: {_explain_failure(redact(one_line(str(error))))}") from error
 
 
-def _why_not_open(reason: str) -> str:
+def _explain_failure(reason: str) -> str:
     if "truncated" in reason:
         return f"the file is truncated; copy or write it again ({reason})"
     if any(text in reason for text in _IN_USE):
         return (
-            "the file is locked, most likely open for writing somewhere; close it there; where the file system has no "
-            "locks set HDF5_USE_FILE_LOCKING=FALSE; after a crash of its writer run `h5clear -s "
-            f"FILE` ({reason})"
+            "the file is locked, most likely because a program is writing to it; close it there. If the file system "
+            "does not support locks, set HDF5_USE_FILE_LOCKING=FALSE; if the writer crashed, run `h5clear -s FILE` "
+            f"({reason})"
         )
     if "signature" in reason:
-        return "this is no HDF5 file (its signature is missing)"
+        return "this is not an HDF5 file (its signature is missing)"
     return f"HDF5 cannot open the file: {reason}"
 
 
 def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLayout:
-    """Return the layout of the datasets called `names` in all files, as `scan_file` does in one.
+    """Return the layout of datasets in all files.
 
     Args:
-        paths: the files. Those of an index are not opened.
-        names: full dataset paths.
-        access: what may be read.
+        paths: paths and URLs. The files of an index are not opened.
+        names: full paths of the datasets.
+        access: access settings.
+
+    Raises:
+        DataError: If a file or dataset cannot be used.
     """
     if isinstance(paths, DataIndex):
         return paths.layout(names)
@@ -103,23 +109,23 @@ def scan_files(paths: Sequence[str], names: list[str], access: Access) -> DataLa
 
 
 def scan_group(paths: Sequence[str], names: list[str], access: Access) -> list[FileLayout]:
-    """Return the layout of each file. The stores of remote ones are asked together."""
+    """Return the layout of each file. Remote files are requested concurrently."""
     remote = [path for path in paths if is_url(path)]
     known = request_infos(remote, access.remote) if len(remote) > 1 else {}
     return [scan_file(path, names, access, known.get(path)) for path in paths]
 
 
 def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | None = None) -> FileLayout:
-    """Return the layout of the datasets called `names`, all of them fit to train from.
+    """Return the layout of datasets in one file.
 
     Args:
-        path: the HDF5 file.
-        names: full dataset paths; a leading "/" may be left out.
-        access: what may be read.
-        known: size and version of a remote file, where they were asked for.
+        path: path or URL.
+        names: full paths of the datasets; a leading "/" is optional.
+        access: access settings.
+        known: size and version of a remote file. Requested by default.
 
     Raises:
-        DataError: If the file, or one of the datasets, cannot be used. The message says why and what to do.
+        DataError: If the file or a dataset cannot be used. The message names the reason and a fix.
     """
     file = open_file(path, access.remote, known)
     tag = None
@@ -127,11 +133,11 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
         if isinstance(file, RemoteHdf5):
             size, tag = file.remote.known.size, file.remote.known.tag
             if tag is None:
-                note = "its store names no version, so that a replaced file of the same length goes unnoticed"
+                note = "its store reports no version, so a file replaced by another of the same size is not detected"
                 warnings.warn(f"{shown(path)}: {note}", stacklevel=2)
         else:
             size = os.path.getsize(path)
-        datasets = [look_at(file, path, name, access) for name in names]
+        datasets = [scan_dataset(file, path, name, access) for name in names]
     finally:
         close_file(file)
     lengths = {layout.rows for layout in datasets}
@@ -146,59 +152,60 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
 
 
 def close_file(file: h5py.File) -> None:
-    """Close a file, ignoring failures of HDF5 with a damaged one."""
+    """Close a file. Failures of HDF5 with damaged files are ignored."""
     with contextlib.suppress(*DAMAGED):
         file.close()
 
 
 def find_dataset(file: h5py.File, name: str, *, trust_file: bool = False) -> h5py.Dataset:
-    """Return the dataset called `name`, refusing groups, missing names and, without trust, data in other files.
+    """Open a dataset. Links to other files are followed only in trusted local files.
 
-    What a remote file names is never followed.
+    Raises:
+        DataError: If the name is missing, a group or a type, or leads to another file.
     """
-    where = shown(file.filename)
+    here = shown(file.filename)
     try:
         item = open_dataset(file, name, trust_file=trust_file and not isinstance(file, RemoteHdf5))
     except DataError:
         raise
     except DAMAGED as error:
-        raise DataError(f"{where} has no dataset {shown(name)}. {_what_exists(file)}") from error
+        raise DataError(f"{here} has no dataset {shown(name)}. {_list_datasets(file)}") from error
     if isinstance(item, h5py.Group) and all(part in item for part in ("data", "indices", "indptr")):
-        raise DataError(f"{where}: {shown(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
+        raise DataError(f"{here}: {shown(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
     if not isinstance(item, h5py.Dataset):
-        raise DataError(f"{where}: {shown(name)} is no dataset, but a group or a type. {_what_exists(file)}")
+        raise DataError(f"{here}: {shown(name)} is a group or a type, not a dataset. {_list_datasets(file)}")
     return item
 
 
 def rows_of(dataset: h5py.Dataset) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of a dataset as read. The extents of an array type come last.
+    """Return shape and dtype of a dataset as read. The extents of an array type are appended to the shape.
 
     Raises:
-        TypeError: If NumPy has no such type.
+        TypeError: If NumPy lacks the type.
     """
     dtype = dataset.dtype
     shape = tuple(int(extent) for extent in dataset.shape)
     return (shape, dtype) if dtype.subdtype is None else (shape + dtype.subdtype[1], dtype.subdtype[0])
 
 
-def look_at(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
-    """Return the layout of a dataset of an open file, one that is fit to train from.
+def scan_dataset(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
+    """Return the layout of a dataset in an open file.
 
     Raises:
-        DataError: If it is not. The message says why and what to do.
+        DataError: If it cannot be trained from. The message names the reason and a fix.
     """
     try:
-        return _look(file, path, name, access)
+        return _scan_undamaged(file, path, name, access)
     except DataError:
         raise
     except DAMAGED as error:
         raise DataError(
-            f"{shown(path)}: what the file says about dataset {shown(name)} cannot be read: {one_line(str(error))}; "
-            "it is damaged: copy or write the file again"
+            f"{shown(path)}: the metadata of dataset {shown(name)} cannot be read: {one_line(str(error))}; "
+            "the file is damaged: copy or write it again"
         ) from error
 
 
-def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
+def _scan_undamaged(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
     dataset = find_dataset(file, name, trust_file=access.trust_file)
     here = f"{shown(path)}: dataset {shown(name)}"
     if not dataset.shape or 0 in dataset.shape:
@@ -207,7 +214,7 @@ def _look(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayou
         raise DataError(f"{here} is a dimension scale, the coordinates of other datasets (netCDF); name the data")
     try:
         shape, dtype = rows_of(dataset)
-    except TypeError as error:  # PyTables's Time64, for example
+    except TypeError as error:  # such as Time64 of PyTables
         raise DataError(f"{here} has a type that NumPy lacks ({one_line(str(error))}); store it as float64") from error
     _refuse_dtype(here, dtype)
     creation = dataset.id.get_create_plist()
@@ -236,20 +243,20 @@ def _refuse_filters(here: str, creation: Any, access: Access) -> None:
         code = creation.get_filter(index)[0]
         if is_undone_here(code):
             continue
-        bring = "pip install 'kerasmem[codecs]', or " if code in EXTRA else ""
-        stored = f"{here} is stored with the filter {shown(_filter_name(creation, index))} (HDF5 filter {code})"
-        rewrite = f"{bring}rewrite the dataset with `h5repack -f GZIP=4 IN OUT` or h5py where it can be read"
+        install = "pip install 'kerasmem[codecs]', or " if code in EXTRA else ""
+        problem = f"{here} is stored with the filter {shown(_filter_name(creation, index))} (HDF5 filter {code})"
+        fix = f"{install}rewrite the dataset with `h5repack -f GZIP=4 IN OUT` or h5py on a machine that can read it"
         if not h5py.h5z.filter_avail(code) and not (register_filters() and h5py.h5z.filter_avail(code)):
-            raise DataError(f"{stored}, which is not installed here: {rewrite}")
+            raise DataError(f"{problem}, which is not installed: {fix}")
         if not access.trust_file:
             raise DataError(
-                f"{stored}, which HDF5 would undo unchecked: a damaged chunk would end this process, or bring its "
-                f"memory into the data. The ways out: {rewrite}, or pass trust_file=True"
+                f"{problem}, which HDF5 would decode unchecked: a damaged chunk could crash this process or leak its "
+                f"memory. Options: {fix}, or pass trust_file=True"
             )
 
 
 def missing_part(file: h5py.File, dataset: h5py.Dataset) -> str:
-    """Describe the missing part of a dataset; "" if none is known."""
+    """Describe the missing part of a dataset, or return "" if none is known."""
     if dataset.is_virtual:
         return _missing_sources(file, dataset)
     unwritten = dataset.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
@@ -301,7 +308,7 @@ def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
         raise DataError(f"{here} holds {dtype} values; store them as integers or floats (complex ones as two channels)")
 
 
-def _what_exists(file: h5py.File) -> str:
+def _list_datasets(file: h5py.File) -> str:
     try:
         objects, _ = walk_objects(file, _VISITED)
         shapes = {path: shape_of(item) for path, item in objects.items() if isinstance(item, h5py.Dataset)}
