@@ -155,7 +155,7 @@ def craft(path, *, name="part-0.h5", rows=100, **storage):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rows": 1 << 40}, "the most allowed"),
+        ({"rows": 1 << 40}, "are allowed"),
         ({"rows": 1 << 20}, "has changed since"),
         ({"rows": 0}, r"the shape \(0, 8\)"),
         ({"shape": ()}, r"the shape \(\)"),

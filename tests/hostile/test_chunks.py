@@ -132,7 +132,7 @@ def test_a_blosc_chunk_gives_no_foreign_memory(tmp_path, name):
 
 @pytest.mark.parametrize("numbers", [(), (0,)])
 def test_a_shuffle_without_an_element_size_is_left_to_hdf5(numbers):
-    with pytest.raises(DecodeError, match="no size of an element"):
+    with pytest.raises(DecodeError, match="no element size"):
         Pipeline([(SHUFFLE, numbers)], 64)
 
 
