@@ -84,7 +84,7 @@ class GuardedCommand(Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, in a child if this is a program of its own."""
-        from kerasmem.processes.children import ChildFailure, Limits, go_on_in_child
+        from kerasmem.processes.children import ChildFailure, Limits, continue_in_child
 
         seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
         limits = Limits(seconds, _memory(size))
@@ -99,7 +99,7 @@ class GuardedCommand(Command):
         if not is_alone or not hasattr(os, "fork"):
             return super().invoke(ctx)
         try:
-            code = go_on_in_child(limits)
+            code = continue_in_child(limits)
         except KeyboardInterrupt:
             _show_cursor()
             raise

@@ -1,6 +1,6 @@
-"""Many requests to one child process: objects with large arrays, pickled over a socket without a copy.
+"""Send many requests to one child process: objects with large arrays, pickled over a socket without a copy.
 
-The parent holds a `ChannelChild`; the child's module ends with `serve_requests`.
+The parent process creates a `ChannelChild`; the child's module calls `serve_requests`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ChildEnded(Exception):
     """The child ended before it answered.
 
     Attributes:
-        code: its exit code, as `subprocess` has it.
-        messages: its standard error.
+        code: exit code, negative for a signal.
+        messages: file with its standard error.
     """
 
     def __init__(self, code: int, messages: BinaryIO) -> None:
@@ -38,21 +38,21 @@ class ChildEnded(Exception):
 
 
 class ChannelChild:
-    """A child process that answers requests, one after the other.
+    """A child process that answers requests in order.
 
-    Ctrl-C is left to this process. The child ends with it, however it ends.
+    The child ignores Ctrl-C and ends when this process ends.
 
     Args:
-        module: the child's module; it calls `serve_requests`.
-        **environ: environment variables beside this process's own.
+        module: module that the child runs. It calls `serve_requests`.
+        **environ: additional environment variables.
 
     Attributes:
-        pid: the child's number.
+        pid: process ID of the child.
     """
 
     def __init__(self, module: str, **environ: str) -> None:
         if os.name == "nt":
-            raise KerasmemError("steps in a process of their own (XLA, isolated=True) need Linux or macOS; use WSL")
+            raise KerasmemError("steps in a child process (XLA, isolated=True) need Linux or macOS; use WSL")
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             with contextlib.suppress(OSError):
@@ -68,14 +68,14 @@ class ChannelChild:
                 stderr=self._messages,
             )
         self.pid = self._process.pid
-        with ours:  # the file keeps it open
+        with ours:  # the file object keeps the socket open
             self._channel = ours.makefile("rwb")
 
     def ask(self, request: Any) -> Any:
         """Send a request and wait for its answer.
 
         Raises:
-            ChildEnded: If there is none; the child is then closed.
+            ChildEnded: If the child ended without an answer. It is closed.
         """
         try:
             _send(self._channel, request)
@@ -83,13 +83,13 @@ class ChannelChild:
         except _CLOSED:
             self._close_channel()
             raise ChildEnded(self._process.wait(), self._messages) from None
-        except BaseException:  # Ctrl-C in the middle of an answer: nothing can be asked any more
+        except BaseException:  # after Ctrl-C within an answer, the channel is out of step
             self._process.kill()
             self.close()
             raise
 
     def close(self) -> None:
-        """Have the child end."""
+        """End the child, by force after a few seconds."""
         self._close_channel()
         try:
             self._process.wait(_SECONDS_TO_END)
@@ -99,23 +99,23 @@ class ChannelChild:
         self._messages.close()
 
     def _close_channel(self) -> None:
-        with contextlib.suppress(OSError):  # of a child that is gone
+        with contextlib.suppress(OSError):  # the child has ended
             self._channel.close()
 
 
 def serve_requests(answer: Callable[[Any], tuple[Any, bool]]) -> None:
-    """Answer requests until the other end is closed, and end this process at once.
+    """Answer requests until the parent closes the channel, then exit immediately.
 
     Args:
-        answer: takes a request, and returns the answer and whether to go on.
+        answer: function that takes a request and returns the answer and whether to continue.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
-    goes_on = True
+    continues = True
     with contextlib.suppress(*_CLOSED):
-        while goes_on:
-            message, goes_on = answer(pickle.load(channel))
+        while continues:
+            message, continues = answer(pickle.load(channel))
             _send(channel, message)
     sys.stdout.flush()
     os._exit(0)

@@ -21,26 +21,25 @@ from kerasmem.errors import KerasmemError
 from kerasmem.units import format_size
 
 GOES_ON = "KERASMEM_RUN_GOES_ON"  # set for a script that is run again and resumes
-SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows, which ends a process by the other one
+SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL
 POLL_SECONDS = 0.05
-# `python -m` looks for modules in the folder it starts in, before all others. PYTHONSAFEPATH keeps it from that, but
-# Python 3.10 does not know the variable.
+# `python -m` searches the current folder for modules first. PYTHONSAFEPATH prevents that only since Python 3.11.
 _RUN_MODULE = """
 import sys
 sys.path[:] = filter(None, sys.path)
 import runpy
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-_outside: dict[str, str] | None = None  # variables of this process before it hid the cards from itself
+_outside: dict[str, str] | None = None  # environment variables before `off_the_cards` changed them
 
 
 class ChildFailure(KerasmemError):
-    """A child process gave no answer.
+    """A child process ended without an answer.
 
     Attributes:
-        reason: why, in a few words.
-        timed_out: it took longer than it may.
-        signal: the number of the signal that ended it; None if it ended otherwise.
+        reason: short reason.
+        timed_out: whether it exceeded the time limit.
+        signal: number of the signal that ended it, or None.
     """
 
     def __init__(self, reason: str, *, timed_out: bool = False, signal: int | None = None) -> None:
@@ -53,8 +52,8 @@ class Limits:
     """Limits of a child process.
 
     Attributes:
-        seconds: of time.
-        host_bytes: of resident memory.
+        seconds: maximum run time. Defaults to None: unlimited.
+        host_bytes: maximum resident memory in bytes. Defaults to None: unlimited.
     """
 
     seconds: float | None = None
@@ -64,12 +63,12 @@ class Limits:
         """Wait until a process has ended, and end it if it exceeds a limit.
 
         Args:
-            pid: of the process.
-            wait: waits up to that many seconds, and returns whether the process has ended.
-            end: ends the process.
+            pid: process ID.
+            wait: function that waits up to the given seconds and returns whether the process has ended.
+            end: function that ends the process.
 
         Returns:
-            The limit that was exceeded, or None.
+            The failure if a limit was exceeded, otherwise None.
         """
         begin = time.monotonic()
         failure = None
@@ -86,22 +85,22 @@ class Limits:
         resident = resident_bytes(pid)
         if resident <= self.host_bytes:
             return None
-        took, most = format_size(resident), format_size(self.host_bytes)
-        return ChildFailure(f"it took {took} of host memory, more than the {most} it may have")
+        size, limit = format_size(resident), format_size(self.host_bytes)
+        return ChildFailure(f"it took {size} of host memory, more than the limit of {limit}")
 
 
 def start_module(
     module: str, *arguments: str, environ: Mapping[str, str] | None = None, own_group: bool = True, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m MODULE ARGUMENTS…`.
+    """Start `python -m MODULE ARGUMENTS…` in a child process.
 
     Args:
-        module: the child's module.
-        *arguments: for it.
+        module: name of the module.
+        *arguments: command-line arguments.
         environ: all environment variables of the child. Defaults to `child_environment()`.
-        own_group: whether it leads a process group and session of its own, so that Ctrl-C does not reach it and
-            `end_group` ends what it has started, too.
-        **options: for `subprocess.Popen`. Standard input is empty by default.
+        own_group: whether it leads a new session and process group, so that Ctrl-C does not reach it, and `end_group`
+            also ends its own children. Defaults to True.
+        **options: options of `subprocess.Popen`. Standard input is empty by default.
     """
     options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.Popen(
@@ -114,10 +113,10 @@ def start_module(
 
 @contextlib.contextmanager
 def off_the_cards() -> Iterator[None]:
-    """Hide the cards from TensorFlow and JAX in this process, and let XLA compile without optimization.
+    """Hide GPUs from TensorFlow and JAX in this process, and let XLA compile without optimization.
 
-    An estimate needs no GPU, and a job may be running on it. No step runs in this process, so compiled code need not be
-    fast. Children, which run real steps, see the cards and the user's flags.
+    An estimate needs no GPU, which another job may be using. No step runs in this process, so compiled code need not be
+    fast. Child processes, which run real steps, see the GPUs and the user's flags.
     """
     global _outside
     from kerasmem.compat.tensorflow_runtime import UNOPTIMISED
@@ -126,7 +125,7 @@ def off_the_cards() -> Iterator[None]:
     os.environ.update(
         CUDA_VISIBLE_DEVICES="-1",
         JAX_PLATFORMS=before.get("JAX_PLATFORMS", "cpu"),
-        XLA_FLAGS=f"{UNOPTIMISED} {before.get('XLA_FLAGS', '')}".strip(),  # the user's own flags override
+        XLA_FLAGS=f"{UNOPTIMISED} {before.get('XLA_FLAGS', '')}".strip(),  # later flags take precedence
     )
     try:
         yield
@@ -138,33 +137,33 @@ def off_the_cards() -> Iterator[None]:
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """Return the environment variables of a child that finds this process's modules."""
+    """Return the environment variables of a child that can import this process's modules."""
     return {**(_outside or os.environ), **import_variables(), **more}
 
 
 def import_variables() -> dict[str, str]:
-    """Return the environment variables that let a child find this process's modules."""
+    """Return the environment variables that let a child import this process's modules."""
     paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
     return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def end_group(pid: int) -> None:
-    """End a process that leads a group, and all that it has started."""
+    """Kill the process group that a process leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         getattr(os, "killpg", os.kill)(pid, SIGKILL)
 
 
 def die_with_parent() -> None:
-    """Have the system end this process when its parent ends without having time to do so."""
+    """Have the kernel kill this process when the parent thread ends (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def end_after_parent() -> None:
-    """End this process soon after its parent has ended, however that ended.
+    """Exit soon after the parent process has ended in any way.
 
-    Unlike `die_with_parent` this goes by the process: the thread that started this one may end without harm.
-    If a fork server started this process, the parent is the process that asked for it.
+    Unlike with `die_with_parent`, the thread that started this process may end. If a fork server started this process,
+    the parent is the process that requested it.
     """
     forked_by, parent = os.getppid(), multiprocessing.parent_process()
 
@@ -177,19 +176,19 @@ def end_after_parent() -> None:
 
 
 def exit_name(code: int) -> str:
-    """Name the end of a process by its exit code: "SIGSEGV" or "exit code 3"."""
+    """Describe an exit code: "SIGSEGV" or "exit code 3"."""
     if code >= 0:
         return f"exit code {code}"
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
 def exit_reason(code: int) -> str:
-    """Return `exit_name` with its usual cause."""
+    """Describe an exit code, with its usual cause."""
     return exit_name(code) + (", as the system does when memory runs out" if code == -SIGKILL else "")
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident bytes of a process, or 0 if it has ended."""
+    """Return the resident memory of a process in bytes, or 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -197,36 +196,36 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def go_on_in_child(limits: Limits) -> int | None:
-    """Fork, and return None in the child and the child's exit code in the parent.
+def continue_in_child(limits: Limits) -> int | None:
+    """Fork this program. Return None in the child, and the child's exit code in the parent.
 
-    A command that reads untrusted files goes on in the child: a damaged or hostile file can make HDF5, a codec or Keras
-    crash, take all memory, or never end. The process must have one thread, and have loaded nothing heavy yet.
+    Commands that read untrusted files continue in a child: a damaged or hostile file can make HDF5, a codec or Keras
+    crash, use all memory, or run forever. Call it in a process with one thread, before heavy imports.
 
     Args:
-        limits: of time and of resident memory.
+        limits: limits of the child.
 
     Raises:
         ChildFailure: If the child exceeded a limit, or a signal ended it.
-        KeyboardInterrupt: If it was ended by Ctrl-C.
+        KeyboardInterrupt: If Ctrl-C ended it.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    ended, runs = os.pipe()
+    ended, running = os.pipe()
     pid = os.fork()
     if not pid:
         die_with_parent()
         if os.getppid() != parent:
-            os._exit(1)  # it has ended meanwhile
+            os._exit(1)  # the parent has ended
         return None
-    os.close(runs)  # the child's own is closed when it ends
+    os.close(running)  # the child's copy is closed when the child ends
     with open(ended, "rb", buffering=0):
         return _watch(pid, ended, limits)
 
 
 def _watch(pid: int, ended: int, limits: Limits) -> int:
-    """Wait for the child, and return its exit code."""
+    """Wait for the child. Return its exit code."""
     code: int | None = None
 
     def has_ended(seconds: float) -> bool:
@@ -238,7 +237,7 @@ def _watch(pid: int, ended: int, limits: Limits) -> int:
 
     try:
         failure = limits.watch(pid, has_ended, lambda: os.kill(pid, SIGKILL))
-    except KeyboardInterrupt:  # a terminal has told the child too; a program may have told this process alone
+    except KeyboardInterrupt:  # a terminal also signals the child; other programs may not
         if not has_ended(0.3):
             os.kill(pid, signal.SIGINT)
             Limits(seconds=1.7).watch(pid, has_ended, lambda: os.kill(pid, SIGKILL))

@@ -1,4 +1,4 @@
-"""Run tasks on any `concurrent.futures.Executor`, and open those of the command line."""
+"""Run tasks on any `concurrent.futures.Executor`, and open the executors of the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from kerasmem.errors import KerasmemError, MissingExtraError, UsageError
 from kerasmem.processes.children import end_after_parent
 
-_RETRIES = 3  # by Dask, of a task whose worker was lost
+_RETRIES = 3  # by Dask, if a task's worker is lost
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -20,16 +20,14 @@ Result = TypeVar("Result")
 def run_tasks(executor: Executor | None, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
     """Call a function on each task and yield the results in order.
 
-    Function and tasks are sent by cloudpickle, so that lambdas and modules can be among them.
-
     Args:
-        executor: None for this process.
-        function: must be safe to call twice with one task: some executors retry.
-        tasks: must be picklable if there is an executor.
+        executor: executor, or None for this process.
+        function: function, sent by cloudpickle. It must be safe to call twice with one task: some executors retry.
+        tasks: tasks, sent by cloudpickle.
 
     Raises:
         UsageError: If `executor` is not an executor.
-        KerasmemError: If a task failed; errors of kerasmem and the system keep their type.
+        KerasmemError: If a task failed. Errors of kerasmem and the system keep their type.
 
     Examples:
         >>> list(run_tasks(None, abs, [-2, 1]))
@@ -67,11 +65,11 @@ def _call(pickled: bytes) -> Any:
 
 @contextlib.contextmanager
 def open_executor(workers: int | None = None, dask: str | None = None) -> Iterator[Executor | None]:
-    """Yield an executor of local processes or of a Dask cluster; None for neither.
+    """Yield an executor of local processes or a Dask cluster, or None if neither is requested.
 
     Args:
-        workers: number of local processes.
-        dask: address of a Dask scheduler, such as "tcp://host:8786".
+        workers: number of local processes. Defaults to None.
+        dask: address of a Dask scheduler, such as "tcp://host:8786". Defaults to None.
 
     Raises:
         UsageError: If both are given.

@@ -1,15 +1,15 @@
-"""A process that has loaded TensorFlow and Keras, touched nothing of them, and forks itself for each call.
+"""A process that imports TensorFlow and Keras once, and forks itself for each call.
 
-Loading TensorFlow takes seconds, a fork of a process that has loaded it milliseconds. TensorFlow starts its devices and
-threads with its first operation, so a fork before it is a fresh process to it; this process never runs one.
+Importing TensorFlow takes seconds, forking a process that has imported it milliseconds. TensorFlow starts its devices
+and threads with its first operation, and this process never runs one, so its forks behave like fresh processes.
 
-A request over the socket is the descriptors of four files, `call`, `answer`, standard output and standard error, and of
-a socket. The number of the forked process goes there, and at its end its exit status and the most memory it had. When
-the other end is closed, what was forked is ended with all that it has started.
+A request carries the descriptors of four files (`call`, `answer`, standard output and standard error) and of a socket.
+The server sends the process ID of the fork over this socket, and finally its exit status and peak memory. When the
+client closes its end, the fork and its children are killed.
 
-The call is two pickles: the settings (`cwd`, `path`, `argv`, `environ`, `device_bytes`), and function, positional and
-keyword arguments. The answer is a pickle that only the process that asked for it reads: a dictionary with `value`, or
-with `error` (an exception) and `traceback`; and with `device` and `peak` (bytes) if they are known.
+The call is two pickles: the settings (`cwd`, `path`, `argv`, `environ`, `device_bytes`), then the function, its
+positional and its keyword arguments. The answer is a pickled dictionary, read only by the process that made the call:
+`value`, or `error` (an exception) and `traceback`; and `device` and `peak` (bytes) if known.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from kerasmem.units import MIB
 def serve(control: socket.socket) -> None:
     """Answer requests until the socket is closed."""
     for module in (os.environ.get("KERAS_BACKEND", "tensorflow"), "keras"):
-        with contextlib.suppress(Exception):  # the call itself will say what is wrong
+        with contextlib.suppress(Exception):  # the call itself reports the error
             importlib.import_module(module)
-    gc.freeze()  # a collection in a fork need not copy every page of what was loaded here
+    gc.freeze()  # so that garbage collection in a fork does not copy the imported modules' pages
     while True:
         request, files, _, _ = socket.recv_fds(control, 16, 5)
         if not request:
@@ -49,7 +49,7 @@ def serve(control: socket.socket) -> None:
         if pid == 0:
             control.close()
             _become_the_child(*files)
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the fork has ended
             os.setpgid(pid, pid)
         *others, report = files
         for descriptor in others:
@@ -58,14 +58,14 @@ def serve(control: socket.socket) -> None:
 
 
 def _follow(pid: int, descriptor: int) -> None:
-    """Wait for the end of a process or of its reader, and report how the process ended."""
+    """Wait until a fork ends or its client leaves, and report how the fork ended."""
     process = os.pidfd_open(pid)
-    with socket.socket(fileno=descriptor) as report, contextlib.suppress(OSError):  # nobody is listening any more
+    with socket.socket(fileno=descriptor) as report, contextlib.suppress(OSError):  # the client has left
         try:
             report.send(b"%d" % pid)
-            select.select([process, report.fileno()], [], [])  # the socket is readable when its other end is closed
+            select.select([process, report.fileno()], [], [])  # the socket is readable once its other end is closed
         finally:
-            end_group(pid)  # what it has started itself, while its number still is its own
+            end_group(pid)  # kills its children too, before the process ID is reused
             _, status, used = os.wait4(pid, 0)
             os.close(process)
         report.send(b"%d %d" % (os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024))
@@ -91,11 +91,11 @@ def _become_the_child(call: int, answer: int, out: int, err: int, report: int) -
         sys.stderr.flush()
         code = 0
     finally:
-        os._exit(code)  # TensorFlow's own end may hang or crash after a failure
+        os._exit(code)  # TensorFlow may hang or crash at a regular exit after a failure
 
 
 def _run(call: BinaryIO) -> bytes:
-    """Make the call, and return its pickled outcome."""
+    """Make the call. Return the pickled answer."""
     import numpy as np
 
     settings = pickle.load(call)
@@ -104,7 +104,7 @@ def _run(call: BinaryIO) -> bytes:
     os.environ.update(settings["environ"])
     sys.path[:] = settings["path"].split(os.pathsep)
     sys.argv[:] = settings["argv"]
-    np.random.seed()  # forks of one process would draw the same numbers
+    np.random.seed()  # otherwise all forks would draw the same numbers
     prepare_devices(settings["device_bytes"])
     function, arguments, named = pickle.load(call)
     value = function(*arguments, **named)
@@ -118,9 +118,9 @@ def _run(call: BinaryIO) -> bytes:
 
 
 def prepare_devices(device_bytes: int | None) -> None:
-    """Make TensorFlow count its allocations and keep to a limit, before its devices start."""
+    """Make TensorFlow count its allocations and limit its memory. Call it before its devices start."""
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # several processes may share a card
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # several processes may share a GPU
     if device_bytes is None:
         return
     import tensorflow as tf
@@ -134,7 +134,7 @@ def prepare_devices(device_bytes: int | None) -> None:
 
 
 def _peak() -> dict[str, Any]:
-    """Return the device with the highest peak, and the peak, if TensorFlow has started its devices."""
+    """Return the highest peak and its device, or nothing if TensorFlow has not started its devices."""
     if not devices_are_started():
         return {}
     import tensorflow as tf
@@ -148,13 +148,13 @@ def _peak() -> dict[str, Any]:
 
 
 def _dumps_error(error: BaseException) -> bytes:
-    """Return the pickled failure. An exception that cannot be sent is described by a `KerasmemError`."""
+    """Return the pickled error. An exception that cannot be pickled becomes a `KerasmemError`."""
     failure: dict[str, Any] = {"traceback": traceback.format_exc()}
     with contextlib.suppress(Exception):
         failure.update(_peak())
     with contextlib.suppress(Exception):
         pickled = dumps({**failure, "error": error.with_traceback(None)})
-        if isinstance(pickle.loads(pickled)["error"], Exception):  # and not SystemExit, which would end the asker
+        if isinstance(pickle.loads(pickled)["error"], Exception):  # SystemExit would end the calling process
             return pickled
     return dumps({**failure, "error": KerasmemError(f"the function raised {type(error).__name__}: {error}")})
 

@@ -1,7 +1,7 @@
-"""A function called in a fork of a process that has loaded TensorFlow: one such process, as long as it suits.
+"""Call functions in forks of a process that has imported TensorFlow.
 
-Python's `forkserver` would run the user's script again for each call, and has one server for a whole program, with the
-environment that it was started in.
+Python's `forkserver` would run the user's script again for each call, and it has one server per program, with the
+environment variables of its start.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.processes.children import ChildFailure, Limits, end_group, exit_reason, import_variables, start_module
 
 ON_LINUX_ALONE = (
-    "a call in a forked process (measure, probe, profile, run_isolated, isolated=True) works on Linux alone; "
-    "use method='graph' for an estimate, and keras's own fit in a process that you start yourself"
+    "calls in forked processes (measure, probe, profile, run_isolated, isolated=True) need Linux; "
+    "use method='graph' for an estimate, and the fit of Keras in a process that you start yourself"
 )
-_KEPT_ERRORS = 2**26  # bytes of standard error that are kept to be explained
-# Variables that Python, TensorFlow and their libraries read when they are loaded; a call brings all others along.
+_KEPT_ERRORS = 2**26  # bytes of standard error that are kept
+# Prefixes of variables that Python, TensorFlow and their libraries read at import. Each call sends all others.
 _READ_AT_START = ("TF_", "KERAS_", "XLA_", "JAX_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "MALLOC_", "PYTHON", "LD_")
 _READ_LATER = ("TF_FORCE_GPU_ALLOW_GROWTH", *import_variables())
 
 
 class Server(NamedTuple):
-    """A running `fork_server`, and the socket to ask it."""
+    """A running `fork_server`, and the socket for requests."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
 
 
-_servers: dict[tuple[int, frozenset[tuple[str, str]]], Server] = {}  # by process and variables
+_servers: dict[tuple[int, frozenset[tuple[str, str]]], Server] = {}  # by client process and variables
 
 
 def start_server(environ: Mapping[str, str]) -> Server:
-    """Return a server for calls with these environment variables. A new one loads its libraries in the background.
+    """Return a server for calls with some environment variables. A new server imports TensorFlow in the background.
 
     Raises:
-        KerasmemError: If none can be started.
+        KerasmemError: If the system cannot run servers.
     """
     variables = {item for item in environ.items() if item[0].startswith(_READ_AT_START) and item[0] not in _READ_LATER}
     key = os.getpid(), frozenset(variables)
@@ -61,7 +61,7 @@ def start_server(environ: Mapping[str, str]) -> Server:
             str(theirs.fileno()),
             environ={**environ, **import_variables()},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # TensorFlow's lines at its start; a call has its own
+            stderr=subprocess.DEVNULL,  # TensorFlow logs at import; each call has its own standard error
             pass_fds=(theirs.fileno(),),
         )
     _servers[key] = Server(process, ours)
@@ -70,14 +70,14 @@ def start_server(environ: Mapping[str, str]) -> Server:
 
 @dataclass(frozen=True)
 class ForkedCall:
-    """The end of a call in a fork.
+    """The outcome of a call in a fork.
 
     Attributes:
-        answer: the fork's answer (see `fork_server`); None if it gave none.
-        failure: the limit that was exceeded; None if none was.
-        code: the fork's exit code, as `subprocess` has it.
-        host_peak: the most that it had resident, in bytes.
-        errors: its standard error.
+        answer: answer of the fork (see `fork_server`), or None if it ended without one.
+        failure: failure if a limit was exceeded, otherwise None.
+        code: exit code of the fork, negative for a signal.
+        host_peak: peak resident memory in bytes.
+        errors: standard error.
     """
 
     answer: dict[str, Any] | None
@@ -88,15 +88,15 @@ class ForkedCall:
 
 
 def run_child(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """Call a function in a fork, without showing its output, and return its value.
+    """Call a function in a fork, hide its output, and return its value.
 
     Args:
-        function: to be called.
-        *arguments: for it.
-        **settings: `limits`, `environ` and `device_bytes` as for `call_in_fork`.
+        function: the function.
+        *arguments: positional arguments.
+        **settings: `limits`, `environ` and `device_bytes` of `call_in_fork`.
 
     Raises:
-        ChildFailure: If the child gave no answer; the reason says why.
+        ChildFailure: If the child ended without an answer, or the function raised another error than a `KerasmemError`.
         KerasmemError: If the function raised it.
     """
     call = call_in_fork(function, arguments, {}, output=False, **settings)
@@ -129,17 +129,17 @@ def call_in_fork(
     """Call a function in a fork, and wait until the fork has ended.
 
     Args:
-        function: to be called; it, its arguments and its result travel by cloudpickle.
-        arguments: positional ones.
+        function: the function. It, its arguments and its result are sent by cloudpickle.
+        arguments: positional arguments.
         named: keyword arguments.
-        limits: of time, from the start of the fork, and of resident memory, looked at 20 times a second.
-        environ: environment variables. Defaults to this process's.
-        device_bytes: that TensorFlow may allocate on each device; None for no limit.
-        output: whether to show the function's output.
+        limits: limits of the fork, checked 20 times per second.
+        environ: environment variables. Defaults to those of this process.
+        device_bytes: maximum bytes that TensorFlow may allocate per device. Defaults to None: unlimited.
+        output: whether to show the function's output. Defaults to True.
 
     Raises:
         UsageError: If the function or an argument cannot be sent to another process.
-        KerasmemError: If no process can be started.
+        KerasmemError: If the system cannot run servers.
     """
     settings: dict[str, Any] = {
         "cwd": os.getcwd(), "path": import_variables()["PYTHONPATH"], "argv": sys.argv, "device_bytes": device_bytes,
@@ -150,7 +150,7 @@ def call_in_fork(
         call, answer, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(4))
         _write_call(call, settings, (function, arguments, named))
         report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.enter_context(report)  # closed, it ends the fork: on Ctrl-C
+        stack.enter_context(report)  # closing it, as on Ctrl-C, ends the fork
         with theirs:
             files = [file.fileno() for file in (call, answer, out, err, theirs)]
             socket.send_fds(server.control, [b"call"], files)
@@ -172,15 +172,14 @@ def call_in_fork(
 
 
 def _reopen(file: BinaryIO) -> TextIO:
-    """Open a file of this process once more, to read it while another process writes it."""
+    """Open a file once more, to read it while another process writes to it."""
     return open(f"/proc/self/fd/{file.fileno()}", encoding="utf-8", errors="backslashreplace")
 
 
 def _receive(report: socket.socket) -> list[int]:
-    """Return the numbers that the server sends."""
     numbers = report.recv(100).split()
     if not numbers:
-        raise KerasmemError("the process that starts the others has ended; call again")
+        raise KerasmemError("the server of child processes has ended; call again")
     return [int(number) for number in numbers]
 
 
@@ -188,7 +187,7 @@ def _read_answer(answer: BinaryIO) -> dict[str, Any] | None:
     answer.seek(0)
     try:
         return dict(pickle.load(answer))
-    except (EOFError, pickle.UnpicklingError):  # there is none, or it was ended while writing
+    except (EOFError, pickle.UnpicklingError):  # missing, or incomplete because the fork was killed
         return None
 
 
@@ -198,7 +197,7 @@ def _write_call(file: BinaryIO, settings: Mapping[str, Any], call: Sequence[Any]
     pickle.dump(settings, file)
     try:
         cloudpickle.dump(call, file)
-    except Exception as error:  # an object's own way of being pickled may raise anything
+    except Exception as error:  # `__reduce__` methods may raise anything
         raise UsageError(
             f"{getattr(call[0], '__qualname__', call[0])!s} or an argument of it cannot be sent to another process "
             f"({type(error).__name__}: {error}); build models, open files and hold locks inside the function"

@@ -69,7 +69,7 @@ def test_real_steps_are_limited_by_free_host_memory(monkeypatch, available):
 
     def run_child(function, *arguments, limits, **_):
         tried.append(limits.host_bytes)
-        raise ChildFailure("it took 9.6 GiB of host memory, more than the 9.5 GiB it may have")
+        raise ChildFailure("it took 9.6 GiB of host memory, more than the limit of 9.5 GiB")
 
     monkeypatch.setattr(probing, "run_child", run_child)
     monkeypatch.setattr(probing, "host_memory", lambda: type("Host", (), {"available_bytes": available}))

@@ -174,7 +174,7 @@ def test_an_isolated_estimate_from_python(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"^isolated: "):
         kerasmem.estimate(keras.Sequential(), isolated=True)
     monkeypatch.setattr(estimating, "default_memory_limit", lambda: 2**20)
-    with pytest.raises(ModelError, match=r"small\.keras.*more than the 1\.00 MiB it may have"):
+    with pytest.raises(ModelError, match=r"small\.keras.*more than the limit of 1\.00 MiB"):
         kerasmem.estimate(tmp_path / "small.keras", isolated=True)
 
 

@@ -83,6 +83,6 @@ def test_limits_of_time_and_memory():
         run("signal.pause()", seconds=0.5)
     assert caught.value.timed_out
     size = 500 * 2**20
-    with pytest.raises(ChildFailure, match="more than the 500 MiB"):
+    with pytest.raises(ChildFailure, match="more than the limit of 500 MiB"):
         run(f"hold = bytearray({2 * size}); signal.pause()", host_bytes=size)
     assert run("hold = bytearray(2**20)", host_bytes=size)["echo"]
