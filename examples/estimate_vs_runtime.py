@@ -1,11 +1,11 @@
-"""The estimate against the memory that training really takes, over batch sizes.
+"""Compare the estimate with the measured memory of training, over batch sizes.
 
     python examples/estimate_vs_runtime.py [--output estimate_vs_runtime.png]
 
 Draws the plot of "Is my neural network too big to fit into GPU?": the formula's line for the MNIST convnet, the
-estimate of `kerasmem.estimate`, and what TensorFlow's allocator had in use at the peak of a training step. No GPU is
-needed: with TF_CPU_ALLOCATOR_USE_BFC=true the CPU's allocator is the one that a GPU uses. Each batch size runs in a
-process of its own, since an allocator remembers what it was asked for before.
+estimate of `kerasmem.estimate`, and the peak of TensorFlow's allocator in a training step. No GPU is needed: with
+TF_CPU_ALLOCATOR_USE_BFC=true the CPU uses the allocator of GPUs. Each batch size runs in a fresh process, because
+earlier steps change the state of an allocator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS = 5
 
 
 def mnist_cnn():
-    """Return the convnet of the source text, compiled as it will be trained."""
+    """Return the compiled convnet of the text."""
     import keras
 
     layers = keras.layers
@@ -72,7 +72,7 @@ def measure_in_a_fresh_process(batch_size: int) -> int:
 
 
 def draw(rows: list[dict[str, int]], path: str) -> None:
-    """Draw the three lines."""
+    """Draw the formula, the estimate with its interval, and the measurements."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -96,7 +96,7 @@ def draw(rows: list[dict[str, int]], path: str) -> None:
 def main() -> None:
     """Measure, print the table, draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", default="estimate_vs_runtime.png", help="where the plot goes")
+    parser.add_argument("--output", default="estimate_vs_runtime.png", help="file of the plot (default: %(default)s)")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCH_SIZES, help="batch sizes")
     parser.add_argument("--measure", type=int, metavar="BATCH", help="measure one batch size in this process")
     options = parser.parse_args()

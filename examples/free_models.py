@@ -1,8 +1,8 @@
-"""What is left of models that were trained and deleted: Keras's clear_session and kerasmem's, model by model.
+"""Train and delete models, and print the memory that Keras's and kerasmem's clear_session leave in use.
 
     python examples/free_models.py
 
-TensorFlow's CPU gets the allocator that GPUs have, which tells to the byte what is in use.
+TensorFlow's GPU allocator runs on the CPU, because it counts every byte in use.
 """
 
 import os
@@ -23,5 +23,5 @@ for clear_session in (keras.utils.clear_session, kerasmem.clear_session):
         model.fit(np.ones((8, 512)), np.ones((8, 10)), verbose=0)
         del model
         clear_session()
-        left = tf.config.experimental.get_memory_info("CPU:0")["current"]
-        print(f"{clear_session.__module__.partition('.')[0]}: {left:>10,} bytes in use after model {number}")
+        in_use = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        print(f"{clear_session.__module__.partition('.')[0]}: {in_use:>10,} bytes in use after model {number}")

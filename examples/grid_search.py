@@ -1,4 +1,4 @@
-"""Search a grid of models, each in a process of its own: one of them is too large, and the search goes on.
+"""Search a grid of models, each in a subprocess. One of them is too large, and the search continues.
 
 Runs offline in about a minute:
 
@@ -15,10 +15,10 @@ import kerasmem
 from kerasmem.units import format_size
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--limit", default="128MB", help="memory of the device, for TensorFlow")
+parser.add_argument("--limit", default="128MB", help="memory of the device for TensorFlow (default: %(default)s)")
 options = parser.parse_args()
 
-# Two moons: 2,000 points of two classes that no straight line divides.
+# Two moons: 2,000 points of two classes that a straight line cannot separate.
 rng = np.random.default_rng(0)
 angle, label = rng.uniform(0, np.pi, 2000), rng.integers(0, 2, 2000)
 points = np.stack([np.cos(angle) + label, np.sin(angle) * (1 - 2 * label) + 0.3 * label], axis=1)
@@ -37,13 +37,13 @@ def build(units: int, rate: float) -> Any:
 
 
 def trial(units: int, rate: float) -> tuple[float, list[np.ndarray]]:
-    """Train one model; whatever it allocates is gone when its process ends."""
+    """Train one model. Its memory is freed when its subprocess ends."""
     model = build(units, rate)
     history = model.fit(points, label, validation_split=0.2, epochs=5, batch_size=64, verbose=0).history
     return history["val_accuracy"][-1], model.get_weights()
 
 
-best_accuracy, best_setting, best_weights = 0.0, None, None  # one model's weights, whatever the number of trials
+best_accuracy, best_setting, best_weights = 0.0, None, None  # keep the weights of one model only
 print(f"{'units':>6} {'rate':>6} {'accuracy':>9} {'peak':>9}")
 for units, rate in itertools.product((8, 64, 4096), (0.001, 0.01)):
     run = kerasmem.run_isolated(trial, units, rate, device_memory_limit=options.limit, output=False)

@@ -1,10 +1,10 @@
-"""Peak memory and step time over the number of segments that a deep network is recomputed in.
+"""Measure peak memory and step time of a deep network over the number of recomputed segments.
 
     python examples/recomputation_sweep.py [--depth 24] [--segments 1 2 4 6 8 12 24]
 
-A stack of dense layers keeps what its backward pass needs, unless it is cut into segments that are computed again.
-Few segments are long, many leave many tensors between them: the lowest peak lies in between. Each row is predicted by
-the plan of `kerasmem.recompute` and measured in a process of its own, with the kind of allocator that a GPU has.
+A stack of dense layers keeps all activations for the backward pass, unless it is cut into segments that are recomputed.
+Few segments are long, and many segments keep many tensors between them, so a number in between has the lowest peak.
+Each row has the peak that `kerasmem.recompute` plans and the measured peak, in a subprocess with a GPU's allocator.
 """
 
 from __future__ import annotations
@@ -43,15 +43,7 @@ def measure(depth: int, batch_size: int, segments: int, dtype_policy: str) -> No
         model.train_on_batch(x, y)
         seconds.append(time.perf_counter() - start)
         peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
-    print(
-        json.dumps(
-            [
-                model.plan.activation_bytes,
-                statistics.median(peaks),
-                statistics.median(seconds),
-            ]
-        )
-    )
+    print(json.dumps([model.plan.activation_bytes, statistics.median(peaks), statistics.median(seconds)]))
 
 
 def main() -> None:

@@ -2,20 +2,20 @@
 
     python examples/recover_from_oom.py
 
-TensorFlow's CPU gets the allocator that GPUs have, and a limit of 96 MB: a real out-of-memory, without a GPU. The
-same batches without a limit give the same weights, to rounding.
+TensorFlow's GPU allocator runs on the CPU with a limit of 96 MB, so memory really runs out, without a GPU. Without the
+limit, the same batches give the same weights up to rounding.
 """
 
 import os
 import sys
 import warnings
 
-if os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB") is None:  # all of this must be set before TensorFlow starts
+if os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB") is None:  # must be set before TensorFlow starts
     limit = sys.argv[1] if len(sys.argv) > 1 else "96"
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
     os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = limit
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # oneDNN ends the process where it should raise
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # oneDNN ends the process instead of raising an error
 
 import keras
 import numpy as np
@@ -39,14 +39,14 @@ model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], j
 images = np.random.default_rng(0).random((1200, 32, 32, 3), "float32")
 labels = (images.mean((1, 2, 3)) * 1e4).astype("int32") % 10
 
-with warnings.catch_warnings(record=True) as said:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always", RuntimeWarning)
     history = kerasmem.fit(model, images, labels, batch_size=512, epochs=2, verbose=0)
-for each in said:
-    if each.category is RuntimeWarning:
-        print(each.message)
-for each in history.recoveries:
-    print(f"step {each.step}: {each.rows} rows, then {each.micro_batch_rows} at a time")
+for warning in caught:
+    if warning.category is RuntimeWarning:
+        print(warning.message)
+for step in history.recoveries:
+    print(f"step {step.step}: {step.rows} rows, then {step.micro_batch_rows} at a time")
 print(f"loss of each epoch: {[round(loss, 6) for loss in history.history['loss']]}")
 checksum = sum(float(np.abs(weight).sum()) for weight in model.get_weights())
 print(f"sum of all weights' sizes: {checksum:.3f}")

@@ -1,12 +1,12 @@
-"""Train from a file that is larger than the memory allowed.
+"""Train from a file that is larger than the memory limit.
 
     python examples/train_from_large_file.py [--size 1.5GB] [--limit 600MB] [--keep DIR]
 
 The script writes an HDF5 file, then starts two processes that may each allocate `--limit` bytes beyond what
-TensorFlow takes to start (RLIMIT_DATA: a real limit, whatever memory the machine has). One loads the file
-as an array, and fails. The other streams it with `H5ChunkSequence`, and trains.
+TensorFlow's start (RLIMIT_DATA). One loads the file as an array and fails. The other streams it with
+`H5ChunkSequence` and trains.
 
-`--size 4GB --limit 1.5GB` is the same at full length.
+`--size 4GB --limit 1.5GB` is a longer run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 FEATURES = 1024
 CHUNK_ROWS = 1024
-DIED = "the process died for lack of memory"
+DIED = "the process ran out of memory"
 
 
 def main() -> int:
@@ -61,7 +61,7 @@ def main() -> int:
         print(f"  memory grew by {format_size(training['grown'])} at its peak, training included,")
         print(f"  for a file of {format_size(path.stat().st_size)}")
         if loading.get("loaded"):
-            print("\nThe array fitted after all: choose a --limit below --size.")
+            print("\nThe array fits: choose a --limit below --size.")
         return 0
     finally:
         if not arguments.keep:
@@ -81,7 +81,7 @@ def write_file(path: Path, size: int) -> int:
         features = file.create_dataset("features", (rows, FEATURES), "f4", chunks=(CHUNK_ROWS, FEATURES))
         labels = file.create_dataset("labels", (rows,), "u1", chunks=(CHUNK_ROWS,))
         for start in range(0, rows, CHUNK_ROWS):
-            label = start * 10 // rows  # the file is sorted by class: shuffling has to mend that
+            label = start * 10 // rows  # sorted by class, so training needs a shuffle
             shift = int(random.integers(64))
             features[start : start + CHUNK_ROWS] = noise[shift : shift + CHUNK_ROWS] + patterns[label]
             labels[start : start + CHUNK_ROWS] = label
@@ -89,7 +89,7 @@ def write_file(path: Path, size: int) -> int:
 
 
 def train_from_file(path: Path, limit: int) -> dict:
-    """Train one epoch, streaming: this is all there is to it."""
+    """Stream the file and train one epoch."""
     import h5py
     import numpy as np
 
@@ -120,7 +120,7 @@ def train_from_file(path: Path, limit: int) -> dict:
 
 
 def load_as_array(path: Path, limit: int) -> dict:
-    """Read everything at once, which is what the limit forbids."""
+    """Read the whole file as an array, which exceeds the limit."""
     import h5py
 
     try:
@@ -142,7 +142,7 @@ def build_model():
 
 
 def run_limited(task: str, path: Path, limit: int) -> dict:
-    """Run this script again as a process that is limited; return what it reports."""
+    """Run this script in a limited subprocess and return its result."""
     command = [sys.executable, __file__, "--task", task, "--limit", str(limit), "--keep", str(path)]
     here = str(Path(__file__).resolve().parent.parent)
     environment = {**os.environ, "PYTHONPATH": here}
@@ -153,8 +153,8 @@ def run_limited(task: str, path: Path, limit: int) -> dict:
     return json.loads(lines[-1]) if done.returncode == 0 and lines else {}
 
 
-def be_limited(task: str, path: Path, limit: int) -> None:
-    """In the limited process: start TensorFlow, set the limit, do the task, print the result as JSON."""
+def run_task(task: str, path: Path, limit: int) -> None:
+    """Start TensorFlow, limit this process, run the task, and print the result as JSON."""
     import numpy as np
 
     model = build_model()
@@ -167,7 +167,7 @@ def be_limited(task: str, path: Path, limit: int) -> None:
 
 
 def indented(text: str) -> str:
-    """Return the text two spaces further in."""
+    """Return the text, indented by two spaces."""
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
@@ -187,8 +187,8 @@ def read_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    given = read_arguments()
-    if given.task:
-        be_limited(given.task, Path(given.keep), int(given.limit))
+    arguments = read_arguments()
+    if arguments.task:
+        run_task(arguments.task, Path(arguments.keep), int(arguments.limit))
     else:
         sys.exit(main())

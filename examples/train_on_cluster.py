@@ -1,17 +1,17 @@
-"""Train on several workers, started by Ray, Slurm or torchrun; killed ones go on with the very next batch.
+"""Train on several workers, started by Ray, Slurm or torchrun. Killed workers resume at the next batch.
 
     python examples/train_on_cluster.py --ray 2 [--kill]
     srun -n 4 python examples/train_on_cluster.py --folder /shared/run
     torchrun --nproc-per-node 2 examples/train_on_cluster.py --folder run
     KERAS_BACKEND=jax torchrun --nproc-per-node 2 examples/train_on_cluster.py --folder run
 
-Each worker asks what started it which one it is, and `shard="auto"` gives it its share of the rows. With TensorFlow,
-workers train under `MultiWorkerMirroredStrategy`, with JAX over `keras.distribution`. `ResumeTraining` saves as they
-go: started again after a kill, by Ray itself or by the same command, they end with the weights of a run that nobody
-killed. `--kill` has worker 1 kill itself in the middle of the first epoch, once.
+Each worker reads its rank from the launcher, and `shard="auto"` gives it its share of the rows. With TensorFlow,
+workers train under `MultiWorkerMirroredStrategy`, with JAX under `keras.distribution`. `ResumeTraining` saves during
+training: if workers are killed and restarted, by Ray or by the same command, they end with the weights of an
+undisturbed run. With `--kill`, worker 1 kills itself once in the first epoch.
 
-Ray Train and Slurm tell TensorFlow all addresses, on any number of machines; torchrun tells that of the first worker
-only, so with TensorFlow it is for one machine.
+Ray Train and Slurm give TensorFlow the addresses of all machines. torchrun gives only the first one, so with TensorFlow
+it works on one machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
 def main() -> int:
-    """Train as the worker that this process is, or have Ray start the workers."""
+    """Train as one worker, or start the workers with Ray."""
     arguments = read_arguments()
     folder = Path(arguments.folder or tempfile.mkdtemp(prefix="kerasmem-cluster-")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,14 +44,14 @@ def main() -> int:
         train_by_ray(config, arguments.ray)
         print((folder / "weights.txt").read_text())
     else:
-        said = train(config)
+        summary = train(config)
         if find_rank()[0] == 0:
-            print(said)
+            print(summary)
     return 0
 
 
 def train_by_ray(config: dict, workers: int) -> None:
-    """Have Ray start the workers, and start all of them again when one is lost."""
+    """Start the workers with Ray, which restarts all of them if one is lost."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.tensorflow import TensorflowTrainer
 
@@ -64,7 +64,7 @@ def train_by_ray(config: dict, workers: int) -> None:
 
 
 def train(config: dict) -> str:
-    """Be one worker."""
+    """Train as one worker and return a summary."""
     import keras
 
     from kerasmem import H5ChunkSequence, ResumeTraining
@@ -81,22 +81,24 @@ def train(config: dict) -> str:
     callbacks = [kill(folder / "killed")] if config["kill"] and rank == 1 else []
     callbacks.append(ResumeTraining(folder / "run.resume", data, save_freq=5))
     model.fit(data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
-    values = b"".join(keras.ops.convert_to_numpy(each).tobytes() for each in model.weights)
-    said = f"worker {data.shard[0]} of {data.shard[1]}, {len(data)} batches an epoch, weights {zlib.crc32(values):08x}"
+    values = b"".join(keras.ops.convert_to_numpy(weight).tobytes() for weight in model.weights)
+    summary = (
+        f"worker {data.shard[0]} of {data.shard[1]}, {len(data)} batches an epoch, weights {zlib.crc32(values):08x}"
+    )
     if rank == 0:
-        (folder / "weights.txt").write_text(said)
-    return said
+        (folder / "weights.txt").write_text(summary)
+    return summary
 
 
 def join_tensorflow():
-    """Return the scope of the workers' strategy, and this worker's number."""
+    """Return the scope of the strategy and the rank of this worker."""
     import tensorflow as tf
 
     rank, size = find_rank()
     resolver = None
     if "SLURM_STEP_NUM_TASKS" in os.environ:
         port = int(os.environ.get("MASTER_PORT", "8888"))
-        # Slurm itself deals out cards; how many there are, the resolver could not find out on a machine without any.
+        # Slurm assigns the cards; the resolver cannot count them on a machine without cards.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             port_base=port, gpus_per_node=size, gpus_per_task=1, auto_set_gpu=False
         )
@@ -114,7 +116,7 @@ def join_tensorflow():
 
 
 def join_jax():
-    """Join the processes of JAX; return a scope that does nothing, and this worker's number."""
+    """Join the processes of JAX; return an empty scope and the rank of this worker."""
     import contextlib
 
     import keras
@@ -128,7 +130,7 @@ def join_jax():
 
 
 def find_rank() -> tuple[int, int]:
-    """Return which worker this is and of how many, as the launcher says."""
+    """Return the rank of this worker and the number of workers, from the launcher."""
     for rank, size in LAUNCHERS:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
@@ -136,15 +138,15 @@ def find_rank() -> tuple[int, int]:
 
 
 def kill(mark: Path):
-    """Return a callback that ends this process as the system would, unless it has before."""
+    """Return a callback that kills this process once."""
     import keras
 
     class Kill(keras.callbacks.Callback):
-        seen = 0
+        batches = 0
 
         def on_train_batch_end(self, batch, logs=None):
-            self.seen += 1
-            if self.seen == KILLED_AT and not mark.exists():
+            self.batches += 1
+            if self.batches == KILLED_AT and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -167,9 +169,9 @@ def write_file(path: Path) -> None:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ray", type=int, metavar="N", help="have Ray start N workers")
-    parser.add_argument("--folder", help="where data and checkpoints lie, for all workers (default: a new one)")
-    parser.add_argument("--kill", action="store_true", help="have worker 1 kill itself once")
+    parser.add_argument("--ray", type=int, metavar="N", help="start N workers with Ray")
+    parser.add_argument("--folder", help="shared folder for data and checkpoints (default: a new one)")
+    parser.add_argument("--kill", action="store_true", help="kill worker 1 once")
     return parser.parse_args()
 
 

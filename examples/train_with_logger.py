@@ -1,4 +1,4 @@
-"""Train a small convolutional network and see what memory it uses, batch by batch.
+"""Train a small convolutional network and log its memory, batch by batch.
 
 Runs offline in well under a minute:
 
@@ -9,8 +9,8 @@ import os
 import tempfile
 from pathlib import Path
 
-# On a GPU nothing needs to be set. Without one, this gives TensorFlow's CPU the allocator that it uses on
-# GPUs (BFC), so that the numbers are of the same kind. It must be set before TensorFlow is imported.
+# Without a GPU, this makes TensorFlow use its GPU allocator (BFC) on the CPU, so that the figures are comparable.
+# It must be set before TensorFlow is imported.
 os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -24,7 +24,7 @@ from kerasmem.units import format_size
 growth = kerasmem.enable_memory_growth()
 print(f"Memory growth: {growth.message}")
 
-# Pictures of 28 × 28 whose class is their brightest quarter, so that there is something to learn.
+# Images of 28 × 28; the class is the brightest quarter.
 rng = np.random.default_rng(0)
 labels = rng.integers(0, 4, 2000)
 images = rng.random((2000, 28, 28, 1), dtype="float32")
@@ -60,7 +60,7 @@ history = model.fit(
 print(f"\nIn history.history and training.csv: {', '.join(history.history)}")
 
 peak = logger.timeline.largest("peak_bytes", phase="train")
-if peak is not None:  # None where TensorFlow has no allocator statistics to give
+if peak is not None:  # None if TensorFlow has no allocator statistics
     print(
         f"Highest peak: {format_size(peak.peak_bytes)} on {peak.device}, in {peak.phase} batch {peak.batch} "
         f"of epoch {peak.epoch + 1}; {format_size(peak.in_use_bytes)} of it stayed in use afterwards"

@@ -185,7 +185,7 @@ def estimate_cost() -> str:
             (row["model"].split(",")[0], row["asked"], f"{row['imports']:.1f}", goal, f"{row['seconds']:.0f}",
              f"{row['host_bytes'] / 1e9:.2f} GB")
         )  # fmt: skip
-    return table("model|asked|>× import keras|goal|>seconds|>host memory", rows)
+    return table("model|method|>× import keras|goal|>seconds|>host memory", rows)
 
 
 @part
