@@ -1,4 +1,4 @@
-"""The files that others' CI runs: action.yml and .pre-commit-hooks.yaml, by their very commands."""
+"""Run the commands of action.yml and .pre-commit-hooks.yaml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build(units=16):
 def wide():
     return build(64)
 """
-# answers as GitHub's does: a list of comments to the first call, then notes what it is given
+# a fake gh: lists comments, and records other calls
 GH = """#!/usr/bin/env bash
 if [[ $* == *--paginate* ]]; then cat "$RUNNER_TEMP/old"; exit; fi
 echo "$*" >>"$RUNNER_TEMP/calls"
@@ -30,7 +30,7 @@ echo "$*" >>"$RUNNER_TEMP/calls"
 
 @pytest.fixture
 def workplace(tmp_path):
-    """A checkout with a model, and a machine with kerasmem, pip and gh on its path."""
+    """Return a folder with a model, and with kerasmem, pip and gh in bin/."""
     (tmp_path / "model.py").write_text(MODEL)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -55,43 +55,44 @@ def environment(workplace):
     }  # fmt: skip
 
 
-def run_action(workplace, **given):
-    """Run each step of the action as a runner does; return the exit code of the first that fails, and all output."""
+def run_action(workplace, **inputs):
+    """Run the steps of the action; return the exit code of the first failure, or 0, and the output."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())
-    assert set(given) <= set(action["inputs"])
-    values = {f"inputs.{name}": given.get(name, each.get("default")) for name, each in action["inputs"].items()}
+    assert set(inputs) <= set(action["inputs"])
+    values = {f"inputs.{name}": inputs.get(name, spec.get("default")) for name, spec in action["inputs"].items()}
     values |= {"github.action_path": str(ROOT), "github.repository": "o/r", "github.event.number": "7",
                "github.token": "t", "github.event_name": "pull_request"}  # fmt: skip
-    said = ""
+    output = ""
     for step in action["runs"]["steps"]:
-        assert step["shell"] == "bash" and "${{" not in step["run"]  # what a change may name is never pasted into code
+        assert step["shell"] == "bash" and "${{" not in step["run"]  # inputs are never pasted into code
 
-        def value(found):
-            if found[1].startswith("steps."):
+        def value(match):
+            if match[1].startswith("steps."):
                 outputs = dict(line.split("=", 1) for line in (workplace / "output").read_text().splitlines())
-                return outputs[found[1].rpartition(".")[2]]
-            return values[found[1]]
+                return outputs[match[1].rpartition(".")[2]]
+            return values[match[1]]
 
-        own = {name: re.sub(r"\$\{\{ *(.+?) *\}\}", value, str(text)) for name, text in step.get("env", {}).items()}
+        variables = {
+            name: re.sub(r"\$\{\{ *(.+?) *\}\}", value, str(text)) for name, text in step.get("env", {}).items()
+        }
         if "if" in step and values["inputs.comment"] != "true":
             continue
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]], cwd=workplace,
-            env={**environment(workplace), **own}, text=True, capture_output=True, timeout=120,
+            env={**environment(workplace), **variables}, text=True, capture_output=True, timeout=120,
         )  # fmt: skip
-        said += done.stdout + done.stderr
+        output += done.stdout + done.stderr
         if done.returncode:
-            return done.returncode, said
-    return 0, said
+            return done.returncode, output
+    return 0, output
 
 
 def test_the_action_comments_and_refuses(workplace):
     arguments = "--method formula --batch-size 8"
-    code, said = run_action(
-        workplace, before="model.py:build", after="model.py:wide", arguments=f"{arguments} --max-increase 5%"
-    )
-    assert code == 3, said
-    assert (workplace / "pip").read_text().split()[-1] == str(ROOT)  # kerasmem itself is what is installed
+    limit = f"{arguments} --max-increase 5%"
+    code, output = run_action(workplace, before="model.py:build", after="model.py:wide", arguments=limit)
+    assert code == 3, output
+    assert (workplace / "pip").read_text().split()[-1] == str(ROOT)  # installs kerasmem itself
     comment = (workplace / "comment.md").read_text()
     assert comment.startswith("<!-- kerasmem compare -->\n### ❌ Memory of ") and "exceeds the limit" in comment
     assert (workplace / "summary").read_text() in comment
@@ -99,15 +100,15 @@ def test_the_action_comments_and_refuses(workplace):
         "api", "--silent", "-X", "POST", "repos/o/r/issues/7/comments", "-F",
     ]  # fmt: skip
 
-    (workplace / "old").write_text("41\n42\n")  # the next time its own comment is written again
-    code, said = run_action(workplace, before="model.py:build", after="model.py:build", arguments=arguments)
-    assert code == 0, said
+    (workplace / "old").write_text("41\n42\n")  # the next run updates its comment
+    code, output = run_action(workplace, before="model.py:build", after="model.py:build", arguments=arguments)
+    assert code == 0, output
     assert "-X PATCH repos/o/r/issues/comments/41 -F" in (workplace / "calls").read_text()
 
 
-def test_the_action_fails_where_there_is_nothing_to_compare(workplace):
-    code, said = run_action(workplace, before="model.py:build", after="gone.keras", comment="false")
-    assert code == 2 and "gone.keras" in said
+def test_the_action_fails_if_a_model_is_missing(workplace):
+    code, output = run_action(workplace, before="model.py:build", after="gone.keras", comment="false")
+    assert code == 2 and "gone.keras" in output
     assert not (workplace / "calls").exists()
 
 
@@ -120,4 +121,4 @@ def test_the_hooks_run(workplace):
         [*shlex.split(entry), *arguments], cwd=workplace, env=environment(workplace), text=True, capture_output=True
     )
     assert done.returncode == 3 and "exceeds the limit" in done.stdout, done.stderr
-    assert all(hook["pass_filenames"] is False for hook in hooks)  # the files that changed are no models
+    assert all(hook["pass_filenames"] is False for hook in hooks)

@@ -1,4 +1,4 @@
-"""What the README and the manual show is what happens."""
+"""The code, outputs and links of the README and the manual are right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import docs_outputs as outputs  # noqa: E402
 sys.path.remove(str(ROOT / "scripts"))
 
 
-# Graph mode's figures are those of oneDNN's kernels on a CPU with AVX-512 and two threads, wherever the test runs.
+# The figures of graph mode are those of oneDNN on a CPU with AVX-512 and two threads.
 SHOWN_ON = kernels.CpuKernels(kernels.ONEDNN, ("float32", "bfloat16"), 2, 2)
 
 
@@ -61,11 +61,11 @@ KERASMEM = [
 
 @pytest.mark.parametrize(("command", "output"), KERASMEM)
 def test_commands_print_what_is_shown(cli, command, output, request, tmp_path, monkeypatch):
-    keras.backend.clear_session()  # names are counted from the beginning, as in a script that builds one model
+    keras.backend.clear_session()  # number layer names from the beginning
     request.getfixturevalue("mnist_cnn").save(tmp_path / "model.h5")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(kernels, "cpu_kernels", lambda: SHOWN_ON)
-    if "--backend" in command:  # Keras has a backend in this process, and keeps it
+    if "--backend" in command:  # this process has another backend
         text = outputs.run(command, tmp_path)
     else:
         result = cli(*shlex.split(command)[1:])
@@ -79,7 +79,7 @@ def test_commands_print_what_is_shown(cli, command, output, request, tmp_path, m
 
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if blocks("python", text)])
 def test_python_blocks_run(program, page, tmp_path):
-    """Those of a page one after another."""
+    """The blocks of a page run one after another."""
     preamble = (
         "import numpy as np, h5py, keras\n"
         "rng = np.random.default_rng(0)\n"
@@ -90,9 +90,9 @@ def test_python_blocks_run(program, page, tmp_path):
         "x, y = rng.random((256, 28, 28, 1), 'f4'), rng.integers(0, 10, 256)\n"
         "def make():\n"
         "    layers = [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]\n"
-        "    made = keras.Sequential(layers)\n"
-        "    made.compile('adam', keras.losses.SparseCategoricalCrossentropy(from_logits=True))\n"
-        "    return made\n"
+        "    model = keras.Sequential(layers)\n"
+        "    model.compile('adam', keras.losses.SparseCategoricalCrossentropy(from_logits=True))\n"
+        "    return model\n"
         "make().save('model.h5')\n"
     )
     code = "".join(f"model = make()\n{block}" for block in blocks("python", PAGES[page]))
@@ -112,7 +112,7 @@ SHOWN = [
 
 @pytest.mark.parametrize(("name", "shown"), SHOWN)
 def test_outputs_shown_are_printed(name, shown, tmp_path):
-    """Numbers aside, of which `scripts/refresh_docs --outputs` writes today's."""
+    """Numbers may differ; `scripts/refresh_docs --outputs` updates them."""
     _, missing = outputs.refreshed(shown, outputs.SCENES[name](tmp_path))
     assert not missing
 
@@ -131,8 +131,8 @@ def test_every_file_and_script_named_is_there():
 
 def test_every_public_name_in_the_manual_exists():
     for name in set(re.findall(r"kerasmem\.([A-Za-z_]\w*)", TEXT)) - {"py"}:
-        there = (ROOT / "kerasmem" / name, ROOT / "kerasmem" / f"{name}.py")
-        assert name in kerasmem.__all__ or any(path.exists() for path in there), name
+        modules = (ROOT / "kerasmem" / name, ROOT / "kerasmem" / f"{name}.py")
+        assert name in kerasmem.__all__ or any(path.exists() for path in modules), name
 
 
 def test_the_reference_has_every_public_name():
@@ -153,7 +153,7 @@ def test_every_link_leads_to_a_page():
 
 def test_every_page_is_in_the_navigation():
     class Loader(yaml.SafeLoader):
-        """Knows no tag of Python's."""
+        """Ignores Python's tags."""
 
     Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
     nav = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]

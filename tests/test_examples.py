@@ -1,4 +1,4 @@
-"""The examples run as they are; the rooms' own tests cover what they show."""
+"""The examples run unchanged."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 pytestmark = pytest.mark.usefixtures("loaded_python")
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-WITHOUT_ONEDNN = {
-    "TF_ENABLE_ONEDNN_OPTS": "0"
-}  # which the example sets itself, too late for a Python that has loaded it
+# The example sets this itself, but too late for a Python that has loaded TensorFlow.
+WITHOUT_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 @pytest.mark.usefixtures("onednn_kernels")
@@ -22,10 +21,8 @@ def test_estimate_vs_runtime(program, tmp_path):
     rows = re.findall(r"^ +(\d+) +([\d.]+) MiB +([\d.]+) MiB +([\d.]+) MiB +([\d.]+)$", result.out, re.MULTILINE)
     assert [row[0] for row in rows] == ["16", "256"]
     for _, formula, estimated, measured, ratio in rows:
-        assert 0.5 < float(measured) / float(formula) < 2  # the same convnet as the source text's plot
-        assert (
-            0.7 < float(measured) / float(estimated) < 1.4
-        )  # the least of the two is a few MiB, of which chunks are 2
+        assert 0.5 < float(measured) / float(formula) < 2
+        assert 0.7 < float(measured) / float(estimated) < 1.4  # small peaks: a chunk of 2 MiB matters
         assert float(ratio) == pytest.approx(float(measured) / float(estimated), abs=0.02)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -37,7 +34,7 @@ def test_train_with_logger(program, tmp_path):
     assert len(re.findall(r"^memory, epoch \d \(CPU:0\): peak [\d.]+ MiB", result.out, re.MULTILINE)) == 3
     assert "memory_peak_bytes" in result.out
     assert "Highest peak: " in result.out
-    assert "oneDNN" not in result.out, "the example chooses the GPU's kind of allocator itself"
+    assert "oneDNN" not in result.out, "the example chooses the BFC allocator"
 
 
 @pytest.mark.parametrize(
@@ -60,30 +57,22 @@ def test_train_from_large_file(program, sizes):
 def test_grid_search(program):
     result = program(EXAMPLES / "grid_search.py")
     assert result.code == 0, result.err
-    lines = result.out.splitlines()
-    assert sum("ran out of memory" in line for line in lines) == 2  # the widest, at both rates
-    scores = [float(found[1]) for line in lines if (found := re.match(r" +\d+ +[\d.]+ +([\d.]+) +[\d.]+ [KM]iB", line))]
+    assert result.out.count("ran out of memory") == 2  # the widest, at both rates
+    scores = re.findall(r"^ +\d+ +[\d.]+ +([\d.]+) +[\d.]+ [KM]iB", result.out, re.MULTILINE)
     assert len(scores) == 4
-    assert lines[-1].startswith("Best: {'units': ") and f"accuracy {max(scores):.3f}" in lines[-1]
+    last = result.out.splitlines()[-1]
+    assert last.startswith("Best: ") and f"accuracy {max(scores)}" in last
 
 
 @pytest.mark.slow
 def test_recover_from_oom(program):
-    survived = program(EXAMPLES / "recover_from_oom.py", env=WITHOUT_ONEDNN)
-    assert survived.code == 0, survived.err
-    assert "ran out of memory" in survived.out
-    assert re.search(
-        r"rows, (by the estimate|if fewer rows help at all: one row is tried first)$", survived.out, re.MULTILINE
-    )
-    assert re.search(r"^step 0: 512 rows, then (64|128|256) at a time$", survived.out, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_recover_from_oom_gives_the_weights_of_a_run_that_had_memory(program):
-    survived = program(EXAMPLES / "recover_from_oom.py", env=WITHOUT_ONEDNN)
-    whole = program(EXAMPLES / "recover_from_oom.py", "4000", env=WITHOUT_ONEDNN)
-    assert "ran out" not in whole.out
-    assert whole.out.splitlines()[-1] == survived.out.splitlines()[-1], "the same weights"
+    recovered = program(EXAMPLES / "recover_from_oom.py", env=WITHOUT_ONEDNN)
+    assert recovered.code == 0, recovered.err
+    assert "ran out of memory" in recovered.out
+    assert re.search(r"^step 0: 512 rows, then (64|128|256) at a time$", recovered.out, re.MULTILINE)
+    undisturbed = program(EXAMPLES / "recover_from_oom.py", "4000", env=WITHOUT_ONEDNN)
+    assert "ran out" not in undisturbed.out
+    assert undisturbed.out.splitlines()[-1] == recovered.out.splitlines()[-1], "the same weights"
 
 
 def test_recomputation_sweep(program):
@@ -99,8 +88,8 @@ def test_free_models(program):
     result = program(EXAMPLES / "free_models.py")
     assert result.code == 0, result.err
     rows = re.findall(r"^(keras|kerasmem): +([\d,]+) bytes in use after model \d$", result.out, re.MULTILINE)
-    left = [int(size.replace(",", "")) for _, size in rows]
+    in_use = [int(size.replace(",", "")) for _, size in rows]
     assert [name for name, _ in rows] == ["keras"] * 3 + ["kerasmem"] * 3
-    assert left[0] > 3_000_000
-    assert left[2] > 2.5 * left[0]
-    assert left[3:] == [0, 0, 0]
+    assert in_use[0] > 3_000_000
+    assert in_use[2] > 2.5 * in_use[0]
+    assert in_use[3:] == [0, 0, 0]

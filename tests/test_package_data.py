@@ -1,4 +1,4 @@
-"""Files that an installation brings along."""
+"""Data files are installed with the package."""
 
 from __future__ import annotations
 
