@@ -24,8 +24,10 @@ _STEPS = {
 
 def uneven_layers(model: Any) -> str | None:
     """Return a warning about layers for which micro-batches differ from the batch, or None."""
+    layers = flatten_layers(model, include_self=False)
     statistics, random, added = [], [], []
-    for layer in flatten_layers(model, include_self=False):
+    half = sorted({f"layers in {layer.compute_dtype}" for layer in layers if _sums_in_half(layer)})
+    for layer in layers:
         if isinstance(layer, (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)):
             if layer.trainable:
                 statistics.append(layer.name)
@@ -39,9 +41,14 @@ def uneven_layers(model: Any) -> str | None:
         (statistics, "statistics are those of each micro-batch (not so if frozen, or with LayerNormalization)"),
         (random, "random numbers are drawn for each micro-batch, others than for the whole"),
         (added, "penalties that a layer adds are taken for means over the rows"),
+        (half, "gradients are sums over the rows in half precision, which micro-batches round differently"),
     )
     parts = [f"{_list(names)}: {why}" for names, why in reasons if names]
     return "micro-batches are not the same as the whole batch for " + "; ".join(parts) if parts else None
+
+
+def _sums_in_half(layer: Any) -> bool:
+    return layer.compute_dtype in ("bfloat16", "float16") and bool(layer.trainable_variables)
 
 
 def _list(names: list[str], most: int = 5) -> str:
