@@ -51,7 +51,7 @@ def render_page(contents: PageContents) -> str:
 
 @cache
 def _file(name: str) -> str:
-    return files("kerasmem.rendering").joinpath("data", name).read_text(encoding="utf-8")
+    return files("kerasmem.rendering").joinpath(f"data/{name}").read_text(encoding="utf-8")
 
 
 def _hash(style: str) -> str:
