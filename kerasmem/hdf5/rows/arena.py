@@ -37,29 +37,33 @@ class Arena:
             self._offsets.append(-(-(self._offsets[-1] + size) // _ALIGNED) * _ALIGNED)
         self._size = max(self._offsets[-1], 1)
         self._lock = threading.Lock()
-        # Filled without the lock by the threads that collect garbage.
-        self.free: deque[mmap.mmap] = deque()
+        self._free: list[mmap.mmap] = []
+        self._in_use: dict[int, tuple[weakref.ref[np.ndarray], mmap.mmap]] = {}  # by ID of the reference
+        # Filled without the lock by any thread that collects garbage. The references call `append` themselves: Ctrl-C
+        # within a callback written in Python would be reported as ignored, and lost.
+        self._released: deque[weakref.ref[np.ndarray]] = deque()
         self._allocated = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use or kept for reuse."""
         with self._lock:
-            self._drop_surplus()
+            self._reclaim()
             return self._allocated * self._size
 
     @property
     def idle(self) -> bool:
         """Whether the next set needs no memory beyond that kept for reuse."""
-        return bool(self.free) or self._allocated < self._keep
+        return bool(self._free or self._released) or self._allocated < self._keep
 
     def take(self, rows: int) -> list[np.ndarray]:
         """Return a set of uninitialised arrays with `rows` rows."""
         with self._lock:
-            memory = self.free.pop() if self.free else self._map()
-            self._drop_surplus()
-        base = np.frombuffer(memory, np.uint8)  # the base of all views
-        weakref.finalize(base, _give_back, weakref.ref(self), memory).atexit = False
+            self._reclaim(wanted=1)
+            memory = self._free.pop() if self._free else self._map()
+            base = np.frombuffer(memory, np.uint8)  # the base of all views
+            reference = weakref.ref(base, self._released.append)
+            self._in_use[id(reference)] = reference, memory
         arrays = []
         for (shape, dtype), offset in zip(self._shapes, self._offsets, strict=False):
             size = rows * prod(shape) * np.dtype(dtype).itemsize
@@ -70,11 +74,14 @@ class Arena:
         """Free all memory. Arrays in use keep theirs until they are garbage-collected."""
         with self._lock:
             self._keep = 0
-            self._drop_surplus()
+            self._reclaim()
 
-    def _drop_surplus(self) -> None:
-        while self._allocated > self._keep and self.free:
-            self.free.pop()
+    def _reclaim(self, wanted: int = 0) -> None:
+        """Collect released memory, and free all but `keep` pieces and the `wanted` ones."""
+        while self._released:
+            self._free.append(self._in_use.pop(id(self._released.popleft()))[1])
+        while self._allocated > self._keep and len(self._free) > wanted:
+            self._free.pop()
             self._allocated -= 1
 
     def _map(self) -> mmap.mmap:
@@ -84,9 +91,3 @@ class Arena:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._allocated += 1
         return memory
-
-
-def _give_back(reference: weakref.ref[Arena], memory: mmap.mmap) -> None:
-    arena = reference()
-    if arena is not None:
-        arena.free.append(memory)
