@@ -21,9 +21,10 @@ RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 class FileServer:
     """A web server of files in memory: ranges, ETags, If-Match, redirects, listings, and faults."""
 
-    def __init__(self, files=None, *, etag=True, modified=True, rate=None, latency=0.0):
-        self.files = dict(files or {})
-        self.etag, self.modified, self.rate, self.latency = etag, modified, rate, latency
+    def __init__(self, files):
+        self.files = files
+        self.etag = self.modified = True
+        self.rate = None  # bytes per second
         self.fault = lambda method, name, first, last: None
         self.redirects = {}
         self.needs = None  # an Authorization header
@@ -74,8 +75,6 @@ class FileServer:
 
     def answer(self, request):
         name = request.path.split("?", 1)[0].lstrip("/")
-        if self.latency:
-            time.sleep(self.latency)
         found = RANGE.fullmatch(request.headers.get("Range", ""))
         data = self.files.get(name)
         first, last = (int(found[1]), int(found[2]) + 1) if found else (0, len(data or b""))

@@ -275,7 +275,7 @@ class TestFaults:
             with pytest.raises(DataError, match=message):
                 epochs(web.url("bad.h5"))
 
-    def test_wrong_settings(self, web):
+    def test_wrong_settings(self, web, impatient):
         with pytest.raises(UsageError, match=r"'foo://bucket/a.h5' cannot be opened .*: Protocol not known: foo"):
             epochs("foo://bucket/a.h5")
         with pytest.raises(DataError, match=r"there is no host of this name|failed 7 times"):

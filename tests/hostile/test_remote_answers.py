@@ -21,6 +21,7 @@ from kerasmem.errors import DataError
 from kerasmem.hdf5.io import objects
 from kerasmem.streaming.data_source import read_windows
 objects._SILENCE = objects._CONNECT = 0.3
+objects._LEAST_RATE = 2**30
 objects._FIRST_WAIT = objects._LONGEST_WAIT = 0.01
 try:
     list(read_windows([sys.argv[1]], ["x"]))
