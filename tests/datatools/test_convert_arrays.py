@@ -22,12 +22,7 @@ def test_two_arrays_side_by_side(tmp_path, compression):
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", np.arange(500))
     output = tmp_path / "out.h5"
-    done = convert(
-        [tmp_path / "x.npy", tmp_path / "y.npy"],
-        output,
-        compression=compression,
-        memory_budget="2MiB",
-    )
+    done = convert([tmp_path / "x.npy", tmp_path / "y.npy"], output, compression=compression, memory_budget="2MiB")
     found = content(output)
     assert found["x"].dtype == np.float32 and np.array_equal(found["x"], X.astype("f4"))
     assert found["y"].dtype == np.int64 and np.array_equal(found["y"], np.arange(500))
@@ -153,10 +148,7 @@ HOSTILE = {
     "nothing.npy": (b"", "not an .npy file"),
     "code.npy": (b"\x93NUMPY\x01\x00\x40\x00" + b"__import__('os').system('true')".ljust(64), "not an .npy file"),
     "words.npy": (header((2,), "<U4", extra=bytes(32)), "must hold plain numbers; got str128"),
-    "complex.npy": (
-        header((2,), "<c8", extra=bytes(16)),
-        r"got complex64.*np\.stack\(\[z\.real, z\.imag\], -1\)",
-    ),
+    "complex.npy": (header((2,), "<c8", extra=bytes(16)), r"got complex64.*np\.stack\(\[z\.real, z\.imag\], -1\)"),
     "dates.npy": (header((2,), "<M8[s]", extra=bytes(16)), "got datetime64.*drop"),
     "broken.npz": (b"PK\x03\x04 this is no archive", "not an .npy file"),
 }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from converted import content, left_in, streamed
 
-from kerasmem.data import convert
+from kerasmem.data import convert, inspect
 from kerasmem.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -53,10 +53,7 @@ def test_anndata_sparse_and_dense(tmp_path):
     data.layers["columns"] = matrix.tocsc()
     data.write_h5ad(tmp_path / "cells.h5ad")
     done = convert(
-        tmp_path / "cells.h5ad",
-        tmp_path / "out.h5",
-        columns={"x": "X", "y": "obs/kind/codes"},
-        memory_budget="1MiB",
+        tmp_path / "cells.h5ad", tmp_path / "out.h5", columns={"x": "X", "y": "obs/kind/codes"}, memory_budget="1MiB"
     )
     x, y = streamed(tmp_path / "out.h5")
     assert np.array_equal(x, matrix.toarray()) and np.array_equal(np.array(["b", "nk", "t"])[y], kinds)
@@ -72,9 +69,11 @@ def test_pandas(tmp_path):
     pytest.importorskip("tables")
     frame = pandas.DataFrame(X, columns=list("abcdefgh"))
     frame.to_hdf(tmp_path / "p.h5", key="fixed", mode="w", format="fixed", complevel=4, complib="blosc")
+    assert inspect(tmp_path / "p.h5").x == "fixed/block0_values"
     convert(tmp_path / "p.h5", tmp_path / "out.h5", columns={"x": "fixed/block0_values"})
     assert np.array_equal(content(tmp_path / "out.h5")["x"], X.astype("f4"))
     frame.to_hdf(tmp_path / "t.h5", key="table", mode="w", format="table")
+    assert any("is a table with the columns" in dataset.problem for dataset in inspect(tmp_path / "t.h5").datasets)
     convert(tmp_path / "t.h5", tmp_path / "o2.h5", columns={"x": "table/table/values_block_0"})
     assert np.array_equal(content(tmp_path / "o2.h5")["x"], X.astype("f4"))
 
@@ -91,9 +90,6 @@ def test_damaged_and_hostile_files(tmp_path):
     with pytest.raises(DataError, match=r"rows 200 to 250 of dataset 'x' cannot be read: its checksum"):
         convert(path, tmp_path / "out.h5", shuffle=True)
     assert left_in(tmp_path, path) == []
-    path.write_bytes(data[:1000])
-    with pytest.raises(DataError, match="truncated"):
-        convert(path, tmp_path / "out.h5")
     raw = tmp_path / "secret"
     raw.write_bytes(X.tobytes())
     with h5py.File(path, "w") as file:

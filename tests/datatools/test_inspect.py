@@ -88,10 +88,7 @@ def test_names_are_guessed_and_can_be_given(tmp_path):
     assert (found.x, found.y) == ("test/images", "test/labels")
     for settings, told in (
         ({"x": "nope"}, "x: there is no dataset 'nope'; there are 'aside'"),
-        (
-            {"x": "train/images", "y": "test/labels"},
-            "y: 'test/labels' must have as many rows as 'train/images'",
-        ),
+        ({"x": "train/images", "y": "test/labels"}, "y: 'test/labels' must have as many rows as 'train/images'"),
     ):
         with pytest.raises(UsageError, match=told):
             kerasmem.data.inspect(path, **settings)
@@ -120,18 +117,6 @@ def test_anndata(tmp_path):
     run(found.line)
 
 
-def test_a_file_of_pandas_streams(tmp_path):
-    pytest.importorskip("tables")
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(RNG.random((60, 3)), columns=list("abc"))
-    frame.to_hdf(tmp_path / "p.h5", key="f", mode="w", format="fixed")
-    frame.to_hdf(tmp_path / "p.h5", key="t", mode="a", format="table")
-    found = kerasmem.data.inspect(tmp_path / "p.h5")
-    assert found.x == "f/block0_values"
-    assert "is a table with the columns" in report(found, "t/table").problem
-    run(found.line)
-
-
 def test_other_peoples_files(tmp_path):
     """Nothing to train from, hostile names, thousands of objects, links in a circle, data elsewhere."""
     path = tmp_path / "d.h5"
@@ -150,16 +135,6 @@ def test_other_peoples_files(tmp_path):
             file.create_group(f"g{number}")
     found = kerasmem.data.inspect(path)
     assert any("only the first" in note for note in found.notes)
-    for data, told in (
-        (b"", "is empty"),
-        (b"nothing", "not an HDF5 file"),
-        (path.read_bytes()[:3000], "truncated|cannot"),
-    ):
-        (tmp_path / "bad.h5").write_bytes(data)
-        with pytest.raises(DataError, match=told):
-            kerasmem.data.inspect(tmp_path / "bad.h5")
-    with pytest.raises(DataError, match="there is no such file"):
-        kerasmem.data.inspect(tmp_path / "none.h5")
 
 
 def test_a_listing_that_fails_leaves_nothing_open(tmp_path, monkeypatch):

@@ -87,11 +87,7 @@ def test_names_and_refusals(tmp_path):
     x = RNG.integers(0, 256, (300, 5, 5, 3), "u1")
     path = write(tmp_path / "d.h5", x=x, y=np.arange(300), w=RNG.random(300), other=RNG.random((10, 2)))
     stats = kerasmem.data.stats(path)
-    assert np.allclose(stats["x"].mean, x.mean(axis=(0, 1, 2))) and {c.name for c in stats.columns} == {
-        "x",
-        "y",
-        "w",
-    }
+    assert np.allclose(stats["x"].mean, x.mean(axis=(0, 1, 2))) and {c.name for c in stats.columns} == {"x", "y", "w"}
     with H5ChunkSequence(path, "x", "y", shuffle=False, batch_size=300) as sequence:
         normal = np.asarray(run(stats.code)["normalization"](sequence[0][0]))
     assert abs(normal.mean()) < 1e-3 and abs(normal.std() - 1) < 1e-2

@@ -126,11 +126,7 @@ def resumed(fit):
     return fit(make_callbacks=lambda data: [Kill(), ResumeTraining("run.resume", data, save_freq=3)])[1]
 
 
-REFUSED = (
-    {"shard": (0, 3)},
-    {"shard": None, "seed": None},
-    {"call": "predict", "shuffle": False},
-)
+REFUSED = ({"shard": (0, 3)}, {"shard": None, "seed": None}, {"call": "predict", "shuffle": False})
 
 
 def refusal(model, stream, call="fit", **settings):

@@ -16,7 +16,6 @@ import tensorflow as tf
 from workers import free_ports, run_together
 
 from kerasmem import H5ChunkSequence
-from kerasmem.cluster import worker_of
 from kerasmem.streaming.tf_data import share_batches
 from kerasmem.training.resume import latest_common
 
@@ -228,10 +227,6 @@ def test_batches_are_shared_among_a_workers_devices():
     x = tf.data.Dataset.range(11).batch(4)
     pieces = [piece[0].tolist() for piece in share_batches(tf.data.Dataset.zip((x, x)), 2).as_numpy_iterator()]
     assert pieces == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9, 10]]
-
-
-def test_worker_of_no_strategy():
-    assert worker_of(None) == worker_of(tf.distribute.get_strategy()) == (0, 1)
 
 
 def test_the_number_of_a_shares_batches_is_not_told_to_tf_data(path):

@@ -52,13 +52,6 @@ def test_equal_seeds_give_equal_epochs_and_others_differ():
     assert len({tuple(order) for order in orders}) == 6
 
 
-def test_rows_of_different_blocks_mix_within_a_window():
-    order = EpochOrder(Blocks(range(1000), 10), 20, seed=0, epoch=0)
-    first_batch = order.rows(0, 32)
-    assert len(set(first_batch // 10)) > 12
-    assert order.rows(0, 200).max() - order.rows(0, 200).min() > 500, "blocks come from all over the file"
-
-
 def test_32_blocks_mix_a_file_sorted_by_ten_classes():
     rows = epoch_rows(EpochOrder(Blocks(range(64_000), 100), 32, seed=0, epoch=0), 32)
     uniform = np.random.default_rng(0).permutation(64_000)

@@ -85,21 +85,6 @@ def test_auto(monkeypatch):
     assert in_cluster(cluster, "evaluator", 0) is in_cluster(cluster, "ps", 0) is None
 
 
-def test_auto_in_the_scope_of_a_strategy_of_several_workers(monkeypatch):
-    import tensorflow as tf
-
-    class Cluster:
-        """As much of a strategy over several machines as counts; making a real one waits for the others."""
-
-        cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": ["a:1", "b:1", "c:1"]}), task_type="worker", task_id=2
-        )
-
-    monkeypatch.setattr(tf.distribute, "has_strategy", lambda: True)
-    monkeypatch.setattr(tf.distribute, "get_strategy", Cluster)
-    assert find_shard() == (2, 3)
-
-
 def test_auto_with_a_keras_distribution(monkeypatch):
     import keras
 

@@ -19,12 +19,7 @@ def sequence(path, **settings):
     return Recorded(path, **{"batch_size": 8, "memory_budget": "3kB", **settings})
 
 
-WAYS = [
-    {"workers": 0},
-    {"workers": 1},
-    {"workers": 4},
-    {"workers": 2, "use_multiprocessing": True},
-]
+WAYS = [{"workers": 0}, {"workers": 1}, {"workers": 4}, {"workers": 2, "use_multiprocessing": True}]
 
 
 @pytest.fixture
@@ -159,8 +154,7 @@ def test_transform_runs_in_processes_that_have_none_of_our_threads(path):
 
 
 @pytest.mark.parametrize(
-    ("transform", "text"),
-    [(die, "crashed its worker process"), (raise_odd, "raised OddError: odd error")],
+    ("transform", "text"), [(die, "crashed its worker process"), (raise_odd, "raised OddError: odd error")]
 )
 def test_a_failing_worker_process_is_reported(path, transform, text):
     stream = H5ChunkSequence(path, batch_size=50, transform=transform, workers=2, use_multiprocessing=True)

@@ -146,10 +146,7 @@ def test_missing_parts_are_no_silent_zeros(write, tmp_path):
         x, _ = H5ChunkSequence(path, batch_size=100, shuffle=False, trust_file=True)[0]
     assert x.sum() == 60 * 0 + 55 * 3
     H5ChunkSequence(path, "full", None)
-    for name, text in {
-        "gone": "'gone.h5' is missing",
-        "half": "cover 4 of its 8",
-    }.items():
+    for name, text in {"gone": "'gone.h5' is missing", "half": "cover 4 of its 8"}.items():
         with pytest.warns(UserWarning, match=text):
             H5ChunkSequence(path, name, None, trust_file=True, shuffle=False)[0]
     assert len(H5ChunkSequence(path, "covered", None, trust_file=True)[0][0]) == 4
