@@ -11,7 +11,6 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +126,7 @@ def _max_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    part.__name__: part for part in (truth, estimate, capped)
-}
+PARTS = {part.__name__: part for part in (truth, estimate, capped)}
 
 if __name__ == "__main__":
     print("\n" + json.dumps(PARTS[sys.argv[1]](json.loads(sys.argv[2]))))

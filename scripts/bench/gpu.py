@@ -13,9 +13,12 @@ run again:
 - context, logger, oom, stream: memory of CUDA's context and libraries; `MemoryLogger`; `explain_oom` after a run past
   the limit; images a second from a file, in a training step, and both together.
 
-`--rehearse` runs a few small cases, on a CPU where there is no GPU. `--cpu` compares `estimate` with `measure` on the
-CPU. JAX counts nothing there, so a process that really trains reports how much resident memory rose during a step,
-above the live arrays before it: kernel scratch of 64 KiB and more is in it, machine code loaded in the first step not.
+It needs JAX and kerasmem's dependencies without TensorFlow. Plans are skipped without `kerasmem[gpu-targets]`. The exit
+code is 1 if a case failed.
+
+`--rehearse` runs a few small cases, on a CPU if there is no GPU. `--cpu` compares `estimate` with `measure` on the CPU.
+JAX counts nothing there, so a process that really trains reports how much resident memory rose during a step, above the
+live arrays before it: this includes kernel scratch of 64 KiB and more, but no machine code loaded in the first step.
 """
 
 from __future__ import annotations
@@ -280,11 +283,10 @@ class Bench:
         row = {**case, "status": "not reached"}
         if left >= LEAST_SECONDS:
             try:
-                row |= in_child(case, left, self.cache)
+                row |= {"status": "done"} | in_child(case, left, self.cache)
                 before, after = (row.get(f"after_{part}", {}) for part in ("compiling", "steps"))
                 if before and before["peak_bytes_in_use"] == after["peak_bytes_in_use"]:
                     row["again"] = in_child(case, max(self.end - time.monotonic(), 1.0), self.cache)
-                row["status"] = "done"
             except Exception as error:
                 row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         with self.lock:
@@ -336,10 +338,16 @@ def main() -> None:
     add("--cpu", action="store_true", help="compare estimates with steps on the CPU instead")
     add("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.case:
-        print(json.dumps({**KINDS[options.case["kind"]](options.case), "has_tensorflow": "tensorflow" in sys.modules}))
-        return
     from kerasmem.devices.machine import list_devices
+    from kerasmem.errors import MissingExtraError
+
+    if options.case:
+        try:
+            answer = KINDS[options.case["kind"]](options.case)
+        except MissingExtraError as error:
+            answer = {"status": "skipped", "error": str(error)}
+        print(json.dumps({**answer, "has_tensorflow": "tensorflow" in sys.modules}))
+        return
 
     begin, devices = time.monotonic(), list_devices()
     name = devices[0].name if devices else "h100-sxm"
@@ -361,6 +369,7 @@ def main() -> None:
         planning.shutdown()
         bench.end = begin + options.seconds
         bench.run_all(cases, "stream").shutdown()
+    sys.exit(any(case["status"] == "failed" for case in bench.cases.values()))
 
 
 if __name__ == "__main__":

@@ -219,11 +219,10 @@ def summarise(rows: dict[str, Row]) -> dict[str, Row]:
         plain = rows.get("/".join([*key.split("/")[:3], "plain"]), row)
         if "error" in row or "error" in plain:
             continue
-        both = (row, plain)
-        peaks = [statistics.median(run["peak_bytes"]) for run in both]
-        above = [peak - run["before_bytes"] for peak, run in zip(peaks, both, strict=True)]
-        held = [run["weight_bytes"] + run["gradient_bytes"] for run in both]
-        seconds = [statistics.median(run["step_seconds"]) for run in both]
+        peaks = [statistics.median(run["peak_bytes"]) for run in (row, plain)]
+        above = [peak - run["before_bytes"] for peak, run in zip(peaks, (row, plain), strict=True)]
+        held = [run["weight_bytes"] + run["gradient_bytes"] for run in (row, plain)]
+        seconds = [statistics.median(run["step_seconds"]) for run in (row, plain)]
         summary[key] = {
             "peak": round(peaks[0] / peaks[1], 3),
             "above_start": round(above[0] / above[1], 3),
