@@ -155,7 +155,7 @@ class DataLayout:
 
     @property
     def identity(self) -> list[tuple[str, int]]:
-        """Path (relative to the common folder) and number of rows of each file; [] for a single file."""
+        """Path (relative to the common folder) and number of rows of each file. Empty for a single file."""
         if len(self.files) == 1:
             return []
         paths = [comparable_path(file.path) for file in self.files]

@@ -59,7 +59,7 @@ class DiskCache:
         return blocks
 
     def write(self, key: str, first: int, data: memoryview) -> None:
-        """Write whole blocks; only the object's last block may be short.
+        """Write whole blocks. Only the object's last block may be short.
 
         If the disk is full or read-only, a warning is shown once and training continues without the cache.
         """

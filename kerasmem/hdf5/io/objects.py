@@ -47,7 +47,7 @@ class ChangedError(PermanentError):
     """The object is no longer the known version.
 
     Args:
-        difference: what distinguishes the two versions, such as "its ETag changed".
+        difference: difference of the two versions, such as "its ETag changed".
     """
 
     def __init__(self, difference: str) -> None:

@@ -180,7 +180,7 @@ class Delivery:
 
 
 def _as_quotient(column: Column) -> tuple[np.float32, np.float32] | None:
-    """Return (a, d) if (value + a) / d in float32 equals the scaled value to the last bit; None otherwise.
+    """Return (a, d) if (value + a) / d in float32 equals the scaled value to the last bit, otherwise None.
 
     It is twice as fast, and exact for common scalings of bytes, such as 1/255 and (2/255, -1). All 256 bytes are tried.
     """

@@ -117,7 +117,7 @@ def natural_order(path: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def read_path(path: Any) -> str:
-    """Return an absolute path, which stays valid in worker processes and after `chdir`."""
+    """Return an absolute path, so that it stays valid in worker processes and after `chdir`."""
     try:
         text = os.fsdecode(path)
     except TypeError:
@@ -260,7 +260,7 @@ def write_index(path: str, files: Sequence[FileLayout]) -> None:
 
 
 def _relative(path: str, index: str) -> str:
-    """Return a path relative to the index if the file is in the same folder or below; otherwise unchanged."""
+    """Make a path relative to the index if the file is in the same folder or below."""
     if is_url(path):
         return path
     name = os.path.relpath(path, os.path.dirname(index))

@@ -150,7 +150,7 @@ def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:
-    """Refuse filtered data, and data with wrong sizes, which HDF5 would not check."""
+    """Refuse filtered data and data with wrong sizes, because HDF5 checks neither."""
     here = f"{shown(file.filename)}: dataset {shown(name)}"
     creation = dataset.id.get_create_plist()
     if creation.get_nfilters():

@@ -110,7 +110,7 @@ class Source(ABC):
             raise UnreadableRowsError(int(rows.min()), int(rows.max()) + 1, str(error)) from error
 
     def extents(self, run: RowRun) -> Iterator[tuple[int, int]]:
-        """Yield the extents that `read` may read; none if unknown."""
+        """Yield the extents that `read` may read, if known."""
         return iter(())
 
 
