@@ -14,7 +14,7 @@ import numpy as np
 from kerasmem.hdf5.format.columns import Column
 from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.format.layout import DataLayout, Grid
-from kerasmem.hdf5.rows.delivery import Delivery, Places, RowRun, WantedRows, part_of
+from kerasmem.hdf5.rows.delivery import Delivery, RowRun, Slots, WantedRows, slice_slots
 from kerasmem.hdf5.rows.jobs import DatasetRows, Job, ResidentRows, Task, prefetch
 from kerasmem.hdf5.rows.open_files import OpenFiles
 from kerasmem.hdf5.rows.paths import Access
@@ -178,13 +178,13 @@ class RowReader:
                 prefetch(jobs)
                 self._next = key, jobs
 
-    def _runs(self, order: EpochOrder, window: int, slots: Places) -> list[RowRun]:
+    def _runs(self, order: EpochOrder, window: int, slots: Slots) -> list[RowRun]:
         """Return the runs of rows of a window in the order of reading."""
         runs, done = [], 0
         for block in order.window_order(window).tolist():
             start, stop, picked = order.blocks.run(block)
             count = stop - start if picked is None else len(picked)
-            runs.append(RowRun(start, stop, picked, part_of(slots, done, done + count)))
+            runs.append(RowRun(start, stop, picked, slice_slots(slots, done, done + count)))
             done += count
         return _sort_by_delivery(runs) if self.files.remote and order.windows > 1 else runs
 
@@ -195,7 +195,7 @@ def _interleave(jobs: Sequence[Sequence[_Item]]) -> list[_Item]:
     return [job for turn in turns for job in turn if job is not None]
 
 
-def _slots(order: EpochOrder, window: int) -> Places:
+def _slots(order: EpochOrder, window: int) -> Slots:
     """Return the index in the order of delivery of each row in the order of reading."""
     rows = order.window_rows(window)
     delivered = order.slots(Segment(window, 0, rows))
@@ -210,7 +210,7 @@ def _sort_by_delivery(runs: Sequence[RowRun]) -> list[RowRun]:
     """Sort runs by the delivery of their first rows. Runs that are neighbors in the file stay together."""
 
     def first_slot(run: RowRun) -> int:
-        return run.places.start if isinstance(run.places, slice) else int(run.places.min())
+        return run.slots.start if isinstance(run.slots, slice) else int(run.slots.min())
 
     groups: list[list[RowRun]] = []
     for run in runs:

@@ -33,12 +33,12 @@ def test_short_and_interrupted_reads_are_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(handles, "_preadv", reluctant)
     rows = np.sort(np.random.default_rng(1).choice(3000, 2500, replace=False))
     target = np.zeros((2600, 64), np.uint8)
-    places = 50 + np.random.default_rng(2).permutation(2500)
-    plan = ScatterRead(6 + rows * 64, places, target, rows)
+    slots = 50 + np.random.default_rng(2).permutation(2500)
+    plan = ScatterRead(6 + rows * 64, slots, target, rows)
     handle = FileHandle(str(path), path.stat().st_size)
     for share in plan.shares():
         plan.read(handle, share)
-    assert np.array_equal(target[places], stored[rows])
+    assert np.array_equal(target[slots], stored[rows])
     assert not target[:50].any() and not target[2550:].any()
     assert handle.bytes_read == 2500 * 64
 

@@ -23,25 +23,25 @@ SCATTER_BYTES = KIB  # smallest row that the kernel scatters; NumPy scatters sma
 _WIDE = 1 << 12  # smallest number of values of a row that is converted straight into the window
 _SHARE_BYTES = 4 << 20  # read per task
 
-Places = slice | np.ndarray
+Slots = slice | np.ndarray
 """Row numbers in a window: a slice, or an array of one number per row."""
 
 
 @dataclass(frozen=True)
 class RowRun:
-    """Rows `start` to `stop` of a file, and their places in a window.
+    """Rows `start` to `stop` of a file, and their slots in a window.
 
     Args:
         start: first row.
         stop: row after the last.
         picked: numbers of the selected rows, counted from `start`; None for all rows.
-        places: place of each selected row.
+        slots: slot of each selected row.
     """
 
     start: int
     stop: int
     picked: np.ndarray | None
-    places: Places
+    slots: Slots
 
     def cells(self, size: int) -> Iterator[RowRun]:
         """Yield the part in each cell of `size` rows, trimmed to its picked rows."""
@@ -59,7 +59,7 @@ class RowRun:
                 inside = self.picked[first:last]
                 low, high = self.start + int(inside[0]), self.start + int(inside[-1]) + 1
                 picked = None if high - low == last - first else inside - inside[0]
-            yield RowRun(low, high, picked, part_of(self.places, first, last))
+            yield RowRun(low, high, picked, slice_slots(self.slots, first, last))
 
     def runs(self) -> Iterator[RowRun]:
         """Yield the parts without gaps."""
@@ -70,14 +70,14 @@ class RowRun:
         bounds = [0, *breaks.tolist(), len(self.picked)]
         for first, last in itertools.pairwise(bounds):
             low = self.start + int(self.picked[first])
-            yield RowRun(low, low + last - first, None, part_of(self.places, first, last))
+            yield RowRun(low, low + last - first, None, slice_slots(self.slots, first, last))
 
 
-def part_of(places: Places, first: int, last: int) -> Places:
-    """Return the places of rows `first` to `last`."""
-    if isinstance(places, slice):
-        return slice(places.start + first, places.start + last)
-    return places[first:last]
+def slice_slots(slots: Slots, first: int, last: int) -> Slots:
+    """Return the slots of rows `first` to `last`."""
+    if isinstance(slots, slice):
+        return slice(slots.start + first, slots.start + last)
+    return slots[first:last]
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class WantedRows:
     Args:
         numbers: function that returns the number of each row across files.
         runs: function that returns the same rows as runs, in reading order.
-        places: place of each row in the window.
+        slots: slot of each row in the window.
     """
 
     numbers: Callable[[], np.ndarray]
     runs: Callable[[], Sequence[RowRun]]
-    places: Places
+    slots: Slots
 
 
 class Delivery:
@@ -115,7 +115,7 @@ class Delivery:
         rows: np.ndarray,
         picked: np.ndarray | None,
         target: np.ndarray,
-        places: Places,
+        slots: Slots,
         scratch: Scratch,
         inner: tuple[slice, ...] = (),
     ) -> None:
@@ -125,7 +125,7 @@ class Delivery:
             rows: stored rows, or the same part of each.
             picked: numbers of the rows to deliver; None for all.
             target: array of the column in the window.
-            places: place of each delivered row in `target`.
+            slots: slot of each delivered row in `target`.
             scratch: buffers of this thread.
             inner: part of each row that `rows` holds. Defaults to (): whole rows.
         """
@@ -138,20 +138,20 @@ class Delivery:
         for first in range(0, count, step):
             last = min(first + step, count)
             part = rows[first:last] if picked is None else rows[picked[first:last]]
-            if isinstance(places, slice):
-                self._convert(part, target[places.start + first : places.start + last], scratch)
+            if isinstance(slots, slice):
+                self._convert(part, target[slots.start + first : slots.start + last], scratch)
                 continue
-            row_places = places[first:last]
+            row_slots = slots[first:last]
             if self.plain:
-                _scatter(part, target, row_places)
+                _scatter(part, target, row_slots)
             elif values >= _WIDE:
-                for row, index in zip(part, row_places.tolist(), strict=True):
+                for row, index in zip(part, row_slots.tolist(), strict=True):
                     self._convert(row, target[index], scratch)
             else:
                 size = part.size * target.dtype.itemsize
                 converted = scratch.take("converted", size).view(target.dtype).reshape(part.shape)
                 self._convert(part, converted, scratch)
-                _scatter(converted, target, row_places)
+                _scatter(converted, target, row_slots)
 
     def _convert(self, source: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
         column = self._column
@@ -198,14 +198,14 @@ def _as_quotient(column: Column) -> tuple[np.float32, np.float32] | None:
     return (add, divisor) if is_exact else None
 
 
-def _scatter(rows: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-    """Copy rows to their places. NumPy is fastest if each row is one opaque item."""
+def _scatter(rows: np.ndarray, target: np.ndarray, slots: np.ndarray) -> None:
+    """Copy rows to their slots. NumPy is fastest if each row is one opaque item."""
     size = rows[0].nbytes
     if target.flags.c_contiguous and rows.flags.c_contiguous and size:
         item = np.dtype((np.void, size)) if size not in (1, 2, 4, 8) else np.dtype(f"u{size}")
-        target.reshape(-1).view(item)[places] = rows.reshape(-1).view(item)
+        target.reshape(-1).view(item)[slots] = rows.reshape(-1).view(item)
     else:
-        target[places] = rows
+        target[slots] = rows
 
 
 @dataclass(eq=False)
@@ -214,13 +214,13 @@ class ScatterRead:
 
     Args:
         offsets: (rows,) int64 array, offset of each row in the file.
-        places: place of each row in the window.
+        slots: slot of each row in the window.
         target: C-contiguous array of the window, with the stored dtype.
         rows: number of each row within the file.
     """
 
     offsets: np.ndarray
-    places: Places
+    slots: Slots
     target: np.ndarray
     rows: np.ndarray
 
@@ -228,7 +228,7 @@ class ScatterRead:
         self._size = self.target[0].nbytes
         share = max(1, _SHARE_BYTES // self._size)
         # Rows that stay in order need a single view.
-        most = share if isinstance(self.places, slice) else MOST_VIEWS
+        most = share if isinstance(self.slots, slice) else MOST_VIEWS
         self._firsts, self._lasts = _pieces(self.offsets, self._size, most)
         # Each share begins at the first piece beyond a multiple of `share` rows.
         cuts = np.flatnonzero(np.diff(self._firsts // share, prepend=-1))
@@ -250,13 +250,13 @@ class ScatterRead:
         low, high = np.searchsorted(self._firsts, share).tolist()
         starts, ends = self._firsts[low:high], self._lasts[low:high]
         offsets, size = self.offsets[starts].tolist(), self._size
-        if isinstance(self.places, slice):
-            window, before = view_of(self.target), self.places.start
+        if isinstance(self.slots, slice):
+            window, before = view_of(self.target), self.slots.start
             for start, end, offset in zip(starts.tolist(), ends.tolist(), offsets, strict=True):
                 handle.read(window[(before + start) * size : (before + end) * size], offset)
             return
         vectors = np.empty((last - first, 2), np.uintp)
-        vectors[:, 0] = self.places[first:last]
+        vectors[:, 0] = self.slots[first:last]
         vectors[:, 0] *= size
         vectors[:, 0] += self.target.ctypes.data
         vectors[:, 1] = size

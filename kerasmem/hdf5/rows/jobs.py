@@ -15,7 +15,7 @@ from kerasmem.hdf5.format.filters import Scratch
 from kerasmem.hdf5.format.layout import DatasetLayout
 from kerasmem.hdf5.io.handle import CAN_SCATTER
 from kerasmem.hdf5.io.ranges import Claim
-from kerasmem.hdf5.rows.delivery import SCATTER_BYTES, Delivery, Places, RowRun, ScatterRead, WantedRows, part_of
+from kerasmem.hdf5.rows.delivery import SCATTER_BYTES, Delivery, RowRun, ScatterRead, Slots, WantedRows, slice_slots
 from kerasmem.hdf5.rows.open_files import OpenFile, OpenFiles
 from kerasmem.hdf5.rows.sources import Outputs
 
@@ -40,8 +40,8 @@ class Job:
     outputs: Outputs
     claim: Claim | None = None
 
-    def __call__(self, scratch: Scratch) -> Places:
-        """Read the rows. Return their places in the window.
+    def __call__(self, scratch: Scratch) -> Slots:
+        """Read the rows. Return their slots in the window.
 
         Raises:
             DataError: If the rows cannot be read.
@@ -52,11 +52,11 @@ class Job:
         finally:
             if self.claim is not None:
                 self.claim.release()
-        return self.run.places
+        return self.run.slots
 
 
-Task = Callable[[Scratch], Places | None]
-"""A `Job` or a similar function. It takes the buffers of its thread and returns the places that it filled."""
+Task = Callable[[Scratch], Slots | None]
+"""A `Job` or a similar function. It takes the buffers of its thread and returns the slots that it filled."""
 
 
 def prefetch(jobs: Sequence[Task]) -> None:
@@ -103,7 +103,7 @@ class DatasetRows:
         for run in runs:
             number = int(self.files.numbers(run.start))
             first = int(self.files.starts[number])
-            here = RowRun(run.start - first, run.stop - first, run.picked, run.places)
+            here = RowRun(run.start - first, run.stop - first, run.picked, run.slots)
             jobs.append(Job(self.files, self.files[number], self.name, here, outputs))
         return jobs
 
@@ -122,14 +122,14 @@ class DatasetRows:
                 offsets = file.source(self.name).offsets(file_rows)
             if offsets is None:
                 return None
-            plan = ScatterRead(offsets, part_of(rows.places, first, last), target, file_rows)
+            plan = ScatterRead(offsets, slice_slots(rows.slots, first, last), target, file_rows)
             jobs += [functools.partial(self._read_share, file, plan, share) for share in plan.shares()]
         return jobs
 
-    def _read_share(self, file: OpenFile, plan: ScatterRead, share: tuple[int, int], scratch: Scratch) -> Places:
+    def _read_share(self, file: OpenFile, plan: ScatterRead, share: tuple[int, int], scratch: Scratch) -> Slots:
         with self.files.use(file):
             file.read(self.name, lambda source: source.read_scattered(plan, share))
-        return part_of(plan.places, *share)
+        return slice_slots(plan.slots, *share)
 
 
 class ResidentRows:
@@ -159,12 +159,12 @@ class ResidentRows:
         prefetch(jobs)
         return [functools.partial(self._deliver, dict(zip(missing, jobs, strict=True)), rows, outputs)]
 
-    def _deliver(self, missing: Mapping[int, Job], rows: WantedRows, outputs: Outputs, scratch: Scratch) -> Places:
+    def _deliver(self, missing: Mapping[int, Job], rows: WantedRows, outputs: Outputs, scratch: Scratch) -> Slots:
         with self._loading:
             for number, job in missing.items():
                 if not self._is_loaded[number]:  # not read by another thread
                     job(scratch)
                     self._is_loaded[number] = True
         for delivery, target in outputs:
-            delivery.put(self.values, rows.numbers(), target, rows.places, scratch)
-        return rows.places
+            delivery.put(self.values, rows.numbers(), target, rows.slots, scratch)
+        return rows.slots

@@ -142,7 +142,7 @@ class Hdf5Source(Source):
             self.find().read_direct(rows, np.s_[run.start : run.stop])
             self.handle.count(raw.nbytes)
             for delivery, target in outputs:
-                delivery.put(rows, run.picked, target, run.places, scratch)
+                delivery.put(rows, run.picked, target, run.slots, scratch)
 
 
 @dataclass(eq=False)
@@ -159,7 +159,7 @@ class DirectSource(Source):
         """Read adjacent rows that begin at `offset`."""
         size = self.row_bytes
         delivery, target = outputs[0]
-        in_order = isinstance(run.places, slice) and run.picked is None
+        in_order = isinstance(run.slots, slice) and run.picked is None
         if len(outputs) == 1 and delivery.plain and (size >= SCATTER_BYTES or in_order):
             for part in run.runs():
                 self._scatter(offset + (part.start - run.start) * size, part, target, reader)
@@ -171,15 +171,15 @@ class DirectSource(Source):
             reader.read(view_of(raw), offset + (part.start - run.start) * size)
             rows = raw.view(self.dtype).reshape(count, *self.shape[1:])
             for delivery, target in outputs:
-                delivery.put(rows, part.picked, target, part.places, scratch)
+                delivery.put(rows, part.picked, target, part.slots, scratch)
 
     def _scatter(self, offset: int, run: RowRun, target: np.ndarray, reader: Reader) -> None:
         """Read each row into its place."""
         size, window = self.row_bytes, view_of(target)
-        if isinstance(run.places, slice):
-            reader.read(window[run.places.start * size : run.places.stop * size], offset)
+        if isinstance(run.slots, slice):
+            reader.read(window[run.slots.start * size : run.slots.stop * size], offset)
             return
-        for row, byte in enumerate((run.places.astype(np.int64) * size).tolist()):
+        for row, byte in enumerate((run.slots.astype(np.int64) * size).tolist()):
             reader.read(window[byte : byte + size], offset + row * size)
 
 
@@ -261,7 +261,7 @@ class ChunkedSource(DirectSource):
         index = (slice(None), *(slice(0, part.stop - part.start) for part in chunk.inner))
         rows = rows[index]
         for delivery, target in outputs:
-            delivery.put(rows, run.picked, target, run.places, scratch, chunk.inner)
+            delivery.put(rows, run.picked, target, run.slots, scratch, chunk.inner)
 
     def decode(self, chunk: Chunk, scratch: Scratch, reader: Reader) -> np.ndarray:
         """Read and decode a chunk. The result may be a view of `scratch`."""
