@@ -23,7 +23,7 @@ from kerasmem.datatools.row_source import RowSource, even_pieces, rows_in
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.files import replacing
 from kerasmem.hdf5.format.layout import shown
-from kerasmem.hdf5.format.links import DAMAGED, encoded
+from kerasmem.hdf5.format.links import DAMAGED, encode_name
 from kerasmem.hdf5.rows.safe_reading import TEXTS_AT_ONCE, read_attribute
 from kerasmem.units import KIB, MIB
 
@@ -261,7 +261,7 @@ def _copy_attributes(source: RowSource, file: h5py.File, datasets: Sequence[Fiel
     with opened(path, f"{shown(path)}: its list of attributes") as original:
         for name, field in [("/", Field("/", "<f4")), *columns]:
             with contextlib.suppress(*DAMAGED):
-                item, target = original[encoded(name)], file[field.name].attrs
+                item, target = original[encode_name(name)], file[field.name].attrs
                 for key in item.attrs:
                     value = read_attribute(item, key, trust_file=trust_file, most=_MOST_ATTRIBUTE)
                     if key in target or (field.stored_dtype and key in PACKING_ATTRIBUTES):

@@ -155,11 +155,11 @@ def call_in_fork(
             files = [file.fileno() for file in (call, answer, out, err, theirs)]
             socket.send_fds(server.control, [b"call"], files)
         (pid,) = _receive(report)
-        shown = [(name, stack.enter_context(_reopen(file))) for name, file in (("stdout", out), ("stderr", err))]
+        streams = [(name, stack.enter_context(_reopen(file))) for name, file in (("stdout", out), ("stderr", err))]
 
         def has_ended(seconds: float) -> bool:
             is_over = bool(select.select([report], [], [], seconds)[0])
-            for name, file in shown if output else ():
+            for name, file in streams if output else ():
                 with contextlib.suppress(OSError, ValueError):
                     if text := file.read():
                         print(text, end="", file=getattr(sys, name), flush=True)

@@ -22,7 +22,7 @@ DAMAGED = (OSError, RuntimeError, ValueError, TypeError, LookupError, OverflowEr
 """Errors that h5py may raise for damaged files."""
 
 
-def encoded(name: str) -> str | bytes:
+def encode_name(name: str) -> str | bytes:
     """Return a name for h5py: bytes, if the "surrogateescape" text may stand for invalid UTF-8."""
     return name.encode("utf-8", "surrogateescape") if not name.isascii() else name
 
@@ -77,17 +77,17 @@ def open_dataset(file: h5py.File, name: str, *, trust_file: bool) -> Any:
         KeyError: If the object does not exist. Other errors of damaged files are in `DAMAGED`.
     """
     if trust_file:
-        return file[encoded(name)]
+        return file[encode_name(name)]
     _check_path(file, name)
-    item = file[encoded(name)]
+    item = file[encode_name(name)]
     if isinstance(item, h5py.Dataset):
-        here = f"{shown(file.filename)}: dataset {shown(name)}"
+        label = f"{shown(file.filename)}: dataset {shown(name)}"
         creation = item.id.get_create_plist()
         if creation.get_external_count():
             other = shown(os.fsdecode(creation.get_external(0)[0]))
-            raise DataError(f"{here} keeps its data in another file, {other}; {_TRUST}")
+            raise DataError(f"{label} keeps its data in another file, {other}; {_TRUST}")
         if creation.get_layout() == h5py.h5d.VIRTUAL:
-            raise DataError(f"{here} is virtual and may read other files; {_TRUST}")
+            raise DataError(f"{label} is virtual and may read other files; {_TRUST}")
     return item
 
 
@@ -113,8 +113,8 @@ def _check_path(file: h5py.File, name: str) -> None:
             raise DataError(f"{shown(file.filename)}: {shown(name)} leads through too many soft links")
         if kind != h5py.h5l.TYPE_SOFT:
             other = shown(os.fsdecode(target[0])) if isinstance(target, tuple) else "elsewhere"
-            here = f"{shown(file.filename)}: {shown(name)}"
-            raise DataError(f"{here} leads through an external link to {other}; {_TRUST}")
+            label = f"{shown(file.filename)}: {shown(name)}"
+            raise DataError(f"{label} leads through an external link to {other}; {_TRUST}")
         pending = _split(target) + pending
         if target.startswith(b"/"):
             group = file

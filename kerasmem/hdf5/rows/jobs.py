@@ -94,8 +94,8 @@ class DatasetRows:
         Raises:
             DataError: If a file cannot be opened, or has changed.
         """
-        scattered = self._scattered(rows, *outputs[0]) if len(outputs) == 1 else None
-        return self.run_jobs(rows.runs(), outputs) if scattered is None else scattered
+        scatter_jobs = self._plan_scatter(rows, *outputs[0]) if len(outputs) == 1 else None
+        return self.run_jobs(rows.runs(), outputs) if scatter_jobs is None else scatter_jobs
 
     def run_jobs(self, runs: Sequence[RowRun], outputs: Outputs) -> list[Job]:
         """Return a job for each run of rows. No run spans two files."""
@@ -107,7 +107,7 @@ class DatasetRows:
             jobs.append(Job(self.files, self.files[number], self.name, here, outputs))
         return jobs
 
-    def _scattered(self, rows: WantedRows, delivery: Delivery, target: np.ndarray) -> list[Task] | None:
+    def _plan_scatter(self, rows: WantedRows, delivery: Delivery, target: np.ndarray) -> list[Task] | None:
         """Return jobs that read rows straight into the window, or None if the rows need conversion."""
         if not delivery.plain or not CAN_SCATTER or target[0].nbytes < SCATTER_BYTES:
             return None

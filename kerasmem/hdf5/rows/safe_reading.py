@@ -151,20 +151,20 @@ def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
 
 def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None:
     """Refuse filtered data and data with wrong sizes, because HDF5 checks neither."""
-    here = f"{shown(file.filename)}: dataset {shown(name)}"
+    label = f"{shown(file.filename)}: dataset {shown(name)}"
     creation = dataset.id.get_create_plist()
     if creation.get_nfilters():
         raise DataError(
-            f"{here} is compressed, and stored in a way that only HDF5 can read. HDF5 does not check chunks: a damaged "
-            "one could crash this process or leak its memory. Write plain numbers, or pass trust_file=True"
+            f"{label} is compressed, and stored in a way that only HDF5 can read. HDF5 does not check chunks: "
+            "a damaged one could crash this process or leak its memory. Write plain numbers, or pass trust_file=True"
         )
     itemsize = _element_size(dataset)
     if dataset.chunks is not None:
-        wanted = prod(map(int, dataset.chunks)) * itemsize
+        expected = prod(map(int, dataset.chunks)) * itemsize
 
         def check(info: Any) -> None:
-            if info.size != wanted:
-                raise DecodeError(f"a chunk of {wanted:,} bytes takes {info.size:,} in the file")
+            if info.size != expected:
+                raise DecodeError(f"a chunk of {expected:,} bytes takes {info.size:,} in the file")
 
         dataset.id.chunk_iter(check)
     elif creation.get_layout() == h5py.h5d.COMPACT and dataset.id.get_storage_size() < prod(dataset.shape) * itemsize:

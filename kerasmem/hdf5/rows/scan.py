@@ -163,17 +163,17 @@ def find_dataset(file: h5py.File, name: str, *, trust_file: bool = False) -> h5p
     Raises:
         DataError: If the name is missing, a group or a type, or leads to another file.
     """
-    here = shown(file.filename)
+    label = shown(file.filename)
     try:
         item = open_dataset(file, name, trust_file=trust_file and not isinstance(file, RemoteHdf5))
     except DataError:
         raise
     except DAMAGED as error:
-        raise DataError(f"{here} has no dataset {shown(name)}. {_list_datasets(file)}") from error
+        raise DataError(f"{label} has no dataset {shown(name)}. {_list_datasets(file)}") from error
     if isinstance(item, h5py.Group) and all(part in item for part in ("data", "indices", "indptr")):
-        raise DataError(f"{here}: {shown(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
+        raise DataError(f"{label}: {shown(name)} is a sparse matrix; `kerasmem data convert` writes it dense")
     if not isinstance(item, h5py.Dataset):
-        raise DataError(f"{here}: {shown(name)} is a group or a type, not a dataset. {_list_datasets(file)}")
+        raise DataError(f"{label}: {shown(name)} is a group or a type, not a dataset. {_list_datasets(file)}")
     return item
 
 
@@ -207,26 +207,26 @@ def scan_dataset(file: h5py.File, path: str, name: str, access: Access) -> Datas
 
 def _scan_undamaged(file: h5py.File, path: str, name: str, access: Access) -> DatasetLayout:
     dataset = find_dataset(file, name, trust_file=access.trust_file)
-    here = f"{shown(path)}: dataset {shown(name)}"
+    label = f"{shown(path)}: dataset {shown(name)}"
     if not dataset.shape or 0 in dataset.shape:
-        raise DataError(f"{here} is empty or a single value (shape {dataset.shape}); data needs rows along axis 0")
+        raise DataError(f"{label} is empty or a single value (shape {dataset.shape}); data needs rows along axis 0")
     if dataset.is_scale:
-        raise DataError(f"{here} is a dimension scale, the coordinates of other datasets (netCDF); name the data")
+        raise DataError(f"{label} is a dimension scale, the coordinates of other datasets (netCDF); name the data")
     try:
         shape, dtype = rows_of(dataset)
     except TypeError as error:  # such as Time64 of PyTables
-        raise DataError(f"{here} has a type that NumPy lacks ({one_line(str(error))}); store it as float64") from error
-    _refuse_dtype(here, dtype)
+        raise DataError(f"{label} has a type that NumPy lacks ({one_line(str(error))}); store it as float64") from error
+    _refuse_dtype(label, dtype)
     creation = dataset.id.get_create_plist()
     storage = _STORAGE.get(creation.get_layout(), "unknown")
-    _refuse_filters(here, creation, access)
+    _refuse_filters(label, creation, access)
     missing = missing_part(file, dataset)
     if missing and not access.trust_file:
         raise DataError(
-            f"{here} is not complete: {missing}. Write the rest, or pass trust_file=True to read fill values there"
+            f"{label} is not complete: {missing}. Write the rest, or pass trust_file=True to read fill values there"
         )
     if missing:
-        warnings.warn(f"{here} is not complete: {missing}; fill values are read there", stacklevel=2)
+        warnings.warn(f"{label} is not complete: {missing}; fill values are read there", stacklevel=2)
     return DatasetLayout(
         name=name,
         shape=shape,
@@ -238,13 +238,13 @@ def _scan_undamaged(file: h5py.File, path: str, name: str, access: Access) -> Da
     )
 
 
-def _refuse_filters(here: str, creation: Any, access: Access) -> None:
+def _refuse_filters(label: str, creation: Any, access: Access) -> None:
     for index in range(creation.get_nfilters()):
         code = creation.get_filter(index)[0]
         if is_undone_here(code):
             continue
         install = "pip install 'kerasmem[codecs]', or " if code in EXTRA else ""
-        problem = f"{here} is stored with the filter {shown(_filter_name(creation, index))} (HDF5 filter {code})"
+        problem = f"{label} is stored with the filter {shown(_filter_name(creation, index))} (HDF5 filter {code})"
         fix = f"{install}rewrite the dataset with `h5repack -f GZIP=4 IN OUT` or h5py on a machine that can read it"
         if not h5py.h5z.filter_avail(code) and not (register_filters() and h5py.h5z.filter_avail(code)):
             raise DataError(f"{problem}, which is not installed: {fix}")
@@ -291,21 +291,21 @@ def _filter_name(creation: Any, index: int) -> str:
     return known.get(code) or name.decode("utf-8", "replace") or f"filter {code}"
 
 
-def _refuse_dtype(here: str, dtype: np.dtype[Any]) -> None:
+def _refuse_dtype(label: str, dtype: np.dtype[Any]) -> None:
     if h5py.check_string_dtype(dtype) is not None or dtype.kind in "SU":
-        raise DataError(f"{here} holds text; encode it as numbers first")
+        raise DataError(f"{label} holds text; encode it as numbers first")
     if h5py.check_vlen_dtype(dtype) is not None:
-        raise DataError(f"{here} is ragged (rows of variable length); pad the rows to one shape and store that")
+        raise DataError(f"{label} is ragged (rows of variable length); pad the rows to one shape and store that")
     if dtype.kind == "O":
-        raise DataError(f"{here} holds objects or references, not numbers")
+        raise DataError(f"{label} holds objects or references, not numbers")
     if dtype.names is not None:
         fields = ", ".join(shown(field) for field in dtype.names[:_LISTED])
         raise DataError(
-            f"{here} is a table with the columns {fields}; "
+            f"{label} is a table with the columns {fields}; "
             "`kerasmem data convert --columns NAME=TABLE/COLUMN` writes them as datasets"
         )
     if dtype.kind not in "fiub":
-        raise DataError(f"{here} holds {dtype} values; store them as integers or floats (complex ones as two channels)")
+        raise DataError(f"{label} holds {dtype} values; store integers or floats (complex values as two channels)")
 
 
 def _list_datasets(file: h5py.File) -> str:
