@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kerasmem import checks, files
-from kerasmem.compat.files import close_connections, no_running_loop
+from kerasmem.compat.file_systems import close_connections, no_running_loop
 from kerasmem.errors import MissingExtraError, UsageError
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.hdf5.format.urls import identity, redact, scheme_of

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasmem.compat.files import call_before_threads_are_joined
+from kerasmem.compat.file_systems import call_before_threads_are_joined
 from kerasmem.hdf5.io.access import REQUESTS, RemoteAccess, Stores
 from kerasmem.hdf5.io.cache import BLOCK, DiskCache
 from kerasmem.hdf5.io.objects import ObjectInfo, PermanentError, RemoteObject

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from kerasmem.compat.files import call_file_system
+from kerasmem.compat.file_systems import call_file_system
 from kerasmem.hdf5.format.layout import one_line
 from kerasmem.hdf5.format.urls import redact
 from kerasmem.units import KIB

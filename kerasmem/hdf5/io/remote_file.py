@@ -19,7 +19,7 @@ from typing import Any
 
 import h5py
 
-from kerasmem.compat.files import call_file_system
+from kerasmem.compat.file_systems import call_file_system
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.hdf5.format.urls import identity, is_url, redact, scheme_of
