@@ -1,6 +1,6 @@
 """kerasmem: memory answers for people who train Keras/TensorFlow models.
 
-`import kerasmem` is cheap: each public name is loaded on first use, and TensorFlow only with it.
+`import kerasmem` is fast: each public name is loaded on first use, and TensorFlow with it if needed.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kerasmem import data as data
-
 __version__ = "0.1.0"
 
-# public name -> module that defines it
+# public name → its module
 _PUBLIC = {
     "estimate": "kerasmem.estimation.estimating",
     "MemoryReport": "kerasmem.estimation.report",
@@ -41,11 +39,13 @@ _PUBLIC = {
     "H5DataSource": "kerasmem.streaming.data_source",
     "ResumeTraining": "kerasmem.training.resume",
     "KerasmemError": "kerasmem.errors",
+    "data": "kerasmem.data",
 }
 
-__all__ = [*_PUBLIC, "data", "__version__"]
+__all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
+    from kerasmem import data as data
     from kerasmem.devices.growth import enable_memory_growth as enable_memory_growth
     from kerasmem.diagnosis.explaining import explain_oom as explain_oom
     from kerasmem.display import report_page as report_page
@@ -76,10 +76,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    module = _PUBLIC.get(name)
-    if module is None:
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'kerasmem' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    module = importlib.import_module(_PUBLIC[name])
+    value = module if name == "data" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,22 +1,24 @@
-"""Plain arguments, checked once for all rooms: whole numbers, numbers, flags, choices, names of files.
+"""Checks of arguments: whole numbers, numbers, flags, choices, paths.
 
-Every function takes the argument's name first, returns the value as a plain Python type, and raises `UsageError` with
-the name, the value and what is wanted.
+Each function takes the argument's name and value, and returns the value as a plain Python type. It raises `UsageError`
+with the name, the allowed values and the value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 
 from kerasmem.errors import UsageError
 
 T = TypeVar("T")
-_MOST_SAMPLES = 2**31 - 1  # of a batch: TensorFlow counts them in 32 bits
+_MOST_SAMPLES = 2**31 - 1  # TensorFlow counts the samples of a batch in 32 bits
 
-# The words that arguments of several rooms and options take; `typing.get_args` gives them.
+# Choices of arguments and options; `typing.get_args` lists them.
 MethodName = Literal["auto", "formula", "graph", "xla", "gpu-target", "probe"]
 Mode = Literal["train", "evaluate", "inference"]
 Color = Literal["rgb", "gray"]
@@ -25,82 +27,76 @@ RowsAxis = Literal["first", "last"]
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """Return a whole number, NumPy's kinds included.
+    """Return a whole number, including NumPy's.
 
     Examples:
         >>> whole("batch_size", 32)
         32
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise UsageError(f"{name}: {value!r} is not a whole number; it must be {_range(least, most)}")
-    plain = int(value)
-    if plain < least or (most is not None and plain > most):
-        size = "small" if plain < least else "large"
-        raise UsageError(f"{name}: {plain:,} is too {size}; it must be {_range(least, most)}")
-    return plain
+    if not isinstance(value, Integral) or not _is_between(value, least, most):
+        raise UsageError(f"{name} must be a whole number{_range(least, most)}; got {value!r}")
+    return int(value)
 
 
 def batch_size(name: str, value: Any, method: str | None) -> int:
-    """Return how many samples a batch has: as many as TensorFlow can count, or any number for the formula."""
+    """Return a number of samples that TensorFlow can count, or any number for the formula."""
     return whole(name, value, most=None if method == "formula" else _MOST_SAMPLES)
 
 
 def number(name: str, value: Any, least: float = 0.0, most: float | None = None) -> float:
     """Return a finite number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not float("-inf") < float(value) < float("inf"):
-        raise UsageError(f"{name}: {value!r} is not a number; it must be {_range(least, most)}")
-    plain = float(value)
-    if plain < least or (most is not None and plain > most):
-        raise UsageError(f"{name}: {value} is out of range; it must be {_range(least, most)}")
-    return plain
+    is_finite = isinstance(value, Real) and float("-inf") < float(value) < float("inf")
+    if not is_finite or not _is_between(value, least, most):
+        raise UsageError(f"{name} must be a number{_range(least, most)}; got {value!r}")
+    return float(value)
 
 
-def flag(name: str, value: Any) -> bool:
-    """Return True or False; NumPy's too, but nothing that merely looks like it."""
-    if isinstance(value, bool) or (type(value).__name__ in ("bool", "bool_") and hasattr(value, "dtype")):
-        return bool(value)
-    raise UsageError(f"{name}: {value!r} is neither True nor False")
-
-
-def choice(name: str, value: T, choices: Sequence[T]) -> T:
-    """Return the value if it is one of the choices; the message names the nearest one."""
-    for each in choices:
-        if type(each) is type(value) and each == value:
-            return value
-    known = " or ".join(repr(each) for each in choices)
-    raise UsageError(f"{name}: {value!r} is not {known}{nearest(value, choices)}")
-
-
-def nearest(value: object, choices: Iterable[object]) -> str:
-    """Return "; did you mean 'x'?" for the choice most like the value, or nothing."""
-    import difflib  # late, as the command line's start waits for this module
-
-    texts = {str(each).lower(): str(each) for each in choices}
-    found = difflib.get_close_matches(str(value).lower(), list(texts), n=1)
-    return f"; did you mean {texts[found[0]]!r}?" if found else ""
-
-
-def path(name: str, value: Any) -> str:
-    """Return the name of a file or folder as text, not yet absolute."""
-    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(text, str):
-        raise UsageError(f"{name}: {value!r} is not a path")
-    try:
-        encoded = os.fsencode(text)
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{name}: {text!r} cannot be a file's name: {error.reason}") from error
-    if b"\0" in encoded or not encoded:
-        raise UsageError(f"{name}: {text!r} cannot be a file's name")
-    return text
-
-
-def function(name: str, value: Any) -> Callable[..., Any]:
-    """Return a callable."""
-    if not callable(value):
-        raise UsageError(f"{name}: {value!r} cannot be called")
-    checked: Callable[..., Any] = value
-    return checked
+def _is_between(value: Any, least: float, most: float | None) -> bool:
+    return not isinstance(value, bool) and least <= value and (most is None or value <= most)
 
 
 def _range(least: float, most: float | None) -> str:
-    return f"{least:,} or more" if most is None else f"from {least:,} to {most:,}"
+    if most is not None:
+        return f" from {least:,} to {most:,}"
+    return f" of at least {least:,}" if least > -sys.maxsize else ""
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return True or False, including NumPy's."""
+    if isinstance(value, bool) or (type(value).__name__ in ("bool", "bool_") and hasattr(value, "dtype")):
+        return bool(value)
+    raise UsageError(f"{name} must be True or False; got {value!r}")
+
+
+def choice(name: str, value: T, choices: Sequence[T]) -> T:
+    """Return a value if it is one of the choices. The error suggests the nearest one."""
+    for option in choices:
+        if type(option) is type(value) and option == value:
+            return value
+    known = " or ".join(repr(option) for option in choices)
+    raise UsageError(f"{name} must be {known}; got {value!r}{nearest(value, choices)}")
+
+
+def nearest(value: object, choices: Iterable[object]) -> str:
+    """Return the end of a message that suggests the most similar choice, or "" if none is similar."""
+    import difflib  # not needed to start the command line
+
+    texts = {str(option).lower(): str(option) for option in choices}
+    matches = difflib.get_close_matches(str(value).lower(), list(texts), n=1)
+    return f"; did you mean {texts[matches[0]]!r}?" if matches else ""
+
+
+def path(name: str, value: Any) -> str:
+    """Return the path of a file or folder as text, without making it absolute."""
+    with contextlib.suppress(TypeError, UnicodeEncodeError):
+        text = os.fspath(value)
+        if isinstance(text, str) and "\0" not in text and os.fsencode(text):
+            return text
+    raise UsageError(f"{name} must be the path of a file or folder; got {value!r}")
+
+
+def function(name: str, value: Any) -> Any:
+    """Return a callable."""
+    if not callable(value):
+        raise UsageError(f"{name} must be a function; got {value!r}")
+    return value

@@ -1,4 +1,4 @@
-"""The public functions that print: the Python counterparts of commands."""
+"""`kerasmem.summary` and `kerasmem.report_page`: results for a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from kerasmem.profiling.results import StepProfile
 from kerasmem.rendering.estimate_tables import DEFAULT_WIDTH, summary_table
 from kerasmem.rendering.formatting import plain_text
 
-_FRAME_HEIGHT = 720  # of a page in a notebook, in CSS pixels; it scrolls inside
+_RESULTS = "timelines (kerasmem.read_timeline reads a log), memory reports or profiles"
+_FRAME_STYLE = "width: 100%; height: 720px; border: 0"  # of a page in a notebook
 
 
 def summary(
@@ -32,26 +33,26 @@ def summary(
     show_trainable: bool = False,
     **options: Any,
 ) -> None:
-    """Print the table of `model.summary(expand_nested=True)` with what each layer takes in memory.
+    """Print the table of `model.summary(expand_nested=True)` with the memory of each layer.
 
     Args:
-        model: a Keras model, or anything else that `kerasmem.estimate` takes.
-        batch_size: samples in a batch.
-        line_length: columns of a line.
-        print_fn: called once with the whole text in place of printing it.
-        show_trainable: show whether a layer is trained.
-        **options: of `kerasmem.estimate`, such as `input_shape` or `dtype_policy`; the method is "formula", which
-            answers at once, unless another is named.
+        model: a Keras model, or another model that `kerasmem.estimate` accepts.
+        batch_size: samples in a batch. Defaults to 32.
+        line_length: characters in a line. Defaults to the terminal's width.
+        print_fn: function to call with the text instead of printing it.
+        show_trainable: whether to show if a layer is trainable.
+        **options: arguments of `kerasmem.estimate`, such as `input_shape` or `dtype_policy`. `method` defaults to
+            "formula", which is immediate.
 
     Raises:
-        KerasmemError: as `kerasmem.estimate`.
+        KerasmemError: If `kerasmem.estimate` raises one.
 
     Examples:
         >>> import keras, kerasmem
         >>> kerasmem.summary(keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)]), batch_size=16)
         ... # doctest: +SKIP
     """
-    report = estimate(model, batch_size=batch_size, **{"method": "formula", **options})  # at once, as Keras's own is
+    report = estimate(model, batch_size=batch_size, **{"method": "formula", **options})
     console = Console(emoji=False, markup=False, highlight=False)
     width = line_length or (min(DEFAULT_WIDTH, console.width) if print_fn is None else DEFAULT_WIDTH)
     table = summary_table(report, width, show_trainable=show_trainable)
@@ -63,41 +64,40 @@ def summary(
 
 @dataclass(frozen=True)
 class ReportPage:
-    """The page that `kerasmem report` writes. A notebook shows it in the cell.
+    """HTML page of `kerasmem report`, which a notebook displays.
 
     Attributes:
-        html: the whole page, which needs no network.
+        html: the page. It needs no network.
     """
 
     html: str = field(repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page into a file.
+        """Write the page to a file.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: If the file cannot be written.
         """
         write_named(os.fspath(path), self.html.encode())
 
     def _repr_html_(self) -> str:
-        inside = html.escape(self.html)  # in a frame, whose policy and style do not meet the notebook's
-        look = f"width: 100%; height: {_FRAME_HEIGHT}px; border: 0"
-        return f'<iframe sandbox="" title="Memory report" style="{look}" srcdoc="{inside}"></iframe>'
+        page = html.escape(self.html)  # the frame separates its style and its policy from the notebook's
+        return f'<iframe sandbox="" title="Memory report" style="{_FRAME_STYLE}" srcdoc="{page}"></iframe>'
 
 
 def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
-    """Lay results side by side on one page: memory over time, the peak by category and layer, verdicts.
+    """Combine results on one page: memory over time, the peak by category and layer, verdicts.
 
     Args:
-        *results: a `Timeline` (`logger.timeline`, or what `kerasmem.read_timeline` gave), a `MemoryReport`, or the
-            profile of a step (`logger.profile`).
-        title: the page's heading.
+        *results: timelines (`logger.timeline`, `kerasmem.read_timeline`), memory reports (`kerasmem.estimate`) and
+            profiles of a step (`logger.profile`).
+        title: heading of the page. Defaults to "Memory report".
 
     Returns:
-        The page: the last line of a notebook's cell shows it, `save` writes it.
+        A `ReportPage`. A notebook displays it, and `save` writes it to a file.
 
     Raises:
-        UsageError: nothing was given, or a result of another kind.
+        UsageError: If there are no results, or one has another type.
 
     Examples:
         >>> import kerasmem
@@ -120,10 +120,7 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
             name = f"{'profile' if isinstance(result, StepProfile) else 'estimate'} {len(reports) + 1}"
             reports.append(SavedReport(name, result))
         else:
-            raise UsageError(
-                f"report_page: {type(result).__name__} is no Timeline, MemoryReport or profile; "
-                "read a log with kerasmem.read_timeline, or use kerasmem report for files"
-            )
+            raise UsageError(f"results must be {_RESULTS}; got {type(result).__name__}")
     if not results:
-        raise UsageError("report_page: nothing was given; give logger.timeline, or what kerasmem.estimate returned")
+        raise UsageError(f"results must be {_RESULTS}; got none")
     return ReportPage(render_page(PageContents(tuple(logs), tuple(reports), title)))

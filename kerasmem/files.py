@@ -1,11 +1,11 @@
-"""Files and folders: opened without following links, and replaced as a whole.
+"""Files and folders: safe opening, atomic replacement, JSON, and NumPy's archives.
 
-The rules, which `SECURITY.md` tells users:
+`SECURITY.md` documents these rules:
 
-- Links in a path that a user names are followed.
-- Names that kerasmem chooses (temporary files, files of a cache) are never reached through a link (`open_plain`,
+- Links in a path from the user are followed.
+- Files with names from kerasmem (temporary and cached files) are never opened through a link (`open_plain`,
   `replacing`).
-- A folder that kerasmem keeps files in between runs belongs to the user (`own_folder`).
+- A folder for files that outlive a run belongs to the user (`own_folder`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import glob
 import json
 import math
 import os
@@ -32,77 +33,75 @@ if TYPE_CHECKING:
     import numpy as np
 
 _LARGEST_OBJECT = 64 * 2**20
-_LOGS = (b'{"kind"', b'{"kind ')  # the beginning of a log, each of whose lines is an object
-_PART, _ABANDONED = ".part", 3600  # end of a temporary name; seconds without a write
-_OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # what is open cannot be replaced
+_PART, _ABANDONED = ".part", 3600  # suffix of temporary files; seconds without a write
+_OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")  # cannot be replaced
 _seeking = threading.Lock()
 READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # for `os.open`, on any system
 _PLAIN = READ | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def open_plain(path: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """Return a descriptor of a regular file; no link is followed, and no pipe waited for.
+    """Open a regular file without following a link or waiting for a pipe, and return its descriptor.
 
     Raises:
-        OSError: it is no regular file, or cannot be opened; `strerror` says which.
+        OSError: If the path is not a regular file or cannot be opened; `strerror` has the reason.
     """
     try:
-        number = os.open(path, flags | _PLAIN, mode)
+        descriptor = os.open(path, flags | _PLAIN, mode)
     except OSError:
         if os.path.islink(path):
-            raise OSError(errno.ELOOP, "is a link, which is not followed here; remove it", path) from None
+            raise OSError(errno.ELOOP, "is a link, which is not followed; remove it", path) from None
         raise
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EINVAL, "is no regular file; remove it", path)
-    return number
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file; remove it", path)
+    return descriptor
 
 
-def read_at(number: int, view: memoryview, offset: int) -> int:
-    """Fill a view from an offset in an open file, as `os.preadv` does, also on Windows.
+def read_at(descriptor: int, view: memoryview, offset: int) -> int:
+    """Read into a view from an offset in an open file, as `os.preadv`, also on Windows.
 
     Returns:
-        How many bytes came; fewer than wanted where the file ends, or at any time.
+        The number of bytes read. It may be lower than the view's size, and not only at the end of the file.
     """
     if hasattr(os, "preadv"):
-        return os.preadv(number, [view], offset)
+        return os.preadv(descriptor, [view], offset)
     with _seeking:
-        os.lseek(number, offset, os.SEEK_SET)
-        data = os.read(number, len(view))
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        data = os.read(descriptor, len(view))
     view[: len(data)] = data
     return len(data)
 
 
-def read_bytes(number: int, size: int, offset: int) -> bytes:
-    """Read bytes at an offset in an open file; fewer at its end."""
+def read_bytes(descriptor: int, size: int, offset: int) -> bytes:
+    """Read at most `size` bytes at an offset in an open file."""
     data = bytearray(size)
-    return bytes(data[: read_at(number, memoryview(data), offset)])
+    return bytes(data[: read_at(descriptor, memoryview(data), offset)])
 
 
 def write_named(path: str, data: bytes) -> None:
-    """Write a file that a user has named, whole or not at all; a device or a pipe takes the data as it comes.
+    """Write a file at a user's path atomically, or write to a device or a pipe.
 
     Raises:
         OSError: If it cannot be written.
     """
     if path.startswith(_OPEN_FILES) or (os.path.exists(path) and not os.path.isfile(path)):
-        with open(path, "wb") as file:
+        Path(path).write_bytes(data)
+    else:
+        with replacing(os.path.realpath(path)) as file:
             file.write(data)
-        return
-    with replacing(os.path.realpath(path)) as file:
-        file.write(data)
 
 
 def own_folder(name: str, path: str) -> None:
-    """Make a folder that nobody else can read or write, or check the owner of the one that exists.
+    """Create a folder that only this user can access, or check that an existing one belongs to this user.
 
     Args:
-        name: the argument's name, for the message.
+        name: the argument's name in the error message.
         path: the folder; its parent exists.
 
     Raises:
-        UsageError: If it is a link or no folder, or belongs to another user.
-        OSError: If it cannot be made.
+        UsageError: If the path is a link, is not a folder, or belongs to another user.
+        OSError: If the folder cannot be created.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -110,39 +109,37 @@ def own_folder(name: str, path: str) -> None:
 
 
 def refuse_foreign(name: str, path: str) -> None:
-    """Refuse a folder that is a link or another user's. A folder that does not exist yet is fine.
+    """Refuse a folder that is a link or belongs to another user. It need not exist yet.
 
     Raises:
-        UsageError: If it is a link or no folder, or belongs to another user.
+        UsageError: If the path is a link, is not a folder, or belongs to another user.
     """
     if not os.path.lexists(path):
         return
     status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode):
-        raise UsageError(f"{name}: {path!r} must be a folder, and no link to one; remove it, or name another")
-    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
-        raise UsageError(f"{name}: the folder {path!r} belongs to another user; name another one")
+    if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0)):
+        raise UsageError(f"{name} must be a folder of yours, not a link or another user's; got {path!r}")
 
 
 @contextlib.contextmanager
 def replacing(path: str, *, durable: bool = False, before: str | None = None) -> Iterator[BinaryIO]:
-    """Yield a new file that takes the place of another when it is whole; when the block fails, nothing has changed.
+    """Yield a temporary file that replaces another one when the block succeeds.
 
-    Until then the file has a name of its own in the same folder, so that any number of processes can do so at a time.
+    The temporary file has a unique name in the same folder, so several processes can replace one file.
 
     Args:
-        path: the file to be replaced; a link there is replaced itself.
-        durable: whether it reaches the disk before that. Files that killed writers have left are removed, too.
-        before: the name that the file which was there gets; None to remove it.
+        path: the file to replace. A link is replaced, not followed.
+        durable: flush the file to disk first, and remove temporary files that killed writers left.
+        before: new name of the previous file. It is removed by default.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: If the file cannot be written.
     """
     folder, name = os.path.split(path)
-    start = f".{name[:50]}."
-    temporary = os.path.join(folder, f"{start}{os.urandom(8).hex()}{_PART}")
+    prefix = f".{name[:50]}."
+    temporary = os.path.join(folder, f"{prefix}{os.urandom(8).hex()}{_PART}")
     if durable:
-        _remove_abandoned(folder or ".", start)
+        _remove_abandoned(folder or ".", prefix)
     try:
         with open(temporary, "x+b", opener=open_plain) as file:
             yield file
@@ -158,21 +155,19 @@ def replacing(path: str, *, durable: bool = False, before: str | None = None) ->
         raise
 
 
-def _remove_abandoned(folder: str, start: str) -> None:
-    """Remove temporary files with a given start of their name that nobody has written to for an hour."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(start) and entry.name.endswith(_PART):
-                with contextlib.suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED:
-                        os.unlink(entry.path)
+def _remove_abandoned(folder: str, prefix: str) -> None:
+    """Remove temporary files with this prefix that were not written to for an hour."""
+    for path in Path(folder).glob(f"{glob.escape(prefix)}*{_PART}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _ABANDONED:
+                path.unlink()
 
 
 def read_json(text: str | bytes) -> Any:
-    """Parse a JSON text.
+    """Parse JSON.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply.
+        ValueError: If the text is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -181,63 +176,54 @@ def read_json(text: str | bytes) -> Any:
 
 
 def json_object(path: str) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if the file holds anything else or cannot be read.
+    """Return the JSON object in a file, or None if the file contains anything else or cannot be read.
 
     Raises:
-        InputError: If it is nested too deeply.
+        InputError: If the object is nested too deeply.
     """
-    file = Path(path)
     try:
-        if not file.is_file() or file.stat().st_size > _LARGEST_OBJECT:
+        if not os.path.isfile(path) or os.path.getsize(path) > _LARGEST_OBJECT:
             return None
-        with file.open("rb") as opened:
-            start = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if not start.startswith(b"{") or start.startswith(_LOGS):
-            return None
-        data = json.loads(file.read_text("utf-8-sig", errors="replace"))
+        data = Path(path).read_bytes()
+        value = json.loads(data) if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") else None
     except RecursionError:
         raise InputError(f"{path}: its JSON is nested too deeply; write it again") from None
     except (OSError, ValueError):
         return None
-    return data if isinstance(data, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 @functools.cache
 def package_data(package: str, name: str) -> Any:
-    """Load `data/NAME.json` of a package; callers must not change it."""
+    """Load `data/NAME.json` of a package. It is cached, so do not modify it."""
     return json.loads(pkgutil.get_data(package, f"data/{name}.json") or b"")
 
 
 @contextlib.contextmanager
 def open_archive(file: BinaryIO) -> Iterator[Mapping[str, np.ndarray]]:
-    """Yield the arrays of a file that NumPy's `savez` wrote. Each is read, and its checksum compared, when it is used.
+    """Yield the arrays of a `numpy.savez` file that may be damaged. Each is read and its checksum verified on access.
 
     Raises:
-        ValueError: If it is no such file, or its arrays claim more bytes than it has.
+        ValueError: If the file is not such an archive, or its arrays claim more bytes than it has.
     """
     import zipfile
 
-    import numpy as np
+    from numpy.lib.npyio import NpzFile
 
     try:
         with zipfile.ZipFile(file) as archive:
             _check_entries(archive, file.seek(0, os.SEEK_END))
-    except Exception as error:  # NumPy parses headers as Python, whose tokenizer and parser have errors of their own
+    except Exception as error:  # NumPy parses headers as Python code, and passes its tokenizer's and parser's errors on
         raise ValueError(str(error) or type(error).__name__) from None
-    file.seek(0)
-    if file.read(2) != b"PK":
-        raise ValueError("it does not begin as an archive does")
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as arrays:
+    with NpzFile(file) as arrays:  # does not unpickle
         yield arrays
 
 
 def _check_entries(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse an archive if its arrays claim more bytes than its file has."""
     entries = archive.infolist()
-    total = sum(entry.file_size for entry in entries)
-    if total > size:
-        raise ValueError(f"its arrays claim {total:,} bytes, and the file has {size:,}")
+    start, total = min((entry.header_offset for entry in entries), default=0), sum(entry.file_size for entry in entries)
+    if start or total > size:
+        raise ValueError(f"its arrays claim {total:,} bytes from {start:,}, and the file has {size:,}")
     for entry in entries:
         if entry.compress_type or entry.flag_bits & 1:
             raise ValueError(f"{entry.filename!r} is compressed or encrypted")
@@ -248,10 +234,10 @@ def _check_entries(archive: zipfile.ZipFile, size: int) -> None:
 
 
 def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return the shape of an array in NumPy's format, whether its first axis runs fastest, and its type.
+    """Read the header of an array in NumPy's format: shape, whether it is in Fortran order, and dtype.
 
     Raises:
-        Exception: it is none; NumPy, zipfile, and Python's parser raise whatever they meet in damaged ones.
+        Exception: If the header is damaged. NumPy, zipfile and Python's parser raise many types.
     """
     from numpy.lib import format as npy
 
@@ -263,8 +249,8 @@ def read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if any(isinstance(extent, bool) for extent in shape) or abs(math.prod(shape)) * dtype.itemsize >= 1 << 63:
         raise ValueError(f"its shape is {shape}")
     if dtype.subdtype is not None:
-        raise ValueError(f"its type is {dtype}, an array's own")
+        raise ValueError(f"its type {dtype} contains arrays")
     if version == (3, 0) and dtype.names is not None:
-        # the same header in UTF-8, which NumPy has no public function for and is taken for Latin-1 here
+        # Version 3 has UTF-8 names. NumPy has no public function for it, and version 2's decodes Latin-1.
         dtype.names = tuple(name.encode("latin-1").decode("utf-8") for name in dtype.names)
     return shape, fortran, dtype

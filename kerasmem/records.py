@@ -1,6 +1,6 @@
-"""Results to and from JSON: one mechanism for all of them.
+"""Results as JSON, pandas frames and notebook tables.
 
-A result is a frozen dataclass that inherits from `Record`. cattrs reads and writes the fields by their type hints:
+A result is a frozen dataclass that inherits from `Record`. cattrs reads and writes its fields by their type hints:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -10,11 +10,11 @@ A result is a frozen dataclass that inherits from `Record`. cattrs reads and wri
     >>> Span.from_dict(Span("load", (None, 3)).to_dict())
     Span(label='load', shape=(None, 3))
 
-Fields that are missing take their defaults, and fields that this version does not know are passed over, so that
-older and newer files can be read. A value of the wrong type is an `InputError` that names the field.
+Missing fields take their defaults and unknown fields are ignored, so files of older and newer versions can be read. A
+value of the wrong type is an `InputError` with the field's name.
 
-A result that people look at names the field that has its `rows`, and has an `answer` in one line: `print` shows that, a
-notebook a table, and `to_frame` is for pandas.
+A result for users declares its `rows` and has an `answer` of one line. `print` shows the answer, a notebook shows a
+table, and `to_frame` returns a pandas frame.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-MOST_ROWS = 25  # of a table in a notebook
-_SIZES = ("total", "low", "high", "before", "needs")  # names of sizes that do not say "bytes"
+MOST_ROWS = 25  # in a notebook
+_SIZES = ("total", "low", "high", "before", "needs")  # sizes without "bytes" in their name
 
 
 def renamed(json: str, default: Any = MISSING) -> Any:
-    """Return a field with another name in JSON, such as `class`."""
+    """Declare a field that has another name in JSON, such as `class`."""
     return field(default=default, metadata={"json": json})
 
 
 class Record:
-    """A frozen dataclass that JSON can hold.
+    """Base class of results: frozen dataclasses that can be written as JSON.
 
     Class arguments:
-        what: what messages call it: "report".
-        version: its `format_version`, for a record that stands in a file of its own.
-        also: names of properties that are written to JSON beside the fields, and not read back.
-        rows: the field whose records are the rows of its table, for a result that has an `answer`.
+        what: its noun in messages, such as "report".
+        version: its `format_version`, for a record with a file of its own.
+        also: properties to write to JSON in addition to the fields.
+        rows: the field with the rows of its table, for a result that has an `answer`.
     """
 
     _what: ClassVar[str] = "record"
@@ -61,20 +61,15 @@ class Record:
         cls, what: str = "record", version: int | None = None, also: tuple[str, ...] = (), rows: str | None = None
     ) -> None:
         cls._what, cls._version, cls._also, cls._rows = what, version, also, rows
-        if rows is not None:  # before the dataclass makes one of all fields
+        if rows is not None:  # takes precedence over the dataclass's
             cls.__repr__ = _one_line  # type: ignore[method-assign, assignment]
             cls.__str__ = _answer  # type: ignore[method-assign, assignment]
 
-    @property
-    def answer(self) -> str:
-        """What was found, in one line."""
-        return f"a {self._what}"
-
     def to_frame(self) -> Any:
-        """Return the rows of its table as a `pandas.DataFrame`, sizes in bytes; one of all fields where it has none.
+        """Return the rows, or else all fields as one row, as a `pandas.DataFrame` with sizes in bytes.
 
         Raises:
-            UsageError: pandas is not installed.
+            UsageError: If pandas is not installed.
         """
         return frame_of(self._table())
 
@@ -83,29 +78,32 @@ class Record:
 
     def _table(self) -> list[dict[str, Any]]:
         rows: Any = (self,) if self._rows is None else getattr(self, self._rows)
-        return [{each.name: getattr(row, each.name) for each in fields(row)} for row in rows]
+        return [{one.name: getattr(row, one.name) for one in fields(row)} for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-ready data, sizes in integer bytes."""
+        """Return the record as a dictionary for JSON, with sizes in bytes."""
         data: dict[str, Any] = _converter().unstructure(self)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave, also after a trip through JSON.
+        """Create a record from the dictionary of `to_dict`.
 
         Raises:
-            InputError: it is no such record, or of another format version.
+            InputError: If the data is not such a record, or has another format version.
         """
         if cls._version is not None:
             check_format(cls._what, data, cls._version)
         try:
             return _converter().structure(data, cls)
         except Exception as error:
-            raise InputError(f"{cls._what}: not a kerasmem {cls._what} ({_reason(error)})") from error
+            from cattrs import transform_error
+
+            reason = "; ".join(transform_error(error))[:300]
+            raise InputError(f"{cls._what}: not a kerasmem {cls._what} ({reason})") from error
 
 
-def _answer(record: Record) -> str:
+def _answer(record: Any) -> str:
     return printable(record.answer)
 
 
@@ -117,22 +115,22 @@ def frame_of(rows: Iterable[Mapping[str, Any]]) -> Any:
     """Return rows as a `pandas.DataFrame`.
 
     Raises:
-        UsageError: pandas is not installed.
+        UsageError: If pandas is not installed.
     """
     try:
         import pandas  # type: ignore[import-untyped]
     except ImportError as error:
-        raise UsageError("to_frame: pandas is not installed: pip install pandas") from error
+        raise UsageError("to_frame needs pandas: pip install pandas") from error
     return pandas.DataFrame(list(rows))
 
 
 def html_table(title: str, rows: Sequence[Mapping[str, Any]], count: int | None = None) -> str:
-    """Return a title and rows as HTML: sizes in units, no column that says nothing, and at most 25 rows.
+    """Format a title and at most 25 rows as HTML, with sizes in units and without empty columns.
 
     Args:
         title: one line.
-        rows: with the same keys each.
-        count: of all rows, where these are the first.
+        rows: dictionaries with the same keys.
+        count: number of all rows, if `rows` has only the first.
     """
     left = (len(rows) if count is None else count) - MOST_ROWS
     texts = [{name: _cell(name, value) for name, value in row.items()} for row in rows[:MOST_ROWS]]
@@ -145,9 +143,9 @@ def html_table(title: str, rows: Sequence[Mapping[str, Any]], count: int | None 
 
 
 def _cell(name: str, value: Any) -> str:
-    """Format a value for a cell; empty if it is unknown or too long."""
+    """Format a value, or return "" for None, dictionaries and texts of several lines."""
     if isinstance(value, (tuple, list)):
-        is_shape = all(isinstance(each, int) for each in value)
+        is_shape = all(isinstance(item, int) for item in value)
         return printable(("×" if is_shape else ", ").join(map(str, value)))
     if value is None or isinstance(value, Mapping) or (isinstance(value, str) and "\n" in value):
         return ""
@@ -158,66 +156,52 @@ def _cell(name: str, value: Any) -> str:
 
 @functools.cache
 def _converter() -> Converter:
-    from cattrs import Converter
+    from cattrs import Converter, gen
     from cattrs.strategies import configure_union_passthrough
 
     converter = Converter(unstruct_collection_overrides={tuple: list, set: list, frozenset: list})
     for kind, accepted in ((int, (int,)), (float, (float, int)), (str, (str,)), (bool, (bool,))):
-        converter.register_structure_hook(kind, _strict(kind, accepted))
+        converter.register_structure_hook(kind, functools.partial(_read_plain, accepted))
     configure_union_passthrough(int | float | str | bool | None, converter)
-    converter.register_structure_hook_factory(_has_whole_keys, lambda kind: _whole_keyed(kind, converter))
-    converter.register_structure_hook_factory(is_dataclass, lambda cls: _reader(cls, converter))
+    converter.register_structure_hook_func(_has_whole_keys, functools.partial(_read_whole_keys, converter))
+    converter.register_structure_hook_factory(
+        is_dataclass, lambda cls: gen.make_dict_structure_fn(cls, converter, **_renames(cls))
+    )
     converter.register_unstructure_hook_factory(is_dataclass, lambda cls: _writer(cls, converter))
     return converter
 
 
-def _strict(kind: type, accepted: tuple[type, ...]) -> Any:
-    def read(value: Any, _: Any) -> Any:
-        if (type(value) is bool and kind is not bool) or not isinstance(value, accepted):
-            raise TypeError(f"{value!r:.60} is not {kind.__name__}")
-        return kind(value)
-
-    return read
+def _read_plain(accepted: tuple[type, ...], value: Any, kind: Any) -> Any:
+    if (type(value) is bool and kind is not bool) or not isinstance(value, accepted):
+        raise TypeError(f"{value!r:.60} is not {kind.__name__}")
+    return kind(value)
 
 
 def _has_whole_keys(kind: Any) -> bool:
     return get_origin(kind) in (dict, Mapping) and get_args(kind)[0] is int
 
 
-def _whole_keyed(kind: Any, converter: Converter) -> Any:
-    """Read a dictionary whose keys are whole numbers: JSON has them as texts."""
-    values = get_args(kind)[1]
-    return lambda data, _: {int(key): converter.structure(value, values) for key, value in data.items()}
+def _read_whole_keys(converter: Converter, data: Any, kind: Any) -> dict[int, Any]:
+    """Read a dictionary with integer keys, which JSON stores as text."""
+    return {int(key): converter.structure(value, get_args(kind)[1]) for key, value in data.items()}
 
 
-def _overrides(cls: Any) -> dict[str, Any]:
-    from cattrs.gen import override
+def _renames(cls: Any) -> dict[str, Any]:
+    from cattrs import override
 
-    return {each.name: override(rename=each.metadata["json"]) for each in fields(cls) if "json" in each.metadata}
-
-
-def _reader(cls: Any, converter: Converter) -> Any:
-    from cattrs.gen import make_dict_structure_fn
-
-    return make_dict_structure_fn(cls, converter, **_overrides(cls))
+    return {one.name: override(rename=one.metadata["json"]) for one in fields(cls) if "json" in one.metadata}
 
 
 def _writer(cls: Any, converter: Converter) -> Any:
     from cattrs.gen import make_dict_unstructure_fn
 
-    write = make_dict_unstructure_fn(cls, converter, **_overrides(cls))
+    write = make_dict_unstructure_fn(cls, converter, **_renames(cls))
     if not issubclass(cls, Record):
         return write
-    version, also = cls._version, cls._also
+    version = {} if cls._version is None else {"format_version": cls._version}
 
     def write_all(record: Any) -> dict[str, Any]:
-        first = {} if version is None else {"format_version": version}
-        return {**first, **write(record), **{name: converter.unstructure(getattr(record, name)) for name in also}}
+        properties = {name: converter.unstructure(getattr(record, name)) for name in cls._also}
+        return {**version, **write(record), **properties}
 
     return write_all
-
-
-def _reason(error: BaseException) -> str:
-    from cattrs import transform_error
-
-    return "; ".join(transform_error(error))[:300]

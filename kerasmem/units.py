@@ -1,4 +1,4 @@
-"""Bytes inside, readable units and printable text at the border."""
+"""Sizes in bytes, counts and printable text: read from users and shown to them."""
 
 from __future__ import annotations
 
@@ -19,52 +19,46 @@ _FACTORS = {
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*\Z", re.ASCII)
 
-# control, format (also bidirectional overrides), surrogate, private use, line and paragraph separators
+# Unicode's control, format (such as bidirectional overrides), surrogate, private use and separator characters
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 
 
 def is_size(text: str) -> bool:
-    """Return whether `text` reads as a size, such as "16GB"."""
+    """Return whether a text is a size, such as "16GB"."""
     match = _SIZE.match(text)
     return match is not None and match[2].lower() in _FACTORS
 
 
 def parse_size(value: int | str, *, field: str = "size") -> int:
-    """Return a number of bytes from an integer or a text such as "512MB" or "16GiB".
+    """Read a size in bytes from an integer or a text such as "512MB" or "16GiB".
 
-    `kB`, `MB`, `GB`, `TB` are powers of 1000; `KiB`, `MiB`, `GiB`, `TiB` and the bare letters `K`,
-    `M`, `G`, `T` (as Slurm and ulimit mean them) are powers of 1024. Case does not matter.
+    `kB`, `MB`, `GB` and `TB` are powers of 1000. `KiB`, `MiB`, `GiB`, `TiB`, and `K`, `M`, `G`, `T` as in Slurm and
+    ulimit, are powers of 1024. Case does not matter.
 
     Args:
-        value: bytes as an int, or a text with a unit.
-        field: the name of the setting, for the error message.
+        value: bytes, or a text with a unit.
+        field: the setting's name in the error message.
 
     Raises:
-        UsageError: the text is no size, or is negative.
+        UsageError: If the value is not a size, or is negative.
 
     Examples:
         >>> parse_size("1.5GiB")
         1610612736
     """
-    given: Any = value  # NumPy's whole numbers too
-    if isinstance(given, bool) or not isinstance(given, (Integral, str)):
-        raise UsageError(f"{field}: {value!r} is not a size; write bytes or a text such as '512MB' or '16GiB'")
-    if not isinstance(value, str):
-        if value < 0:
-            raise UsageError(f"{field}: {value} is negative")
-        return int(value)
-    match = _SIZE.match(value)
+    plain: Any = value  # may be NumPy's
+    if isinstance(plain, Integral) and not isinstance(plain, bool) and plain >= 0:
+        return int(plain)
+    match = _SIZE.match(value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _FACTORS:
-        raise UsageError(f"{field}: {value!r} is not a size; write for example '512MB', '16GiB' or plain bytes")
+        raise UsageError(f"{field} must be a size such as '512MB' or '16GiB', or a number of bytes; got {value!r}")
     number = match[1].replace("_", "").replace(",", "")
     factor = _FACTORS[match[2].lower()]
     return int(number) * factor if number.isdigit() else int(float(number) * factor)
 
 
 def format_size(count: int | None) -> str:
-    """Return bytes in the binary unit that suits them, three significant digits: "8.48 MiB".
-
-    `None` (unknown) gives "?".
+    """Format bytes in a binary unit with three significant digits, or an unknown size (None) as "?".
 
     Examples:
         >>> format_size(8_895_568)
@@ -84,7 +78,7 @@ def format_size(count: int | None) -> str:
 
 
 def format_count(count: int | None, noun: str = "") -> str:
-    """Return a count with thousands separators, and with a noun if there is one; `None` gives "?".
+    """Format a count with thousands separators and an optional noun, or an unknown count (None) as "?".
 
     Examples:
         >>> format_count(1_111_946), format_count(2, "batch"), format_count(1, "row")
@@ -96,16 +90,14 @@ def format_count(count: int | None, noun: str = "") -> str:
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    r"""Return `text` with every invisible or control character written as an escape, cut to `limit`.
+    r"""Escape invisible and control characters, and shorten the text to `limit` characters.
 
     Examples:
         >>> printable("conv\x1b[31m")
         'conv\\x1b[31m'
     """
-    shown = "".join(
+    escaped = "".join(
         character.encode("unicode_escape").decode("ascii") if unicodedata.category(character) in _HIDDEN else character
         for character in text
     )
-    if limit is not None and len(shown) > limit:
-        shown = shown[: max(limit - 1, 1)] + "…"
-    return shown
+    return escaped if limit is None or len(escaped) <= limit else escaped[: max(limit - 1, 1)] + "…"

@@ -24,7 +24,7 @@ def written():
     return file.getvalue()
 
 
-def test_what_numpy_wrote_is_read():
+def test_archive_of_savez_is_read():
     found = read(written())
     assert sorted(found) == sorted(ARRAYS)
     for name, array in ARRAYS.items():

@@ -53,7 +53,7 @@ def test_missing_fields_take_their_defaults_and_unknown_ones_are_passed_over():
         ({"parts": [{"shape": None}]}, "class"),
         ({"parts": 3}, "parts"),
         ({"best": {"class": 3}}, "best"),
-        ({"format_version": 2}, "format_version is 2, this kerasmem reads 1"),
+        ({"format_version": 2}, "format_version must be 1; got 2"),
     ],
 )
 def test_what_is_no_such_record_is_refused(change, words):

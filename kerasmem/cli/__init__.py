@@ -1,4 +1,4 @@
-"""The command line: commands are loaded when they run; errors become messages and exit codes here."""
+"""The command line. Commands are loaded when they run, and errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHARED_MODULES = {
 @click.version_option(kerasmem.__version__, prog_name="kerasmem")
 @debug_option
 def cli() -> None:
-    """Memory answers for people who train Keras/TensorFlow models.
+    """Estimate, measure and reduce the memory of training Keras/TensorFlow models.
 
     Examples:
       kerasmem estimate model.h5 --batch-size 64 --device t4
@@ -39,7 +39,7 @@ def cli() -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line and exit with its code; the only place where errors are caught.
+    """Run the command line, print errors, and exit.
 
     Exit codes: 0 done (and fits) · 1 kerasmem or the model failed · 2 wrong usage or unreadable input ·
     3 does not fit · 4 too close to call · 130 interrupted.
@@ -47,22 +47,22 @@ def main(args: list[str] | None = None) -> None:
     state = Invocation(is_program=args is None)
     try:
         code = cli.main(args, prog_name="kerasmem", standalone_mode=False, obj=state) or 0
-        sys.stdout.flush()  # a full disk is met here, not at the interpreter's end
+        sys.stdout.flush()  # reports a full disk
         sys.exit(code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _complain("interrupted")
+        _print_error("interrupted")
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # as a program that SIGPIPE ends
+        sys.exit(141)  # 128 + SIGPIPE
     except Exception as error:
         if state.debug:
             traceback.print_exc()
         else:
-            _complain(_message(error))
+            _print_error(_message(error))
         sys.exit(getattr(error, "exit_code", 1))
 
 
@@ -75,11 +75,11 @@ def _message(error: Exception) -> str:
         return f"the output cannot be written: {error.strerror}"
     return (
         f"unexpected {type(error).__name__}: {error}\n"
-        "This is a defect in kerasmem; run again with --debug for the traceback."
+        "This is a defect in kerasmem; run the command with --debug for the traceback."
     )
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     from kerasmem.units import printable
 
     for number, line in enumerate(message.splitlines() or [""]):

@@ -16,10 +16,10 @@ from kerasmem.errors import UsageError
 @click.command("advise", cls=GuardedCommand, seconds=7200)
 @model_options("--method", "--confirm", "--samples", "--budget-seconds", output=("--code", "--verbose", "--json"))
 def advise_command(model: str | None, budget_seconds: float, code: bool, **options: Any) -> int:
-    """Say what to do so that training MODEL fits a device, or takes less.
+    """Suggest changes so that training MODEL fits a device.
 
-    Each remedy is estimated on the changed model; where no single one is enough, combinations are, the least
-    harmful first. MODEL is as for `kerasmem estimate`.
+    Each change is estimated on the changed model. If no single change is enough, combinations are estimated, those
+    with the fewest side effects first. MODEL is as in `kerasmem estimate`.
 
     Examples:
       kerasmem advise model.keras --device t4 --batch-size 64
@@ -27,19 +27,19 @@ def advise_command(model: str | None, budget_seconds: float, code: bool, **optio
       kerasmem advise model.keras --device 8GB --code
       kerasmem advise model.keras --device 8GB --samples 60000 --confirm
 
-    Exit codes: 0 it fits, as it is or with what is offered · 1 the model failed ·
+    Exit codes: 0 it fits, unchanged or with a suggestion · 1 the model failed ·
     2 wrong usage or unreadable input · 3 nothing fits · 4 too close to call
     """
     check_options("advise", model, options, needs_device=True)
     if code and options["as_json"]:
-        raise UsageError("--code and --json: choose one")
+        raise UsageError("--code and --json cannot be combined; choose one")
     from kerasmem.rendering.remedy_texts import advice_code, advice_table
 
-    with quiet_tensorflow(), spinner("estimating remedies") as say:
+    with quiet_tensorflow(), spinner("estimating remedies") as show_task:
         from kerasmem.recovery.advising import advise
 
         settings = {name: options[name] for name in ("confirm", "samples")} | step_settings(options)
-        result = advise(model, progress=say, budget_seconds=budget_seconds, **settings)
+        result = advise(model, progress=show_task, budget_seconds=budget_seconds, **settings)
     if code:
         click.echo(advice_code(result), nl=False)
     else:

@@ -1,4 +1,4 @@
-"""Base classes of commands: help in panels, examples at its end, and work in a child process with limits."""
+"""Base classes of commands: help in panels with examples, and work in a subprocess with limits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kerasmem.cli.terminal import QUIET
 from kerasmem.errors import KerasmemError
 from kerasmem.files import package_data
 
-# group → its commands in the order of help, each with its line there
+# group → commands in the order of help → line in help
 COMMANDS_OF: dict[str, dict[str, str]] = package_data(__package__, "commands")
-_LAST = ("Output", "Limits", "Help")  # panels at the end of help
+_LAST = ("Output", "Limits", "Help")  # the last panels of help
 _EXAMPLES = "Examples:\n"
-_INPUTS = ("file", "files", "models", "model", "a", "sources", "factory")  # parameters that name a command's input
+_INPUTS = ("file", "files", "models", "model", "a", "sources", "factory")  # parameters with the input of a command
 
 
 @dataclass
@@ -32,8 +32,8 @@ class Invocation:
     """State of one call of the command line.
 
     Attributes:
-        is_program: whether this process runs nothing else; False if `main` was called from Python.
-        debug: whether `--debug` was given, before or after the command.
+        is_program: whether this process runs only the command line; False if Python code called `main`.
+        debug: whether `--debug` is set, before or after the command.
     """
 
     is_program: bool
@@ -59,16 +59,16 @@ class Command(click.Command):
 
 
 class GuardedCommand(Command):
-    """A command that reads files of unknown origin in a child process with limits of time and memory.
+    """A command that reads untrusted files in a subprocess with limits of time and memory.
 
-    Adds `--time-limit` and `--memory-limit`.
+    It has the options `--time-limit` and `--memory-limit`.
 
     Args:
-        *names: as for `click.Command`.
-        seconds: default of `--time-limit`; None for no limit.
-        parted: tells from the parameters whether the command starts processes itself and holds each of them to the
-            limits. They are then its parameter `limits`, which is None otherwise.
-        **options: as for `click.Command`.
+        *names: arguments of `click.Command`.
+        seconds: default of `--time-limit`, or None for no limit. Defaults to 1800.
+        parted: function that returns from the parameters whether the command itself applies the limits to its
+            subprocesses. Its parameter `limits` then has the limits, and is None otherwise.
+        **options: keyword arguments of `click.Command`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GuardedCommand(Command):
         self.params += [make_option("--time-limit", default=seconds), make_option("--memory-limit")]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, in a child if this is a program of its own."""
+        """Run the command, in a subprocess if this process runs only the command line."""
         from kerasmem.processes.children import ChildFailure, Limits, continue_in_child
 
         seconds, size = ctx.params.pop("time_limit"), ctx.params.pop("memory_limit")
@@ -93,7 +93,7 @@ class GuardedCommand(Command):
             ctx.params["limits"] = limits if is_parted else None
             if is_parted:
                 return super().invoke(ctx)
-        # `main` called from Python stays in its process, which may have loaded TensorFlow and have threads.
+        # A process that calls `main` from Python may have loaded TensorFlow or started threads, so it does not fork.
         state = ctx.find_object(Invocation)
         is_alone = state is not None and state.is_program and threading.active_count() == 1
         if not is_alone or not hasattr(os, "fork"):
@@ -106,24 +106,24 @@ class GuardedCommand(Command):
         except ChildFailure as failure:
             _show_cursor()
             option = "--time-limit" if failure.timed_out else "--memory-limit"
-            fix = f", and {option} allows one that you trust more" if failure.signal is None else ""
-            told = f"while reading {_input(ctx.params)}: {failure.reason}"
-            raise KerasmemError(f"{told}; a damaged or hostile file can do that{fix}") from None
+            fix = f"; if you trust the file, raise {option}" if failure.signal is None else ""
+            reason = f"while reading {_input(ctx.params)}: {failure.reason}"
+            raise KerasmemError(f"{reason}. A damaged or hostile file can be the cause{fix}") from None
         if code is not None:
             return code
         try:
             return super().invoke(ctx)
         finally:
-            gc.freeze()  # this process ends, and would first look for circles in all that TensorFlow holds
+            gc.freeze()  # skips a garbage collection of TensorFlow's objects when the process exits
 
 
 class LazyGroup(click.Group):
-    """A group that imports the module of a command when the command is used, so that help stays instant.
+    """A group that imports the module of a command when it is used, so that help is fast.
 
     Args:
-        lines: command → its line in the help of the group, in that order.
-        modules: command → its module under kerasmem.cli. Defaults to NAME_command. The function is NAME_command.
-        **options: as for `click.Group`.
+        lines: command → line in the group's help, in this order.
+        modules: command → module in kerasmem.cli. Defaults to NAME_command. The function is NAME_command.
+        **options: keyword arguments of `click.Group`.
     """
 
     def __init__(self, *, lines: Mapping[str, str], modules: Mapping[str, str], **options: Any) -> None:
@@ -144,7 +144,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, without importing any, and the options."""
+        """Write the commands, without importing them, and the options."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self._lines.items()))
         _write_options(self, ctx, formatter)
@@ -152,24 +152,26 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command named, or fail with the names there are."""
+        """Return the command, or fail with the names of all commands."""
         if args and args[0] not in self._lines and not args[0].startswith("-"):
-            ctx.fail(f"no command {args[0]!r}; there are: {', '.join(self._lines)}{nearest(args[0], self._lines)}")
+            ctx.fail(
+                f"the command must be one of {', '.join(self._lines)}; got {args[0]!r}{nearest(args[0], self._lines)}"
+            )
         return super().resolve_command(ctx, args)
 
 
 def _with_examples(options: dict[str, Any]) -> dict[str, Any]:
-    """Move the examples of a docstring to the end of help, laid out as they are."""
+    """Move the examples of a docstring to the end of help, with their line breaks."""
     text, begin, examples = inspect.cleandoc(options.get("help") or "").partition(_EXAMPLES)
-    shown = f"\b\n{begin}{examples}".replace("\n\n", "\n\n\b\n") if begin else None
-    return {**options, "help": text, "epilog": shown}
+    epilog = f"\b\n{begin}{examples}".replace("\n\n", "\n\n\b\n") if begin else None
+    return {**options, "help": text, "epilog": epilog}
 
 
 def _write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     panels: dict[str, list[tuple[str, str]]] = {FIRST: []}
-    for each in command.get_params(ctx):
-        if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
-            panels.setdefault(getattr(each, "panel", "Help"), []).append(record)
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+            panels.setdefault(getattr(parameter, "panel", "Help"), []).append(record)
     for title in _LAST:
         panels[title] = panels.pop(title, [])
     for title, records in panels.items():
@@ -189,13 +191,13 @@ def _be_quiet(ctx: click.Context, parameter: click.Parameter, value: bool) -> No
 
 
 def _input(parameters: Mapping[str, Any]) -> str:
-    """Return the first thing that a command reads."""
-    named = next((parameters[name] for name in _INPUTS if parameters.get(name)), "")
-    return str(named if isinstance(named, str) else named[0])
+    """Return the first input of a command."""
+    value = next((parameters[name] for name in _INPUTS if parameters.get(name)), "")
+    return str(value if isinstance(value, str) else value[0])
 
 
 def _show_cursor() -> None:
-    """Show the cursor again that a child's spinner has hidden."""
+    """Show the cursor, which the spinner of a subprocess may have hidden."""
     if sys.stderr.isatty():
         click.echo("\r\x1b[K\x1b[?25h", nl=False, err=True)
 

@@ -13,24 +13,24 @@ from kerasmem.cli.options import check_options, model_options, option, step_sett
 from kerasmem.cli.terminal import is_terminal, quiet_tensorflow, show_result, spinner
 from kerasmem.errors import UsageError
 
-_MOST_ON_A_SCREEN = 25  # layers
-_SAME = ("batch_size", "method", "mode")  # settings that a saved report has as well
+_TERMINAL_LAYERS = 25
+_SAVED = ("batch_size", "method", "mode")  # settings that a saved report has too
 
 
 @click.command("compare", cls=GuardedCommand)
 @model_options(
     "--budget", "--max-increase", "--allow-different-settings", "--method",
     arguments=(click.argument("a", metavar="A"), click.argument("b", metavar="B")),
-    output=(option("--top", show_default=f"{_MOST_ON_A_SCREEN} on a terminal, else all"), "--markdown", "--json"),
+    output=(option("--top", show_default=f"{_TERMINAL_LAYERS} on a terminal, else all"), "--markdown", "--json"),
 )  # fmt: skip
 @click.pass_context
 def compare_command(
     context: click.Context, a: str, b: str, budget: str | None, max_increase: str | None, **options: Any
 ) -> int:
-    """Say what differs in memory between A and B, by category and by layer.
+    """Compare the memory of A and B, by category and by layer.
 
-    A and B are models as for `kerasmem estimate`, or reports that `kerasmem estimate --json` saved;
-    both are estimated with the same settings. A limit that B breaks gives exit code 3.
+    A and B are models as in `kerasmem estimate`, or reports of `kerasmem estimate --json`. Both are estimated with
+    the same settings. If B exceeds a limit, the exit code is 3.
 
     Examples:
       kerasmem compare before.keras after.keras --batch-size 64
@@ -43,15 +43,15 @@ def compare_command(
     """
     check_options("compare", a, options)
     if options["markdown"] and options["as_json"]:
-        raise UsageError("--markdown and --json both print; give one of them")
+        raise UsageError("--markdown and --json cannot be combined; choose one")
     is_default = click.core.ParameterSource.DEFAULT
     settings = {
-        name: options[name] for name in _SAME if context.get_parameter_source(name) is not is_default
-    }  # those of a saved report serve in place of a default
+        name: options[name] for name in _SAVED if context.get_parameter_source(name) is not is_default
+    }  # a saved report sets the defaults
     with quiet_tensorflow(), spinner(f"comparing {os.path.basename(a)} and {os.path.basename(b)}"):
         from kerasmem.estimation.comparing import compare
 
-        arguments = {name: value for name, value in step_settings(options).items() if name not in _SAME}
+        arguments = {name: value for name, value in step_settings(options).items() if name not in _SAVED}
         comparison = compare(
             a, b, budget=budget, max_increase=max_increase,
             allow_different_settings=options["allow_different_settings"], **arguments, **settings,
@@ -61,8 +61,8 @@ def compare_command(
     if options["markdown"]:
         click.echo(comparison_markdown(comparison, options["top"]), nl=False)
     else:
-        top = _MOST_ON_A_SCREEN if is_terminal() and options["top"] is None else options["top"]
+        top = _TERMINAL_LAYERS if is_terminal() and options["top"] is None else options["top"]
         show_result(comparison, options["as_json"], partial(comparison_table, top=top))
-    verdicts = [each.verdict for each in comparison.limits]
+    verdicts = [limit.verdict for limit in comparison.limits]
     device = comparison.after.device
     return worst([*verdicts, *([] if device is None else [device.verdict])])

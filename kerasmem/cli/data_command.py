@@ -37,7 +37,7 @@ def _working(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @click.command("inspect", cls=GuardedCommand)
 @all_of(*FILE, TRUST, "--json")
 def inspect_command(file: str, as_json: bool, **options: Any) -> None:
-    """List the datasets of an HDF5 FILE, their size in memory, and how well they stream.
+    """List the datasets of an HDF5 FILE, their sizes in memory, and how well they stream.
 
     Examples:
       kerasmem data inspect train.h5
@@ -88,7 +88,7 @@ def convert_command(sources: tuple[str, ...], columns: tuple[str, ...], as_json:
 @click.argument("file", type=click.Path())
 @all_of(*WRITING, option("--float32", default=False))
 def repack_command(file: str, columns: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Rewrite an HDF5 FILE: whole rows, chunks of about 1 MiB, other compression, another order.
+    """Rewrite an HDF5 FILE with chunks of whole rows of about 1 MiB, other compression, or shuffled rows.
 
     `kerasmem data inspect` shows how an epoch reads a file.
 

@@ -27,13 +27,13 @@ def estimate_command(
     models: tuple[str, ...], grid: tuple[str, ...], workers: int | None, dask: str | None, limits: Any,
     **options: Any,
 ) -> int:  # fmt: skip
-    """Say how much memory training MODEL needs, before it runs and without its weights.
+    """Estimate the memory that training MODEL needs, without running it or allocating its weights.
 
-    MODEL is a .h5 or .keras file, an architecture .json, or package.module:function
-    (also file.py:function) that returns a Keras model.
+    MODEL is a .h5 or .keras file, an architecture .json, or package.module:function (also file.py:function) that
+    returns a Keras model.
 
-    Of several models, or values of --grid, there is a row each: a table, CSV, or with --json a line of JSON each as it
-    comes. One that fails is a row with its reason. Limits of time and memory are for each.
+    Several models, or values of --grid, each have a row: in a table, in CSV, or with --json as a line of JSON when it
+    is ready. A failure is a row with its reason. Limits of time and memory apply to each row.
 
     Examples:
       kerasmem estimate model.h5
@@ -63,7 +63,7 @@ def estimate_command(
 
 
 def show_report(report: Any, options: dict[str, Any]) -> int:
-    """Print a `MemoryReport` as the options say, and return the exit code."""
+    """Print a `MemoryReport` in the format of the options, and return the exit code."""
     from kerasmem.estimation.report import fitting_cards
     from kerasmem.rendering.estimate_tables import estimate_table, layers_to_csv
 
@@ -71,8 +71,8 @@ def show_report(report: Any, options: dict[str, Any]) -> int:
         click.echo(layers_to_csv(report), nl=False)
     else:
         cards = fitting_cards(report.bytes) if report.device is None else []
-        look = {"cards": cards, "top": options["top"], "is_brief": not options["verbose"]}
-        show_result(report, options["as_json"], partial(estimate_table, **look))
+        settings = {"cards": cards, "top": options["top"], "is_brief": not options["verbose"]}
+        show_result(report, options["as_json"], partial(estimate_table, **settings))
     return 0 if report.device is None else EXIT_CODES[report.device.verdict]
 
 
@@ -81,9 +81,9 @@ def _estimate_many(
 ) -> int:
     if not models and options["factory"] is not None:
         models, options = [options["factory"]], {**options, "factory": None}
-    checked: Sequence[str | None] = models or [None]
-    for model in checked:
-        check_options("estimate", model, options)
+    names: Sequence[str | None] = models or [None]
+    for name in names:
+        check_options("estimate", name, options)
     from kerasmem.estimation.many import estimate_many
     from kerasmem.rendering.formatting import rows_to_csv
     from kerasmem.rendering.search_tables import many_table
@@ -111,7 +111,7 @@ def _estimate_many(
 
 
 def _read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read "batch_size=16,32" and the like: values are JSON if they can be, else texts."""
+    """Read grids such as "batch_size=16,32". Values are JSON if possible, else text."""
     grid: dict[str, list[Any]] = {}
     for name, values in read_lists("--grid", texts, "batch_size=16,32,64").items():
         try:

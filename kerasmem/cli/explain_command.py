@@ -15,10 +15,10 @@ from kerasmem.cli.terminal import show_result
 @click.argument("log", type=click.Path())
 @option("--json")
 def explain_command(log: str, as_json: bool) -> None:
-    """Say what ran out of memory in LOG (- for standard input), why, where, and what to do.
+    """Explain why LOG (- for standard input) ran out of memory, and suggest fixes.
 
-    Reads the messages of TensorFlow, XLA, PyTorch, JAX, Theano and CUDA's libraries, and those of the host: Python,
-    the kernel, Slurm, containers. The exit code is 0 also where memory did not run out.
+    It reads the messages of TensorFlow, XLA, PyTorch, JAX, Theano and CUDA's libraries, and of the host: Python, the
+    kernel, Slurm, containers. The exit code is 0 even if LOG did not run out of memory.
 
     Examples:
       kerasmem explain train.log
@@ -31,8 +31,8 @@ def explain_command(log: str, as_json: bool) -> None:
 
     if log == "-":
         if sys.stdin.isatty():
-            raise UsageError("explain: standard input is a terminal; pipe a log into it, or name a file")
-        found = explain_stream(sys.stdin.buffer, name="standard input")
+            raise UsageError("LOG is standard input, which is a terminal; pipe a log into it, or pass a file")
+        diagnosis = explain_stream(sys.stdin.buffer, name="standard input")
     else:
-        found = explain_file(log)
-    show_result(found, as_json, diagnosis_text)
+        diagnosis = explain_file(log)
+    show_result(diagnosis, as_json, diagnosis_text)

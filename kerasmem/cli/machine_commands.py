@@ -12,9 +12,9 @@ from kerasmem.cli.terminal import show_json, show_result, show_text, spinner
 @click.command("devices", cls=Command)
 @all_of("--json")
 def devices_command(as_json: bool) -> None:
-    """List the cards that --device knows, and the GPUs and memory of this machine.
+    """List the cards of the catalogue, and the GPUs and memory of this machine.
 
-    --json has the source of each figure.
+    --json includes the source of each figure.
 
     Examples:
       kerasmem devices
@@ -36,10 +36,10 @@ def devices_command(as_json: bool) -> None:
 @click.command("doctor", cls=Command)
 @all_of(option("--timeout", default=120.0), "--json")
 def doctor_command(timeout: float, as_json: bool) -> int:
-    """Say whether TensorFlow sees the GPU, and why not; what decides about memory here.
+    """Check whether TensorFlow sees the GPU, and list the settings that affect memory.
 
-    TensorFlow runs in a process of its own, so that its crash is reported too. Exit codes: 0 it runs, on whatever
-    device; 1 it does not.
+    TensorFlow runs in a subprocess, so that a crash is reported too. Exit codes: 0 TensorFlow works on any device ·
+    1 it does not.
 
     Examples:
       kerasmem doctor
@@ -49,7 +49,7 @@ def doctor_command(timeout: float, as_json: bool) -> int:
     from kerasmem.devices.doctor import examine
     from kerasmem.rendering.machine_tables import doctor_table
 
-    with spinner("asking TensorFlow"):
-        found = examine(timeout=timeout)
-    show_result(found, as_json, doctor_table)
-    return 0 if found.works else 1
+    with spinner("running TensorFlow"):
+        examination = examine(timeout=timeout)
+    show_result(examination, as_json, doctor_table)
+    return 0 if examination.works else 1

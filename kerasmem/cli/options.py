@@ -1,7 +1,7 @@
-"""Options of the commands, each described once in `data/vocabulary.json`: panel → name → meaning.
+"""Options of the commands, described in `data/vocabulary.json`: panel → name → settings.
 
-`short` and `off` are its other spellings, `name` its name in Python if that differs, and `type` one of `_TYPES`. All
-else is as for `click.Option`.
+`short` and `off` are other spellings of the option, `name` is its name in Python if it differs, and `type` is a key of
+`_TYPES`. The other settings are arguments of `click.Option`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kerasmem.errors import UsageError
 from kerasmem.files import package_data
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-FIRST = "Options"  # the panel of a command's own options
+FIRST = "Options"  # panel of a command's own options
 EXIT_CODES = {
     "fits": 0, "within the limit": 0, "does not fit": 3, "exceeds the limit": 3, "too close to call": 4,
 }  # fmt: skip
@@ -25,10 +25,10 @@ _SEVERITY = (0, 4, 3)
 
 
 class Choice(click.Choice[str]):
-    """One of some words; the message about another one names the nearest."""
+    """A choice whose error suggests the nearest word."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """Add the nearest word to the message."""
+        """Add the nearest word to the error."""
         return super().get_invalid_choice_message(value, ctx).rstrip(".") + (nearest(value, self.choices) or ".")
 
 
@@ -51,9 +51,9 @@ _TYPES: dict[str, Any] = {
 }
 _METAVARS = {"count": "N", "whole": "N", "seconds": "SECONDS", "output": "FILE", "folder": "FOLDER"}
 _VOCABULARY: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (panel, meaning)
+    name: (panel, settings)
     for panel, options in package_data(__package__, "vocabulary").items()
-    for name, meaning in options.items()
+    for name, settings in options.items()
 }
 
 
@@ -61,9 +61,9 @@ class Option(click.Option):
     """An option in a panel of the help.
 
     Args:
-        *names: as for `click.Option`.
-        panel: the heading under which help lists it.
-        **options: as for `click.Option`.
+        *names: arguments of `click.Option`.
+        panel: heading of the panel.
+        **options: keyword arguments of `click.Option`.
     """
 
     def __init__(self, *names: Any, panel: str = FIRST, **options: Any) -> None:
@@ -72,36 +72,36 @@ class Option(click.Option):
 
 
 def make_option(name: str, **more: Any) -> Option:
-    """Make an option of the vocabulary.
+    """Create an option of the vocabulary.
 
     Args:
-        name: its long name.
-        **more: settings of one command, such as its default.
+        name: long name of the option.
+        **more: settings for one command, such as the default.
     """
-    panel, meaning = _VOCABULARY[name]
-    words = {**meaning, **more}
-    kind, off = words.pop("type", None), words.pop("off", None)
-    spelled = [words.pop("short", None), f"{name}/{off}" if off else name, words.pop("name", None)]
-    if not (words.get("is_flag") or off or words.get("required") or words.get("default") is not None):
-        words.setdefault("show_default", "none")
+    panel, shared = _VOCABULARY[name]
+    settings = {**shared, **more}
+    kind, off = settings.pop("type", None), settings.pop("off", None)
+    names = [settings.pop("short", None), f"{name}/{off}" if off else name, settings.pop("name", None)]
+    if not (settings.get("is_flag") or off or settings.get("required") or settings.get("default") is not None):
+        settings.setdefault("show_default", "none")
     if kind is not None:
-        words.update(type=_TYPES[kind], metavar=words.get("metavar", _METAVARS.get(kind)))
+        settings.update(type=_TYPES[kind], metavar=settings.get("metavar", _METAVARS.get(kind)))
     if off:
-        words.setdefault("default", None)
-    return Option([each for each in spelled if each], panel=panel, **words)
+        settings.setdefault("default", None)
+    return Option(list(filter(None, names)), panel=panel, **settings)
 
 
 def option(name: str, **more: Any) -> Decorator:
-    """Return a decorator that adds an option of the vocabulary; the arguments are as for `make_option`."""
-    return click.option(name, cls=lambda names, **words: make_option(*names, **words), **more)  # type: ignore[arg-type]
+    """Return a decorator that adds an option of the vocabulary, with the arguments of `make_option`."""
+    return click.option(name, cls=lambda names, **settings: make_option(*names, **settings), **more)  # type: ignore[arg-type]
 
 
 def all_of(*options: Decorator | str) -> Decorator:
-    """Return a decorator that adds several options in the order of help; a name stands for its option."""
+    """Return a decorator that adds several options, or names of options, in the order of help."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for each in reversed(options):
-            function = (option(each) if isinstance(each, str) else each)(function)
+        for decorator in reversed(options):
+            function = (option(decorator) if isinstance(decorator, str) else decorator)(function)
         return function
 
     return decorate
@@ -111,7 +111,7 @@ ONE_MODEL: tuple[Decorator, ...] = (click.argument("model", required=False),)
 
 
 def _choose_backend(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    """Choose Keras's backend before anything loads Keras."""
+    """Set Keras's backend before Keras is imported."""
     if value is not None:
         os.environ["KERAS_BACKEND"] = value
 
@@ -123,9 +123,9 @@ _STEP: tuple[Decorator | str, ...] = (
 )  # fmt: skip
 _REPORT = ("--verbose", option("--top", show_default="8; with -v all"), "--json", "--csv")
 TRUST = "--trust-file"
-# The datasets of a file that are features and targets, and how much is read at once.
+# The input file with its datasets and batch size.
 FILE: tuple[Decorator | str, ...] = (click.argument("file", type=click.Path()), "--x", "--y", "--batch-size")
-# How a file is written.
+# The output file.
 WRITING: tuple[Decorator | str, ...] = (
     option("--output", required=True), "--columns", "--drop", "--shuffle", "--seed", "--split", "--compression",
     "--force", "--workers", "--dask", "--part-size", TRUST,
@@ -139,39 +139,41 @@ def model_options(
     output: tuple[Decorator | str, ...] = _REPORT,
     shared: tuple[Decorator | str, ...] = ("--batch-size", "--device"),
 ) -> Decorator:
-    """Return a decorator that adds the shared options, with the command's own between the model's and training's.
+    """Return a decorator that adds a command's own options and the options of a model and its training step.
 
     Args:
-        *own: options of the command.
-        arguments: what it takes without a name.
-        output: the options for what it prints.
-        shared: the first options.
+        *own: the command's own options.
+        arguments: positional arguments. Defaults to an optional MODEL.
+        output: options of the output.
+        shared: options before the command's own.
     """
     return all_of(*arguments, *shared, *own, *_STEP, *output)
 
 
 def check_options(command: str, model: str | None, options: dict[str, Any], needs_device: bool = False) -> None:
-    """Check options before TensorFlow is loaded.
+    """Check options before TensorFlow is imported.
 
     Args:
-        command: its name.
-        model: as it was named.
-        options: the shared ones.
-        needs_device: the command looks for what fits one.
+        command: name of the command.
+        model: the argument MODEL.
+        options: the other options.
+        needs_device: whether the command requires --device.
 
     Raises:
-        ModelFileError: there is no such file.
-        UsageError: no model is named, two outputs are asked for, or there is no such Python file or card.
+        ModelFileError: If the file does not exist.
+        UsageError: If there is no model, device, Python file or card, or two output formats.
     """
     from kerasmem.devices.catalogue import resolve_device
     from kerasmem.models.document import check_factory_name, check_model_name
 
     if model is not None and needs_device and options["device"] is None:
-        raise UsageError("name the device that it must fit: --device t4, or a size such as --device 16GB")
+        raise UsageError("--device must be a card or a size, such as --device t4 or --device 16GB; got none")
     if model is None and options["factory"] is None:
-        raise UsageError(f"name a model file, or package.module:function; `kerasmem {command} -h` shows examples")
+        raise UsageError(
+            f"MODEL must be a file or package.module:function; got none. `kerasmem {command} -h` has examples"
+        )
     if options["as_json"] and options.get("as_csv"):
-        raise UsageError("--json and --csv: choose one")
+        raise UsageError("--json and --csv cannot be combined; choose one")
     if "batch_size" in options:
         batch_size("--batch-size", options["batch_size"], options.get("method"))
     if options["device"] is not None:
@@ -183,7 +185,7 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
 
 
 def step_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that are settings of `StepSpec`; loads Keras."""
+    """Return the settings of `StepSpec` from the options. It imports Keras."""
     from kerasmem.models.spec import EstimateSettings
     from kerasmem.models.vocabulary import parse_factory_args
 
@@ -197,22 +199,22 @@ def step_settings(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def worst(verdicts: Iterable[str]) -> int:
-    """Return the exit code of the worst of some verdicts: does not fit, too close to call, fits."""
-    return max((EXIT_CODES[each] for each in verdicts), key=_SEVERITY.index, default=0)
+    """Return the exit code of the worst verdict: does not fit, too close to call, fits."""
+    return max((EXIT_CODES[verdict] for verdict in verdicts), key=_SEVERITY.index, default=0)
 
 
 def read_lists(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
-    """Split texts such as "batch_size=16,32" at their equals signs.
+    """Split texts such as "batch_size=16,32" into names and values.
 
     Raises:
-        UsageError: If a text is not NAME=VALUE,VALUE, or a name comes twice.
+        UsageError: If a text is not NAME=VALUE,VALUE, or a name is repeated.
     """
     lists: dict[str, str] = {}
     for text in texts:
         name, _, values = text.partition("=")
         if not name or not all(values.split(",")):
-            raise UsageError(f"{option}: {text!r} is not NAME=VALUE,VALUE; write for example {example}")
+            raise UsageError(f"{option} must be NAME=VALUE,VALUE, such as {example}; got {text!r}")
         if name in lists:
-            raise UsageError(f"{option}: {name!r} is given twice; list its values in one option")
+            raise UsageError(f"{option} {name} must be used once, with all values; got it twice")
         lists[name] = values
     return lists

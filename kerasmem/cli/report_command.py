@@ -25,11 +25,10 @@ _LARGEST_LOG = 2 * 2**30
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @all_of("--output", "--json")
 def report_command(files: tuple[str, ...], output: str | None, as_json: bool) -> None:
-    """Show runs, estimates and profiles together: as a page, a table or data.
+    """Show runs, estimates and profiles as a page, a table or JSON.
 
-    FILEs are logs of MemoryLogger (.jsonl, .csv), and what `kerasmem estimate --json` and
-    `kerasmem profile --json` saved. --output writes one HTML page that needs no network.
-    Without an option, a table of the runs is printed.
+    FILEs are logs of MemoryLogger (.jsonl, .csv), and the results of `kerasmem estimate --json` and
+    `kerasmem profile --json`. --output writes an HTML page that needs no network. By default, tables are printed.
 
     Examples:
       kerasmem report run.jsonl -o page.html
@@ -45,7 +44,7 @@ def report_command(files: tuple[str, ...], output: str | None, as_json: bool) ->
             write_named(output, render_page(contents).encode())
         except OSError as error:
             reason = error.strerror or error
-            raise UsageError(f"--output: {output} cannot be written: {reason}; choose another path") from error
+            raise UsageError(f"--output {output} cannot be written: {reason}; choose another path") from error
     if as_json:
         reports = [{"source": saved.source, **saved.report.to_dict()} for saved in contents.reports]
         show_json({"format_version": 1, "logs": [log.to_dict() for log in contents.logs], "reports": reports})
@@ -59,14 +58,14 @@ def report_command(files: tuple[str, ...], output: str | None, as_json: bool) ->
 
 
 def _check_output(files: tuple[str, ...], output: str | None) -> None:
-    """Reject a file given twice, and an output that would overwrite an input, before anything is read."""
+    """Refuse a repeated file, and an output that would overwrite an input."""
     inputs: set[str] = set()
     for path in files:
         if os.path.realpath(path) in inputs:
-            raise UsageError(f"{path}: given twice; give each file once")
+            raise UsageError(f"{path}: each file must be passed once; got it twice")
         inputs.add(os.path.realpath(path))
     if output is not None and os.path.realpath(output) in inputs:
-        raise UsageError(f"--output: {output} is one of the files to read; choose another name")
+        raise UsageError(f"--output must not be an input; got {output}")
 
 
 def _read(files: tuple[str, ...]) -> PageContents:
@@ -81,14 +80,14 @@ def _read(files: tuple[str, ...]) -> PageContents:
         if data is None or "kind" in data:
             log = summarise_file(path)
             if not log.rows:
-                raise InputError(f"{path}: holds no sample; was the run cut short before its first batch?")
+                raise InputError(f"{path}: has no samples; the run may have ended before its first batch")
             logs.append(log)
         elif "bytes" in data:
             reports.append(read_report(data, path))
         else:
             raise InputError(
-                f"{path}: a JSON object without the field bytes, so no kerasmem estimate or profile; "
-                "write one: kerasmem estimate MODEL --json > estimate.json"
+                f"{path}: the JSON of an estimate or a profile must have the field bytes; write one with "
+                "kerasmem estimate MODEL --json > estimate.json"
             )
     return PageContents(tuple(logs), tuple(reports))
 
@@ -97,12 +96,12 @@ def _check_readable(path: str) -> None:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}: is a folder or no regular file; give logs and saved reports")
+            raise InputError(f"{path}: must be a log or a saved report, not a folder or device")
         open(path, "rb").close()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be read: {reason}; check the name") from error
     if status.st_size > _LARGEST_LOG:
-        raise InputError(f"{path}: larger than 2 GiB; log fewer batches: MemoryLogger(update_freq=100)")
+        raise InputError(f"{path}: must be at most 2 GiB; log fewer batches: MemoryLogger(update_freq=100)")
     if status.st_size == 0:
-        raise InputError(f"{path}: is empty; give a log of MemoryLogger or a saved estimate")
+        raise InputError(f"{path}: is empty; pass a log of MemoryLogger or a saved estimate")

@@ -21,13 +21,13 @@ from kerasmem.cli.terminal import is_quiet
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @all_of("--micro-batches", "--save-freq", "--restarts", "--checkpoint")
 def run_command(checkpoint: str | None, **options: Any) -> int:
-    """Run SCRIPT with its ARGUMENTS; its `model.fit` survives running out of memory.
+    """Run SCRIPT with its ARGUMENTS so that `model.fit` survives running out of memory.
 
-    Each `model.fit` in it becomes `kerasmem.fit`: a step that runs out is repeated in micro-batches. With --checkpoint
-    a script that was killed is started again from its beginning. Each `fit` has its own checkpoint in that folder, by
-    its number: one that was over is not trained again, the other resumes at the next batch. So the script must do the
-    same when it is started again: the same models, the same data (seeded if random), nothing that must not happen
-    twice. The checkpoints are removed when the script ends with exit code 0.
+    Each `model.fit` becomes `kerasmem.fit`, which repeats a step that ran out of memory in micro-batches. With
+    --checkpoint, a killed script restarts from its beginning. Each `fit` has a numbered checkpoint in that folder. A
+    finished `fit` is skipped, and an interrupted one resumes at the next batch. Therefore the script must be
+    repeatable: the same models, the same data (with seeds), and no effects that must happen only once. The checkpoints
+    are removed when the script exits with code 0.
 
     Examples:
       kerasmem run train.py
@@ -35,13 +35,13 @@ def run_command(checkpoint: str | None, **options: Any) -> int:
       kerasmem run --save-freq 20 --checkpoint runs/first train.py
       kerasmem run --module package.train --epochs 20
 
-    The exit code is the script's own; 2 wrong usage; 128 + N if signal N ended it and it was not started again.
+    The exit code is the script's; 2 for wrong usage; 128 + N if signal N ended it and it did not restart.
     """
     from kerasmem.training.supervising import supervise
     from kerasmem.units import printable
 
-    def say(sentence: str) -> None:
+    def print_message(text: str) -> None:
         if not is_quiet():
-            click.echo(f"kerasmem run: {printable(sentence)}", err=True)
+            click.echo(f"kerasmem run: {printable(text)}", err=True)
 
-    return supervise(say=say, folder=checkpoint, **options)
+    return supervise(say=print_message, folder=checkpoint, **options)

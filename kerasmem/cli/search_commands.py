@@ -17,9 +17,8 @@ from kerasmem.errors import UsageError
 def max_batch_command(model: str | None, **options: Any) -> int:
     """Find the largest batch of MODEL that fits a device.
 
-    The estimator is asked for a few sizes; the answer is the largest whose whole interval fits.
-    With --confirm, real steps decide: training, an epoch's smaller last batch, and evaluation.
-    MODEL is as for `kerasmem estimate`.
+    A few batch sizes are estimated. The result is the largest one whose upper bound fits. With --confirm, real steps
+    decide: training, an epoch's smaller last batch, and evaluation. MODEL is as in `kerasmem estimate`.
 
     Examples:
       kerasmem max-batch model.keras --device t4
@@ -27,7 +26,7 @@ def max_batch_command(model: str | None, **options: Any) -> int:
       kerasmem max-batch model.keras --device 8GB --confirm --margin 0.05
 
     Exit codes: 0 done · 1 the model failed · 2 wrong usage or unreadable input ·
-    3 not even one sample fits · 4 too close to call
+    3 no batch fits · 4 too close to call
     """
     check_options("max-batch", model, options, needs_device=True)
     from kerasmem.rendering.search_tables import search_table
@@ -44,9 +43,9 @@ def max_batch_command(model: str | None, **options: Any) -> int:
 @click.command("cards", cls=GuardedCommand, seconds=7200)
 @model_options("--method", output=("--json",))
 def cards_command(model: str | None, **options: Any) -> int:
-    """Say which cards of the catalogue are enough to train MODEL.
+    """List the cards of the catalogue that are large enough to train MODEL.
 
-    MODEL is as for `kerasmem estimate`.
+    MODEL is as in `kerasmem estimate`.
 
     Examples:
       kerasmem cards model.keras -b 64
@@ -57,10 +56,10 @@ def cards_command(model: str | None, **options: Any) -> int:
     """
     check_options("cards", model, options)
     if options["device"] is not None:
-        raise UsageError("--device: cards asks about all of them; kerasmem estimate takes a device")
+        raise UsageError("--device cannot be used with cards, which compares all of them; use kerasmem estimate")
     from kerasmem.rendering.search_tables import cards_table
 
-    with quiet_tensorflow(), spinner(f"asking for {model or options['factory']}"):
+    with quiet_tensorflow(), spinner(f"estimating {model or options['factory']}"):
         from kerasmem.estimation.card_ranking import rank_cards
 
         ranking = rank_cards(model, **step_settings(options))

@@ -16,10 +16,10 @@ from kerasmem.cli.terminal import quiet_tensorflow, show_json, show_text, spinne
 @click.command("measure", cls=GuardedCommand, seconds=7200)
 @model_options(option("--steps", default=10), "--timeout")
 def measure_command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
-    """Train MODEL for some steps in a process of its own and say what memory they took.
+    """Measure the memory of real training steps of MODEL in a subprocess.
 
-    The weights are real (and random), the batch is zeros; on a machine without a GPU
-    the allocator is the one that TensorFlow uses on GPUs. MODEL is as for `kerasmem estimate`.
+    The weights are random, and the batch is zeros. Without a GPU, TensorFlow uses its allocator for GPUs on the CPU.
+    MODEL is as in `kerasmem estimate`.
 
     Examples:
       kerasmem measure model.keras --batch-size 64
@@ -40,11 +40,10 @@ def measure_command(model: str | None, steps: int, timeout: float, **options: An
 @click.command("profile", cls=GuardedCommand, seconds=7200)
 @model_options(option("--steps", default=5), "--timeout", output=(option("--top", show_default="25"), "--json"))
 def profile_command(model: str | None, steps: int, timeout: float, **options: Any) -> int:
-    """Train MODEL for some steps and say what is in memory at the peak of one, by layer and category.
+    """Profile the memory at the peak of a real training step of MODEL, by layer and category.
 
-    The steps run in a process of their own, with real (random) weights and a batch of zeros, under TensorFlow's
-    profiler; on a machine without a GPU the allocator is the one that TensorFlow uses on GPUs.
-    MODEL is as for `kerasmem estimate`.
+    The steps run in a subprocess with TensorFlow's profiler. The weights are random, and the batch is zeros. Without a
+    GPU, TensorFlow uses its allocator for GPUs on the CPU. MODEL is as in `kerasmem estimate`.
 
     Examples:
       kerasmem profile model.keras --batch-size 64

@@ -1,4 +1,4 @@
-"""Output of the command line: results, progress on a terminal, and a quiet TensorFlow."""
+"""Output of the command line: results, progress, and suppression of TensorFlow's log."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress, ProgressColumn
 
-QUIET = "kerasmem.quiet"  # in the context of a command: show neither progress nor warnings
+QUIET = "kerasmem.quiet"  # key in the context of a command: hide progress and warnings
 _LOOK: dict[str, Any] = {"emoji": False, "markup": False, "highlight": False}
 
 
 def is_terminal() -> bool:
-    """Return whether a person is looking at standard output."""
+    """Return whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def show_result(result: Any, as_json: bool, view: Callable[[Any, int | None], RenderableType]) -> None:
-    """Print a result: as one JSON object, or as text for people.
+    """Print a result as a JSON object or as text.
 
     Args:
-        result: has `to_dict`.
-        as_json: whether a program reads it.
-        view: a function of `kerasmem.rendering`, which makes the text for a terminal of so many columns, or for a pipe
-            (None).
+        result: a result with `to_dict`.
+        as_json: whether to print JSON.
+        view: function of `kerasmem.rendering` that returns the text for a terminal's width, or for a pipe (None).
     """
     if as_json:
         show_json(result.to_dict())
@@ -41,7 +40,7 @@ def show_result(result: Any, as_json: bool, view: Callable[[Any, int | None], Re
 
 
 def show_text(view: Callable[[int | None], RenderableType]) -> None:
-    """Print the text that a function makes for a terminal of so many columns, or for a pipe (None)."""
+    """Print the text of a function for the terminal's width, or for a pipe (None)."""
     if is_terminal():
         from kerasmem.rendering.formatting import terminal_console
 
@@ -54,25 +53,25 @@ def show_text(view: Callable[[int | None], RenderableType]) -> None:
 
 
 def show_json(data: Mapping[str, Any]) -> None:
-    """Print one JSON object."""
+    """Print a JSON object."""
     click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
 @contextlib.contextmanager
 def quiet_tensorflow() -> Iterator[None]:
-    """Keep TensorFlow's start-up lines off the terminal, and its hands off the cards.
+    """Hide TensorFlow's log, and hide the GPUs from TensorFlow.
 
-    TensorFlow's libraries write to file descriptor 2 before they can be told not to; what they write while the context
-    lasts is shown only if it ends in an error that kerasmem does not know. What Python code prints (a factory, say)
-    goes to standard error, so that standard output holds the result alone.
+    TensorFlow's libraries write to file descriptor 2 even before logging can be configured. Their output is shown only
+    if the context ends with an unexpected error. Output of Python code, such as a factory, goes to standard error, so
+    that standard output has only the result.
     """
     from kerasmem.errors import KerasmemError
     from kerasmem.processes.children import off_the_cards
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as lines, os.fdopen(os.dup(kept), "w", errors="backslashreplace") as screen:
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as lines, os.fdopen(os.dup(terminal), "w", errors="backslashreplace") as screen:
         os.dup2(lines.fileno(), 2)
         try:
             with off_the_cards(), contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
@@ -83,21 +82,21 @@ def quiet_tensorflow() -> Iterator[None]:
                 screen.write(lines.read().decode("utf-8", "replace"))
             raise
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
 
 @contextlib.contextmanager
 def spinner(text: str) -> Iterator[Callable[[str], None]]:
-    """Show the task and its time on standard error, if that is a terminal.
+    """Show a task and its time on standard error, if it is a terminal.
 
-    Use it inside `quiet_tensorflow`, which keeps a way to the terminal in `sys.stderr`.
+    Use it inside `quiet_tensorflow`, which redirects `sys.stderr` to the terminal.
 
     Args:
-        text: the task; it may come from a file name.
+        text: description of the task, which may be a file name.
 
     Yields:
-        A function that shows another text.
+        A function that changes the description.
     """
     if not _is_watched():
         yield lambda _: None
@@ -113,7 +112,7 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield a function that shows progress; None if standard error is no terminal."""
+    """Yield a function that shows progress, or None if standard error is not a terminal."""
     if not _is_watched():
         yield None
         return
@@ -132,13 +131,13 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 def is_quiet() -> bool:
-    """Return whether the command that runs shows neither progress nor warnings."""
+    """Return whether the current command hides progress and warnings."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(QUIET))
 
 
 def _is_watched() -> bool:
-    """Return whether a person sees standard error, and wants progress there."""
+    """Return whether to show progress on standard error."""
     return sys.stderr.isatty() and not is_quiet()
 
 

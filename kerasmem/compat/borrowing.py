@@ -1,4 +1,4 @@
-"""How a private part of another package is declared, looked up, and found to be missing."""
+"""Declaration and lookup of private parts of other packages."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ALL: list[Borrowed] = []
 
 
 class NotAvailableError(KerasmemError):
-    """A feature is off: the versions installed do not have a private part that it needs."""
+    """A feature is unavailable, because an installed package lacks a private part that it needs."""
 
 
 @dataclass(frozen=True)
 class Borrowed:
-    """One private name of another package.
+    """Private name of another package.
 
     Args:
-        target: "module:name", with a dotted name for a method.
-        feature: the feature of kerasmem that needs it, as a user knows it: "kerasmem.recompute".
+        target: "module:name" or "module:Class.method".
+        feature: public feature of kerasmem that needs it, such as "kerasmem.recompute".
 
     Examples:
         >>> Borrowed("json:dumps", feature="an example").exists()
@@ -39,41 +39,41 @@ class Borrowed:
 
     @property
     def module(self) -> str:
-        """The module's dotted name."""
+        """Dotted name of the module."""
         return self.target.partition(":")[0]
 
     @property
     def package(self) -> str:
-        """The package's name."""
+        """Name of the package."""
         return self.target.partition(".")[0].partition(":")[0]
 
     @property
     def name(self) -> str:
-        """The name within the module."""
+        """Name in the module."""
         return self.target.partition(":")[2]
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        """Call it.
+        """Call the function.
 
         Raises:
-            NotAvailableError: If the package has no such part.
+            NotAvailableError: If the package lacks it.
         """
         return self.get()(*arguments, **settings)
 
     def get(self) -> Any:
-        """Import and return it.
+        """Import and return the object.
 
         Raises:
-            NotAvailableError: If the package has no such part.
+            NotAvailableError: If the package lacks it.
         """
         owner, name = self.owner()
         return getattr(owner, name)
 
     def owner(self) -> tuple[Any, str]:
-        """Return the class or module that has it, and its name in there.
+        """Return the class or module that contains the object, and its name there.
 
         Raises:
-            NotAvailableError: If the package has no such part.
+            NotAvailableError: If the package lacks it.
         """
         try:
             owner: Any = importlib.import_module(self.module)
@@ -83,13 +83,13 @@ class Borrowed:
             getattr(owner, name)
         except (ImportError, AttributeError) as error:
             raise NotAvailableError(
-                f"{self.feature} does not work with {_installed(self.package)}: it has no "
-                f"{self.module}.{self.name}; everything else works. `kerasmem doctor` lists such parts"
+                f"{self.feature} does not work with {_installed(self.package)}, which lacks "
+                f"{self.module}.{self.name}. Other features work; `kerasmem doctor` lists missing parts"
             ) from error
         return owner, name
 
     def exists(self) -> bool:
-        """Return whether the package has such a part."""
+        """Return whether the package has the object."""
         try:
             self.get()
         except NotAvailableError:
@@ -98,7 +98,7 @@ class Borrowed:
 
 
 def all_borrowed() -> tuple[Borrowed, ...]:
-    """List every private name that the modules of `kerasmem.compat` use."""
+    """List all private names that `kerasmem.compat` declares."""
     package = importlib.import_module("kerasmem.compat")
     for module in pkgutil.iter_modules(package.__path__, "kerasmem.compat."):
         importlib.import_module(module.name)

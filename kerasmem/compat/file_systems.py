@@ -1,4 +1,4 @@
-"""Files and URLs: private parts of fsspec and of Python's event loops and threads."""
+"""fsspec's file systems, and event loops and threads of Python, for files behind URLs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SET_LOOP = Borrowed("asyncio:_set_running_loop", feature="a file behind a URL op
 BEFORE_THREADS = Borrowed(
     "threading:_register_atexit", feature="leaving Python at once while a file behind a URL is read"
 )
-_PLACE, _URLS = "fsspec.asyn", "reading files behind URLs"
+_MODULE, _URLS = "fsspec.asyn", "reading files behind URLs"
 COROUTINES = {
-    "cat_file": Borrowed(f"{_PLACE}:AsyncFileSystem._cat_file", feature=_URLS),
-    "info": Borrowed(f"{_PLACE}:AsyncFileSystem._info", feature=_URLS),
-    "put_file": Borrowed(f"{_PLACE}:AsyncFileSystem._put_file", feature="writing to URLs"),
-    "glob": Borrowed(f"{_PLACE}:AsyncFileSystem._glob", feature="patterns in URLs"),
+    "cat_file": Borrowed(f"{_MODULE}:AsyncFileSystem._cat_file", feature=_URLS),
+    "info": Borrowed(f"{_MODULE}:AsyncFileSystem._info", feature=_URLS),
+    "put_file": Borrowed(f"{_MODULE}:AsyncFileSystem._put_file", feature="writing to URLs"),
+    "glob": Borrowed(f"{_MODULE}:AsyncFileSystem._glob", feature="patterns in URLs"),
 }
 
 
 @contextlib.contextmanager
 def no_running_loop() -> Iterator[None]:
-    """Let this thread run another event loop inside a running one, as in a notebook."""
+    """Allow this thread to run another event loop inside a running one, such as a notebook's."""
     running = GET_LOOP()
     SET_LOOP(None)
     try:
@@ -35,11 +35,11 @@ def no_running_loop() -> Iterator[None]:
 
 
 def call_before_threads_are_joined(function: Callable[[], None]) -> None:
-    """Call a function when Python exits, before it joins the threads of pools.
+    """Call a function when Python exits, before the threads of pools are joined.
 
-    If this version of Python cannot, leaving takes as long as what is under way.
+    If this version of Python does not support it, Python waits for running requests.
     """
-    with contextlib.suppress(NotAvailableError, RuntimeError):  # RuntimeError: already at its end
+    with contextlib.suppress(NotAvailableError, RuntimeError):  # RuntimeError: Python is exiting
         BEFORE_THREADS(function)
 
 
@@ -53,9 +53,9 @@ async def call_file_system(system: Any, name: str, *arguments: Any, **settings: 
 
 
 async def close_connections(system: Any) -> None:
-    """Close the connections of a file system of this event loop; fsspec itself closes them at Python's end only."""
+    """Close the connections of a file system, which fsspec does only when Python exits."""
     for holder in ("_session", "_s3"):
         close = getattr(getattr(system, holder, None), "close", None)
-        done = close() if close is not None else None
-        if asyncio.iscoroutine(done):
-            await done
+        result = close() if close is not None else None
+        if asyncio.iscoroutine(result):
+            await result

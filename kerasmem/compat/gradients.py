@@ -1,13 +1,13 @@
-"""Living objects, and TensorFlow's registry of custom gradients with its entries that no living graph needs.
+"""TensorFlow's registry of custom gradients, whose entries keep deleted graphs alive, and living objects.
 
-Each `tf.custom_gradient` that is traced leaves an entry "CustomGradient-N" in a table of the process. One operation of
-the graph names the entry, and whoever differentiates that graph, copies it or exports it looks the entry up by name.
-The entry's function holds tensors of the graph and so the graph, with everything that it captures. Nothing takes the
-entry away again (tensorflow#97697, tensorflow#80895).
+Each traced `tf.custom_gradient` adds an entry "CustomGradient-N" to a registry of the process. One operation of its
+graph has the entry's name, by which the graph is differentiated, copied or exported. The entry's function references
+tensors of the graph, and so the graph with all its captures. TensorFlow never removes entries (tensorflow#97697,
+tensorflow#80895).
 
-What is done here: for the length of one garbage collection, every graph that names an entry owns its function, and the
-table knows it by a weak reference alone. Functions whose graphs all died with that collection are gone; the others
-are put back as they were.
+This module makes the references weak during one garbage collection: each graph owns the functions that its operations
+name, and the registry has weak references. The collection frees the functions whose graphs are all garbage. Then the
+remaining functions return to the registry.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ _MAKERS = ("tensorflow.python.ops.custom_gradient", "tensorflow.python.saved_mod
 _OPERATION, _ATTRIBUTE, _KIND = "IdentityN", "_gradient_op_type", "type"
 _OWNED = "_kerasmem_owned_gradients"
 _LOCK = threading.Lock()
-_UNNAMED: set[str] = set()  # entries that no graph named when they were last looked at
+_UNNAMED: set[str] = set()  # entries that no graph named in the previous call
 
 
 def custom_gradients() -> dict[str, Callable[..., Any]]:
-    """Return the gradient functions that TensorFlow registered itself, by name.
+    """Return the gradient functions of `tf.custom_gradient` by name.
 
     Raises:
-        NotAvailableError: If this TensorFlow keeps them elsewhere.
+        NotAvailableError: If this TensorFlow has no such registry.
     """
-    found: dict[str, Callable[..., Any]] = {}
+    functions: dict[str, Callable[..., Any]] = {}
     for name, entry in list(_REGISTRY.get().items()):
         function = entry.get(_KIND) if isinstance(entry, dict) else None
         if callable(function) and _NAME.fullmatch(name) and getattr(function, "__module__", None) in _MAKERS:
-            found[name] = function
-    return found
+            functions[name] = function
+    return functions
 
 
 def free_unneeded_gradients() -> tuple[int, int, int]:
-    """Collect garbage, and with it each custom gradient that no living graph or function of the runtime names.
+    """Collect garbage, including custom gradients that no living graph or function of the runtime names.
 
-    A gradient that no graph names yet may belong to one that another thread is making: it goes with the next call.
+    A gradient that no graph names may belong to a graph that another thread is building. It is freed by the next call.
 
     Returns:
-        How many entries of the registry went, how many variables that graphs had captured (weights, slots of
-        optimizers, metrics), and the bytes of these.
+        The number of removed entries, the number of freed variables that graphs had captured (weights, optimizer slots,
+        metrics), and their bytes.
 
     Raises:
-        NotAvailableError: If this TensorFlow keeps them elsewhere; nothing has been done.
+        NotAvailableError: If this TensorFlow has no such registry. Nothing is freed.
     """
     with _LOCK:
         if not custom_gradients():
@@ -74,15 +74,15 @@ def free_unneeded_gradients() -> tuple[int, int, int]:
         try:
             gc.collect()
         finally:
-            freed = _put_back(functions, owners)
-        gone = [size for reference, size in variables if reference() is None]
-        return freed, len(gone), sum(gone)
+            freed = _restore(functions, owners)
+        freed_bytes = [size for reference, size in variables if reference() is None]
+        return freed, len(freed_bytes), sum(freed_bytes)
 
 
 def forget_gradients(graph: Any) -> None:
-    """Drop the entries that the operations of a graph name, for a graph that is never differentiated again.
+    """Remove the entries that the operations of a graph name, if the graph is not differentiated again.
 
-    Entries of other graphs that it calls stay, and so does everything where TensorFlow keeps its entries elsewhere.
+    Entries of graphs that it calls stay. If TensorFlow has no such registry, nothing is removed.
     """
     with contextlib.suppress(NotAvailableError):
         registry = _REGISTRY.get()
@@ -91,13 +91,12 @@ def forget_gradients(graph: Any) -> None:
 
 
 def kept_variables() -> list[int]:
-    """Return the bytes of each variable that a graph keeps although no `tf.Variable` stands for it any more.
+    """Return the bytes of each variable that a graph has captured and whose `tf.Variable` is deleted.
 
-    Such are the weights, the optimizer's slots and the metrics of models that are gone. Garbage that was not collected
-    does not count.
+    They are the weights, optimizer slots and metrics of deleted models. Uncollected garbage does not count.
 
     Raises:
-        NotAvailableError: If this TensorFlow keeps its gradients elsewhere.
+        NotAvailableError: If this TensorFlow has no such registry.
     """
     if not custom_gradients():
         return []
@@ -105,12 +104,12 @@ def kept_variables() -> list[int]:
 
     graphs, known = _living(tf.Graph, tf.Variable)
     known += [reference() for graph in graphs for reference in getattr(graph, "_weak_variables", ())]
-    living = {id(each.handle) for each in known if hasattr(each, "handle")}
+    living = {id(variable.handle) for variable in known if hasattr(variable, "handle")}
     return [_bytes_behind(handle) for handle in _captured_variables(graphs) if id(handle) not in living]
 
 
 def _weaken() -> tuple[dict[str, weakref.ref[Any]], list[weakref.ref[Any]], list[tuple[weakref.ref[Any], int]]]:
-    """Hand the gradient functions to the graphs that name them, and leave weak references in the registry.
+    """Move the gradient functions to the graphs that name them, and put weak references in the registry.
 
     Returns:
         References to the functions by name, to the graphs that own them, and to captured variables with their bytes.
@@ -136,8 +135,8 @@ def _weaken() -> tuple[dict[str, weakref.ref[Any]], list[weakref.ref[Any]], list
     return functions, [weakref.ref(graph) for graph in owners], variables
 
 
-def _put_back(functions: dict[str, weakref.ref[Any]], owners: list[weakref.ref[Any]]) -> int:
-    """Put the functions that live on back into the registry, and return how many do not."""
+def _restore(functions: dict[str, weakref.ref[Any]], owners: list[weakref.ref[Any]]) -> int:
+    """Put living functions back into the registry, and return the number of the others."""
     registry, freed = _REGISTRY.get(), 0
     for name, reference in functions.items():
         function = reference()
@@ -154,15 +153,15 @@ def _put_back(functions: dict[str, weakref.ref[Any]], owners: list[weakref.ref[A
 
 
 def _call_held(reference: Callable[[], Any], *arguments: Any) -> Any:
-    """Call a function that its graph holds."""
+    """Call a function that its graph owns."""
     return reference()(*arguments)
 
 
 def _living(*wanted: type) -> tuple[list[Any], ...]:
     """List the living instances of each class, except those hidden by `gc.freeze`."""
     is_wanted: Any = functools.cache(lambda kind: issubclass(kind, wanted))
-    found = [each for each in living_objects() if is_wanted(type(each))]
-    return tuple([each for each in found if isinstance(each, kind)] for kind in wanted)
+    objects = [one for one in living_objects() if is_wanted(type(one))]
+    return tuple([one for one in objects if isinstance(one, kind)] for kind in wanted)
 
 
 def _named_in(graph: Any) -> Iterator[str]:
@@ -171,17 +170,17 @@ def _named_in(graph: Any) -> Iterator[str]:
         if operation.type == _OPERATION:
             try:
                 yield operation.get_attr(_ATTRIBUTE).decode()
-            except ValueError:  # it has TensorFlow's own gradient
+            except ValueError:  # its gradient is TensorFlow's
                 continue
 
 
 def _named_outside(functions: Iterable[Any], graphs: set[int]) -> Iterator[str]:
     """Yield the gradients that the runtime's functions name, except functions of `graphs`.
 
-    Such are functions of which no graph was made yet, and those that `gc.freeze` hides.
+    They are functions without a graph yet, and functions that `gc.freeze` hides.
     """
     context = _CONTEXT()
-    with_graph = {each.name.decode() for each in functions if id(each._cached_graph) in graphs}
+    with_graph = {function.name.decode() for function in functions if id(function._cached_graph) in graphs}
     for name in _FUNCTION_NAMES(context) - with_graph:
         for node in _DEFINITION(context, name).node_def:
             if node.op == _OPERATION and _ATTRIBUTE in node.attr:
@@ -189,7 +188,7 @@ def _named_outside(functions: Iterable[Any], graphs: set[int]) -> Iterator[str]:
 
 
 def _captured_variables(graphs: Iterable[Any]) -> list[Any]:
-    """Return the handles of the variables that graphs have captured, each once."""
+    """Return the unique handles of the variables that graphs have captured."""
     import tensorflow as tf
 
     captured = {}
@@ -205,18 +204,18 @@ def _bytes_behind(handle: Any) -> int:
     import tensorflow as tf
 
     parts = getattr(getattr(handle, "_handle_data", None), "shape_and_type", ())
-    return sum((tf.TensorShape(each.shape).num_elements() or 0) * tf.as_dtype(each.dtype).size for each in parts)
+    return sum((tf.TensorShape(part.shape).num_elements() or 0) * tf.as_dtype(part.dtype).size for part in parts)
 
 
-_NO_TUPLES: dict[type, Any] = {tuple: ()}  # in place of the tuples
+_NO_TUPLES: dict[type, Any] = {tuple: ()}  # replaces a group of tuples
 
 
 def living_objects() -> list[Any]:
-    """Return the objects that the garbage collector tracks, except plain tuples and frozen ones.
+    """Return the objects that the garbage collector tracks, except plain tuples and frozen objects.
 
-    All of it is one call without a line of Python, within which no other thread runs.
+    It is a single call without Python code in between, so no other thread runs meanwhile.
     """
     everything = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
-    # What groups remembers the object that it has seen last.
+    # The None at the end keeps groupby from referencing the last object.
     by_type = itertools.groupby(itertools.chain(everything, [None]), key=type)
     return list(itertools.chain.from_iterable(itertools.starmap(_NO_TUPLES.get, by_type)))

@@ -1,4 +1,4 @@
-"""Layers of Keras: inner layers, calls and their name scopes, added losses, the graph of a Functional model."""
+"""Layers of Keras: inner layers, calls, name scopes, added losses, graphs of Functional models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FLATTEN = Borrowed("keras:Layer._flatten_layers", feature="layers kept in dictio
 OPEN_NAME_SCOPE = Borrowed("keras:Layer._open_name_scope", feature="memory by layer in estimates and profiles")
 CALL_LAYER = Borrowed("keras:Layer.__call__", feature="estimates")
 CALL_OPERATION = Borrowed("keras:Operation.__call__", feature="estimates")
-# Builds a compiled model's weights, metrics and optimizer slots by the shapes of `train_step`'s argument.
+# Builds a compiled model's weights, metrics and optimizer slots from the shapes of `train_step`'s argument.
 symbolic_build = Borrowed("keras:Model._symbolic_build", feature="estimates that trace the model, kerasmem.fit")
-# Whether Keras compiles the model with XLA under `jit_compile="auto"`.
+# Returns whether Keras compiles the model with XLA if `jit_compile="auto"`.
 supports_jit = Borrowed("keras.src.trainers.trainer:model_supports_jit", feature="jit_compile='auto'")
 _RNN, _CUDNN = "keras.src.backend.tensorflow.rnn", "recurrent layers in method 'graph' for a card"
 CUDNN_OK = Borrowed(f"{_RNN}:cudnn_ok", feature=_CUDNN)
@@ -33,15 +33,15 @@ LEGACY_LAYERS = Borrowed(
 
 
 def gpu_assumed() -> contextlib.AbstractContextManager[None]:
-    """Let Keras's recurrent layers take cuDNN's kernels in this thread, as if it had a GPU.
+    """Make Keras's recurrent layers use cuDNN in this thread if their settings allow it, as with a GPU.
 
-    They do so if their settings allow it. Nothing changes if Keras asks for a GPU in another way.
+    If Keras detects GPUs by another function, nothing changes.
     """
     return patched(*SEES_GPU.owner(), lambda sees_gpu: True) if SEES_GPU.exists() else contextlib.nullcontext()
 
 
 def takes_cudnn(layer: Any) -> bool:
-    """Return whether Keras runs a layer with cuDNN, and so without XLA, on a GPU."""
+    """Return whether Keras runs a layer with cuDNN on a GPU, and therefore without XLA."""
     import keras
 
     if not CUDNN_OK.exists() or not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
@@ -55,11 +55,11 @@ def takes_cudnn(layer: Any) -> bool:
 
 
 def flatten_layers(layer: Any, include_self: bool = True) -> list[Any]:
-    """Return the layers inside a layer, at any depth, each once.
+    """Return the unique layers inside a layer, at any depth.
 
     Args:
         layer: a Keras layer or model.
-        include_self: begin with the layer itself.
+        include_self: whether to start with the layer itself. Defaults to True.
     """
     return list(layer._flatten_layers(include_self=include_self))
 
@@ -67,22 +67,22 @@ def flatten_layers(layer: Any, include_self: bool = True) -> list[Any]:
 def name_scopes_replaced(
     scope_of: Callable[[Any, Callable[[Any], Any]], Any],
 ) -> contextlib.AbstractContextManager[None]:
-    """Open other name scopes around the calls of layers in this thread.
+    """Replace the name scopes of calls of layers in this thread.
 
     Args:
-        scope_of: from a layer, and the function that returns the scope Keras opens for one, to the scope to open.
+        scope_of: function that returns the scope, from a layer and the function that returns Keras's scope.
 
     Raises:
-        NotAvailableError: If Keras opens them in another way.
+        NotAvailableError: If Keras opens name scopes by another method.
     """
     return patched(*OPEN_NAME_SCOPE.owner(), lambda open_scope, layer: scope_of(layer, open_scope))
 
 
 def without_name_scopes() -> contextlib.AbstractContextManager[None]:
-    """Have layers open no name scope in this thread.
+    """Skip the name scopes of layers in this thread.
 
-    TensorFlow's graphs refuse scopes such as "my layer (v2)", which are names like any other to Keras. If Keras
-    opens them in another way, it goes on doing so.
+    TensorFlow's graphs refuse scopes such as "my layer (v2)", which Keras allows as names. If Keras opens scopes by
+    another method, nothing changes.
     """
     if not OPEN_NAME_SCOPE.exists():
         return contextlib.nullcontext()
@@ -90,12 +90,12 @@ def without_name_scopes() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def calls_noted(function: Callable[..., Any]) -> Iterator[None]:
-    """Have a function make the calls of layers and operations in this thread.
+def calls_replaced(function: Callable[..., Any]) -> Iterator[None]:
+    """Route the calls of layers and operations in this thread through a function.
 
     Args:
-        function: called with Keras's own function, the layer or operation, and the call's arguments. The call of a
-            layer is noted once, before Keras casts its arguments.
+        function: function to call with Keras's function, the layer or operation, and the arguments of the call. For a
+            layer, it is called once, before Keras casts the arguments.
     """
     import keras
 
@@ -109,9 +109,9 @@ def calls_noted(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def normalizations_untouched() -> contextlib.AbstractContextManager[None]:
-    """Keep the constants of large `Normalization` layers that this thread builds in memory that is never touched.
+    """Reserve the constants of large `Normalization` layers in this thread without touching their memory.
 
-    They are copies of the layer's variables, so that Keras would allocate those with them.
+    The constants are copies of variables, which Keras would allocate for them.
     """
     import keras
 
@@ -127,7 +127,7 @@ def normalizations_untouched() -> contextlib.AbstractContextManager[None]:
 
 
 def untouched(shape: Sequence[int], dtype: Any) -> Any:
-    """Return a tensor in reserved memory that is never written, and so takes no pages."""
+    """Create a tensor in reserved memory that is never written, and so occupies no pages."""
     import tensorflow as tf
 
     with tf.init_scope(), tf.device("/device:CPU:0"):
@@ -136,40 +136,40 @@ def untouched(shape: Sequence[int], dtype: Any) -> Any:
 
 def loss_owner(loss: Any, layers: list[Any]) -> Any:
     """Return the layer that added a loss, or None."""
-    return next((each for each in layers if id(loss) in each._loss_ids), None)
+    return next((layer for layer in layers if id(loss) in layer._loss_ids), None)
 
 
 def replace_losses(layer: Any, loss: Any) -> None:
-    """Make a loss the only one that a layer has added in this call."""
+    """Replace the losses that a layer has added in this call by one loss."""
     import keras
 
     layer._loss_ids.clear()
-    keras.Layer.add_loss(layer, loss)  # a model's own refuses
+    keras.Layer.add_loss(layer, loss)  # models refuse `add_loss`
 
 
 def weights_added_to_train(layer: Any) -> list[Any]:
-    """Return the weights of a layer's own that were added to be trained, frozen since or not."""
+    """Return the weights that a layer itself added as trainable, also if they are frozen."""
     return list(getattr(layer, "_trainable_variables", ()))
 
 
 def draws_numbers(layer: Any) -> bool:
-    """Return whether a layer has its own random generator."""
+    """Return whether a layer has a random generator."""
     return bool(getattr(layer, "_seed_generators", None))
 
 
 @functools.cache
 def functional_class() -> Any:
-    """Return the class that `keras.Model(inputs, outputs)` makes. A public way: Keras exports it under no name."""
+    """Return the class of `keras.Model(inputs, outputs)`, which Keras does not export."""
     import keras
 
-    # Keras 3.12 asks for a layer between the two. Names of their own leave Keras's numbering of other layers alone.
+    # Keras 3.12 requires a layer between them. Explicit names do not affect the numbers of other layers.
     tensor = keras.Input((1,), name="kerasmem_input")
     outputs = keras.layers.Identity(name="kerasmem_identity")(tensor)
     return type(keras.Model(tensor, outputs, name="kerasmem_functional"))
 
 
 def graph_of(model: Any) -> Any:
-    """Return the Functional model inside a Sequential one (None if not built), or the model itself."""
+    """Return the Functional model inside a Sequential one (None if it is not built), or the model itself."""
     import keras
 
     return model._functional if isinstance(model, keras.Sequential) else model
@@ -178,11 +178,11 @@ def graph_of(model: Any) -> Any:
 def calls_of(model: Any) -> list[Any]:
     """Return the calls of a Functional model in execution order.
 
-    Each has `operation`, `arguments`, `outputs` and `input_tensors`.
+    A call has `operation`, `arguments`, `outputs` and `input_tensors`.
     """
     nodes = model._nodes_by_depth
     return [
-        each for depth in sorted(nodes, reverse=True) for each in nodes[depth] if each.operation and not each.is_input
+        node for depth in sorted(nodes, reverse=True) for node in nodes[depth] if node.operation and not node.is_input
     ]
 
 
@@ -190,7 +190,7 @@ def check_recomputable() -> None:
     """Check that Keras runs a Functional model as `kerasmem.recompute` expects.
 
     Raises:
-        NotAvailableError: If Keras runs one in another way.
+        NotAvailableError: If Keras lacks the methods for it.
     """
-    for each in (_RUN, _FILL_IN):
-        each.get()
+    for borrowed in (_RUN, _FILL_IN):
+        borrowed.get()

@@ -1,18 +1,17 @@
-"""How Keras reads a `PyDataset`: the adapter for one, and the call around it.
+"""Keras's adapter of a `PyDataset`, and the call that reads it.
 
-Keras gives a `PyDataset` no word on who reads it. `fit(shuffle=True)`, its default, asks for batch indices in random
-order; validation reads the same object in between; TensorFlow asks ahead, and asks for two batches more to see their
-shapes. So this module takes one look, when Keras makes an adapter: it finds the adapter, and has it read through a
-reader from then on.
+A `PyDataset` does not know its reader. `fit(shuffle=True)`, the default, requests batch indices in random order,
+validation reads the same object between epochs, and TensorFlow prefetches and reads two more batches to infer their
+shapes. Therefore this module detects the moment when Keras creates an adapter, and makes that adapter read through a
+reader.
 
-The look goes to stack frames, of the own thread only and once for each call of `fit`, `evaluate` or `predict`. Nothing
-else serves. Keras takes a `DataAdapter` as it is, which would need no frame, but then drops `fit(class_weight=…)`
-without a word. Keras tells a data set nothing of its adapter, and nowhere is another adapter registered. The public
-hooks (`num_batches`, `on_epoch_begin`, `__getitem__`) name no reader: while `fit` reads ahead in a thread, a batch that
-a callback asks for cannot be told from the next one of `fit`.
+It inspects the stack frames of its thread, once for each call of `fit`, `evaluate` or `predict`. There is no
+alternative. Keras accepts a `DataAdapter`, but then silently ignores `fit(class_weight=…)`. It has no registry of
+adapters, and a dataset has no reference to its adapter. The public hooks (`num_batches`, `on_epoch_begin`,
+`__getitem__`) do not identify the reader: while `fit` prefetches in a thread, a callback's request looks like that of
+`fit`.
 
-Without these parts of Keras index `i` is batch `i` for `fit` too: still each row once, in the order that Keras asks
-for.
+If Keras lacks these parts, index `i` is batch `i` for `fit` too. It still reads each row once, in Keras's order.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ ADAPTER = Borrowed(
 ITERATION = Borrowed(f"{ADAPTER.module}:PyDatasetAdapter._get_iterator", feature=ADAPTER.feature)
 STANDARD_BATCH = Borrowed(f"{ADAPTER.module}:PyDatasetAdapter._standardize_batch", feature=ADAPTER.feature)
 
-_FRAMES = 16  # looked at on the way up to `fit`
+_FRAMES = 16  # between a property of the dataset and `fit`
 _CALLS = ("fit", "evaluate", "predict")
 
 
 @dataclass(frozen=True)
 class Call:
-    """The reader of a data set.
+    """The call that reads a dataset.
 
     Args:
-        name: "fit", "validate" (within `fit`), "evaluate" or "predict"; "" where something else reads.
-        model: the Keras model; None if something else reads.
-        steps: batches of one of Keras's epochs where `steps_per_epoch` or the like says so; else 0.
+        name: "fit", "validate" (within `fit`), "evaluate" or "predict"; "" for another reader.
+        model: the Keras model; None for another reader.
+        steps: batches per epoch if an argument such as `steps_per_epoch` sets it, else 0.
     """
 
     name: str = ""
@@ -53,18 +52,18 @@ class Call:
 
 
 def attach_reader(dataset: Any, make_reader: Callable[[Call], Any]) -> None:
-    """Have Keras read a `PyDataset` through a reader, if it is just making an adapter for it.
+    """Make Keras read a `PyDataset` through a reader, if Keras is creating an adapter for it.
 
     Args:
-        dataset: the `PyDataset`, one of whose properties Keras asks for.
-        make_reader: returns the reader for a call; not called if Keras does not ask. A reader has the attributes of a
-            `PyDataset`, `batches()`, which yields the batches of an epoch, and `for_tensorflow(data, look)`, which
-            returns a `tf.data.Dataset` of them; `look()` yields batches without it.
+        dataset: the `PyDataset`. This function is called from one of its properties.
+        make_reader: function that returns the reader for a call. A reader has the attributes of a `PyDataset`,
+            `batches()`, which yields the batches of an epoch, and `for_tensorflow(data, look)`, which returns a
+            `tf.data.Dataset`. `look()` yields batches without TensorFlow.
     """
     if not all(part.exists() for part in (ADAPTER, ITERATION, STANDARD_BATCH)):
         return
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_locals.get("self") is dataset:  # its own properties, and those of subclasses
+    while frame is not None and frame.f_locals.get("self") is dataset:  # its properties and those of subclasses
         frame = frame.f_back
     if frame is None or frame.f_code.co_name != "__init__":
         return
@@ -75,10 +74,10 @@ def attach_reader(dataset: Any, make_reader: Callable[[Call], Any]) -> None:
 
 
 def find_call(frame: FrameType | None = None) -> Call:
-    """Return the nearest call of `fit`, `evaluate` or `predict` that this thread is in.
+    """Return the innermost call of `fit`, `evaluate` or `predict` in this thread.
 
     Args:
-        frame: where to begin; by default with the caller.
+        frame: the first frame to inspect. Defaults to the caller's.
     """
     frame = sys._getframe(1) if frame is None else frame
     steps = 0
@@ -91,7 +90,7 @@ def find_call(frame: FrameType | None = None) -> Call:
             at_once = int(getattr(caller, "steps_per_execution", 1))
             steps = -(-int(caller.steps_per_epoch) // at_once) * at_once
         if name in _CALLS and hasattr(caller, "train_step"):
-            # `fit` makes its own iterator first, and then one for validation.
+            # `fit` creates its own iterator before that for validation.
             validates = name == "fit" and "epoch_iterator" in frame.f_locals
             return Call("validate" if validates else name, caller, steps)
         frame = frame.f_back
@@ -103,7 +102,7 @@ def _adapter_class() -> type:
     base: Any = ADAPTER.get()
 
     class ReaderAdapter(base):
-        """Keras's adapter with a `Reader` as its `py_dataset`."""
+        """Adapter that reads through a reader."""
 
         def _get_iterator(self) -> Iterator[Any]:
             return (self._standardize_batch(batch) for batch in self.py_dataset.batches())

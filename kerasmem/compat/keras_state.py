@@ -1,4 +1,4 @@
-"""Keras's state of a thread, and its variables without values."""
+"""Keras's thread-local state, and its variables without values."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kerasmem.compat.patching import patched
 _GLOBAL = "keras.src.backend.common.global_state"
 _TRACING = "estimates that trace the model, kerasmem.recompute, kerasmem.fit"
 _RECOMPUTE = "kerasmem.recompute"
-# An attribute of Keras's state in this thread, None if it is not set.
+# Returns an attribute of Keras's state in this thread, or None.
 attribute = Borrowed(f"{_GLOBAL}:get_global_attribute", feature=_TRACING)
 _SET = Borrowed(f"{_GLOBAL}:set_global_attribute", feature=_TRACING)
 _SAFE_MODE = Borrowed(
     "keras.src.saving.serialization_lib:SafeModeScope",
-    feature="Keras's safe mode where the program has switched it off (kerasmem's own checks stay)",
+    feature="Keras's safe mode if the program has switched it off (kerasmem's own checks stay)",
 )
-# Whether Keras only asks for shapes here.
+# Returns whether Keras only infers shapes.
 in_symbolic_scope = Borrowed("keras.src.backend.common.symbolic_scope:in_symbolic_scope", feature=_RECOMPUTE)
-# A scope that casts variables to a dtype (None: no casts).
+# Scope that casts variables to a dtype, or does not cast if it is None.
 autocast = Borrowed("keras.src.backend:AutocastScope", feature=_RECOMPUTE)
 _GET_AUTOCAST = Borrowed("keras.src.backend:get_autocast_scope", feature=_RECOMPUTE)
 mask_of = Borrowed("keras.src.backend:get_keras_mask", feature=_RECOMPUTE)
@@ -43,21 +43,21 @@ _STANDS_FOR: dict[int, int] = {}  # id of a stand-in → id of the variable
 
 @contextlib.contextmanager
 def attributes_set(**values: Any) -> Iterator[None]:
-    """Set attributes of Keras's state, and restore the previous values."""
-    put = _SET.get()
-    before = {name: attribute(name) for name in values}
+    """Set attributes of Keras's state while the context lasts."""
+    set_attribute = _SET.get()
+    previous = {name: attribute(name) for name in values}
     try:
         for name, value in values.items():
-            put(name, value)
+            set_attribute(name, value)
         yield
     finally:
-        for name, value in before.items():
-            put(name, value)
+        for name, value in previous.items():
+            set_attribute(name, value)
 
 
 @contextlib.contextmanager
 def names_restarted() -> Iterator[None]:
-    """Number the names of new layers as in a new process, and continue the previous numbers afterwards."""
+    """Restart the numbers in names of new layers while the context lasts."""
     if not _SET.exists():
         yield
         return
@@ -67,9 +67,9 @@ def names_restarted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def variables_stay_uninitialized() -> Iterator[None]:
-    """Take the variables that are made without a value inside off Keras's list of those still to be initialised.
+    """Remove new variables from Keras's list of uninitialized variables when the context ends.
 
-    If Keras has no such list, nothing is done: they may get values when a later scope ends.
+    If Keras has no such list, a later scope may initialize them.
     """
     if not attribute.exists():
         yield
@@ -82,36 +82,36 @@ def variables_stay_uninitialized() -> Iterator[None]:
 
 
 def safe_mode(on: bool) -> contextlib.AbstractContextManager[Any]:
-    """Return a scope that turns Keras's safe mode on or off."""
+    """Return a scope with Keras's safe mode on or off."""
     return _SAFE_MODE(on) if _SAFE_MODE.exists() else contextlib.nullcontext()
 
 
 def in_training_call() -> bool:
-    """Return whether the outermost layer that is being called was called with `training=True`."""
+    """Return whether the current outermost call of a layer has `training=True`."""
     call = attribute(CALL_CONTEXT)
     return call is not None and call.get_value("training") is True
 
 
 def autocast_dtype() -> str | None:
-    """Return the dtype that Keras casts variables to here, or None."""
+    """Return the dtype to which Keras currently casts variables, or None."""
     scope = _GET_AUTOCAST()
     return None if scope is None else scope.dtype
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Put Keras's mask on a tensor, unless it is None."""
+    """Set Keras's mask of a tensor, unless it is None."""
     if mask is not None:
         _SET_MASK(tensor, mask)
 
 
 def global_seed_state() -> Any:
-    """Return the variable of the shared seed generator, or None."""
+    """Return the state of the global seed generator, or None."""
     generator = attribute(GLOBAL_SEED)
     return None if generator is None else generator.state
 
 
 def raw_value(variable: Any) -> Any:
-    """Return the backend's variable behind a Keras variable, or None if it has no value yet."""
+    """Return the backend's variable of a Keras variable, or None if it has no value yet."""
     return variable._value
 
 
@@ -127,7 +127,7 @@ def give_value(variable: Any) -> None:
 
 
 def index_variables(optimizer: Any) -> None:
-    """Let an optimizer that was built on variables without values know them by their values."""
+    """Update an optimizer's index after its variables received values."""
     if optimizer.built and VAR_KEY.exists():
         key = VAR_KEY.get()
         variables = enumerate(optimizer._trainable_variables)
@@ -135,7 +135,7 @@ def index_variables(optimizer: Any) -> None:
 
 
 def handle_only(variable: Any) -> Any:
-    """Return a TensorFlow variable like a Keras variable that has a handle and a shape and no memory at all."""
+    """Create a TensorFlow variable with the handle and shape of a Keras variable, without memory."""
     import tensorflow as tf
 
     with tf.init_scope():
@@ -145,7 +145,7 @@ def handle_only(variable: Any) -> Any:
 
 
 def optimizers_know_stand_ins() -> contextlib.AbstractContextManager[None]:
-    """Let optimizers in this thread take a stand-in for the variable that it stands for."""
+    """Make optimizers in this thread treat a stand-in as its Keras variable."""
     try:
         owner = VAR_KEY.owner()
     except NotAvailableError:
@@ -155,18 +155,18 @@ def optimizers_know_stand_ins() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def stand_ins_for(variables: Iterable[Any], make: Callable[[Any], Any]) -> Iterator[Callable[[Any], None]]:
-    """Give variables without a value a stand-in, so that a step can be traced outside Keras's stateless scopes.
+    """Give variables without a value a stand-in, so that a step can be traced outside of Keras's stateless scopes.
 
-    The context is a function that gives one more variable a stand-in.
+    Yields a function that gives another variable a stand-in.
 
     Args:
-        variables: Keras variables; those that have a value keep it.
-        make: from a Keras variable to the `tf.Variable` that stands for it.
+        variables: Keras variables. Those with a value keep it.
+        make: function from a Keras variable to its stand-in, a `tf.Variable`.
     """
-    given = []
+    replaced = []
 
     def give(variable: Any) -> None:
-        given.append(variable)
+        replaced.append(variable)
         variable._value = make(variable)
         _STANDS_FOR[id(variable._value)] = id(variable)
 
@@ -177,6 +177,6 @@ def stand_ins_for(variables: Iterable[Any], make: Callable[[Any], Any]) -> Itera
                     give(variable)
             yield give
         finally:
-            for variable in given:
+            for variable in replaced:
                 _STANDS_FOR.pop(id(variable._value), None)
                 variable._value = None

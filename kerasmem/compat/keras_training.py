@@ -1,4 +1,4 @@
-"""Training in Keras: the loop of `fit`, the arguments of `compile`, losses and their trackers, optimizers' updates."""
+"""Training in Keras: the loop of `fit`, arguments of `compile`, losses, and updates by optimizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP_LOGS = Borrowed("keras:Model._get_metrics_result_or_logs", feature="kerasme
 _MICRO_BATCHES = "training in micro-batches"
 _LOSSES = "keras.src.losses.loss"
 REDUCE = Borrowed(f"{_LOSSES}:reduce_weighted_values", feature=_MICRO_BATCHES)
-# The weights that Keras divides a mean by, after a mask.
+# Returns the weights of a masked mean.
 masked_weights = Borrowed(f"{_LOSSES}:apply_mask", feature=_MICRO_BATCHES)
 _KERAS = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 _SCALER = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
@@ -30,20 +30,20 @@ _Own = Callable[..., Any]
 
 
 def is_under_strategy(model: Any) -> bool:
-    """Return whether a model was made in the scope of a `tf.distribute` strategy."""
+    """Return whether a model was created in the scope of a `tf.distribute` strategy."""
     return getattr(model, "_distribute_strategy", None) is not None
 
 
 def initial_epoch(model: Any) -> Any:
-    """Return the epoch that overrides `initial_epoch` of the model's `fit`, or None."""
+    """Return the model's override of `initial_epoch`, or None."""
     return getattr(model, "_initial_epoch", None)
 
 
 def set_initial_epoch(model: Any, epoch: Any) -> None:
-    """Have a `fit` that has called `on_train_begin`, and all later ones, begin at an epoch, as `BackupAndRestore` does.
+    """Override `initial_epoch` of the current `fit` in `on_train_begin`, and of later ones, as `BackupAndRestore` does.
 
     Raises:
-        NotAvailableError: If Keras does not look at it.
+        NotAvailableError: If Keras has no such override.
     """
     if not hasattr(model, "_initial_epoch"):
         raise NotAvailableError("ResumeTraining does not work with this Keras: a callback cannot choose the epoch")
@@ -52,7 +52,7 @@ def set_initial_epoch(model: Any, epoch: Any) -> None:
 
 @contextlib.contextmanager
 def logs_from_steps(model: Any) -> Iterator[None]:
-    """Make an epoch's logs those of its last step, instead of the model's metrics."""
+    """Use the last step's logs as the logs of an epoch, instead of the model's metrics."""
     STEP_LOGS.get()
     model.__dict__["_get_metrics_result_or_logs"] = lambda logs: logs
     try:
@@ -62,37 +62,37 @@ def logs_from_steps(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noted_epoch_iterator(model: Any) -> Iterator[list[Any]]:
+def record_epoch_iterator(model: Any) -> Iterator[list[Any]]:
     """Yield a list that receives the epoch iterator of the next `fit`."""
-    found: list[Any] = []
+    iterators: list[Any] = []
     build = MAYBE_BUILD.get()
 
-    def note(iterator: Any = None, data_batch: Any = None) -> None:
-        found.append(iterator)
+    def build_and_record(iterator: Any = None, data_batch: Any = None) -> None:
+        iterators.append(iterator)
         build(model, iterator=iterator, data_batch=data_batch)
 
-    model.__dict__["_maybe_symbolic_build"] = note
+    model.__dict__["_maybe_symbolic_build"] = build_and_record
     try:
-        yield found
+        yield iterators
     finally:
         del model.__dict__["_maybe_symbolic_build"]
 
 
 def read_epoch(epoch_iterator: Any, read: Callable[[Any], Any]) -> Any:
-    """Go through one epoch, with `read` called with TensorFlow's iterator in place of each execution of steps.
+    """Run one epoch with `read(iterator)` instead of the steps.
 
     Returns:
-        What `read` returned last; None if there was nothing to read.
+        The last result of `read`, or None if there are no batches.
     """
-    found = None
+    result = None
     with epoch_iterator.catch_stop_iteration():
         for _, _, iterator in epoch_iterator:
-            found = read(iterator)
-    return found
+            result = read(iterator)
+    return result
 
 
 def step_on_data(function: Any) -> Any:
-    """Return the inner `tf.function` for one batch of a train or test function, or None."""
+    """Return the `tf.function` for one batch inside a train or test function, or None."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     step: Any = getattr(cells.get("one_step_on_data"), "cell_contents", None)
     step = getattr(step, "__wrapped__", step)
@@ -100,29 +100,29 @@ def step_on_data(function: Any) -> Any:
 
 
 def loss_and_metrics_built(model: Any) -> tuple[bool, bool]:
-    """Return whether the compiled loss and the metrics are built (True if there are none)."""
+    """Return whether the compiled loss and the compiled metrics are built or missing."""
     parts = (getattr(model, name, None) for name in ("_compile_loss", "_compile_metrics"))
     loss, metrics = (part is None or part.built for part in parts)
     return loss, metrics
 
 
 def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the loss as the model's step computes it."""
+    """Compute the loss as the model's step does."""
     return model._compute_loss(*args, **kwargs)
 
 
 def user_metrics(model: Any) -> Any:
-    """Return the metrics given to `compile`, or None."""
+    """Return the `metrics` argument of `compile`, or None."""
     return getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
 
 
 def user_loss_weights(model: Any) -> Any:
-    """Return the loss weights given to `compile`, or None."""
+    """Return the `loss_weights` argument of `compile`, or None."""
     return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
-    """Return arguments to compile another model with the same objects."""
+    """Return arguments of `compile` with the objects of a compiled model."""
     metrics = getattr(model, "_compile_metrics", None)
     return {
         "optimizer": model.optimizer,
@@ -138,11 +138,11 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def reduction_replaced(function: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Have Keras's losses reduce their values by another function in this thread.
+    """Replace the function by which Keras's losses reduce their values in this thread.
 
     Args:
-        function: called with Keras's own function, the values, and by name `sample_weight`, `mask`, `reduction` and
-            `dtype`.
+        function: function to call with Keras's function, the values, and the keyword arguments `sample_weight`,
+            `mask`, `reduction` and `dtype`.
     """
 
     def reduce_weighted_values(
@@ -155,10 +155,10 @@ def reduction_replaced(function: Callable[..., Any]) -> AbstractContextManager[N
 
 
 def loss_and_tracker(model: Any) -> tuple[Any, Any]:
-    """Return the compiled loss with the trackers of single outputs, or None, and the metric that shows the loss.
+    """Return the compiled loss, or None, and the metric of the total loss.
 
     Raises:
-        NotAvailableError: If Keras has them elsewhere.
+        NotAvailableError: If Keras lacks these attributes.
     """
     try:
         return model._compile_loss, model._loss_tracker
@@ -167,18 +167,17 @@ def loss_and_tracker(model: Any) -> tuple[Any, Any]:
 
 
 def has_added_losses(layer: Any) -> bool:
-    """Return whether `add_loss` of the layer itself was called."""
+    """Return whether the layer itself has called `add_loss`."""
     return bool(getattr(layer, "_losses", None))
 
 
 @contextlib.contextmanager
 def updated_in_turn() -> Iterator[None]:
-    """Have optimizers update one variable after another in the graphs that this thread traces meanwhile.
+    """Make optimizers update one variable after another in graphs that this thread traces.
 
-    TensorFlow runs what does not depend on one another at once, so that all variables' intermediate results are there
-    together. The arithmetic stays the same, that of a scaled loss's and of clipped gradients too. Moving averages
-    and Keras's own accumulation of gradients go through all variables at once. If Keras does not have what this takes,
-    nothing changes.
+    Otherwise, TensorFlow runs independent updates in parallel and holds all their intermediate results. The final
+    results are the same, also with scaled losses and clipped gradients. Moving averages and Keras's accumulation of
+    gradients still update all variables at once. If Keras lacks the methods to replace, nothing changes.
     """
     turns = _InTurn()
     replacements: dict[Borrowed, _Own] = {UPDATE: turns.update, DECAY: turns.decay, FINITE: turns.check}
@@ -190,55 +189,55 @@ def updated_in_turn() -> Iterator[None]:
 
 
 def set_to_zero(variable: Any) -> Any:
-    """Set a variable to zero without a constant in the graph, and return the assignment."""
+    """Assign zeros to a variable without a constant in the graph, and return the assignment."""
     import tensorflow as tf
 
     zeros = tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=True)
     return variable.assign(zeros, read_value=False)
 
 
-def _remade(gradient: Any) -> Any:
-    """Return a gradient computed again, after Keras has scaled or clipped all of them."""
+def _recompute_gradient(gradient: Any) -> Any:
+    """Repeat the scaling and clipping of a gradient in its turn."""
     import tensorflow as tf
 
     if not isinstance(gradient, tf.IndexedSlices):
-        return _made_again(gradient)
-    return tf.IndexedSlices(_made_again(gradient.values), gradient.indices, gradient.dense_shape)
+        return _recompute_tensor(gradient)
+    return tf.IndexedSlices(_recompute_tensor(gradient.values), gradient.indices, gradient.dense_shape)
 
 
-def _made_again(gradient: Any) -> Any:
-    """Return a gradient with what it was multiplied or divided by or limited to done again if it is asked for.
+def _recompute_tensor(gradient: Any) -> Any:
+    """Repeat the multiplications, divisions and limits of a gradient.
 
-    Keras does that to all gradients before the first update. Of what it made nothing is left in the graph then, but
-    for what a norm is taken of.
+    Keras applies them to all gradients before the first update. Grappler then prunes the originals, except for those
+    that a norm uses.
     """
     import tensorflow as tf
 
     operation: Any = gradient.op if tf.is_symbolic_tensor(gradient) else None
     kind = getattr(operation, "type", None)
-    if kind == "Placeholder":  # of a branch, for a tensor from outside
+    if kind == "Placeholder":  # in a branch, for an outer tensor
         outside = next((one for one, other in getattr(operation.graph, "captures", ()) if other is gradient), None)
         if tf.is_symbolic_tensor(outside):
-            return _made_again(outside)
-    if kind in ("Identity", "IdentityN"):  # a sum over the one replica there is
-        return _made_again(operation.inputs[gradient.value_index])
+            return _recompute_tensor(outside)
+    if kind in ("Identity", "IdentityN"):  # a sum over a single replica
+        return _recompute_tensor(operation.inputs[gradient.value_index])
     if kind in _BY_ONE_NUMBER and operation.inputs[1].shape.num_elements() == 1:
         x, y = operation.inputs
-        return getattr(tf.raw_ops, kind)(x=_made_again(x), y=y)
+        return getattr(tf.raw_ops, kind)(x=_recompute_tensor(x), y=y)
     return gradient
 
 
 class _InTurn:
-    """Replacements of Keras's functions. Each takes the function that it replaces first."""
+    """Replacements of Keras's functions, with the replaced function as their first argument."""
 
     def __init__(self) -> None:
         self._graph: Any = None
-        self._done: list[Any] = []  # assignments of the turn before
+        self._done: list[Any] = []  # assignments of the previous turn
 
     def update(self, own: _Own, optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
         for gradient, variable in grads_and_vars:
             with self._turn():
-                own(optimizer, distribution, [(_remade(gradient), variable)], learning_rate)
+                own(optimizer, distribution, [(_recompute_gradient(gradient), variable)], learning_rate)
 
     def decay(self, own: _Own, optimizer: Any, variables: Any) -> None:
         for variable in variables:
@@ -257,17 +256,17 @@ class _InTurn:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Make the operations of one variable wait for the assignments of the one before."""
+        """Make the operations of a variable depend on the assignments of the previous one."""
         import tensorflow as tf
 
         if tf.executing_eagerly():
             yield
             return
         graph = tf.compat.v1.get_default_graph()
-        waits_for = self._done if graph is self._graph else []
+        dependencies = self._done if graph is self._graph else []
         before = len(graph.get_operations())
-        with graph.control_dependencies(waits_for):
+        with graph.control_dependencies(dependencies):
             yield
         self._graph = graph
-        made = [each for each in graph.get_operations()[before:] if not each.outputs]  # assignments
-        self._done = made or waits_for
+        assignments = [operation for operation in graph.get_operations()[before:] if not operation.outputs]
+        self._done = assignments or dependencies

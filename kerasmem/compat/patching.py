@@ -1,7 +1,7 @@
-"""Patches of other packages' functions that hold in one thread, while a context lasts.
+"""Replacement of other packages' functions in one thread, while a context lasts.
 
-The first thread that patches an attribute puts a dispatcher there, and the last one puts the original back. The
-dispatcher looks at the calling thread's own stack of replacements, so threads cannot undo each other's patches.
+The first patch of an attribute installs a dispatcher, and the end of the last patch restores the original. The
+dispatcher uses the calling thread's stack of replacements, so threads do not affect each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _dispatchers: dict[tuple[int, str], _Dispatcher] = {}
-_lock = threading.Lock()  # held while dispatchers come and go, never while a patch is in use
+_lock = threading.Lock()  # held while dispatchers are installed and removed, not while they are used
 
 
 @contextlib.contextmanager
@@ -22,9 +22,9 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
     """Replace a function of a class or module in this thread.
 
     Args:
-        owner: The class or module.
-        name: The function's name in it.
-        replacement: Called with the function that it replaces, followed by the call's arguments.
+        owner: the class or module.
+        name: the function's name in it.
+        replacement: function to call with the replaced function and the call's arguments.
 
     Examples:
         >>> import json
@@ -46,14 +46,14 @@ def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
 
 
 class ThreadStack(threading.local):
-    """A list of each thread's own, the innermost scope's entry last."""
+    """Thread-local stack, with the entry of the innermost scope last."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
 
     @contextlib.contextmanager
     def pushed(self, entry: Any) -> Iterator[None]:
-        """Keep an entry on this thread's stack while the context lasts."""
+        """Push an entry while the context lasts."""
         self.stack.append(entry)
         try:
             yield
@@ -62,7 +62,7 @@ class ThreadStack(threading.local):
 
 
 class _Dispatcher:
-    """Stands in for one function, while any thread patches it."""
+    """Substitute for one function while any thread patches it."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.in_thread = ThreadStack()
@@ -79,14 +79,14 @@ class _Dispatcher:
         self._dispatch = dispatch
 
     def enter(self) -> None:
-        """Count a user. The first one installs the dispatcher."""
+        """Add a user. The first one installs the dispatcher."""
         if self._users == 0:
             _dispatchers[id(self._owner), self._name] = self
             setattr(self._owner, self._name, self._dispatch)
         self._users += 1
 
     def leave(self) -> None:
-        """Discount a user. The last one restores the original, unless someone has patched over the dispatcher."""
+        """Remove a user. The last one restores the original, unless other code has replaced the dispatcher."""
         self._users -= 1
         if self._users > 0:
             return
@@ -100,7 +100,7 @@ class _Dispatcher:
 
 
 def _unlock() -> None:
-    """Replace the lock in a forked child: the thread that held it may be gone."""
+    """Replace the lock in a forked child, because the thread that held it may not exist there."""
     global _lock
     _lock = threading.Lock()
 

@@ -12,15 +12,13 @@ from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.patching import patched
 
 _TF, _EAGER = "tensorflow.python", "tensorflow.python.eager"
-# Whether `tf.config.experimental.enable_op_determinism()` was called.
+# Returns whether `tf.config.experimental.enable_op_determinism()` was called.
 operations_are_deterministic = Borrowed(
     f"{_TF}.framework.config:is_op_determinism_enabled",
     feature="kerasmem.fit(isolated=True) with deterministic operations",
 )
-# Whether oneDNN's kernels stand in for TensorFlow's own on the CPU.
-onednn_is_on = Borrowed(
-    f"{_TF}.util._pywrap_util_port:IsMklEnabled", feature="asking TensorFlow which CPU kernels it uses"
-)
+# Returns whether TensorFlow uses oneDNN on the CPU.
+onednn_is_on = Borrowed(f"{_TF}.util._pywrap_util_port:IsMklEnabled", feature="detection of TensorFlow's CPU kernels")
 _CURRENT = Borrowed(f"{_EAGER}.context:_context", feature="the peak of a kerasmem.run_isolated function")
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _STAGE = "optimized_hlo_proto_serialized"
@@ -29,12 +27,12 @@ COMPILE_FUNCTION = Borrowed(f"{_EAGER}.polymorphic_function.compiler_ir:from_con
 CONTEXT = Borrowed(f"{_EAGER}.context:context", feature=_XLA)
 COMPILE_NAMED = Borrowed(f"{_EAGER}.context:Context.get_compiler_ir", feature=_XLA)
 FUNCTION_DEF = Borrowed(f"{_EAGER}.context:Context.get_function_def", feature="fast planning of grouped convolutions")
-# XLA plans as ever and makes code in a hurry, which takes up to half of the time otherwise. XLA reads its flags once in
-# a process, with the first compilation.
+# The plan is the same, and code generation, up to half of the time, is faster. XLA reads its flags once in a process,
+# before the first compilation.
 UNOPTIMISED = "--xla_backend_optimization_level=0"
 OPTIMIZE = Borrowed(f"{_TF}.grappler.tf_optimizer:OptimizeGraph", feature="method 'graph'")
-# The value of a tensor that depends on constants alone, else None. It runs all kinds of operations, and
-# `tf.get_static_value` knows some only.
+# Returns the value of a tensor that depends on constants only, or None. Unlike `tf.get_static_value`, it supports all
+# operations.
 constant_value = Borrowed(f"{_TF}.framework.smart_cond:smart_constant_value", feature="method 'graph' for loops")
 _ON_A_CARD = "method 'graph' for a card"
 CLUSTER = Borrowed(f"{_TF}.grappler.cluster:Cluster", feature=_ON_A_CARD)
@@ -46,9 +44,9 @@ _CLONE = Borrowed(
     feature="estimates of steps that call a tf.function",
 )
 _RECOMPUTE = "kerasmem.recompute"
-# A scope without gradient tapes.
+# Scope without gradient tapes.
 stop_recording = Borrowed(f"{_TF}.eager.record:stop_recording", feature=_RECOMPUTE)
-# Whether a gradient tape may record here, and whether one has recorded any of some tensors.
+# Return whether a gradient tape may record, and whether one has recorded one of some tensors.
 could_record = Borrowed(f"{_TF}.eager.record:could_possibly_record", feature=_RECOMPUTE)
 any_is_recorded = Borrowed(f"{_TF}.eager.record:should_record_backprop", feature=_RECOMPUTE)
 # Adds control dependencies from an operation to others of its graph.
@@ -58,31 +56,31 @@ _CONTROL = frozenset({"Enter", "RefEnter", "Switch", "RefSwitch", "Stack", "Stac
 
 
 def devices_are_started() -> bool:
-    """Return whether TensorFlow has started its devices (False if unknown)."""
+    """Return whether TensorFlow has initialized its devices (False if unknown)."""
     if "tensorflow" not in sys.modules or not _CURRENT.exists():
         return False
     return bool(getattr(_CURRENT.get(), "_initialized", False))
 
 
 def compile_function(function: Any, arguments: list[Any]) -> bytes:
-    """Compile a concrete function for this machine's CPU and return XLA's serialised `HloProto` of it.
+    """Compile a concrete function for this machine's CPU, and return XLA's serialized `HloProto`.
 
     Args:
-        function: of TensorFlow, traced.
-        arguments: a `tf.TensorSpec` for each of its arguments.
+        function: a concrete function of TensorFlow.
+        arguments: a `tf.TensorSpec` for each argument.
     """
     generate = COMPILE_FUNCTION(function, arguments)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it announces that `device_name` will go; `platform_name` has no CPU yet
+        warnings.simplefilter("ignore")  # `device_name` is deprecated, but `platform_name` does not support CPUs
         return bytes(generate(stage=_STAGE, device_name=CPU))
 
 
 def compile_named(name: str, arguments: list[Any]) -> bytes:
-    """Compile a function that TensorFlow's runtime knows by this name, and return XLA's serialised `HloProto` of it.
+    """Compile a function of TensorFlow's runtime, and return XLA's serialized `HloProto`.
 
     Args:
-        name: of the function.
-        arguments: a `tf.TensorSpec` for each of its arguments.
+        name: name of the function.
+        arguments: a `tf.TensorSpec` for each argument.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -94,12 +92,12 @@ def compile_named(name: str, arguments: list[Any]) -> bytes:
 
 
 def body_of(name: str) -> Any:
-    """Describe a function of TensorFlow's runtime, equal for two that differ in names alone.
+    """Describe a function of TensorFlow's runtime so that functions which differ only in names are equal.
 
-    A model has a function for each of its grouped convolutions, and few that differ.
+    A model has a function for each grouped convolution, and few of them differ.
 
     Args:
-        name: of the function.
+        name: name of the function.
     """
     import tensorflow as tf
 
@@ -108,25 +106,25 @@ def body_of(name: str) -> Any:
     except (NotAvailableError, tf.errors.NotFoundError):
         return name
     arguments, nodes = definition.signature.input_arg, definition.node_def
-    number = {each.name: place for place, each in enumerate((*arguments, *nodes))}
+    number = {node.name: index for index, node in enumerate((*arguments, *nodes))}
 
     def source(text: str) -> tuple[Any, ...]:
-        made_by, *output = text.removeprefix("^").split(":")
-        return text[0] == "^", number[made_by], *output
+        producer, *output = text.removeprefix("^").split(":")
+        return text[0] == "^", number[producer], *output
 
-    done = tuple(
+    operations = tuple(
         (node.op, tuple(map(source, node.input)), *sorted((key, repr(value)) for key, value in node.attr.items()))
         for node in nodes
     )
-    returned = tuple(source(definition.ret[each.name]) for each in definition.signature.output_arg)
-    return tuple(each.type for each in arguments), done, returned
+    results = tuple(source(definition.ret[one.name]) for one in definition.signature.output_arg)
+    return tuple(one.type for one in arguments), operations, results
 
 
 def has_gpu_kernel(definition: Any) -> bool:
-    """Return whether TensorFlow has a GPU kernel for an operation in its dtypes, without needing a GPU.
+    """Return whether TensorFlow has a GPU kernel for an operation and its dtypes. No GPU is needed.
 
     Args:
-        definition: its `NodeDef`.
+        definition: the operation's `NodeDef`.
     """
     label = definition.attr["_kernel"].s.decode() if "_kernel" in definition.attr else ""
     return any(
@@ -141,30 +139,30 @@ def _dtypes(value: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _gpu_kernels(operation: str) -> tuple[tuple[str, tuple[tuple[str, frozenset[int]], ...]], ...]:
-    """Return the label of each GPU kernel for an operation, and the dtypes that it takes by attribute."""
+    """Return the label of each GPU kernel for an operation, and its supported dtypes by attribute."""
     return tuple(
-        (kernel.label, tuple((each.name, frozenset(each.allowed_values.list.type)) for each in kernel.constraint))
+        (kernel.label, tuple((one.name, frozenset(one.allowed_values.list.type)) for one in kernel.constraint))
         for kernel in KERNELS(operation).kernel
         if kernel.device_type in ("GPU", "DEFAULT")
     )
 
 
 def stacks_left_out() -> contextlib.AbstractContextManager[None]:
-    """Record one stack for all operations that this thread makes.
+    """Record the same stack for all operations that this thread creates.
 
-    Nobody reads the stacks of a graph that serves an estimate, and extracting them takes a tenth of the time.
+    An estimate does not use the stacks, and extracting them takes a tenth of the time.
     """
     if not STACK.exists():
         return contextlib.nullcontext()
-    here = STACK()
-    return patched(*STACK.owner(), lambda extract_stack, *args, **kwargs: here)
+    stack = STACK()
+    return patched(*STACK.owner(), lambda extract_stack, *args, **kwargs: stack)
 
 
 def functions_traced_anew() -> contextlib.AbstractContextManager[None]:
-    """Trace each `tf.function` that this thread calls inside anew: the variables of its last trace may be gone."""
+    """Retrace each `tf.function` that this thread calls, because variables of its last trace may be deleted."""
     if not _CLONE.exists():
         return contextlib.nullcontext()
-    clones: dict[int, tuple[Any, Any]] = {}  # by id, with the function itself, which keeps the id from others
+    clones: dict[int, tuple[Any, Any]] = {}  # by id; the function itself keeps the id unique
 
     def call(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         if id(function) not in clones:
@@ -179,9 +177,9 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability
 
     Args:
         definition: a `GraphDef`.
-        fetches: names of the operations and tensors that are asked for.
-        fuses: whether operations are fused with those after them ("remapping").
-        capability: compute capability of the card beside the CPU, which need not be here; None for a CPU alone.
+        fetches: names of the operations and tensors to compute.
+        fuses: whether Grappler fuses operations ("remapping").
+        capability: compute capability of a card beside the CPU, which need not be present; None for a CPU only.
     """
     import tensorflow as tf
 
@@ -191,10 +189,10 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability
     config = tf.compat.v1.ConfigProto()
     rewriting = config.graph_options.rewrite_options
     rewriting.min_graph_nodes = -1
-    # Passes that leave a graph on the CPU as it is: they choose layouts for GPUs; move operations into branches, choose
-    # among functions and put the graph into MLIR and back to look into them; and go through loops and branches.
-    # The one for memory has sums of three and more computed in place where the step would fill the device: that of a
-    # CPU is said to have 256 MiB (threadpool_device_factory.cc), that of a card is not known here.
+    # Skip passes that do not change such a graph on a CPU: layouts for GPUs, code motion into branches, selection of
+    # implementations, the conversion to MLIR, loops. The memory pass computes sums of three and more values in place if
+    # the step would fill the device. TensorFlow gives the CPU 256 MiB (threadpool_device_factory.cc) for this purpose,
+    # and a card's memory is unknown here.
     if capability is None:
         rewriting.layout_optimizer = rewriting.OFF
     else:
@@ -218,17 +216,17 @@ def optimise(definition: Any, fetches: list[str], fuses: bool = True, capability
 
 
 def _cluster(capability: tuple[int, int]) -> Any:
-    """Return a cluster of a CPU and a card for Grappler, which reads the capability only."""
+    """Create a cluster of a CPU and a card for Grappler, which only reads the capability."""
     from tensorflow.core.protobuf import device_properties_pb2 as properties
 
     card = properties.DeviceProperties(type="GPU", vendor="NVIDIA")
     card.environment["architecture"] = "{}.{}".format(*capability)
     devices = ((CPU, properties.DeviceProperties(type="CPU")), (GPU, card))
-    return CLUSTER(devices=[properties.NamedDevice(name=name, properties=each) for name, each in devices])
+    return CLUSTER(devices=[properties.NamedDevice(name=name, properties=device) for name, device in devices])
 
 
 def in_xla() -> bool:
-    """Return whether XLA will compile the graph that is being traced."""
+    """Return whether XLA will compile the current graph."""
     import tensorflow as tf
 
     graph = tf.compat.v1.get_default_graph()

@@ -29,20 +29,20 @@ from kerasmem.files import package_data
 from kerasmem.units import GIB, MIB, format_size, is_size, parse_size
 
 _BRANDS = re.compile(r"^(nvidia|tesla|geforce)+")
-_WAY_OUT = "or give a size such as 16GB; `kerasmem devices` lists the cards"
+_OTHER_DEVICES = "or a size such as 16GB (`kerasmem devices` lists the cards)"
 _LEAST_SIZE = MIB
 
 
 @dataclass(frozen=True)
 class LoggedLimit:
-    """The limit of TensorFlow's allocator on a card, by public logs.
+    """Limit of TensorFlow's allocator on a card in public logs.
 
     Attributes:
         mib: median, in MiB.
         lowest: lowest reading, in MiB.
         highest: highest reading, in MiB.
         logs: number of logs.
-        source: TensorFlow's versions.
+        source: versions of TensorFlow.
     """
 
     mib: int
@@ -54,22 +54,22 @@ class LoggedLimit:
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU card as the catalogue knows it.
+    """A card of the catalogue.
 
     Args:
-        key: the short name to write on a command line, such as "a100-40".
-        name: the name for people, with the nominal size.
-        aliases: other names, among them those that NVML reports.
-        memory_bytes: total memory in bytes, chosen as the module's docstring tells.
+        key: short name for command lines, such as "a100-40".
+        name: full name with the nominal size.
+        aliases: other names, including those of NVML.
+        memory_bytes: total memory in bytes, by the rules of docs/dev/cards.md.
         compute_capability: (major, minor).
-        memory_source: the address of the memory figure.
-        memory_basis: "driver" for a total that the driver reported, "log" for one derived from TensorFlow's limit,
-            "datasheet" for the nominal capacity.
-        capability_source: the address of the compute capability.
+        memory_source: address of the source of the memory.
+        memory_basis: "driver" for a total of the driver, "log" for one derived from TensorFlow's limit, "datasheet" for
+            the nominal capacity.
+        capability_source: address of the source of the compute capability.
         context_bytes: size of a process's CUDA context.
         context_basis: "read" or "predicted".
-        note: kind of the figure, and other reported ones.
-        limit: the allocator's limit by logs, or None if there are none.
+        note: kind of the memory figure, and other reported figures.
+        limit: limit of the allocator in logs, or None if there are none.
 
     Examples:
         >>> find_card("t4").compute_capability
@@ -91,13 +91,13 @@ class Card:
 
     @property
     def available_bytes(self) -> int:
-        """Bytes that TensorFlow's allocator can get by default: the logged limit, or the rule's."""
+        """Default limit of TensorFlow's allocator, from logs or else by its rule."""
         if self.limit is not None:
             return self.limit.mib * MIB
         return allocator_bytes(self.memory_bytes - self.context_bytes, self.compute_capability)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as JSON values: sizes in bytes, the compute capability as "8.6".
+        """Return the card as a dictionary for JSON: sizes in bytes, the compute capability as "8.6".
 
         Examples:
             >>> find_card("t4").to_dict()["compute_capability"]
@@ -109,22 +109,21 @@ class Card:
 
 
 def allocator_bytes(free_bytes: int, compute_capability: tuple[int, int]) -> int:
-    """Return how many bytes of a GPU's free memory TensorFlow's allocator takes by default.
+    """Return the default limit of TensorFlow's allocator for a GPU's free memory.
 
-    TensorFlow leaves a part to the system: 225 MiB if less than 2 GiB are free; else, by the major compute
-    capability, 500 MiB up to 6, 1050 MiB for 7, 1536 MiB for 8 and 1800 MiB from 9 on. If that would leave nothing,
-    the allocator gets all of it. cuBLAS, cuDNN and NCCL take theirs out of that part. The rule holds with and without
-    memory growth. `TF_DEVICE_MIN_SYS_MEMORY_IN_MB` and `gpu_options.experimental.gpu_system_memory_size_in_mb` put
-    another figure in its place; `per_process_gpu_memory_fraction` and a logical device's `memory_limit` replace it.
+    TensorFlow reserves 225 MiB for the system if less than 2 GiB are free. Otherwise, the reserve depends on the major
+    compute capability: 500 MiB up to 6, 1050 MiB for 7, 1536 MiB for 8 and 1800 MiB from 9 on. If that would leave
+    nothing, there is no reserve. cuBLAS, cuDNN and NCCL allocate from the reserve. The rule is the same with memory
+    growth. `TF_DEVICE_MIN_SYS_MEMORY_IN_MB` and `gpu_options.experimental.gpu_system_memory_size_in_mb` change the
+    reserve; `per_process_gpu_memory_fraction` and a logical device's `memory_limit` change the limit.
 
     Source: `MinSystemMemory` and `SingleVirtualDeviceMemoryLimit` in
-    https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/gpu/gpu_device.cc;
-    the thresholds agree with the machine code in the Linux wheel of TensorFlow 2.21.0
-    (`BaseGPUDeviceFactory::CreateDevices` in libtensorflow_framework.so.2).
-    Earlier versions knew no step at 9 and left 1536 MiB from 8 on.
+    https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/common_runtime/gpu/gpu_device.cc. The
+    thresholds are also in the machine code of TensorFlow 2.21.0 for Linux (`BaseGPUDeviceFactory::CreateDevices` in
+    libtensorflow_framework.so.2). Earlier versions reserve 1536 MiB from 8 on.
 
     Args:
-        free_bytes: memory that is free when TensorFlow starts, with its CUDA context.
+        free_bytes: free memory in bytes after the CUDA context is created.
         compute_capability: (major, minor).
 
     Raises:
@@ -135,7 +134,7 @@ def allocator_bytes(free_bytes: int, compute_capability: tuple[int, int]) -> int
         True
     """
     if free_bytes < 0:
-        raise UsageError(f"device memory: {free_bytes} is negative")
+        raise UsageError(f"device memory must not be negative; got {free_bytes}")
     major = compute_capability[0]
     reserve = 225 * MIB
     if free_bytes >= 2 * GIB:
@@ -144,31 +143,31 @@ def allocator_bytes(free_bytes: int, compute_capability: tuple[int, int]) -> int
 
 
 def largest_context(compute_capability: tuple[int, int]) -> int:
-    """Return the bytes of the largest CUDA context of a compute capability, or of the nearest one below it."""
+    """Return the bytes of the largest CUDA context of a compute capability, or of the next lower one."""
     known = {card.compute_capability for card in all_cards()}
-    nearest = max((one for one in known if one <= compute_capability), default=min(known))
-    return max(card.context_bytes for card in all_cards() if card.compute_capability == nearest)
+    closest = max((one for one in known if one <= compute_capability), default=min(known))
+    return max(card.context_bytes for card in all_cards() if card.compute_capability == closest)
 
 
 @functools.cache
 def all_cards() -> tuple[Card, ...]:
-    """Return every card of the catalogue, oldest architecture first."""
+    """Return all cards of the catalogue, the oldest architecture first."""
     return tuple(_card(row) for row in package_data(__package__, "cards")["cards"])
 
 
 def families() -> dict[str, list[str]]:
-    """Return the names that stand for several cards, and the keys of those cards."""
+    """Return the names of several cards, with the keys of these cards."""
     keys: dict[str, list[str]] = package_data(__package__, "cards")["families"]
     return keys
 
 
 def hardware_of(card: Card) -> dict[str, Any] | None:
-    """Return the figures that XLA needs to compile for a card, or None if they are not known.
+    """Return the figures of a card that XLA needs to compile for it, or None if they are unknown.
 
-    Per multiprocessor (SM): `shared_memory_per_sm`, `shared_memory_per_block` (beyond the usual 48 KiB),
-    `threads_per_sm`, `fpus_per_sm` (float32 units). For the card: `sms`, `clock_ghz` (boost), `bandwidth` in bytes a
-    second, `l2_bytes`, and the `source` of these. `is_accelerated`: XLA compiles for the variant with features of this
-    capability alone ("sm_90a").
+    Per multiprocessor (SM): `shared_memory_per_sm`, `shared_memory_per_block` (opt-in, above 48 KiB), `threads_per_sm`,
+    `fpus_per_sm` (float32 units). Per card: `sms`, `clock_ghz` (boost), `bandwidth` in bytes per second, `l2_bytes`,
+    and their `source`. `is_accelerated`: whether XLA compiles for the variant with features of this capability only
+    ("sm_90a").
     """
     data = package_data(__package__, "cards")
     shared = data["capabilities"].get("{}.{}".format(*card.compute_capability))
@@ -187,15 +186,15 @@ def _card(row: dict[str, Any]) -> Card:
 
 @dataclass(frozen=True)
 class DeviceTarget:
-    """The device that an estimate is compared with.
+    """Device to compare an estimate with.
 
     Args:
-        name: the card's name, or the size as it was written.
+        name: name of the card, or the user's text of the size.
         memory_bytes: total memory in bytes.
-        available_bytes: bytes that TensorFlow's allocator can get; of a card, after the CUDA context.
-        compute_capability: (major, minor); None if only a size is known.
+        available_bytes: limit of TensorFlow's allocator in bytes.
+        compute_capability: (major, minor), or None for a size.
         source: "catalogue" for a card, "size" for a size.
-        note: origin of the figures, and what they leave out.
+        note: origin and limitations of the figures.
 
     Examples:
         >>> resolve_device("16GiB").available_bytes
@@ -211,11 +210,11 @@ class DeviceTarget:
 
 
 def available_on_device(memory_bytes: int, name: str, compute_capability: tuple[int, int]) -> int:
-    """Return how many bytes of a GPU's memory TensorFlow's allocator can get, less the CUDA context.
+    """Return the default limit of TensorFlow's allocator on a GPU.
 
     Args:
-        memory_bytes: the GPU's total memory, as the driver reports it.
-        name: its name; the context of a card in the catalogue is that card's.
+        memory_bytes: total memory in bytes, as reported by the driver.
+        name: name of the GPU. The catalogue has the CUDA context of known cards.
         compute_capability: (major, minor).
     """
     card = _by_name().get(_normal(name))
@@ -226,17 +225,13 @@ def available_on_device(memory_bytes: int, name: str, compute_capability: tuple[
 def find_card(name: str) -> Card:
     """Return the card with this name.
 
-    Case, spaces, dashes and the words NVIDIA, Tesla and GeForce do not matter, so the names that NVML and
-    nvidia-smi report are found as well as short ones.
+    Case, spaces, dashes and the words NVIDIA, Tesla and GeForce are ignored, so names of NVML and nvidia-smi match too.
 
     Args:
         name: a key or alias, such as "a100-40", "3090", "Tesla V100-SXM2-16GB".
 
-    Returns:
-        The row of the catalogue.
-
     Raises:
-        UsageError: If no card has the name, or several do; the message lists the nearest, or the several.
+        UsageError: If no card, or more than one, has the name.
 
     Examples:
         >>> find_card("NVIDIA A100-SXM4-80GB").key
@@ -248,26 +243,25 @@ def find_card(name: str) -> Card:
         return card
     if wanted in families():
         several = ", ".join(
-            f"{each.key} ({format_size(each.memory_bytes)})" for each in all_cards() if each.key in families()[wanted]
+            f"{one.key} ({format_size(one.memory_bytes)})" for one in all_cards() if one.key in families()[wanted]
         )
-        raise UsageError(f"device {name!r} is more than one card: name one of {several}, {_WAY_OUT}")
+        raise UsageError(f"device must be one of {several}, {_OTHER_DEVICES}; got {name!r}")
     names = [known for card in all_cards() for known in (card.key, *card.aliases)]
-    raise UsageError(f"device {name!r} is not in the catalogue: name a card, {_WAY_OUT}{nearest(name, names)}")
+    raise UsageError(f"device must be a card of the catalogue, {_OTHER_DEVICES}; got {name!r}{nearest(name, names)}")
 
 
 def resolve_device(text: str) -> DeviceTarget:
-    """Return the device that a text names: a card of the catalogue, or a size.
+    """Return the device with a card's name or a size.
 
     Args:
-        text: a card's name as `find_card` takes it, or a size as `kerasmem.units.parse_size` takes it. A
-            number that is a card's name ("3090") means the card.
+        text: name of a card for `find_card`, or size for `kerasmem.units.parse_size`. A number that is the name of a
+            card ("3090") means the card.
 
     Returns:
-        The device. For a card, `available_bytes` leaves out the CUDA context and TensorFlow's system reserve; for
-        a size it is the size.
+        The device. For a card, `available_bytes` excludes the CUDA context and TensorFlow's reserve.
 
     Raises:
-        UsageError: If the text is neither, names several cards, or is a size below 1 MiB.
+        UsageError: If the text is neither, is the name of several cards, or is a size below 1 MiB.
 
     Examples:
         >>> resolve_device("rtx 3090").source, resolve_device("24GB").source
@@ -278,10 +272,10 @@ def resolve_device(text: str) -> DeviceTarget:
     memory = parse_size(text, field="device")
     if memory < _LEAST_SIZE:
         raise UsageError(
-            f"device {text!r} reads as {format_size(memory)}, less than any device has: "
-            f"write the unit, as in 16GB, or a card's name; `kerasmem devices` lists the cards"
+            f"device must have at least {format_size(_LEAST_SIZE)}; got {text!r}, that is {format_size(memory)}. Write "
+            "the unit, as in 16GB, or a card's name"
         )
-    note = "a size given by the user, taken as the memory that the allocator has; nothing was subtracted"
+    note = "a size from the user: the allocator's memory, from which nothing is subtracted"
     return DeviceTarget(text.strip(), memory, memory, None, "size", note)
 
 
@@ -295,7 +289,7 @@ def _target(card: Card) -> DeviceTarget:
     if card.limit is None:
         available = (
             f"less {format_size(card.context_bytes)} for the CUDA context ({card.context_basis}) and TensorFlow's "
-            "system reserve, out of which cuBLAS, cuDNN and NCCL take theirs; other processes are not modelled"
+            "system reserve, which cuBLAS, cuDNN and NCCL use; other processes are not modelled"
         )
     else:
         logs = "one log" if card.limit.logs == 1 else f"the median of {card.limit.logs} logs"
@@ -306,7 +300,7 @@ def _target(card: Card) -> DeviceTarget:
 
 
 def _normal(name: str) -> str:
-    """Normalize a name for comparison: no case, separators and brand words."""
+    """Normalize a name for comparison, without case, separators and brands."""
     return _BRANDS.sub("", re.sub(r"[^a-z0-9]+", "", name.lower()))
 
 

@@ -1,4 +1,4 @@
-"""Diagnosis of TensorFlow and its GPUs from its own report, the driver and the environment."""
+"""Diagnosis of TensorFlow and its GPUs from a report in a subprocess, the driver and the environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kerasmem.processes.children import end_group, exit_name, start_module
 from kerasmem.records import Record
 
 _PREFIXES = ("TF_", "XLA_", "CUDA_", "KERAS_", "NVIDIA_", "LD_LIBRARY_PATH", "JAX_", "SLURM_MEM_", "SLURM_JOB_GPUS")
-_LOGGED = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}  # the log then names missing libraries
+_LOGGED = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}  # log missing libraries
 _MISSING = re.compile(r"Could not load dynamic library '([^']+)'")
 _ERROR = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 _INSUFFICIENT = re.compile(r"CUDA driver version is insufficient|forward compatibility was attempted", re.IGNORECASE)
@@ -34,12 +34,12 @@ _KINDS = ("problem", "note", "fine")
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the diagnosis.
+    """One finding of the diagnosis.
 
     Attributes:
         kind: "problem", "note" or "fine".
         what: the observation.
-        fix: the remedy, or None if nothing needs fixing.
+        fix: the fix, or None if there is none.
     """
 
     kind: Literal["problem", "note", "fine"]
@@ -49,23 +49,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class SelfReport:
-    """TensorFlow's report on itself. A field is None if the process ended before it.
+    """Report of a subprocess with TensorFlow. A field is None if the process ended before it.
 
     Attributes:
         tensorflow, keras: versions.
-        folder: the folder that TensorFlow was imported from.
-        backend: Keras's backend.
-        built_with_cuda: whether this TensorFlow was built with CUDA.
-        cuda, cudnn: versions that it was built for.
-        gpus: its GPUs: "name", "card", "growth" (the setting that a program finds).
-        jit_compile: the value of Keras's `jit_compile="auto"` here.
-        lost: private parts of other packages that kerasmem needs and that are missing: "package",
-            "feature" and "missing".
-        missing_libraries: names of libraries that could not be loaded, by its log.
-        driver_problem: a problem of the driver, by its log.
-        error: the Python exception that ended the process, by its log.
-        log: the last lines of its log.
-        failure: the stage at which it failed, and how; None if it did not fail.
+        folder: folder of the imported TensorFlow.
+        backend: backend of Keras.
+        built_with_cuda: whether TensorFlow was built with CUDA.
+        cuda, cudnn: versions with which TensorFlow was built.
+        gpus: GPUs of TensorFlow: "name", "card", "growth" (the current setting).
+        jit_compile: value of Keras's `jit_compile="auto"`.
+        lost: missing private parts of other packages that kerasmem needs: "package", "feature" and "missing".
+        missing_libraries: names of libraries that could not be loaded, from the log.
+        driver_problem: a problem of the driver, from the log.
+        error: the Python exception that ended the process, from the log.
+        log: the last lines of the log.
+        failure: the failed stage and the reason; None if there was no failure.
     """
 
     tensorflow: str | None = None
@@ -90,11 +89,11 @@ class Examination(Record, what="examination", version=1, also=("works", "sees_gp
     """Result of `kerasmem doctor`.
 
     Attributes:
-        python: version and system.
-        machine: the cards that the driver lists, and host memory.
-        environment: variables that TensorFlow, Keras, CUDA or Slurm read.
+        python: version of Python, and the system.
+        machine: the driver's GPUs, and host memory.
+        environment: variables of TensorFlow, Keras, CUDA and Slurm.
         findings: the diagnosis, the worst first.
-        tensorflow: TensorFlow's report on itself.
+        tensorflow: the report of the subprocess.
     """
 
     python: str
@@ -110,22 +109,22 @@ class Examination(Record, what="examination", version=1, also=("works", "sees_gp
 
     @property
     def works(self) -> bool:
-        """Whether TensorFlow ran a small step to its end, on any device."""
+        """Whether TensorFlow completed a small training step on any device."""
         return self.tensorflow.failure is None
 
 
 def examine(timeout: float = 120.0) -> Examination:
-    """Ask TensorFlow in a subprocess, the driver and the system, and judge.
+    """Run TensorFlow in a subprocess, read the driver and the environment, and diagnose problems.
 
     Args:
-        timeout: seconds that TensorFlow gets.
+        timeout: seconds for the subprocess. Defaults to 120.
 
     Raises:
         UsageError: If `timeout` is not above 0.
     """
     if not timeout > 0:
-        raise UsageError(f"timeout must be seconds above 0; got {timeout!r}")
-    machine, report = read_machine(), _ask_tensorflow(timeout)
+        raise UsageError(f"timeout must be above 0 seconds; got {timeout!r}")
+    machine, report = read_machine(), _run_tensorflow(timeout)
     names = sorted(name for name in os.environ if name.startswith(_PREFIXES) and not name.startswith("TF_CLI_"))
     findings = judge(report, machine, os.environ)
     if (note := limit_note()) is not None:
@@ -135,12 +134,12 @@ def examine(timeout: float = 120.0) -> Examination:
     return Examination(python, machine, {name: os.environ[name] for name in names}, tuple(findings), report)
 
 
-def _ask_tensorflow(timeout: float) -> SelfReport:
-    """Import TensorFlow, list its GPUs and run a small step, in a subprocess that may crash or hang."""
+def _run_tensorflow(timeout: float) -> SelfReport:
+    """Import TensorFlow, list its GPUs and run a small step in a subprocess, which may crash or hang."""
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log.txt"
         paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        # PYTHONSAFEPATH keeps modules of the current folder from running.
+        # PYTHONSAFEPATH prevents imports from the current folder.
         settings = {**os.environ, **_LOGGED, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         with log.open("wb") as stream:
             process = start_module(
@@ -163,12 +162,12 @@ def _ask_tensorflow(timeout: float) -> SelfReport:
 
 
 def self_report(facts: Mapping[str, Any], log: str, ended: str | None = None) -> SelfReport:
-    """Combine the fields that the subprocess wrote, its log, and how it ended (None: normally)."""
+    """Combine the fields from the subprocess, its log, and the reason why it ended (None if it succeeded)."""
     driver = None
     if match := _MISMATCH.search(log):
-        driver = f"the loaded kernel driver {match[1]} and the driver's library {match[2]} are of different versions"
+        driver = f"the kernel driver {match[1]} and its library {match[2]} have different versions"
     elif _INSUFFICIENT.search(log):
-        driver = "the driver is older than this TensorFlow's CUDA needs"
+        driver = "the driver is too old for the CUDA version of this TensorFlow"
     error = next(reversed(_ERROR.findall(log)), None)
     failure = None
     if ended is not None or facts["stage"] != "done":
@@ -186,24 +185,24 @@ def self_report(facts: Mapping[str, Any], log: str, ended: str | None = None) ->
 
 
 def judge(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
-    """Return the findings on a machine."""
+    """Diagnose a machine."""
     findings = [*_about_gpus(report, machine, environ), *_about_variables(report, environ)]
     for part in report.lost:
-        lost = f"off or unsure: {part['feature']} ({part['missing']} is gone)"
-        findings.append(Finding("note", lost, f"install a version of {part['package']} that has it"))
+        what = f"{part['feature']} does not work: {part['missing']} is missing"
+        findings.append(Finding("note", what, f"install another version of {part['package']}"))
     if report.failure is not None:
-        findings.insert(0, Finding("problem", f"TensorFlow {report.failure}", _cure(report)))
+        findings.insert(0, Finding("problem", f"TensorFlow {report.failure}", _fix(report)))
     if report.jit_compile is not None:
         state = "on" if report.jit_compile else "off"
         findings.append(Finding("fine", f"XLA is {state} by default here (Keras's jit_compile='auto')"))
     return findings
 
 
-def _cure(report: SelfReport) -> str:
+def _fix(report: SelfReport) -> str:
     error = report.error or ""
     if error.startswith("ModuleNotFoundError") and "tensorflow" in error:
         return f"install it: {_INSTALL} (or 'tensorflow' for the CPU alone)"
-    return "run `python -c 'import tensorflow'` for the whole message"
+    return "run `python -c 'import tensorflow'` for the full message"
 
 
 def _about_gpus(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) -> list[Finding]:
@@ -211,34 +210,34 @@ def _about_gpus(report: SelfReport, machine: LiveMachine, environ: Mapping[str, 
     if report.gpus:
         return _about_seen(report)
     if hidden is not None and (not hidden.strip() or hidden.strip().startswith("-")):
-        what = f"TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES={hidden!r} hides them all"
+        what = f"TensorFlow sees no GPU: CUDA_VISIBLE_DEVICES={hidden!r} hides all GPUs"
         return [Finding("problem" if machine.devices else "note", what, "unset CUDA_VISIBLE_DEVICES")]
     if not machine.devices:
-        return [Finding("note", f"no GPU to use: {machine.reason}")]
+        return [Finding("note", f"no GPU: {machine.reason}")]
     if hidden is not None and all(device.cuda_index is None for device in machine.devices):
-        cause = f"CUDA_VISIBLE_DEVICES={hidden!r} names no card of this machine"
-        fix = "unset it, or name a card that `kerasmem devices` lists"
+        cause = f"CUDA_VISIBLE_DEVICES={hidden!r} has no GPU of this machine"
+        fix = "unset it, or set it to a GPU that `kerasmem devices` lists"
     elif report.built_with_cuda is False:
         cause, fix = "this TensorFlow was built without CUDA", _INSTALL
     elif report.driver_problem is not None:
-        cause, fix = report.driver_problem, "update the NVIDIA driver, and restart the machine"
+        cause, fix = report.driver_problem, "update the NVIDIA driver and restart the machine"
     elif report.missing_libraries:
         cause = f"libraries could not be loaded: {', '.join(report.missing_libraries)}"
-        fix = f"{_INSTALL} brings them"
+        fix = f"{_INSTALL} installs them"
         if "libcuda.so.1" in report.missing_libraries:
-            fix = "libcuda.so.1 comes with the NVIDIA driver: install it, or start the container with --gpus all"
+            fix = "libcuda.so.1 is part of the NVIDIA driver: install it, or start the container with --gpus all"
     elif report.failure is None:
-        cause, fix = "its log does not say why", "see the log below; restart the machine"
+        cause, fix = "its log has no reason", "see the log below; restart the machine"
     else:
         return []
-    return [Finding("problem", f"the driver lists {len(machine.devices)}, TensorFlow none: {cause}", fix)]
+    return [Finding("problem", f"the driver lists {len(machine.devices)} GPUs, TensorFlow none: {cause}", fix)]
 
 
 def _about_seen(report: SelfReport) -> list[Finding]:
     names = ", ".join(f"{gpu['name'].removeprefix('/physical_device:')} ({gpu['card'] or '?'})" for gpu in report.gpus)
     findings = [Finding("fine", f"TensorFlow sees {names}")]
     if not any(gpu["growth"] for gpu in report.gpus):
-        what = "memory growth is off: TensorFlow takes nearly a whole card when it first touches it"
+        what = "memory growth is off: TensorFlow allocates nearly the whole card on first use"
         fix = "call kerasmem.enable_memory_growth() first, or set TF_FORCE_GPU_ALLOW_GROWTH=true"
         findings.append(Finding("note", what, fix))
     return findings
@@ -247,23 +246,23 @@ def _about_seen(report: SelfReport) -> list[Finding]:
 def _about_variables(report: SelfReport, environ: Mapping[str, str]) -> Iterator[Finding]:
     allocator = environ.get("TF_GPU_ALLOCATOR")
     if allocator == "cuda_malloc_async":
-        what = "TF_GPU_ALLOCATOR=cuda_malloc_async: CUDA's pool instead of TensorFlow's allocator"
-        yield Finding("note", f"{what}; estimates of chunk waste do not hold for it")
+        what = "TF_GPU_ALLOCATOR=cuda_malloc_async: CUDA's allocator instead of TensorFlow's"
+        yield Finding("note", f"{what}; estimates of the allocator's waste do not apply to it")
     elif allocator:
-        what = f"TF_GPU_ALLOCATOR={allocator!r} is not an allocator of TensorFlow"
-        yield Finding("problem", what, "unset it, or write cuda_malloc_async")
+        what = f"TF_GPU_ALLOCATOR must be cuda_malloc_async or unset; got {allocator!r}"
+        yield Finding("problem", what, "unset it, or set cuda_malloc_async")
     growth = environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
     if growth not in (None, "true", "false"):
-        what = f"TF_FORCE_GPU_ALLOW_GROWTH={growth!r} is not understood and has no effect"
-        yield Finding("problem", what, "write true or false, in small letters")
+        what = f"TF_FORCE_GPU_ALLOW_GROWTH={growth!r} has no effect"
+        yield Finding("problem", what, "set it to true or false, in lower case")
     if report.backend not in (None, "tensorflow"):
         yield Finding("note", f"Keras runs on {report.backend}, not on TensorFlow", "KERAS_BACKEND=tensorflow")
 
 
 def report_to(path: str) -> None:
-    """Write TensorFlow's report on itself, the fields of `SelfReport`, to a JSON file, in a process that may crash.
+    """Write fields of `SelfReport` to a JSON file, in a process that may crash.
 
-    The file is written again before each stage, so that a crash leaves the earlier fields.
+    The file is written before each stage, so that a crash preserves earlier fields.
     """
     facts: dict[str, Any] = {}
 
@@ -293,13 +292,13 @@ def report_to(path: str) -> None:
         for gpu in gpus
     ]
     reach("start the devices")
-    for gpu in gpus:  # a doctor must not take the memory of the patient
+    for gpu in gpus:  # do not allocate a whole card
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.list_logical_devices()
     if facts["backend"] == "tensorflow":
         reach("run a small training step")
         _step(tf, keras, facts)
-    reach("look at what kerasmem borrows")
+    reach("look up private parts of other packages")
     parts = [part for part in all_borrowed() if importlib.util.find_spec(part.package) is not None]
     facts["lost"] = [
         {"package": part.package, "feature": part.feature, "missing": part.target}

@@ -1,4 +1,4 @@
-"""Memory growth: let TensorFlow take GPU memory as it needs it, instead of the whole card at once."""
+"""Memory growth: allocation of GPU memory on demand, instead of the whole card."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class GrowthStatus(Record, what="memory growth"):
     """Result of `enable_memory_growth`.
 
     Attributes:
-        state: "on" (switched on by this call), "already on", "too late" (TensorFlow has initialised its
-            devices without it), "set differently" (this program or its environment chose otherwise),
-            "no gpu", "other backend" (Keras does not run on TensorFlow), "no tensorflow" or "failed".
-        devices: the visible GPUs asked about, as TensorFlow names them.
-        message: the outcome and the fix, in a sentence or two.
+        state: "on" (enabled by this call), "already on", "too late" (TensorFlow has initialized its devices),
+            "set differently" (by this program or its environment), "no gpu", "other backend" (Keras does not run on
+            TensorFlow), "no tensorflow" or "failed".
+        devices: TensorFlow's names of the visible GPUs.
+        message: the outcome, and a fix if there is one.
     """
 
     state: GrowthState
@@ -34,24 +34,24 @@ class GrowthStatus(Record, what="memory growth"):
 
     @property
     def on(self) -> bool:
-        """Whether GPU memory is taken as needed."""
+        """Whether memory growth is on."""
         return self.state in ("on", "already on")
 
     @property
     def refused(self) -> bool:
-        """Whether there are GPUs and TensorFlow takes (or may take) all of their memory at once."""
+        """Whether there are GPUs, and memory growth could not be enabled."""
         return self.state in ("too late", "set differently", "failed")
 
 
 def enable_memory_growth() -> GrowthStatus:
-    """Let TensorFlow take GPU memory as it needs it, on every visible GPU.
+    """Enable memory growth on all visible GPUs, so that TensorFlow allocates memory on demand.
 
-    By default TensorFlow takes nearly the whole card when it first touches it, and the setting is fixed once it has
-    initialised its devices. So call this first. It never raises; the result says what could not be done. Either all
-    visible GPUs are switched or none, as TensorFlow refuses to start with GPUs that differ.
+    By default, TensorFlow allocates nearly the whole card on first use. The setting cannot change after TensorFlow has
+    initialized its devices, so call this function first. It does not raise errors. Either all visible GPUs change or
+    none, because TensorFlow does not start if their settings differ.
 
     Returns:
-        A `GrowthStatus`: the state, the GPUs, and a message.
+        A `GrowthStatus` with the state, the GPUs and a message.
 
     Examples:
         >>> import kerasmem
@@ -68,10 +68,10 @@ def enable_memory_growth() -> GrowthStatus:
         gpus = list(config.get_visible_devices("GPU"))
     except ImportError as error:
         return GrowthStatus("no tensorflow", (), f"TensorFlow cannot be imported: {error}")
-    except Exception as error:  # a broken driver must not stop a program that only asked for growth
+    except Exception as error:  # a broken driver must not stop the program
         return GrowthStatus("failed", (), f"TensorFlow could not list its GPUs: {error}")
     if not gpus:
-        return GrowthStatus("no gpu", (), "TensorFlow sees no GPU, so there is nothing to switch.")
+        return GrowthStatus("no gpu", (), "TensorFlow sees no GPU.")
     forced = os.environ.get(_FORCE)
     state: GrowthState = "already on"
     if forced == "true":
@@ -85,31 +85,31 @@ def enable_memory_growth() -> GrowthStatus:
 
 
 def _switch_on(config: Any, gpus: list[Any]) -> tuple[GrowthState, str]:
-    """Turn growth on for all of `gpus`, or leave them as they were and say why."""
+    """Enable growth on all of the GPUs, or on none of them, and return the state and a message."""
     names = _listing(gpus)
     if limited := [gpu for gpu in gpus if config.get_logical_device_configuration(gpu)]:
         return "set differently", (
             f"{_listing(limited)} has logical devices with a fixed memory limit, which TensorFlow does not combine "
-            "with memory growth. Remove set_logical_device_configuration() to have growth."
+            "with memory growth. Remove set_logical_device_configuration()."
         )
     before = {gpu: config.experimental.get_memory_growth(gpu) for gpu in gpus}
     if all(before.values()):
-        return "already on", f"Memory growth was on already for {names}."
+        return "already on", f"Memory growth was already on for {names}."
     if refused := [gpu for gpu in gpus if before[gpu] is False]:
         return "set differently", (
             f"This program turned memory growth off for {_listing(refused)} by set_memory_growth(…, False). "
-            "Remove that call, or pass True, to have growth."
+            "Remove that call, or pass True."
         )
     try:
-        for gpu in gpus:  # if TensorFlow refuses, it refuses the first whose setting would change
+        for gpu in gpus:  # TensorFlow refuses either the first change or none
             config.experimental.set_memory_growth(gpu, True)
     except ValueError as error:
         return "failed", f"TensorFlow refused memory growth: {error}"
     except RuntimeError as error:
         return "too late", (
-            f"Too late for memory growth: TensorFlow has initialised its devices already ({error}), and takes nearly "
-            f"all the memory of {names} at once. Call kerasmem.enable_memory_growth() before any model, tensor or "
-            f"data set is made, or start the program with {_FORCE}=true in the environment."
+            f"Too late for memory growth: TensorFlow has already initialized its devices ({error}), and allocates "
+            f"nearly all the memory of {names}. Call kerasmem.enable_memory_growth() before the first model, tensor or "
+            f"dataset, or set {_FORCE}=true in the environment."
         )
     return "on", f"Memory growth is on for {names}."
 
@@ -119,7 +119,7 @@ def _listing(gpus: list[Any]) -> str:
 
 
 def jax_grows(environ: Mapping[str, str]) -> bool:
-    """Return whether JAX takes a card's memory in regions as it needs it; by default three quarters at once."""
+    """Return whether JAX allocates GPU memory on demand. By default, it allocates three quarters of the card."""
     return environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0")
 
 
@@ -132,5 +132,5 @@ def _other_backend() -> str | None:
     backend = keras.config.backend()
     if backend == "tensorflow":
         return None
-    hint = " XLA_PYTHON_CLIENT_PREALLOCATE=false in the environment does the same for JAX." if backend == "jax" else ""
-    return f"Keras runs on {backend}, and memory growth is TensorFlow's.{hint}"
+    hint = " Set XLA_PYTHON_CLIENT_PREALLOCATE=false in the environment for JAX." if backend == "jax" else ""
+    return f"Memory growth is a setting of TensorFlow, and Keras runs on {backend}.{hint}"

@@ -24,7 +24,7 @@ from kerasmem.units import MIB, format_size
 
 _PROC, _SELF = Path("/proc"), Path("/proc/self")
 _SIZE = re.compile(rb"^(VmRSS|VmHWM|VmSwap|RssAnon):\s+(\d+) kB$", re.MULTILINE)
-_NO_LIMIT = 2**60  # version 1 writes the largest number of pages there is
+_NO_LIMIT = 2**60  # version 1 has a very large number instead of "max"
 _ROOTS = {1: "/sys/fs/cgroup/memory", 2: "/sys/fs/cgroup"}
 _SLURM = (
     ("SLURM_MEM_PER_NODE",),
@@ -35,17 +35,17 @@ _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class HostMemory(Record, what="host memory"):
-    """This machine's memory, in bytes.
+    """Memory of this machine.
 
     Attributes:
-        total_bytes: RAM of the machine.
-        available_bytes: RAM available without swapping.
+        total_bytes: RAM in bytes.
+        available_bytes: RAM in bytes that is available without swapping.
     """
 
     total_bytes: int
@@ -67,10 +67,10 @@ def host_memory() -> HostMemory:
 
 
 def process_status(folder: Path) -> dict[str, int]:
-    """Read the sizes in a process's /proc/PID/status, or {} if it cannot be read.
+    """Read the sizes in a process's status file, or {} if it cannot be read.
 
     Args:
-        folder: of the process: /proc/PID.
+        folder: /proc/PID.
     """
     try:
         return parse_status((folder / "status").read_bytes())
@@ -79,7 +79,7 @@ def process_status(folder: Path) -> dict[str, int]:
 
 
 def parse_status(text: bytes) -> dict[str, int]:
-    r"""Parse the sizes in a /proc/PID/status, in bytes.
+    r"""Parse the sizes in /proc/PID/status, in bytes.
 
     Examples:
         >>> parse_status(b"VmHWM:\t    12 kB\nVmRSS:\t    10 kB\nVmSwap:\t     0 kB\n")
@@ -89,10 +89,10 @@ def parse_status(text: bytes) -> dict[str, int]:
 
 
 def held_bytes() -> int:
-    """Return the bytes of this process's own pages, in RAM or swap, after free heap went back to the system.
+    """Release free heap memory, and return the bytes of this process's anonymous pages in RAM and swap.
 
-    Pages of files (libraries loaded bit by bit) do not count. If the system does not tell them apart, what is
-    resident is returned. Takes milliseconds.
+    Pages of files, such as libraries, do not count. If the system does not distinguish them, the result is the resident
+    size. It takes milliseconds.
 
     Examples:
         >>> before = held_bytes()
@@ -100,26 +100,25 @@ def held_bytes() -> int:
         >>> held_bytes() - before >= 2**24
         True
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library than glibc
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
     status = process_status(_SELF)
-    found = [size for name, size in status.items() if name in ("RssAnon", "VmSwap")]
-    if found:
-        return sum(found)
+    sizes = [size for name, size in status.items() if name in ("RssAnon", "VmSwap")]
+    if sizes:
+        return sum(sizes)
     import psutil
 
     return int(psutil.Process().memory_info().rss)
 
 
 class TreeReading(NamedTuple):
-    """One reading of a process and of those under it, in bytes.
+    """Memory of a process and its children, in bytes.
 
     Attributes:
-        rss_bytes: resident in the process itself.
-        tree_bytes: resident in it and in all processes under it; a page that several share counts for each.
-        high_water_bytes: the largest that the process itself held at once since it began; None if the system
-            does not tell.
-        swap_bytes: swapped bytes of the process itself; None if unknown.
+        rss_bytes: resident memory of the process.
+        tree_bytes: resident memory of the process and its descendants. Shared pages count for each process.
+        high_water_bytes: largest resident memory of the process so far; None if unknown.
+        swap_bytes: swapped memory of the process; None if unknown.
     """
 
     rss_bytes: int
@@ -129,13 +128,13 @@ class TreeReading(NamedTuple):
 
 
 class TreeReader:
-    """Reads a process and its children, for a background thread. A reading takes some 20 µs, and 10 µs for each child.
+    """Reads the memory of this process and its children. A reading takes about 20 µs, plus 10 µs per child.
 
-    Which processes there are takes milliseconds to find out, so it is asked again only when a second has passed,
-    and 200 times what the last search took.
+    Listing the children takes milliseconds. It is repeated after a second, or after 200 times its duration if that is
+    longer.
 
     Args:
-        clock: seconds that only go forward.
+        clock: monotonic clock in seconds. Defaults to `time.monotonic`.
 
     Examples:
         >>> reading = TreeReader().read()
@@ -147,16 +146,16 @@ class TreeReader:
         import psutil
 
         self._process = psutil.Process()
-        self._unseen = psutil.Error
+        self._unreadable = psutil.Error
         self._clock = clock
         self._children: list[Any] = []
         self._due = clock()
 
     def read(self) -> TreeReading:
-        """Return a reading. A child that has ended since counts nothing.
+        """Return a reading. Children that have exited count as 0.
 
         Raises:
-            psutil.Error: the process itself cannot be read.
+            psutil.Error: If the process cannot be read.
         """
         now = self._clock()
         if now >= self._due:
@@ -166,19 +165,19 @@ class TreeReader:
         rss = status["VmRSS"] if "VmRSS" in status else int(self._process.memory_info().rss)
         sizes = []
         for child in self._children:
-            with contextlib.suppress(self._unseen):
+            with contextlib.suppress(self._unreadable):
                 sizes.append(resident_bytes(child.pid) or int(child.memory_info().rss))
         return TreeReading(rss, rss + sum(sizes), status.get("VmHWM"), status.get("VmSwap"))
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """One limit on this job's host memory.
+    """Limit of this job's host memory.
 
     Attributes:
-        limit_bytes: the limit.
-        used_bytes: memory that counts against it now, or None if unknown.
-        source: its origin, such as "cgroup v2 /system.slice/job.scope" or "Slurm (SLURM_MEM_PER_NODE)".
+        limit_bytes: the limit in bytes.
+        used_bytes: bytes that count against the limit, or None if unknown.
+        source: origin of the limit, such as "cgroup v2 /system.slice/job.scope" or "Slurm (SLURM_MEM_PER_NODE)".
     """
 
     limit_bytes: int
@@ -187,7 +186,7 @@ class MemoryLimit:
 
 
 def parse_limit(text: str) -> int | None:
-    """Parse a cgroup's limit file, with None for no limit.
+    """Parse the limit of a control group, or return None if there is no limit.
 
     Examples:
         >>> parse_limit("8589934592"), parse_limit("max"), parse_limit("9223372036854771712")
@@ -198,12 +197,12 @@ def parse_limit(text: str) -> int | None:
 
 
 def _group_folders(cgroup: str) -> Iterator[tuple[int, PurePosixPath]]:
-    """Yield version and folder of the groups that this process's memory may count in, from the inmost outwards.
+    """Yield version and folder of the control groups that may limit this process, the innermost first.
 
-    A container often shows its own group alone, in the outmost folder, under the name that the host has for it.
+    In a container, the process's group is often the root folder, but has the host's name.
 
     Args:
-        cgroup: the text of /proc/self/cgroup.
+        cgroup: content of /proc/self/cgroup.
     """
     for line in cgroup.splitlines():
         number, _, rest = line.partition(":")
@@ -216,7 +215,7 @@ def _group_folders(cgroup: str) -> Iterator[tuple[int, PurePosixPath]]:
 
 
 def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
-    """Return Slurm's limit for the job on this node, or None if there is none.
+    """Return Slurm's limit of the job on this node, or None if there is none.
 
     Examples:
         >>> slurm_limit({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "2048", "SLURM_CPUS_ON_NODE": "4"}).limit_bytes
@@ -226,13 +225,13 @@ def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
         return None
     for names in _SLURM:
         texts = [environ.get(name, "") for name in names]
-        if all(text.isascii() and text.isdigit() and int(text) > 0 for text in texts):  # 0: all of the node
+        if all(text.isascii() and text.isdigit() and int(text) > 0 for text in texts):  # 0 means the whole node
             return MemoryLimit(math.prod(map(int, texts)) * MIB, None, f"Slurm ({' × '.join(names)})")
     return None
 
 
 def tightest_limit() -> MemoryLimit | None:
-    """Return the lowest limit on this job's host memory, or None if the job may have all of the machine's.
+    """Return the lowest limit of this job's host memory, or None if it may use the whole machine.
 
     Examples:
         >>> limit = tightest_limit()
@@ -251,7 +250,7 @@ def tightest_limit() -> MemoryLimit | None:
 
 
 def limit_note() -> str | None:
-    """Return a sentence on the limit of this job's host memory, or None if there is none."""
+    """Describe the limit of this job's host memory, or return None."""
     limit = tightest_limit()
     if limit is None:
         return None
@@ -269,6 +268,6 @@ def _text(path: str) -> str:
 
 
 def default_memory_limit() -> int:
-    """Return 80 % of the memory that this job may have, the default limit for reading untrusted files."""
+    """Return 80 % of the memory available to this job, the default limit for reading untrusted files."""
     limit = tightest_limit()
     return int(0.8 * (host_memory().total_bytes if limit is None else limit.limit_bytes))

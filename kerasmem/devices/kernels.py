@@ -1,9 +1,9 @@
-"""TensorFlow's CPU kernels in this process (oneDNN or Eigen), and their threads.
+"""TensorFlow's CPU kernels in this process (oneDNN or Eigen) and their threads, and the kernels of a card.
 
-In graph mode the kernels decide a step's memory: oneDNN's and TensorFlow's own, which rest on Eigen, take other
-scratch. TensorFlow chooses oneDNN by itself on x86 CPUs with AVX512-VNNI, AVX512-BF16, AVX-VNNI or AMX (and on some ARM
-CPUs), and elsewhere where TF_ENABLE_ONEDNN_OPTS asks for it; it reads the variable once, when it starts. Source:
-tensorflow/core/util/port.cc. Threads: tensorflow/core/common_runtime/process_util.cc and local_device.cc.
+In graph mode, oneDNN's kernels and TensorFlow's own, which use Eigen, have different scratch memory. TensorFlow uses
+oneDNN by default on x86 CPUs with AVX512-VNNI, AVX512-BF16, AVX-VNNI or AMX, and on some ARM CPUs. The environment
+variable TF_ENABLE_ONEDNN_OPTS overrides it when TensorFlow starts. Source: tensorflow/core/util/port.cc. Threads:
+tensorflow/core/common_runtime/process_util.cc and local_device.cc.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ TITLES = {
     CUDA: "TensorFlow's CUDA kernels: predicted, not read off a card yet",
 }
 
-# What oneDNN computes only where the CPU can (tensorflow/core/util/util.cc); elsewhere TensorFlow's own kernels do.
+# CPU features that oneDNN needs (tensorflow/core/util/util.cc). Without them, TensorFlow uses its own kernels.
 _NEEDED_FOR = {
     "float32": None,
     "bfloat16": ("avx512f", "avx_ne_convert"),
     "float16": ("avx512_fp16", "amx_fp16", "avx_ne_convert"),
 }
-# There its products and convolutions copy blocks of their operands, whose sizes it chooses by heuristics of its own.
-_COPIED_WHERE = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
+# With these features, its products and convolutions copy blocks of their operands, of sizes by internal heuristics.
+_COPIED_WITH = {"bfloat16": ("amx_bf16",), "float16": ("avx512_fp16", "amx_fp16")}
 
 
 @dataclass(frozen=True)
 class CpuKernels:
-    """The kernels that run on this machine's CPU, as this process is set.
+    """Kernels of this machine's CPU with the settings of this process.
 
     Attributes:
         kind: "onednn" or "eigen".
-        dtypes: dtypes that oneDNN's kernels take here; none if they are off.
-        inter_op_threads: how many operations run at once.
-        intra_op_threads: among how many threads an operation is divided.
-        copied: the dtypes in which oneDNN's products and convolutions copy blocks of their operands here.
+        dtypes: dtypes that oneDNN's kernels support here; empty if oneDNN is off.
+        inter_op_threads: number of operations that run in parallel.
+        intra_op_threads: number of threads of an operation.
+        copied: dtypes in which oneDNN's products and convolutions copy blocks of their operands.
     """
 
     kind: str
@@ -54,19 +54,19 @@ class CpuKernels:
 
     @property
     def title(self) -> str:
-        """Name for people."""
+        """Full name."""
         return TITLES[self.kind]
 
 
 @dataclass(frozen=True)
 class CardKernels:
-    """The kernels of a card, which need not be here.
+    """Kernels of a card, which need not be present.
 
     Attributes:
-        capability: the card's compute capability.
-        available_bytes: the memory available to TensorFlow's allocator.
-        beside: the kernels of the CPU that starts them, taken to be this machine's.
-        workspace: the most bytes that cuDNN's algorithm for a convolution may work in. Defaults to 0.
+        capability: compute capability of the card.
+        available_bytes: limit of TensorFlow's allocator in bytes.
+        beside: kernels of the host's CPU, assumed to be this machine's.
+        workspace: maximum workspace of cuDNN's algorithm for a convolution in bytes. Defaults to 0.
     """
 
     capability: tuple[int, int]
@@ -76,27 +76,27 @@ class CardKernels:
 
 
 def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
-    """Return the kernels of a step: a card's if a device names one, else this machine's."""
+    """Return the kernels of a card, or of this machine's CPU if the device is no card."""
     if device is None or device.compute_capability is None:
         return cpu_kernels()
     return CardKernels(device.compute_capability, device.available_bytes, cpu_kernels())
 
 
 def cpu_kernels() -> CpuKernels:
-    """Return the kernels of a step in this process, from TensorFlow."""
+    """Return TensorFlow's CPU kernels in this process."""
     flags = cpu_flags()
     inter_op, intra_op = _threads()
     if not onednn_is_on():
         return CpuKernels(EIGEN, (), inter_op, intra_op)
-    copied = tuple(dtype for dtype, features in _COPIED_WHERE.items() if not flags.isdisjoint(features))
+    copied = tuple(dtype for dtype, features in _COPIED_WITH.items() if not flags.isdisjoint(features))
     return CpuKernels(ONEDNN, onednn_dtypes(flags), inter_op, intra_op, copied)
 
 
 def last_cache_bytes() -> int:
-    """Return the size of this CPU's last cache, by Linux (32 MiB if unknown).
+    """Return the size of this CPU's last-level cache from Linux, or 32 MiB if unknown.
 
-    Eigen takes as many samples of a convolution over volumes at a time as it takes this cache to hold. On AMD's
-    processors it takes it to be larger.
+    Eigen processes as many samples of a 3D convolution at a time as fit this cache. On AMD's processors, it assumes a
+    larger cache.
     """
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text()
@@ -106,7 +106,7 @@ def last_cache_bytes() -> int:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU's features by Linux's names (empty if unknown)."""
+    """Return the CPU's features by their names in Linux (empty if unknown)."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except (OSError, ValueError):
@@ -116,12 +116,12 @@ def cpu_flags() -> frozenset[str]:
 
 
 def onednn_dtypes(flags: frozenset[str]) -> tuple[str, ...]:
-    """Return the dtypes that oneDNN's kernels compute in on a CPU with these features."""
+    """Return the dtypes that oneDNN supports on a CPU with these features."""
     return tuple(dtype for dtype, needed in _NEEDED_FOR.items() if needed is None or not flags.isdisjoint(needed))
 
 
 def _threads() -> tuple[int, int]:
-    """Return inter-op and intra-op threads: set in Python, or by TensorFlow's variables, or one for each CPU."""
+    """Return inter-op and intra-op threads, set in Python or in the environment. Defaults to one per core."""
     import tensorflow as tf
 
     threading = tf.config.threading

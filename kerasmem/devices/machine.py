@@ -1,9 +1,9 @@
-"""The GPUs and the host memory of this machine now, without TensorFlow, and the NVML device behind a CUDA ordinal.
+"""GPUs and host memory of this machine without TensorFlow, and the NVML device of a CUDA ordinal.
 
-NVML lists every GPU by its place on the bus. CUDA lists those that CUDA_VISIBLE_DEVICES lets through, in that
-variable's order. Numbers in it count GPUs by CUDA_DEVICE_ORDER: PCI_BUS_ID, or (by default) the fastest first. Only
-CUDA knows the latter order if the cards differ; then the card's name decides. Sources: the "CUDA Environment Variables"
-chapter of NVIDIA's CUDA C++ Programming Guide, and the MIG User Guide.
+NVML lists all GPUs by their position on the bus. CUDA lists those in CUDA_VISIBLE_DEVICES, in its order. Numbers in
+this variable follow CUDA_DEVICE_ORDER: PCI_BUS_ID or, by default, the fastest first. Only CUDA knows the latter order
+if the cards differ, so the card's name decides. Sources: the chapter "CUDA Environment Variables" of NVIDIA's CUDA C++
+Programming Guide, and the MIG User Guide.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from kerasmem.units import format_size
 
 @dataclass(frozen=True)
 class LiveDevice(Record, what="device"):
-    """A GPU of this machine, or a MIG instance of one, and its memory now.
+    """GPU of this machine, or MIG instance of one, with its current memory.
 
     Attributes:
-        index: the driver's index of the GPU (of the parent, for a MIG instance).
+        index: the driver's index of the GPU, or of the parent of a MIG instance.
         kind: "gpu", "mig" (an instance) or "mig parent" (a GPU divided into instances).
-        name: the driver's name for it.
+        name: the driver's name of the device.
         uuid: its identifier for CUDA_VISIBLE_DEVICES.
-        compute_capability: such as "7.5".
-        total_bytes: the device's memory; None if unknown.
-        used_bytes: in use, by all processes.
-        free_bytes: free.
-        driver_version: the NVIDIA driver's version.
-        parent_uuid: for a MIG instance, the GPU it is a part of.
-        cuda_index: CUDA's number of it in this process, and so the N of TensorFlow's GPU:N;
-            None if CUDA_VISIBLE_DEVICES hides it.
-        notes: why a figure is missing, or the number is in doubt.
+        compute_capability: compute capability, such as "7.5".
+        total_bytes: memory of the device; None if unknown.
+        used_bytes: memory in use by all processes.
+        free_bytes: free memory.
+        driver_version: version of the NVIDIA driver.
+        parent_uuid: UUID of the GPU of a MIG instance.
+        cuda_index: CUDA ordinal in this process, which is the N of TensorFlow's GPU:N; None if CUDA_VISIBLE_DEVICES
+            hides the device.
+        notes: reasons for missing figures or an uncertain ordinal.
     """
 
     index: int
@@ -54,7 +54,7 @@ class LiveDevice(Record, what="device"):
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """The compute capability in numbers, or None if unknown."""
+        """Compute capability as (major, minor), or None if unknown."""
         major, _, minor = (self.compute_capability or "").partition(".")
         return (int(major), int(minor)) if major and minor else None
 
@@ -64,10 +64,10 @@ class LiveMachine(Record, what="machine", version=1):
     """GPUs and host memory of this machine.
 
     Attributes:
-        devices: its GPUs.
-        reason: why there are none to list; None if there are.
-        host: its host memory.
-        notes: further messages of the driver, such as a lost card.
+        devices: the GPUs.
+        reason: the reason if there are no GPUs.
+        host: host memory.
+        notes: other messages of the driver, such as a lost card.
     """
 
     devices: tuple[LiveDevice, ...]
@@ -80,8 +80,8 @@ def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
     """Read the GPUs and the host memory of this machine, without TensorFlow.
 
     Args:
-        api: a stand-in for nvidia-ml-py, such as a recording.
-        environ: environment variables that choose GPUs; default: this process's.
+        api: replacement of nvidia-ml-py, such as a recording.
+        environ: environment variables. Defaults to this process's.
 
     Examples:
         >>> machine = read_machine()
@@ -95,21 +95,21 @@ def read_machine(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
         variables = os.environ if environ is None else environ
         numbers = {id(device): number for number, device in enumerate(visible_devices(nvml.devices, variables))}
         devices = tuple(_live(nvml, device, numbers.get(id(device))) for device in nvml.devices)
-        reason = None if devices else "the NVIDIA driver is loaded and lists no GPU that can be opened"
+        reason = None if devices else "the NVIDIA driver lists no GPU that can be opened"
         differ = len({device.name for device in devices if device.parent_uuid is None}) > 1
         if differ and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
             nvml.notes.append(
-                "the GPUs differ and CUDA numbers the fastest first, which the driver does not tell; "
-                "CUDA_DEVICE_ORDER=PCI_BUS_ID makes the numbers certain"
+                "the GPUs differ, and CUDA numbers the fastest first, which the driver does not report; set "
+                "CUDA_DEVICE_ORDER=PCI_BUS_ID for reliable numbers"
             )
         return LiveMachine(devices, reason, host_memory(), tuple(nvml.notes))
 
 
 def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | None = None) -> list[LiveDevice]:
-    """Return the GPUs of this machine, an empty list if there are none (`read_machine` has the reason).
+    """Return the GPUs of this machine. If there are none, `read_machine` has the reason.
 
     Args:
-        api, environ: as for `read_machine`.
+        api, environ: arguments of `read_machine`.
 
     Examples:
         >>> all(device.total_bytes is None or device.total_bytes > 0 for device in list_devices())
@@ -119,11 +119,11 @@ def list_devices(*, api: NvmlApi | None = None, environ: Mapping[str, str] | Non
 
 
 def find_device(ordinal: int, name: str | None = None) -> LiveDevice | None:
-    """Return the GPU behind a CUDA ordinal, or None if the driver does not list it.
+    """Return the GPU with a CUDA ordinal, or None if the driver does not list it.
 
     Args:
-        ordinal: CUDA's number of it in this process.
-        name: CUDA's name for it.
+        ordinal: CUDA ordinal in this process.
+        name: CUDA's name of the GPU.
     """
     nvml, _ = Nvml.open()
     if nvml is None:
@@ -134,7 +134,7 @@ def find_device(ordinal: int, name: str | None = None) -> LiveDevice | None:
 
 
 def _live(nvml: Nvml, device: NvmlDevice, cuda_index: int | None) -> LiveDevice:
-    memory, why_not = nvml.memory(device)
+    memory, reason = nvml.memory(device)
     capability = device.compute_capability
     return LiveDevice(
         index=device.index,
@@ -146,18 +146,18 @@ def _live(nvml: Nvml, device: NvmlDevice, cuda_index: int | None) -> LiveDevice:
         driver_version=nvml.driver_version,
         parent_uuid=device.parent_uuid,
         cuda_index=cuda_index,
-        notes=() if why_not is None else (why_not,),
+        notes=() if reason is None else (reason,),
     )
 
 
 def visible_devices(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -> list[NvmlDevice]:
-    """Return the devices that CUDA sees, in CUDA's order if the cards are alike.
+    """Return the devices that CUDA sees, in CUDA's order if the cards are equal.
 
-    A GPU that is divided into MIG instances is represented by its first instance, as in CUDA.
+    As in CUDA, the first MIG instance represents its GPU.
 
     Args:
-        devices: everything that NVML lists, MIG instances included.
-        environ: environment variables; CUDA_VISIBLE_DEVICES is read.
+        devices: all devices of NVML, including MIG instances.
+        environ: environment variables with CUDA_VISIBLE_DEVICES.
     """
     first_instances = {device.parent_uuid: device for device in reversed(devices) if device.parent_uuid}
     cards = sorted((device for device in devices if device.parent_uuid is None), key=_bus)
@@ -169,11 +169,11 @@ def visible_devices(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -
     for entry in map(str.strip, wanted.split(",")):
         if entry.isdecimal():
             named = cards[int(entry) :][:1]
-        elif entry.startswith(("GPU-", "MIG-")):  # a beginning is enough if it fits one device only
+        elif entry.startswith(("GPU-", "MIG-")):  # a unique prefix is sufficient
             named = [device for device in devices if (device.uuid or "").startswith(entry)]
         else:
             named = []
-        if len(named) != 1:  # CUDA stops at the first entry that is not a device
+        if len(named) != 1:  # CUDA ignores the entries after an invalid one
             break
         visible += named
     return visible
@@ -182,13 +182,13 @@ def visible_devices(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -
 def match_card(
     devices: Sequence[NvmlDevice], environ: Mapping[str, str], ordinal: int, card: str | None = None
 ) -> NvmlDevice | None:
-    """Return the NVML device behind a CUDA ordinal, or None if the driver does not list it.
+    """Return the NVML device with a CUDA ordinal, or None if the driver does not list it.
 
     Args:
-        devices: everything that NVML lists.
-        environ: environment variables, as in `visible_devices`.
-        ordinal: the ordinal of the GPU in the list that CUDA gives to this process.
-        card: the name that CUDA gives the GPU, which decides if the cards differ.
+        devices: all devices of NVML.
+        environ: environment variables with CUDA_VISIBLE_DEVICES.
+        ordinal: CUDA ordinal in this process.
+        card: CUDA's name of the GPU, which decides if the cards differ.
     """
     visible = visible_devices(devices, environ)
     device = visible[ordinal] if ordinal < len(visible) else None
@@ -207,20 +207,20 @@ def _has_name(device: NvmlDevice, card: str) -> bool:
 
 
 def others_on_card(nvml: Nvml, device: NvmlDevice, total_bytes: int | None) -> list[str]:
-    """Describe the other processes with memory on a card, the largest first. Takes milliseconds.
+    """Describe the other processes with memory on a card, the largest first. It takes milliseconds.
 
     Args:
-        nvml: the open connection that the device came from.
+        nvml: open connection of the device.
         device: the card.
         total_bytes: the card's memory, or None if unknown.
     """
     import psutil
 
     others = [(used, pid) for pid, used in nvml.processes(device) if used is not None and pid != os.getpid()]
-    found = []
+    descriptions = []
     for used, pid in sorted(others, reverse=True):
         name, share = "", f", {100 * used / total_bytes:.0f} % of the card" if total_bytes else ""
         with contextlib.suppress(psutil.Error, OSError):
             name = f" ({psutil.Process(pid).name()!r})"
-        found.append(f"process {pid}{name} has {format_size(used)} there{share}")
-    return found
+        descriptions.append(f"process {pid}{name} has {format_size(used)} there{share}")
+    return descriptions

@@ -1,8 +1,8 @@
-"""The NVIDIA driver's view, through NVML. The only module that touches it.
+"""Memory and processes of NVIDIA's driver, from NVML. No other module uses it.
 
-The driver counts everything on the card: what every process's allocator has reserved, handed out or not,
-and the CUDA contexts. A memory query takes some 12 µs; a list of processes takes milliseconds, so it does not
-belong in a training loop. NVML is initialised by `Nvml.open` and shut down by `close`, never at import.
+The driver counts all memory of the card: the memory that each process's allocator has reserved, in use or not, and the
+CUDA contexts. A memory query takes about 12 µs. A list of processes takes milliseconds, so do not request it in a
+training loop. `Nvml.open` initializes NVML, and `close` shuts it down.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_NOT_AVAILABLE = 2**64 - 1  # what the driver writes in place of a count that it does not keep
+_NOT_AVAILABLE = 2**64 - 1  # the driver's value of unknown counts
 
-
-# nvidia-ml-py's module `pynvml`, or a recorded stand-in with the functions of it that are called here; each of them may
-# raise `NVMLError`, whose `value` is NVML's code.
+# The module `pynvml` of nvidia-ml-py, or a recording with the functions used here. They may raise `NVMLError`, with
+# NVML's code in its `value`.
 NvmlApi = Any
 
 
 class DriverMemory(NamedTuple):
-    """The driver's figures of a device's memory, in bytes. `used` includes the driver's own share."""
+    """Memory of a device in bytes. `used_bytes` includes the driver's own memory."""
 
     total_bytes: int
     used_bytes: int
@@ -31,17 +30,17 @@ class DriverMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class NvmlDevice:
-    """A GPU, or a MIG instance of one, as the driver describes it.
+    """GPU of the driver, or MIG instance of one.
 
     Attributes:
-        index: NVML's index of the GPU (of the parent, for a MIG instance).
-        name: the driver's name for it; None if unknown.
+        index: NVML's index of the GPU, or of the parent of a MIG instance.
+        name: the driver's name; None if unknown.
         uuid: "GPU-…" or "MIG-…"; None if unknown.
         pci_bus_id: position on the bus, such as "00000000:00:04.0"; None if unknown.
         compute_capability: major and minor, such as (7, 5); None if unknown.
-        mig: True if the GPU is divided into MIG instances; those are devices of their own.
-        parent_uuid: for a MIG instance, the GPU it is a part of.
-        handle: NVML's own handle, good while the `Nvml` it came from is open.
+        mig: whether the GPU is divided into MIG instances, which are separate devices.
+        parent_uuid: UUID of the GPU of a MIG instance.
+        handle: NVML's handle, valid while its `Nvml` is open.
     """
 
     index: int
@@ -55,12 +54,12 @@ class NvmlDevice:
 
     @property
     def label(self) -> str:
-        """Name in messages."""
+        """Name for messages."""
         return self.name or self.uuid or f"GPU {self.index}"
 
 
 class Nvml:
-    """An open connection to the driver.
+    """Open connection to the driver.
 
     Examples:
         >>> nvml, reason = Nvml.open()
@@ -75,19 +74,19 @@ class Nvml:
         self._api = api
         self._pid = os.getpid()
         self._open = True
-        self.driver_version: str | None = self._ask(api.nvmlSystemGetDriverVersion)
+        self.driver_version: str | None = self._query(api.nvmlSystemGetDriverVersion)
         self.notes: list[str] = []
         self.devices: tuple[NvmlDevice, ...] = tuple(self._describe_all())
 
     @classmethod
     def open(cls, api: NvmlApi | None = None) -> tuple[Nvml | None, str | None]:
-        """Initialise NVML and describe the devices.
+        """Initialize NVML and list the devices.
 
         Args:
-            api: a stand-in for nvidia-ml-py, such as a recording.
+            api: replacement of nvidia-ml-py, such as a recording.
 
         Returns:
-            The connection and None; or None and the reason, if there is no driver to ask.
+            The connection and None, or None and the reason if there is no driver.
         """
         if api is None:
             import pynvml
@@ -102,9 +101,9 @@ class Nvml:
             return None, f"the NVIDIA driver's library cannot be loaded: {error}"
 
     def memory(self, device: NvmlDevice) -> tuple[DriverMemory | None, str | None]:
-        """Return the device's memory and None, or None and the reason why it is not known."""
+        """Return the device's memory and None, or None and the reason if it is unknown."""
         if not self._open or os.getpid() != self._pid:
-            return None, "this connection to the driver is closed, or belongs to the process that was forked"
+            return None, "this connection to the driver is closed, or was opened before a fork"
         try:
             info = self._api.nvmlDeviceGetMemoryInfo(device.handle)
             total, used, free = info.total, info.used, info.free
@@ -115,32 +114,32 @@ class Nvml:
         return DriverMemory(total, used, free), None
 
     def processes(self, device: NvmlDevice) -> list[tuple[int, int | None]]:
-        """List the processes with memory on the device by number, with their bytes (None: unknown). Takes milliseconds.
+        """List the ids of processes with memory on the device, and their bytes (None if unknown). Takes milliseconds.
 
-        The list is empty if the driver does not list them.
+        The list is empty if the driver does not provide it.
         """
         api = self._api
-        found: dict[int, int | None] = {}
+        processes: dict[int, int | None] = {}
         with contextlib.suppress(api.NVMLError):
-            for ask in (api.nvmlDeviceGetComputeRunningProcesses, api.nvmlDeviceGetGraphicsRunningProcesses):
-                for process in ask(device.handle):
+            for query in (api.nvmlDeviceGetComputeRunningProcesses, api.nvmlDeviceGetGraphicsRunningProcesses):
+                for process in query(device.handle):
                     used = process.usedGpuMemory
-                    found[process.pid] = None if used == _NOT_AVAILABLE else used
-        return sorted(found.items())
+                    processes[process.pid] = None if used == _NOT_AVAILABLE else used
+        return sorted(processes.items())
 
     def close(self) -> None:
-        """Shut NVML down. May be called more than once."""
+        """Shut NVML down. Repeated calls have no effect."""
         if not self._open:
             return
         self._open = False
         if os.getpid() == self._pid:
-            self._ask(self._api.nvmlShutdown)
+            self._query(self._api.nvmlShutdown)
 
     def _describe_all(self) -> Iterator[NvmlDevice]:
         for index in range(self._api.nvmlDeviceGetCount()):
             try:
                 handle = self._api.nvmlDeviceGetHandleByIndex(index)
-            except self._api.NVMLError as error:  # one lost card must not hide the others
+            except self._api.NVMLError as error:  # a lost card must not hide the others
                 self.notes.append(f"GPU {index} cannot be opened: {error}")
                 continue
             device = self._describe(index, handle)
@@ -151,16 +150,16 @@ class Nvml:
     def _describe(self, index: int, handle: Any, parent: NvmlDevice | None = None) -> NvmlDevice:
         api = self._api
         if parent is None:
-            pci = self._ask(api.nvmlDeviceGetPciInfo, handle)
+            pci = self._query(api.nvmlDeviceGetPciInfo, handle)
             bus = pci.busId if pci is not None else None
-            capability = self._ask(api.nvmlDeviceGetCudaComputeCapability, handle)
-            mode = self._ask(api.nvmlDeviceGetMigMode, handle)
+            capability = self._query(api.nvmlDeviceGetCudaComputeCapability, handle)
+            mode = self._query(api.nvmlDeviceGetMigMode, handle)
         else:
             bus, capability, mode = parent.pci_bus_id, parent.compute_capability, None
         return NvmlDevice(
             index=index,
-            name=self._ask(api.nvmlDeviceGetName, handle),
-            uuid=self._ask(api.nvmlDeviceGetUUID, handle),
+            name=self._query(api.nvmlDeviceGetName, handle),
+            uuid=self._query(api.nvmlDeviceGetUUID, handle),
             pci_bus_id=bus,
             compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
             mig=bool(mode and mode[0]),
@@ -169,14 +168,14 @@ class Nvml:
         )
 
     def _instances(self, parent: NvmlDevice) -> Iterator[NvmlDevice]:
-        count = self._ask(self._api.nvmlDeviceGetMaxMigDeviceCount, parent.handle) or 0
+        count = self._query(self._api.nvmlDeviceGetMaxMigDeviceCount, parent.handle) or 0
         for slot in range(count):
-            handle = self._ask(self._api.nvmlDeviceGetMigDeviceHandleByIndex, parent.handle, slot)
-            if handle is not None:  # an empty slot answers "Not Found"
+            handle = self._query(self._api.nvmlDeviceGetMigDeviceHandleByIndex, parent.handle, slot)
+            if handle is not None:  # None for an empty slot
                 yield self._describe(parent.index, handle, parent)
 
-    def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return the answer, or None if the driver has none."""
+    def _query(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return the result of a query, or None if it fails."""
         try:
             return function(*args)
         except self._api.NVMLError:
@@ -192,7 +191,7 @@ def _why_no_driver(error: Exception) -> str:
         12: "no NVIDIA driver here: its library libnvidia-ml.so.1 is not found",
         9: "the NVIDIA driver is installed but not loaded",
         18: "the NVIDIA driver's library does not match its kernel module, as after an update; reboot",
-        4: "no permission to talk to the NVIDIA driver; in a container, pass the GPUs in",
+        4: "no permission to use the NVIDIA driver; start the container with its GPUs",
     }
     return reasons.get(_code(error) or 0, f"the NVIDIA driver cannot be reached: {error}")
 
@@ -202,12 +201,12 @@ def _why_no_memory(device: NvmlDevice, error: Exception) -> str:
     if code == 3:
         return _shared_memory(device)
     if code == 4:
-        whole = " as a whole; its MIG instances are listed apart" if device.mig else ""
+        whole = " as a whole; its MIG instances are listed separately" if device.mig else ""
         return f"{name}: no permission to read its memory{whole}"
     if code in (15, 16):
         return f"{name}: the driver has lost this GPU ({error}); it needs a reset"
-    return f"{name}: the driver does not tell its memory: {error}"
+    return f"{name}: the driver does not report its memory: {error}"
 
 
 def _shared_memory(device: NvmlDevice) -> str:
-    return f"{device.label}: the driver keeps no count of its memory, as on systems where GPU and CPU share it"
+    return f"{device.label}: the driver does not report its memory, as on systems with memory shared by GPU and CPU"

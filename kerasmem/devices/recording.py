@@ -1,4 +1,4 @@
-"""Recordings of a real allocator: every allocation and every free, by TensorFlow's profiler."""
+"""Recordings of an allocator by TensorFlow's profiler: all allocations and deallocations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kerasmem.errors import InputError
 
 ALLOCATE, DEALLOCATE = "allocate", "free"
 _KINDS = {"MemoryAllocation": ALLOCATE, "MemoryDeallocation": DEALLOCATE}
-# Fields of `AllocatorEvent` by the profiler's names for them.
+# The profiler's names → fields of `AllocatorEvent`.
 _FIELDS = {
     "allocator_name": "allocator", "addr": "address", "requested_bytes": "requested", "allocation_bytes": "allocated",
     "bytes_allocated": "in_use", "tf_op": "op", "region_type": "region", "shape": "shape",
@@ -19,19 +19,19 @@ _FIELDS = {
 
 
 class AllocatorEvent(NamedTuple):
-    """One allocation or one free.
+    """One allocation or deallocation.
 
     Attributes:
-        time: in picoseconds, on the clock of the recording.
+        time: time in picoseconds of the recording's clock.
         kind: "allocate" or "free".
-        allocator: its name: "bfc_cpu_allocator_for_gpu", "GPU_0_bfc".
-        address: of the chunk.
-        requested: bytes asked for.
+        allocator: name of the allocator, such as "bfc_cpu_allocator_for_gpu" or "GPU_0_bfc".
+        address: address of the chunk.
+        requested: requested bytes.
         allocated: bytes of the chunk.
-        in_use: bytes of all chunks handed out, after this event.
-        op: the operation that runs, with its name scopes, or "" outside of any.
-        region: its purpose: "output", "temp", "persist" or "".
-        shape: as TensorFlow writes it ("[32,10]"), or "".
+        in_use: bytes of all chunks in use after this event.
+        op: name of the running operation with its scopes, or "" if there is none.
+        region: purpose of the memory: "output", "temp", "persist" or "".
+        shape: TensorFlow's text of the shape, such as "[32,10]", or "".
     """
 
     time: int
@@ -47,14 +47,14 @@ class AllocatorEvent(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The begin of a `tf.profiler.experimental.Trace(name)`, in picoseconds."""
+    """Start of a `tf.profiler.experimental.Trace(name)`, in picoseconds."""
 
     time: int
     name: str
 
 
 def start_recording(folder: str | os.PathLike[str]) -> None:
-    """Start TensorFlow's profiler to record the allocators into a folder."""
+    """Start to record the allocators into a folder with TensorFlow's profiler."""
     import tensorflow as tf
 
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
@@ -62,7 +62,7 @@ def start_recording(folder: str | os.PathLike[str]) -> None:
 
 
 def of_device(events: Iterable[AllocatorEvent], device: str) -> tuple[AllocatorEvent, ...]:
-    """Return the events of the allocator of a device ("CPU:0", "GPU:0")."""
+    """Return the events of the allocator of a device, such as "CPU:0" or "GPU:0"."""
     kind, _, number = device.partition(":")
     name = f"GPU_{number}_bfc" if kind == "GPU" else "bfc_cpu_allocator_for_gpu"
     return tuple(event for event in events if event.allocator == name)
@@ -71,29 +71,29 @@ def of_device(events: Iterable[AllocatorEvent], device: str) -> tuple[AllocatorE
 def read_recording(
     folder: str | os.PathLike[str], mark_prefix: str
 ) -> tuple[tuple[AllocatorEvent, ...], tuple[Mark, ...]]:
-    """Return the allocator's events in order, across threads, and the marks that the traced program set.
+    """Read the ordered events of all allocators and threads, and the marks of the program.
 
-    Only allocators of the BFC kind record: GPUs, and the CPU's if `TF_CPU_ALLOCATOR_USE_BFC=true` was set.
+    Only BFC allocators record events: those of GPUs, and of the CPU if `TF_CPU_ALLOCATOR_USE_BFC=true`.
 
     Args:
-        folder: the folder of `start_recording`; the newest recording in it is taken.
+        folder: folder of `start_recording`. Its newest recording is read.
         mark_prefix: prefix of the names of marks.
 
     Raises:
-        InputError: If it holds no recording.
+        InputError: If the folder has no recording.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    files = sorted(Path(folder).rglob("*.xplane.pb"), key=lambda each: each.stat().st_mtime_ns)
+    files = sorted(Path(folder).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns)
     if not files:
         raise InputError(f"{folder}: has no .xplane.pb file; was the profiler stopped?")
     space = xplane_pb2.XSpace()
     space.ParseFromString(files[-1].read_bytes())
-    found = [event for plane in space.planes for event in _events_of(plane)]
-    # Events are recorded under the allocator's lock, so that their clock has their order; a sort keeps that of equals.
-    found.sort(key=lambda event: event.time)
+    events = [event for plane in space.planes for event in _events_of(plane)]
+    # The allocator's lock makes times reflect the order of events, and the stable sort keeps that of equal times.
+    events.sort(key=lambda event: event.time)
     marks = [mark for plane in space.planes for mark in _marks_of(plane, mark_prefix)]
-    return tuple(found), tuple(sorted(marks))
+    return tuple(events), tuple(sorted(marks))
 
 
 def _events_of(plane: Any) -> Iterator[AllocatorEvent]:

@@ -1,9 +1,8 @@
-"""The devices that training uses here, each with its allocator: bytes that TensorFlow or JAX has handed out.
+"""Devices of training in this process, with the allocators of TensorFlow or JAX and their limits.
 
-TensorFlow tells Python two numbers for a device: the bytes in use now, and the largest that was in use
-since the last reset (`tf.config.experimental.get_memory_info`). Bytes are counted as the allocator hands
-them out: rounded up to 256, and whole chunks where a chunk is not split. What the allocator keeps
-reserved beyond that is not told to Python anywhere, so it is None here.
+TensorFlow provides two figures for a device (`tf.config.experimental.get_memory_info`): the bytes in use, and their
+peak since the last reset. They count whole chunks of the allocator, which are multiples of 256 bytes. TensorFlow does
+not provide the bytes that its allocator has reserved, so they are None.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from kerasmem.devices.kernels import CardKernels, CpuKernels, cpu_kernels
 from kerasmem.devices.machine import find_device
 from kerasmem.units import MIB
 
-_FIRST_REGION = 2 * MIB  # of TensorFlow's allocator if it grows
+_FIRST_REGION = 2 * MIB  # of a growing allocator of TensorFlow
 NO_RESERVED = (
-    "reserved_bytes: TensorFlow does not tell Python what its allocator has reserved beyond what is in use; "
-    "driver_used_bytes, where there is a driver, includes it"
+    "reserved_bytes: TensorFlow does not report the reserved memory of its allocator; driver_used_bytes includes it if "
+    "there is a driver"
 )
 _HOST_ONLY = "host memory is logged"
 _NO_CPU_STATS = (
-    "start Python with TF_CPU_ALLOCATOR_USE_BFC=true in the environment to have the allocator that "
-    "TensorFlow uses on GPUs, and its statistics"
+    "set TF_CPU_ALLOCATOR_USE_BFC=true in the environment before Python starts to use TensorFlow's allocator for GPUs, "
+    "which has statistics"
 )
 
 
 def tracked_devices() -> tuple[list[TrackedDevice], list[str]]:
-    """List the devices that training uses, each with its allocator, and notes on missing figures.
+    """List the devices of training with their allocators, and notes on missing figures.
 
-    Every GPU that TensorFlow sees; the CPU if there is no GPU. TensorFlow initialises its devices. On JAX every GPU
-    of this process; a device without a name if there is none.
+    They are TensorFlow's GPUs, or its CPU if there is no GPU. TensorFlow initializes its devices. On JAX, they are the
+    GPUs of this process, or a device without a name if there is no GPU.
 
     Returns:
-        The devices, at least one, and sentences on what cannot be read and why.
+        At least one device, and notes on figures that cannot be read.
     """
     import keras
 
@@ -49,7 +48,7 @@ def tracked_devices() -> tuple[list[TrackedDevice], list[str]]:
     if backend == "jax":
         return devices_of_jax()
     if backend != "tensorflow":
-        notes = [f"allocator: Keras runs on {backend}, which has no allocator to ask; {_HOST_ONLY}"]
+        notes = [f"allocator: Keras runs on {backend}, which has no statistics; {_HOST_ONLY}"]
         return [TrackedDevice(None)], notes
     import tensorflow as tf
 
@@ -62,24 +61,21 @@ def tracked_devices() -> tuple[list[TrackedDevice], list[str]]:
         allocator = None
         try:
             allocator = tensorflow_allocator(name)
-        except Exception as error:  # ValueError as a rule; whatever it is, training goes on without
+        except Exception as error:  # usually ValueError; training continues in any case
             hint = f"; {_NO_CPU_STATS}" if name == "CPU:0" and name in logical else ""
             notes.append(f"allocator: {name}: {error}{hint}")
         devices.append(TrackedDevice(name, allocator, *cards.get(name, (None, None))))
     if not devices:
-        notes.append(f"allocator: TensorFlow shows this process no GPU and no CPU:0, only {logical}; {_HOST_ONLY}")
+        notes.append(f"allocator: TensorFlow has neither a GPU nor CPU:0 in this process, only {logical}; {_HOST_ONLY}")
     if any(device.allocator for device in devices):
         notes.append(NO_RESERVED)
     if any(device.name == "CPU:0" and device.allocator for device in devices) and not cpu_uses_bfc():
-        notes.append(
-            "allocator: CPU:0 is read from oneDNN's allocator, which counts blocks of 256 KiB and more; "
-            f"{_NO_CPU_STATS}"
-        )
+        notes.append(f"allocator: oneDNN's allocator on CPU:0 counts only blocks of at least 256 KiB; {_NO_CPU_STATS}")
     return devices or [TrackedDevice(None)], notes
 
 
 def _local_devices(tf: Any) -> list[str]:
-    """Return this process's logical devices, such as "CPU:0", without those of other workers."""
+    """Return this process's logical devices, such as "CPU:0", without other workers' devices."""
     names = [device.name for device in tf.config.list_logical_devices()]
     worker = ""
     if any(name.startswith("/job:") for name in names):
@@ -88,41 +84,41 @@ def _local_devices(tf: Any) -> list[str]:
 
 
 def devices_of_jax() -> tuple[list[TrackedDevice], list[str]]:
-    """List this process's GPUs as JAX sees them, as `tracked_devices` does for TensorFlow."""
+    """List JAX's GPUs of this process and notes, as `tracked_devices`."""
     devices, notes = [], []
     try:
-        local = [each for each in importlib.import_module("jax").local_devices() if each.platform != "cpu"]
-    except Exception as error:  # a broken driver, as a rule, or no JAX
-        return [TrackedDevice(None)], [f"allocator: JAX could not be asked for its devices: {error}; {_HOST_ONLY}"]
+        local = [one for one in importlib.import_module("jax").local_devices() if one.platform != "cpu"]
+    except Exception as error:  # usually a broken driver
+        return [TrackedDevice(None)], [f"allocator: JAX cannot list its devices: {error}; {_HOST_ONLY}"]
     for device in local:
         is_gpu = device.platform in ("gpu", "cuda", "rocm")
         name = f"{'GPU' if is_gpu else device.platform.upper()}:{device.local_hardware_id}"
         allocator = None
         try:
             allocator = jax_allocator(name, device)
-        except Exception as error:  # a plug-in may raise anything
+        except Exception as error:  # plug-ins may raise any error
             notes.append(f"allocator: {name}: {error}")
         card = (device.local_hardware_id, device.device_kind) if is_gpu else (None, None)
         devices.append(TrackedDevice(name, allocator, *card))
     if not devices:
-        notes.append(f"allocator: JAX keeps no statistics of its allocator on a CPU; {_HOST_ONLY}")
+        notes.append(f"allocator: JAX has no statistics of its allocator on a CPU; {_HOST_ONLY}")
     return devices or [TrackedDevice(None)], notes
 
 
 def cpu_uses_bfc() -> bool:
-    """Return whether the environment asks TensorFlow for the GPU's kind of allocator (BFC) on the CPU."""
+    """Return whether the environment sets TensorFlow's allocator for GPUs (BFC) on the CPU."""
     return os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() in ("true", "1")
 
 
 def cards_behind(tf: Any) -> dict[str, tuple[int, str | None]]:
-    """Return, for each logical GPU, the CUDA ordinal behind it and the card's name."""
+    """Map each logical GPU to its CUDA ordinal and the name of its card."""
     cards: dict[str, tuple[int, str | None]] = {}
     physical = tf.config.list_physical_devices("GPU")
     logical = 0
     for gpu in tf.config.get_visible_devices("GPU"):
         try:
             name = tf.config.experimental.get_device_details(gpu).get("device_name")
-        except Exception:  # the name only helps to find the card in NVML
+        except Exception:  # the name is only a hint for NVML
             name = None
         for _ in tf.config.get_logical_device_configuration(gpu) or [None]:
             cards[f"GPU:{logical}"] = (physical.index(gpu), name)
@@ -134,9 +130,9 @@ class AllocatorReading(NamedTuple):
     """One reading of a device's allocator, in bytes.
 
     Attributes:
-        in_use_bytes: handed out now.
-        peak_bytes: the largest handed out at once since the last reset.
-        reserved_bytes: taken from the device, handed out or not; None if unknown.
+        in_use_bytes: memory in use.
+        peak_bytes: peak memory in use since the last reset.
+        reserved_bytes: memory allocated from the device, in use or not; None if unknown.
     """
 
     in_use_bytes: int
@@ -146,13 +142,13 @@ class AllocatorReading(NamedTuple):
 
 @dataclass(frozen=True)
 class Allocator:
-    """The allocator of one device. Two that read the same statistics are equal.
+    """Allocator of one device.
 
     Attributes:
-        device: such as "GPU:0".
-        read: returns the bytes in use, and the peak since the last reset.
-        reset: starts a new peak from the bytes in use; raises if the backend cannot.
-        backend: whose it is: "tensorflow" or "jax".
+        device: the device, such as "GPU:0".
+        read: function that returns a reading.
+        reset: function that resets the peak to the bytes in use. It raises an error if the backend cannot.
+        backend: "tensorflow" or "jax".
     """
 
     device: str
@@ -180,22 +176,22 @@ def tensorflow_allocator(device: str) -> Allocator:
     import tensorflow as tf
 
     def read() -> AllocatorReading:
-        told = tf.config.experimental.get_memory_info(device)
-        return AllocatorReading(told["current"], told["peak"])
+        info = tf.config.experimental.get_memory_info(device)
+        return AllocatorReading(info["current"], info["peak"])
 
     read()
     return Allocator(device, read, functools.partial(tf.config.experimental.reset_memory_stats, device))
 
 
 def jax_allocator(name: str, source: Any) -> Allocator:
-    """Return JAX's allocator on one device. Its peak dates from the start of the process, as JAX cannot reset it.
+    """Return JAX's allocator on one device. Its peak is since the start of the process, because JAX cannot reset it.
 
     Args:
-        name: name of the device here, such as "GPU:0".
+        name: kerasmem's name of the device, such as "GPU:0".
         source: a JAX device.
 
     Raises:
-        ValueError: If JAX keeps no statistics of it.
+        ValueError: If JAX has no statistics of the device.
 
     Examples:
         >>> class Device:
@@ -205,11 +201,11 @@ def jax_allocator(name: str, source: Any) -> Allocator:
         AllocatorReading(in_use_bytes=256, peak_bytes=1024, reserved_bytes=2048)
     """
     if not {"bytes_in_use", "peak_bytes_in_use"} <= set(source.memory_stats() or ()):
-        raise ValueError("JAX keeps no statistics of its allocator there")
+        raise ValueError("JAX has no statistics of its allocator there")
 
     def read() -> AllocatorReading:
-        told = source.memory_stats()
-        return AllocatorReading(told["bytes_in_use"], told["peak_bytes_in_use"], told.get("pool_bytes"))
+        stats = source.memory_stats()
+        return AllocatorReading(stats["bytes_in_use"], stats["peak_bytes_in_use"], stats.get("pool_bytes"))
 
     def reset() -> None:
         raise NotImplementedError("JAX cannot reset an allocator's peak")
@@ -219,13 +215,13 @@ def jax_allocator(name: str, source: Any) -> Allocator:
 
 @dataclass(frozen=True)
 class TrackedDevice:
-    """A device to report on, and how.
+    """Device of training.
 
     Attributes:
-        name: the logical device, such as "GPU:0"; None if the backend names none.
-        allocator: its allocator, or None if no statistics are to be had.
-        ordinal: the CUDA ordinal of the GPU behind it; None for a CPU.
-        card: the name of that GPU as CUDA gives it.
+        name: name of the logical device, such as "GPU:0"; None if the backend has no such device.
+        allocator: its allocator, or None if there are no statistics.
+        ordinal: CUDA ordinal of the GPU; None for a CPU.
+        card: CUDA's name of the GPU.
     """
 
     name: str | None
@@ -235,10 +231,10 @@ class TrackedDevice:
 
 
 def allocator_limit() -> int | None:
-    """Return the bytes that the allocator of the first visible GPU, or of the CPU if there is none, may hand out.
+    """Return the limit of the allocator of the first visible GPU, or else of the CPU, or None if unknown.
 
-    Without a limit set for it, a GPU's allocator gets the card's memory less the CUDA context and TensorFlow's
-    reserve; other processes are not subtracted. None if unknown.
+    By default, the limit on a GPU is the card's memory less the CUDA context and TensorFlow's reserve. Memory of other
+    processes is not subtracted.
     """
     import tensorflow as tf
 
@@ -258,13 +254,13 @@ def allocator_limit() -> int | None:
 
 
 def training_memory() -> int:
-    """Return the bytes that training may take: the allocator's limit, or the host's available memory."""
+    """Return the memory for training: the allocator's limit, or the host's available memory."""
     limit = allocator_limit()
     return host_memory().available_bytes if limit is None else limit
 
 
 def training_kernels() -> CpuKernels | CardKernels:
-    """Return the kernels for training in this process: the first visible GPU's, or the CPU's."""
+    """Return the kernels of the first visible GPU, or of the CPU if there is no GPU."""
     import tensorflow as tf
 
     gpu = _first_gpu()
@@ -273,7 +269,7 @@ def training_kernels() -> CpuKernels | CardKernels:
 
 
 def _first_gpu() -> Any:
-    """Return the first GPU that TensorFlow may use, or None."""
+    """Return the first visible GPU, or None."""
     import tensorflow as tf
 
     return next(iter(tf.config.get_visible_devices("GPU")), None)
@@ -286,12 +282,12 @@ def _cpu_allocator_limit() -> int | None:
 
 @functools.cache
 def reserve_in_one_piece() -> None:
-    """Have TensorFlow's allocator for the CPU take the memory up to its limit as one region, if it has a limit.
+    """Reserve one region up to the limit of TensorFlow's allocator for the CPU, if it has a limit.
 
-    A card's allocator does so, or gives free regions back when it runs out. The CPU's does neither: it doubles its
-    regions as it grows, so that after a step that ran out no tensor larger than the largest of them fits any more.
-    Nothing is written, so the host's memory is not taken. It is done once in a process, and the allocator's peak begins
-    again then, for what was asked for is no step's.
+    A GPU's allocator does so itself, or releases free regions when it runs out of memory. The CPU's allocator doubles
+    its regions as it grows. After a step that ran out of memory, no tensor larger than the largest region would fit.
+    The region is not written, so it occupies no memory of the host. This happens once in a process, and resets the
+    allocator's peak.
     """
     import tensorflow as tf
 
@@ -299,7 +295,7 @@ def reserve_in_one_piece() -> None:
     allocator = None if limit is None else _first_allocator()
     if limit is None or allocator is None:
         return
-    # Growing, it has reserved up to three times what was in use at most: regions double, and are not filled.
+    # A growing allocator has reserved up to three times its peak, because regions double and are not filled.
     free = limit - 3 * allocator.read().peak_bytes - _FIRST_REGION
     if free > limit // 4:
         with tf.device("CPU:0"), contextlib.suppress(tf.errors.ResourceExhaustedError):
@@ -310,5 +306,5 @@ def reserve_in_one_piece() -> None:
 def _first_allocator() -> Allocator | None:
     try:
         return tensorflow_allocator("CPU:0" if _first_gpu() is None else "GPU:0")
-    except Exception:  # ValueError as a rule: the CPU's own allocator keeps no statistics
+    except Exception:  # usually ValueError, because the CPU's default allocator has no statistics
         return None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kerasmem.compat.keras_layers import calls_noted, flatten_layers, functional_class, without_name_scopes
+from kerasmem.compat.keras_layers import calls_replaced, flatten_layers, functional_class, without_name_scopes
 from kerasmem.errors import KerasmemError, ModelError
 from kerasmem.estimation.report import LayerMemory
 from kerasmem.files import package_data
@@ -20,7 +20,7 @@ from kerasmem.models.backend import import_keras, keras_reason
 from kerasmem.models.inputs import ModelInput
 from kerasmem.models.op_names import is_container
 from kerasmem.models.sizes import element_bytes, variable_bytes
-from kerasmem.models.step import called_on
+from kerasmem.models.step import infer_by_call
 
 _OF_LAYERS = package_data("kerasmem.estimation", "layers")
 # The source of the formula counts the second as views.
@@ -85,8 +85,8 @@ def infer_layers(
     ]
     recorder = _Recorder(model, [tensor.name for tensor in inputs])
     try:
-        with calls_noted(recorder.call), without_name_scopes():
-            called_on(model, structure, flat) if run_step is None else run_step()
+        with calls_replaced(recorder.call), without_name_scopes():
+            infer_by_call(model, structure, flat) if run_step is None else run_step()
     except KerasmemError:
         raise
     except Exception as error:

@@ -25,7 +25,7 @@ from kerasmem.estimation.real_steps import MeasuredSteps, TensorFlowSession
 from kerasmem.estimation.report import Bytes, MemoryReport, Pool, device_verdict
 from kerasmem.estimation.xla import XlaRefused, compile_plan
 from kerasmem.models.backend import require_tensorflow
-from kerasmem.models.op_names import Attribution, NotedScopes, scopes_noted
+from kerasmem.models.op_names import Attribution, RecordedScopes, record_scopes
 from kerasmem.models.own_step import optimizers_of
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.models.step import trace_step
@@ -163,7 +163,7 @@ class _ProfiledSession(TensorFlowSession):
 
     def __init__(self, request: StepSpec) -> None:
         super().__init__(request)
-        self.noted = NotedScopes()
+        self.noted = RecordedScopes()
         self.is_warm = False
         self.known: list[tuple[list[KnownTensor], list[KnownTensor]]] = []
 
@@ -173,7 +173,7 @@ class _ProfiledSession(TensorFlowSession):
 
         if not self.is_warm:
             self.is_warm = True
-            with scopes_noted() as self.noted:
+            with record_scopes() as self.noted:
                 return super().step()
         before = self._known_tensors()
         with tf.profiler.experimental.Trace(STEP_MARK):

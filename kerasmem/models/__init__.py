@@ -1,1 +1,1 @@
-"""Any model a user has → a Keras model without weights, ready to be asked for its shapes."""
+"""Models: from a file, function or Keras object to a Keras model without weights and its training step."""

@@ -1,4 +1,4 @@
-"""Keras, imported late, quietly and with a clear message if it cannot serve."""
+"""Import of Keras, its backend, shape inference and reasons of errors."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def import_keras() -> ModuleType:
         import keras
     except ImportError as error:
         raise UsageError(
-            f"Keras cannot be imported ({error}): pip install tensorflow keras or, for JAX, 'kerasmem[jax]'; "
-            f"its backend is chosen {origin}: {_REMEDY}"
+            f"Keras cannot be imported ({error}): pip install tensorflow keras or, for JAX, 'kerasmem[jax]'. "
+            f"Its backend is set {origin}: {_REMEDY}"
         ) from error
     _check_backend(keras.backend.backend(), origin)
     module: ModuleType = keras
@@ -39,41 +39,39 @@ def import_keras() -> ModuleType:
 
 def _check_backend(backend: str, origin: str) -> None:
     if backend not in (TENSORFLOW, JAX):
-        raise UsageError(
-            f"Keras is set to the {backend!r} backend {origin}, and kerasmem works on TensorFlow and on JAX: {_REMEDY}"
-        )
+        raise UsageError(f"the Keras backend must be tensorflow or jax; got {backend!r}, set {origin}: {_REMEDY}")
 
 
 def runs_on_jax() -> bool:
     """Return whether Keras runs on JAX.
 
     Raises:
-        UsageError: as `import_keras`.
+        UsageError: If Keras cannot be imported, or runs on another backend.
     """
     return bool(import_keras().backend.backend() == JAX)
 
 
 def require_tensorflow(what: str, instead: str = "KERAS_BACKEND=tensorflow") -> None:
-    """Refuse a feature of the TensorFlow backend alone.
+    """Refuse a feature that needs the TensorFlow backend.
 
     Args:
-        what: the requested feature.
-        instead: the way out.
+        what: the feature, for the message.
+        instead: the fix, for the message. Defaults to another backend.
 
     Raises:
         UsageError: If Keras runs on another backend.
     """
     if runs_on_jax():
-        raise UsageError(f"{what}: not on Keras's jax backend, only on TensorFlow; {instead}")
+        raise UsageError(f"{what} needs the TensorFlow backend of Keras, not JAX; {instead}")
 
 
 def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Infer a function's outputs for Keras tensors, in shapes and dtypes.
+    """Infer the shapes and dtypes of a function's outputs.
 
     Args:
-        function: makes Keras operations and calls layers.
-        *args: its arguments, with Keras tensors as tensors.
-        **kwargs: likewise.
+        function: a function of Keras operations and layers.
+        *args: its arguments; tensors are Keras tensors.
+        **kwargs: its keyword arguments.
     """
 
     class Call(import_keras().Operation):  # type: ignore[misc]
@@ -84,16 +82,16 @@ def symbolic_outputs(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         return Call().compute_output_spec(*args, **kwargs)
 
 
-_OF_ERROR = re.compile(r"\w+(Error|Exception|Warning): ")
+_ERROR = re.compile(r"\w+(Error|Exception|Warning): ")
 
 
 def keras_reason(error: BaseException) -> str:
-    """Extract the line with the reason from an error of Keras."""
+    """Extract the reason, one line, from an error of Keras."""
     text = str(error)
-    if text.startswith("in user code:"):  # AutoGraph's: a traceback, and the error below its last frame
-        below = text.rpartition("  File ")[2].splitlines()
-        lines = [line.strip() for line in below[1:] if line.strip()]
-        reason = next(filter(_OF_ERROR.match, lines), lines[-1] if lines else text)
+    if text.startswith("in user code:"):  # AutoGraph's traceback, with the error after its last frame
+        last_frame = text.rpartition("  File ")[2].splitlines()
+        lines = [line.strip() for line in last_frame[1:] if line.strip()]
+        reason = next(filter(_ERROR.match, lines), lines[-1] if lines else text)
         return reason.removeprefix(f"{type(error).__name__}: ")[:300]
     emphasised = re.findall(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL)
     text = (
@@ -102,7 +100,7 @@ def keras_reason(error: BaseException) -> str:
         else text.rpartition("xception encountered:")[2].rpartition("Error encountered:")[2]
     )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if lines and lines[0] == "Graph execution error:":  # where the operation was made, what went wrong, its name
-        named = next((number for number, line in enumerate(lines) if line.startswith("[[")), len(lines))
-        lines = lines[named - 1 :]
+    if lines and lines[0] == "Graph execution error:":  # stack of the operation, reason, name of the operation
+        name_index = next((index for index, line in enumerate(lines) if line.startswith("[[")), len(lines))
+        lines = lines[name_index - 1 :]
     return lines[0][:300] if lines else type(error).__name__

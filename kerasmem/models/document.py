@@ -1,4 +1,4 @@
-"""The configuration in a model file, read as data and never run."""
+"""Configurations in model files, read as data without running code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 from kerasmem.errors import ModelFileError, UsageError, first_line
 from kerasmem.units import MIB, format_size
 
-# A configuration is text: 20,000 layers take some 20 MiB. More is a mistake or an attack.
+# A configuration of 20,000 layers takes some 20 MiB. More is a mistake or an attack.
 MAX_CONFIG_BYTES = 64 * MIB
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# What h5py and zipfile raise for a file that is not what it seems.
+# Errors of h5py and zipfile for damaged files.
 _DAMAGES = (OSError, RuntimeError, KeyError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile)
 _FACTORY = "--factory package.module:function (a function that returns the model)"
 
@@ -31,9 +31,9 @@ class ModelDocument:
 
     Attributes:
         path: the file.
-        config: the model's configuration, as the file has it.
-        training: the settings of `compile` (optimizer, loss), if the file has them.
-        keras_version: the version that wrote the file, if it says so.
+        config: the model's configuration in the file's format.
+        training: the configuration of `compile` (optimizer, loss), if any.
+        keras_version: the version that wrote the file, if known.
     """
 
     path: Path
@@ -43,20 +43,20 @@ class ModelDocument:
 
 
 def check_model_name(text: str) -> None:
-    """Refuse a name that cannot be a model, before the slow import of Keras.
+    """Refuse a name that cannot be a model. It is fast, because it does not import Keras.
 
     Raises:
-        ModelFileError: If there is no such file.
-        UsageError: If there is no such Python file.
+        ModelFileError: If the file does not exist.
+        UsageError: If the Python file does not exist.
     """
     if is_factory_name(text):
         check_factory_name(text, "model")
     elif "://" in text:
-        raise ModelFileError(f"{text}: addresses are not opened; download the file and give its path")
+        raise ModelFileError(f"{text}: a model must be a local file; download it")
     elif not text:
-        raise ModelFileError("the path of the model file is empty")
+        raise ModelFileError("the model must be a path or package.module:function; got an empty text")
     elif "\0" not in text and not os.path.lexists(text):
-        hint = "; Keras's own models are named keras.applications:ResNet50" if text.isidentifier() else ""
+        hint = "; write Keras's own models as keras.applications:ResNet50" if text.isidentifier() else ""
         raise ModelFileError(f"{text}: no such file{hint}")
 
 
@@ -64,17 +64,17 @@ def check_factory_name(text: str, option: str) -> None:
     """Refuse a name that cannot be a function, without running code.
 
     Raises:
-        UsageError: If it does not read as one, or there is no such Python file.
+        UsageError: If the name has another form, or there is no such Python file.
     """
     module, _, function = text.rpartition(":")
     if not module or not function.isidentifier():
-        raise UsageError(f"{option} {text!r}: write package.module:function or file.py:function")
+        raise UsageError(f"{option} must be package.module:function or file.py:function; got {text!r}")
     if module.endswith(".py") and not Path(module).exists():
         raise UsageError(f"{option} {module}: no such file")
 
 
 def is_factory_name(text: str) -> bool:
-    """Return whether `text` reads as "package.module:function" or "file.py:function" and is no existing file."""
+    """Return whether a text is "package.module:function" or "file.py:function", and not an existing file."""
     module, colon, function = text.rpartition(":")
     if not colon or not function.isidentifier() or Path(text).exists():
         return False
@@ -82,24 +82,24 @@ def is_factory_name(text: str) -> bool:
 
 
 def read_document(path: str | os.PathLike[str]) -> ModelDocument:
-    """Read the configuration of a `.h5`, `.keras` or JSON file, whatever its name ends with.
+    """Read the configuration of a `.h5`, `.keras` or JSON file. The format is detected from its content.
 
     Raises:
-        ModelFileError: If the file is missing, damaged, too large, or is no Keras model.
+        ModelFileError: If the file is missing, damaged, too large, or not a Keras model.
     """
     check_model_name(os.fspath(path))
     path = Path(path)
     head = _read_head(path)
     if head.startswith(_HDF5_SIGNATURE):
-        what, read = "HDF5 file", _read_h5
+        kind, read = "HDF5 file", _read_h5
     elif head.startswith(b"PK"):
-        what, read = ".keras archive", _read_keras_archive
+        kind, read = ".keras archive", _read_keras_archive
     elif head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
-        what, read = "JSON file", _read_json
+        kind, read = "JSON file", _read_json
     else:
         raise ModelFileError(
-            f"{path}: not a Keras model, or damaged; expected a .h5 or .keras model or an architecture .json. For a "
-            f"checkpoint, a pickle or a TensorFlow Lite model, name the code that builds the model: {_FACTORY}"
+            f"{path}: not a Keras model (.h5, .keras or architecture .json), or damaged. For a checkpoint, a pickle or "
+            f"a TensorFlow Lite model, pass the code that builds the model: {_FACTORY}"
         )
     try:
         return read(path)
@@ -107,22 +107,21 @@ def read_document(path: str | os.PathLike[str]) -> ModelDocument:
         raise
     except _DAMAGES as error:
         raise ModelFileError(
-            f"{path}: the {what} is damaged or cut short ({first_line(error)}); copy or save it again"
+            f"{path}: the {kind} is damaged or cut short ({first_line(error)}); copy or save it again"
         ) from error
 
 
 def _read_head(path: Path) -> bytes:
-    """Return the first bytes of a file."""
     try:
         if (path / "saved_model.pb").exists():
             raise ModelFileError(
-                f"{path}: a SavedModel folder holds a traced graph, not the layers. Save the model as a file "
-                f"(model.save('model.keras')), or name the code that builds it: {_FACTORY}"
+                f"{path}: a SavedModel folder has a traced graph and no layers. Save the model as a file "
+                f"(model.save('model.keras')), or pass the code that builds it: {_FACTORY}"
             )
-        if path.exists() and not path.is_file():  # a pipe would wait for ever
+        if path.exists() and not path.is_file():  # reading a pipe would block
             kind = "a folder" if path.is_dir() else "not a regular file"
-            raise ModelFileError(f"{path}: is {kind}; name a .h5, .keras or .json file")
-        if path.stat().st_size == 0:  # as the kernel's files are that never end
+            raise ModelFileError(f"{path}: is {kind}; a model must be a .h5, .keras or .json file")
+        if path.stat().st_size == 0:  # also endless files of the kernel
             raise ModelFileError(f"{path}: the file is empty")
         with path.open("rb") as file:
             return file.read(4096)
@@ -133,12 +132,12 @@ def _read_head(path: Path) -> bytes:
 def _read_h5(path: Path) -> ModelDocument:
     import h5py
 
-    with _KeptReads(path) as reads, h5py.File(reads, "r") as file:
+    with _RecordedFile(path) as reads, h5py.File(reads, "r") as file:
         text = _attribute(file, "model_config", reads)
         if text is None:
             raise ModelFileError(
-                f"{path}: an HDF5 file with no architecture in it (no model_config attribute), as model.save_weights "
-                f"writes it. Save the whole model (model.save('model.keras')), or name the code that builds it: "
+                f"{path}: an HDF5 file without an architecture (no attribute model_config), as model.save_weights "
+                f"writes it. Save the whole model (model.save('model.keras')), or pass the code that builds it: "
                 f"{_FACTORY}"
             )
         training = _attribute(file, "training_config", reads)
@@ -148,8 +147,8 @@ def _read_h5(path: Path) -> ModelDocument:
     return ModelDocument(path, config, compiled, version)
 
 
-class _KeptReads(io.FileIO):
-    """A file that keeps the bytes that HDF5 has read of it: metadata, and the texts of attributes."""
+class _RecordedFile(io.FileIO):
+    """A file that records the bytes that HDF5 reads: metadata and attributes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -157,35 +156,35 @@ class _KeptReads(io.FileIO):
         self.bytes_read = bytearray()
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read into a buffer and keep the bytes."""
+        """Read into a buffer and record the bytes."""
         count = super().readinto(buffer)
         self.bytes_read += memoryview(buffer)[:count]
         return count
 
 
-def _attribute(file: Any, name: str, reads: _KeptReads) -> str | None:
+def _attribute(file: Any, name: str, reads: _RecordedFile) -> str | None:
     if name not in file.attrs:
         return None
     path = reads.path
     attribute = file.attrs.get_id(name)
     if attribute.dtype.hasobject and _declared_length(name, reads) > MAX_CONFIG_BYTES:
         raise _too_large(path, name)
-    value = file.attrs[name] if attribute.shape == () else None  # many texts may all be one that is large
+    value = file.attrs[name] if attribute.shape == () else None  # an array may repeat one large text
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str):
-        raise ModelFileError(f"{path}: {name} is not one text, so this is not a Keras model")
+        raise ModelFileError(f"{path}: {name} must be one text in a Keras model")
     return value
 
 
-def _declared_length(name: str, reads: _KeptReads) -> int:
+def _declared_length(name: str, reads: _RecordedFile) -> int:
     """Return the length that the file declares for a text of variable length.
 
-    HDF5 allocates this many bytes before it looks for the text, up to 4 GiB in a damaged file. h5py does not give the
-    length, but HDF5 has just read the attribute's message: version, sizes, name, type, shape, and then the length.
+    HDF5 allocates the declared bytes before it reads the text, up to 4 GiB in a damaged file. h5py does not provide the
+    length, but HDF5 has just read the attribute's message: version, sizes, name, type, shape, length.
 
     Raises:
-        ModelFileError: If the length is not there.
+        ModelFileError: If the message is missing.
     """
     text = name.encode() + b"\0"
     lengths = []
@@ -200,7 +199,7 @@ def _declared_length(name: str, reads: _KeptReads) -> int:
             if sizes[0] == len(text) and offset + 4 <= len(reads.bytes_read):
                 lengths.append(struct.unpack_from("<I", reads.bytes_read, offset)[0])
     if not lengths:
-        raise ModelFileError(f"{reads.path}: {name} is not stored as Keras writes it; save the model again")
+        raise ModelFileError(f"{reads.path}: {name} is not stored in Keras's format; save the model again")
     return max(lengths)
 
 
@@ -208,7 +207,7 @@ def _read_keras_archive(path: Path) -> ModelDocument:
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         if "config.json" not in names:
-            raise ModelFileError(f"{path}: a zip archive without config.json is not a .keras model")
+            raise ModelFileError(f"{path}: a .keras model must contain config.json")
         config = _member(archive, "config.json")
         metadata = _member(archive, "metadata.json") if "metadata.json" in names else "{}"
     version = _parse(metadata, path, "metadata.json").get("keras_version")
@@ -222,7 +221,7 @@ def _document(path: Path, config: dict[str, Any], version: Any) -> ModelDocument
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> str:
-    with archive.open(name) as member:  # the size that the archive declares may lie
+    with archive.open(name) as member:  # its declared size may be wrong
         return member.read(MAX_CONFIG_BYTES + 1).decode("utf-8", "replace")
 
 
@@ -231,7 +230,7 @@ def _read_json(path: Path) -> ModelDocument:
         document = _parse(file.read(MAX_CONFIG_BYTES + 1), path, "the file")
     if "class_name" not in document or "config" not in document:
         raise ModelFileError(
-            f"{path}: JSON, but not a Keras architecture (no class_name and config); model.to_json() writes one"
+            f"{path}: the JSON of an architecture must have class_name and config; model.to_json() writes one"
         )
     return _document(path, document, document.get("keras_version"))
 
@@ -242,14 +241,14 @@ def _parse(text: str, path: Path, field: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise ModelFileError(f"{path}: {field} is nested too deeply to be a model") from None
+        raise ModelFileError(f"{path}: {field} is nested too deeply") from None
     except ValueError as error:
         raise ModelFileError(f"{path}: {field} is not valid JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: {field} holds a {type(value).__name__}, not a model's configuration")
+        raise ModelFileError(f"{path}: {field} must be a JSON object; got {type(value).__name__}")
     return value
 
 
 def _too_large(path: Path, field: str) -> ModelFileError:
     limit = format_size(MAX_CONFIG_BYTES)
-    return ModelFileError(f"{path}: {field} has more than {limit}, too much for a configuration; not opened")
+    return ModelFileError(f"{path}: {field} must have at most {limit}")

@@ -1,4 +1,4 @@
-"""Freeing models that were trained: TensorFlow keeps their graphs, weights and optimizers, whatever is deleted."""
+"""Free trained models, whose graphs, weights and optimizers TensorFlow keeps after they are deleted."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kerasmem.errors import UsageError, warn_user
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
-FREEING = "kerasmem.clear_session()"  # the line that frees, as messages name it
+FREEING = "kerasmem.clear_session()"  # in messages
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 
 @dataclass(frozen=True)
 class Freed(Record, what="freed memory"):
-    """Memory that was freed of models that are gone.
+    """Memory of deleted models that was freed.
 
     Attributes:
-        gradients: entries of TensorFlow's gradient registry that no living function needs.
-        variables: weights, slots of optimizers and metrics that lived on in traced functions.
-        variable_bytes: their size together; an allocator that rounds up gets a little more back.
+        gradients: number of entries of TensorFlow's gradient registry without a function that uses them.
+        variables: number of weights, optimizer slots and metrics that traced functions referenced.
+        variable_bytes: size of these variables, before the allocator's rounding.
     """
 
     gradients: int = 0
@@ -34,24 +34,23 @@ class Freed(Record, what="freed memory"):
     variable_bytes: int = 0
 
     def __str__(self) -> str:
-        """Say it to people."""
+        """Summarize in one line."""
         return f"{self.variables} variables freed, {format_size(self.variable_bytes)}"
 
 
 def clear_session(*models: Any) -> Freed:
-    """Free trained models that are gone, and clear Keras's state.
+    """Free deleted trained models, and clear Keras's state.
 
-    TensorFlow keeps the weights, the optimizer and the traced graphs of a trained model after its last name is deleted,
-    on the device and on the host. This frees them. Models that are still referred to keep everything. On other backends
-    this is `keras.utils.clear_session` alone.
+    TensorFlow keeps the weights, the optimizer and the traced graphs of a trained model after its last reference is
+    deleted, on the device and on the host. This function frees them. It does not change models that are still
+    referenced. On other backends, it only calls `keras.utils.clear_session`.
 
     Args:
-        *models: Keras models to drop the traced functions of (`train_function`, `test_function`, `predict_function`).
-            The next `fit` traces them again; weights and optimizer go with the model itself. If models are given,
-            Keras's state stays as it is.
+        *models: Keras models whose traced functions (`train_function`, `test_function`, `predict_function`) are
+            dropped. Their next `fit` traces again. If there are any, Keras's state is not cleared.
 
     Returns:
-        A `Freed`. If this version of TensorFlow does not allow it, a warning says so and nothing is freed.
+        A `Freed`. If this version of TensorFlow is not supported, nothing is freed and a warning is issued.
 
     Raises:
         UsageError: If one of `models` is not a Keras model.
@@ -85,7 +84,7 @@ def clear_session(*models: Any) -> Freed:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Let go of all that the calls behind an exception and its causes hold, such as tensors of a failed step."""
+    """Release the local variables of an exception's frames and of its causes, such as the tensors of a failed step."""
     current: BaseException | None = error
     while current is not None:
         traceback.clear_frames(current.__traceback__)
@@ -94,9 +93,9 @@ def drop_frames(error: BaseException) -> None:
 
 
 def kept_bytes() -> int | None:
-    """Return the bytes of variables that TensorFlow keeps of models that are gone, or None if unknown.
+    """Return the bytes of variables of deleted models, or None if unknown.
 
-    Garbage that was not collected does not count. Takes some tenths of a second where models were trained.
+    Uncollected garbage does not count. It takes some tenths of a second if models were trained.
     """
     if "tensorflow" not in sys.modules:
         return 0
@@ -107,7 +106,7 @@ def kept_bytes() -> int | None:
 
 
 def collect() -> Freed:
-    """Collect garbage, and with it the models that are gone, if this TensorFlow allows it."""
+    """Collect garbage, including deleted models if this TensorFlow is supported."""
     if "tensorflow" in sys.modules:
         with contextlib.suppress(NotAvailableError):
             return Freed(*free_unneeded_gradients())

@@ -1,15 +1,15 @@
-"""Configurations of Keras 1 and 2 (`tf.keras`, `tf_keras`) in the form that Keras 3 reads.
+"""Translation of configurations of Keras 1 and 2 (`tf.keras`, `tf_keras`) to Keras 3.
 
-Keras 3 opens some of these files as they are. What it stumbles over, and what is done here:
+Keras 3 reads some of these files. For the others, this module
 
-- arguments that constructors lost (`groups` of a DepthwiseConv2D, `time_major`, …) are left out; those that
-  would change what the model is are refused by name;
-- a GRU of before Keras 2.2, which had one bias, is told so;
-- layer names with a slash get an underscore;
-- calls stored as `[layer, node, tensor, kwargs]` become `{"args": …, "kwargs": …}`, with tensors in keyword
-  arguments and the node numbering of nested models set right.
+- drops arguments that constructors lost (`groups` of a DepthwiseConv2D, `time_major`, …), and refuses those that would
+  change the model;
+- sets `reset_after=False` for a GRU from before Keras 2.2, which had one bias;
+- replaces slashes in layer names by underscores;
+- converts calls `[layer, node, tensor, kwargs]` to `{"args": …, "kwargs": …}`, including tensors in keyword arguments
+  and the node numbers of nested models.
 
-Layers that Keras 3 does not have, as TFOpLambda for a `tf.*` function between layers, keep their names and are refused.
+Layers that Keras 3 lacks, such as TFOpLambda for a `tf.*` function between layers, keep their names and are refused.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from kerasmem.models.vocabulary import dictionaries, is_custom, keras_class
 
 _MODELS = ("Functional", "Model", "Sequential")
 
-# Arguments that Keras 3 lost and that change shapes, weights or meaning if they are set.
+# Arguments without a counterpart in Keras 3 that change shapes, weights or results.
 _MEANINGFUL = ("time_major", "ragged", "renorm", "virtual_batch_size", "adjustment", "num_constants")
-# Keras up to 2.1 had no other kind and did not write it down; Keras 3 has two biases unless it is told.
+# Keras up to 2.1 had one bias, without a setting in the file. Keras 3 has two by default.
 _RESET_BEFORE = ("GRU", "GRUCell")
 _KERAS2_MODULES = ("keras.", "tf_keras.", "tensorflow.")
-# Layers that Keras 2 gave their initial states as further inputs.
+# Layers with initial states as further inputs in Keras 2.
 RECURRENT = ("RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Bidirectional")
 
 
 def is_keras2(version: str | None, config: dict[str, Any]) -> bool:
-    """Return whether a configuration was written by Keras 1 or 2, by its version or else by a name it has."""
+    """Return whether Keras 1 or 2 wrote a configuration, by its version or else by a setting of theirs."""
     if version:
         return version.split(".")[0] in ("0", "1", "2")
     return any("batch_input_shape" in node for node in dictionaries(config))
 
 
 class Keras2Translator:
-    """Writes Keras 2 configurations as Keras 3 would have written them.
+    """Translates configurations of Keras 2 to Keras 3.
 
     Raises:
-        ModelFileError: If a model uses something that has no counterpart in Keras 3.
+        ModelFileError: If a model uses a setting without a counterpart in Keras 3.
     """
 
     def __init__(self, custom_objects: Mapping[str, Any]) -> None:
         self._custom_objects = custom_objects
 
     def value(self, value: Any) -> Any:
-        """Translate any part of a configuration, from the inside out."""
+        """Translate a part of a configuration, inner parts first."""
         if isinstance(value, list):
             return [self.value(item) for item in value]
         if not isinstance(value, dict):
@@ -84,13 +84,13 @@ class Keras2Translator:
         if isinstance(config.get("name"), str):
             config["name"] = _slashless(config["name"])
         rest = {key: item for key, item in value.items() if key in ("module", "registered_name")}
-        # Modules of Keras 2 that Keras 3 has elsewhere: the bare name is looked up again.
+        # If the class has another module in Keras 3, it is looked up by name.
         if str(rest.get("module")).startswith(_KERAS2_MODULES) and keras_class(class_name, rest["module"]) is None:
             del rest["module"]
         return {**rest, "class_name": class_name, "config": config}
 
     def _settle_arguments(self, class_name: str, config: dict[str, Any]) -> None:
-        """Drop arguments that Keras 3 has lost, and add implicit ones."""
+        """Drop arguments that Keras 3 lacks, and add implicit ones."""
         layer_class = keras_class(class_name)
         if layer_class is None or is_custom(self._custom_objects, class_name):
             return
@@ -104,17 +104,17 @@ class Keras2Translator:
         for name in [name for name in config if name not in accepted]:
             if name in _MEANINGFUL and config[name]:
                 raise ModelFileError(
-                    f"layer {config.get('name')!r} ({class_name}) sets {name}={config[name]!r}, which Keras 3 no "
-                    f"longer has; name code that builds the model instead: --factory package.module:function"
+                    f"layer {config.get('name')!r} ({class_name}) uses {name}={config[name]!r}, which Keras 3 lacks; "
+                    f"pass the code that builds the model: --factory package.module:function"
                 )
             del config[name]
 
     def _model(self, value: dict[str, Any]) -> dict[str, Any]:
         config = value["config"]
-        if isinstance(config, list):  # Keras 1 and early 2 wrote a Sequential as the list of its layers
+        if isinstance(config, list):  # a Sequential of Keras 1 or early 2
             config = {"layers": config}
         if not isinstance(config, dict) or not isinstance(config.get("layers"), list):
-            return value  # a subclassed model: its own from_config knows what to do
+            return value  # a subclassed model has its own from_config
         if value["class_name"] == "Sequential":
             translated = {key: self.value(config.get(key)) for key in ("name", "build_input_shape")}
             translated["layers"] = self._sequential_layers(config["layers"])
@@ -126,8 +126,8 @@ class Keras2Translator:
         translated = [self.value(layer) for layer in layers]
         if shape is not None and layers[0].get("class_name") != "InputLayer":
             dtype = "int32" if layers[0].get("class_name") == "Embedding" else None
-            given = {"batch_shape": self.value(shape), "dtype": dtype}
-            translated.insert(0, {"module": "keras.layers", "class_name": "InputLayer", "config": given})
+            config = {"batch_shape": self.value(shape), "dtype": dtype}
+            translated.insert(0, {"module": "keras.layers", "class_name": "InputLayer", "config": config})
         return translated
 
 
@@ -165,7 +165,7 @@ class _Graph:
         return [self._ends(item) for item in value] if isinstance(value, list) else value
 
     def _call(self, node: Any, takes_states: bool) -> dict[str, Any]:
-        """Return one stored call of a layer: `[[layer, node, tensor, kwargs], …]`, perhaps nested or bare."""
+        """Translate a call of a layer: `[[layer, node, tensor, kwargs], …]`, possibly nested or a single one."""
         if not node:
             return {"args": [], "kwargs": {}}
         stored: dict[str, Any] = {}
@@ -178,12 +178,12 @@ class _Graph:
         return {"args": [inputs], "kwargs": kwargs}
 
     def _argument(self, value: Any, stored: dict[str, Any]) -> Any:
-        """Translate an argument of a call, and put the keyword arguments that are stored with it into `stored`."""
+        """Translate an argument of a call, and add the keyword arguments stored with it to `stored`."""
         if self._is_tensor(value):
             stored.update((value[3] if len(value) == 4 else None) or {})
-            # Keras 2 counts the making of a nested model as its first call, Keras 3 does not.
+            # In Keras 2, the creation of a nested model counts as its first call.
             index = value[1] - (1 if self._classes[value[0]] in _MODELS else 0)
-            # The shape and dtype are placeholders: Keras replaces the tensor by the one the history names.
+            # The shape and dtype are placeholders: Keras looks the tensor up by its history.
             tensor = {"shape": [], "dtype": "float32", "keras_history": [_slashless(value[0]), index, value[2]]}
             return {"class_name": "__keras_tensor__", "config": tensor}
         if isinstance(value, list):
@@ -204,7 +204,7 @@ class _Graph:
 
 
 def _alone(tensors: Any) -> Any:
-    """Return the tensor of a list of one: Keras 2 gave such a model's output without the list."""
+    """Unwrap a list of one tensor, because the output of such a model is no list in Keras 2."""
     return tensors[0] if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list) else tensors
 
 

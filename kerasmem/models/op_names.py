@@ -1,8 +1,8 @@
-"""From an operation's name to the Keras layer and the phase of the step that it belongs to.
+"""Layer and phase of an operation, by its name.
 
-Names hold the scopes in which layers were called: "gradient_tape/resnet_1/conv1_conv_1/Conv2DBackpropFilter" is the
-backward pass of the layer whose call opened the scope "resnet_1/conv1_conv_1". TensorFlow numbers scopes as it meets
-them, so that "dense_1" may be the second call of the layer `dense`: the calls are noted while a step is traced.
+Names contain name scopes: "gradient_tape/resnet_1/conv1_conv_1/Conv2DBackpropFilter" is in the backward pass of the
+layer with the scope "resnet_1/conv1_conv_1". TensorFlow numbers scopes in order of their creation, so "dense_1" may be
+the second call of the layer `dense`. Therefore the scopes of calls are recorded while a step is traced.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from kerasmem.models.vocabulary import is_of_a_library
 
 BACKWARD = "gradient_tape"
 _SUM = re.compile(r"AddN(_\d+)?")
-# phase → the category of the report that what it makes belongs to
+# phase → category of its results in the report
 CATEGORIES = {"forward": "activations", "backward": "gradients", "optimizer": "workspace"}
 
 
 @dataclass(frozen=True)
 class Instant:
-    """When the peak is reached.
+    """Moment of the peak.
 
     Attributes:
-        text: in words: "while computing the gradient of block1_conv2".
-        operation: the operation that runs then, as TensorFlow or XLA names it.
-        layer: the Keras layer that it belongs to, or None.
+        text: description, such as "while computing the gradient of block1_conv2".
+        operation: TensorFlow's or XLA's name of the running operation.
+        layer: the operation's Keras layer, or None.
         phase: "forward", "backward", "optimizer" or None.
     """
 
@@ -42,7 +42,7 @@ class Instant:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of an operation: the layer's row in the report (or None) and "forward", "backward", "optimizer"."""
+    """Origin of an operation: its layer in the report, or None, and "forward", "backward" or "optimizer"."""
 
     layer: str | None
     phase: str
@@ -53,9 +53,9 @@ class Attribution:
     """Looks up the origin of operations.
 
     Args:
-        scopes: name scope → path of the layer that was called in it, its enclosing models and layers first.
+        scopes: name scope → names of its layer's enclosing models and layers, the outermost first, and of the layer.
         rows: names of the layers in the report.
-        optimizers: the optimizer's name scope, without the number that TensorFlow may add, and those inside it.
+        optimizers: name scopes of the optimizer and its inner optimizers, without TensorFlow's numbers.
     """
 
     scopes: Mapping[str, tuple[str, ...]]
@@ -68,20 +68,20 @@ class Attribution:
         self._layers = {scope: self.row(path) for scope, path in self.scopes.items()}
 
     def row(self, path: tuple[str, ...]) -> str | None:
-        """Return the deepest row that the path leads through: layers inside a layer count as that layer."""
+        """Return the innermost layer of a path that has a row in the report."""
         for end in range(len(path), 0, -1):
-            for begin in (1, 0):  # the outermost model has no row of its own
+            for begin in (1, 0):  # the outermost model has no row
                 if "/".join(path[begin:end]) in self._rows:
                     return "/".join(path[begin:end])
         return None
 
     def origin(self, name: str) -> Origin:
-        """Return the origin of the operation of this name."""
+        """Return the origin of an operation."""
         if name not in self._known:
             parts = name.split("/")
             begin, scope = self._scope(parts)
             layer = self._layers[scope] if scope else None
-            # The tape adds up the gradients of a value that was used more than once outside any scope.
+            # The tape sums the gradients of a value with several uses outside of any scope.
             if BACKWARD in parts or any(_SUM.fullmatch(part) for part in parts):
                 self._known[name] = Origin(layer, "backward")
             elif any(self._is_optimizer(part) for part in parts[: begin + 1]):
@@ -91,12 +91,12 @@ class Attribution:
         return self._known[name]
 
     def path(self, name: str) -> tuple[str, ...]:
-        """Return the names of the layers and models that the operation was made in, () for none."""
+        """Return the names of an operation's enclosing models and layers, () if there are none."""
         _, scope = self._scope(name.split("/"))
         return self.scopes[scope] if scope else ()
 
     def _scope(self, parts: list[str]) -> tuple[int, str]:
-        """Return the position of the first scope of a layer in a name, and the longest that begins there or ""."""
+        """Return the position of a layer's first scope in a name, and the longest scope from there, or ""."""
         for begin in range(len(parts)):
             for end in range(len(parts), begin, -1):
                 if (scope := "/".join(parts[begin:end])) in self.scopes:
@@ -108,19 +108,19 @@ class Attribution:
         return part in self.optimizers or (stem in self.optimizers and number.isdigit())
 
     def instant(self, name: str) -> Instant:
-        """Describe the moment of an operation."""
+        """Describe the moment when an operation runs."""
         origin = self.origin(name)
-        what = origin.layer or self.short_name(name)
+        subject = origin.layer or self.short_name(name)
         if origin.phase == "optimizer":
             text = f"while {self.optimizers[0]} updates the weights"
         elif origin.phase == "backward":
-            text = f"while computing the gradient of {what}"
+            text = f"while computing the gradient of {subject}"
         else:
-            text = f"while computing {what}"
+            text = f"while computing {subject}"
         return Instant(text, name, origin.layer, origin.phase)
 
     def short_name(self, name: str) -> str:
-        """Return the part of an operation's name that says what it is, for an operation of no layer."""
+        """Return the descriptive part of an operation's name, for one without a layer."""
         return name.removeprefix(f"{BACKWARD}/").partition("/")[0]
 
 
@@ -128,11 +128,11 @@ Path = tuple[str, ...]
 
 
 @dataclass
-class NotedScopes:
-    """Scopes and layers of the calls that were seen.
+class RecordedScopes:
+    """Name scopes and layers of recorded calls.
 
     Attributes:
-        scopes: name scope → names of the layers whose calls opened it, the outermost first.
+        scopes: name scope → names of its enclosing models and layers, the outermost first, and of its layer.
         layers: those names → the layer, in the order of the calls.
     """
 
@@ -140,10 +140,10 @@ class NotedScopes:
     layers: dict[Path, Any] = field(default_factory=dict)
 
     def owners(self) -> dict[int, Path]:
-        """Return for each variable that a layer made itself, by its id, the names of that layer."""
+        """Map the id of each variable to the path of the innermost layer that has it."""
         owners: dict[int, Path] = {}
         for path, layer in self.layers.items():
-            inner = {id(each) for one in flatten_layers(layer, include_self=False) for each in one.variables}
+            inner = {id(variable) for one in flatten_layers(layer, include_self=False) for variable in one.variables}
             for variable in layer.variables:
                 if id(variable) not in inner:
                     owners.setdefault(id(variable), path)
@@ -151,7 +151,7 @@ class NotedScopes:
 
 
 def is_container(layer: Any) -> bool:
-    """Return whether the layers inside get rows of their own: models, and layers of the user's made of layers."""
+    """Return whether a layer's inner layers have rows: that of a model, or of the user's layer with inner layers."""
     keras = import_keras()
     if isinstance(layer, keras.Model):
         return True
@@ -159,15 +159,15 @@ def is_container(layer: Any) -> bool:
 
 
 @contextmanager
-def scopes_noted() -> Iterator[NotedScopes]:
-    """Note the name scopes that calls of layers open in this thread."""
+def record_scopes() -> Iterator[RecordedScopes]:
+    """Record the name scopes of calls of layers in this thread."""
     import tensorflow as tf
 
-    calls = NotedScopes()
+    calls = RecordedScopes()
     path: list[str] = []
 
     @contextmanager
-    def noted(layer: Any, open_scope: Callable[[Any], Any]) -> Iterator[Any]:
+    def open_recorded(layer: Any, open_scope: Callable[[Any], Any]) -> Iterator[Any]:
         with open_scope(layer) as scope:
             path.append(layer.name)
             calls.scopes.setdefault(tf.get_current_name_scope(), tuple(path))
@@ -177,5 +177,5 @@ def scopes_noted() -> Iterator[NotedScopes]:
             finally:
                 path.pop()
 
-    with name_scopes_replaced(noted):
+    with name_scopes_replaced(open_recorded):
         yield calls

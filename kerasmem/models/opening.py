@@ -1,4 +1,4 @@
-"""Any model a user has → a Keras model without weights."""
+"""Open models from files, functions and Keras objects, without allocating their weights."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _BESIDE_THE_MODEL = ("compile_config", "keras_version", "backend")
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A Keras model ready to be asked for its shapes.
+    """An opened Keras model.
 
     Attributes:
-        model: the Keras model; its variables have shapes and, unless it came from Python, no values.
+        model: the Keras model. Its variables have values only if it was a Keras object.
         source: its origin: a path, "package.module:function" or "Python object".
-        training: the optimizer and loss it was compiled with, if known.
-        notes: remarks for the user on how it was opened.
+        training: arguments of `compile`, such as optimizer and loss, if known.
+        notes: remarks for the user.
     """
 
     model: Any
@@ -56,25 +56,25 @@ def open_model(
     dtype_policy: str | None = None,
     shapes_only: bool = False,
 ) -> Iterator[OpenedModel]:
-    """Open a model for as long as the context lasts, without allocating its weights.
+    """Open a model while the context lasts, without allocating its weights.
 
     Args:
-        source: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function" (or "file.py:function"),
-            a function that returns a model or the step function of a training loop (alone, or behind what it uses in a
-            tuple), or a Keras model (used as it is).
-        factory: code that builds the model, if the file does not say how (weights only).
-        factory_args: keyword arguments for the function that builds the model. Functions of Keras
-            (`keras.applications:VGG16`) are given `weights=None`: no weights are downloaded.
-        custom_objects: name to class or function, for names in a file that are not Keras's.
-        trust: allow serialised Python in the file to run.
-        dtype_policy: build with this policy ("mixed_float16") in place of the model's float32.
-        shapes_only: make a copy without weights of a Keras model too, so that its training can be prepared without
-            touching it.
+        source: a path (`.h5`, `.keras`, architecture `.json`), "package.module:function" (or "file.py:function"), a
+            Keras model, or a function that returns a model. The function may also return the step function of a
+            training loop, or a tuple of objects that the step uses and the step.
+        factory: function that builds the model, if the file contains only weights.
+        factory_args: keyword arguments of the function that builds the model. `weights` defaults to None for functions
+            of Keras (`keras.applications:VGG16`), so that they download nothing.
+        custom_objects: classes and functions by the names that the file uses.
+        trust: whether serialised Python code in the file may run.
+        dtype_policy: policy to use instead of float32, such as "mixed_float16".
+        shapes_only: whether to copy a Keras model without its weights, so that preparing its training does not
+            change it.
 
     Raises:
-        ModelFileError: If the file cannot be opened as a model; the subclasses say why.
-        ModelError: If the code that builds the model failed.
-        UsageError: `source` is none of these.
+        ModelFileError: If the file cannot be opened as a model.
+        ModelError: If the code that builds the model fails.
+        UsageError: If `source` has another type.
     """
     name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
     if name is not None:
@@ -92,7 +92,7 @@ def open_model(
         elif factory is not None:
             opened = _open_factory(_find_factory(factory, "--factory"), factory, factory_args, dtype_policy)
             if name is not None:
-                note = f"the architecture comes from {factory}, not from {name}"
+                note = f"the architecture is from {factory}, not from {name}"
                 opened = replace(opened, source=f"{name} ({factory})", notes=(*opened.notes, note))
             yield opened
         elif name is not None and is_factory_name(name):
@@ -104,7 +104,7 @@ def open_model(
         else:
             kind = f"{type(source).__module__}.{type(source).__qualname__}"
             raise UsageError(
-                f"a {kind} is no model; give a path, 'package.module:function', a function or a Keras 3 model"
+                f"model must be a path, 'package.module:function', a function or a Keras model; got {kind}"
             )
 
 
@@ -112,27 +112,27 @@ def _open_document(
     document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
 ) -> OpenedModel:
     keras = import_keras()
-    where = os.fspath(document.path)
+    path = os.fspath(document.path)
     try:
         model = _build(document, custom_objects, trust, dtype_policy)
         training = training_of_document(document)
     except ModelFileError as error:
-        raise type(error)(f"{where}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
     except KerasmemError:
         raise
     except RecursionError as error:
-        raise ModelFileError(f"{where}: the configuration is nested too deeply to be a model") from error
+        raise ModelFileError(f"{path}: the configuration is nested too deeply") from error
     except Exception as error:
-        raise ModelFileError(f"{where}: Keras cannot build the model it describes: {keras_reason(error)}") from error
+        raise ModelFileError(f"{path}: Keras cannot build the model: {keras_reason(error)}") from error
     if not isinstance(model, keras.Model):
-        raise ModelFileError(f"{where}: describes a {type(model).__name__}, not a model")
-    return OpenedModel(model, where, training)
+        raise ModelFileError(f"{path}: contains a {type(model).__name__}, not a model")
+    return OpenedModel(model, path, training)
 
 
 def _build(
     document: ModelDocument, custom_objects: Mapping[str, Any] | None, trust: bool, dtype_policy: str | None
 ) -> Any:
-    """Translate a configuration, check it and hand it to Keras."""
+    """Translate a configuration to Keras 3, check it, and build the model."""
     vocabulary.register_own_classes(document.config)
     objects = vocabulary.with_registered(custom_objects)
     config: Any = {key: value for key, value in document.config.items() if key not in _BESIDE_THE_MODEL}
@@ -140,24 +140,23 @@ def _build(
         config = Keras2Translator(objects).value(config)
     config = _with_modules(config, objects)
     if not trust:
-        vocabulary.check_trust(config)  # of what will be built, after translation
+        vocabulary.check_trust(config)  # after the translation, which may change it
     vocabulary.check_names(config, objects)
     vocabulary.check_graph(config)
     if dtype_policy is not None:
-        config = _with_dtype_policy(config, dtype_policy)
+        config = vocabulary.with_dtype_policy(config, dtype_policy)
     return _deserialize(config, objects, trust)
 
 
 def _deserialize(config: dict[str, Any], objects: Mapping[str, Any], trust: bool) -> Any:
-    """Let Keras build what a configuration describes, without its advice on how to write models."""
-    with warnings.catch_warnings(), safe_mode(not trust):  # also if it is switched off globally
-        warnings.simplefilter("ignore")
-        config = deepcopy(config)  # Keras takes parts out of it
+    with warnings.catch_warnings(), safe_mode(not trust):  # overrides a global setting
+        warnings.simplefilter("ignore")  # about the style of model code
+        config = deepcopy(config)  # Keras removes parts of it
         return import_keras().saving.deserialize_keras_object(config, custom_objects=objects, safe_mode=not trust)
 
 
 def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
-    """Add the module to objects of Keras that older formats name by their class alone."""
+    """Add the module of Keras's objects, which older formats omit."""
     if isinstance(value, list):
         return [_with_modules(item, custom_objects) for item in value]
     if not isinstance(value, dict):
@@ -176,7 +175,7 @@ def _with_modules(value: Any, custom_objects: Mapping[str, Any]) -> Any:
         if module is not None:
             result["module"], result["registered_name"] = module, None
     if class_name in RECURRENT and isinstance(config, dict) and config.get("unroll"):
-        result["config"] = {**result["config"], "unroll": False}  # the same model, without a call for each time step
+        result["config"] = {**result["config"], "unroll": False}  # the same model with fewer operations
     return result
 
 
@@ -186,7 +185,7 @@ def _find_factory(text: str, option: str) -> Callable[..., Any]:
     names = vocabulary.import_user_module(module_name, option)
     build: Callable[..., Any] | None = names.get(function)
     if not callable(build):
-        hint = nearest(function, sorted(names, reverse=True))  # ResNet50 rather than the module resnet50
+        hint = nearest(function, sorted(names, reverse=True))  # prefers ResNet50 to the module resnet50
         raise UsageError(f"{option} {text!r}: {module_name} has no function {function!r}{hint}")
     return build
 
@@ -195,10 +194,10 @@ def _open_factory(
     build: Callable[..., Any], source: str, arguments: Mapping[str, Any] | None, dtype_policy: str | None
 ) -> OpenedModel:
     keras = import_keras()
-    before = keras.config.dtype_policy()
+    previous_policy = keras.config.dtype_policy()
     arguments = dict(arguments or {})
     if str(getattr(build, "__module__", "")).startswith("keras.") and "weights" in inspect.signature(build).parameters:
-        arguments.setdefault("weights", None)  # else Keras downloads them
+        arguments.setdefault("weights", None)  # no download
     try:
         if dtype_policy is not None:
             keras.config.set_dtype_policy(dtype_policy)
@@ -210,89 +209,58 @@ def _open_factory(
             f"{source} failed to build the model: {type(error).__name__}: {keras_reason(error)}"
         ) from error
     finally:
-        keras.config.set_dtype_policy(before)
+        keras.config.set_dtype_policy(previous_policy)
     if not isinstance(model, keras.Model):
         returned, model = model, as_loop(model)
         if model is None:
             kind = type(returned).__name__
-            raise ModelError(f"{source} returned a {kind}, neither a Keras model nor a step function")
+            raise ModelError(f"{source} must return a Keras model or a step function; got {kind}")
     return OpenedModel(model, source, training_of_model(model))
 
 
 def _call_factory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Return the function's result, with layers named as in a new process.
+    """Call the function with layer names numbered from the start, as in a new process.
 
-    TensorFlow orders operations by their names, so dense_9 and dense_10 would change places from one call to another.
+    TensorFlow orders operations by name. Without this, dense_9 and dense_10 would swap places in a later call.
     """
     try:
         with names_restarted():
             return build(**arguments)
     except KerasmemError:
         raise
-    except ValueError:  # the model may contain an older layer of the same name
+    except ValueError:  # the model may reuse an older layer with the same name
         return build(**arguments)
 
 
 def check_built(model: Any) -> None:
-    """Refuse a live model that does not know its shapes yet.
+    """Refuse a Keras model that is not built, unless it is Sequential.
 
     Raises:
-        UsageError: If it does not.
+        UsageError: If the model is not built.
     """
     if not model.built and not isinstance(model, import_keras().Sequential):
         raise UsageError(
-            f"model {model.name!r} is not built yet, and building it would allocate its weights: call it once on a "
-            "batch, or give the class or function that makes it in place of the model"
+            f"model {model.name!r} must be built, which would allocate its weights here; call it on a batch, or pass "
+            "the class or function that creates it"
         )
 
 
-def _with_dtype_policy(config: dict[str, Any], name: str) -> Any:
-    """Replace float32, Keras's default dtype policy, in a Keras 3 configuration; inputs keep their dtype.
-
-    Raises:
-        UsageError: If Keras has no such policy, such as "mixed_float16".
-    """
-    try:
-        policy = import_keras().dtype_policies.get(name)
-    except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"dtype policy {name!r} is not one of Keras's: float32, mixed_float16, mixed_bfloat16, …"
-        ) from error
-    if getattr(policy, "quantization_mode", None) is not None:
-        raise UsageError(f"dtype policy {name!r} quantises: call model.quantize(…) and give the model or its file")
-    return _replace_policy(config, name)
-
-
-def _replace_policy(value: Any, policy: str) -> Any:
-    if isinstance(value, list):
-        return [_replace_policy(item, policy) for item in value]
-    if not isinstance(value, dict) or value.get("class_name") in ("InputLayer", "__keras_tensor__"):
-        return value
-    replaced = {key: _replace_policy(item, policy) for key, item in value.items()}
-    dtype = replaced.get("dtype")
-    if isinstance(dtype, dict) and isinstance(dtype.get("config"), dict):
-        dtype = dtype["config"].get("name")
-    if dtype == "float32" and "name" in replaced:
-        replaced["dtype"] = policy
-    return replaced
-
-
 class NotRebuiltError(UsageError):
-    """A live model cannot be built again from its configuration."""
+    """A Keras model cannot be rebuilt from its configuration."""
 
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A Keras model without its weights, to be built again here or, sent by cloudpickle, in another process.
+    """Description of a Keras model without its weights, to rebuild it here or in another process.
 
     Attributes:
-        name: of the model.
-        config: its configuration, without that of `compile`.
-        compile_config: the settings of `compile` as Keras writes them; empty or None if the model is not compiled.
-        objects: its classes and functions that are not Keras's, by the names Keras looks for them under.
-        training: its optimizer, loss and metrics, without those of the user's classes.
-        trained_layers: whether a layer is trained, with its name, for each at any depth; empty if all are.
-        trained_weights: likewise for each weight; empty if it follows from the layers.
+        name: name of the model.
+        config: configuration of the model, without that of `compile`.
+        compile_config: Keras's configuration of `compile`; empty or None if the model is not compiled.
+        objects: the user's classes and functions in the model, by the names that Keras uses for them.
+        training: arguments of `compile`, without objects of the user's classes.
+        trained_layers: name and `trainable` of each layer at any depth; empty if all are trainable.
+        trained_weights: path and `trainable` of each weight; empty if all follow from their layers.
     """
 
     name: str
@@ -304,39 +272,39 @@ class PackedModel:
     trained_weights: tuple[tuple[str, bool], ...] = ()
 
     def built(self, dtype_policy: str | None = None) -> Any:
-        """Build the model, with another policy if one is given.
+        """Build the model, optionally with another dtype policy.
 
         Raises:
-            NotRebuiltError: If the configuration does not build all of it.
+            NotRebuiltError: If the configuration does not build the whole model.
         """
         vocabulary.register_own_classes(self.config)
         try:
-            config = self.config if dtype_policy is None else _with_dtype_policy(self.config, dtype_policy)
-            copy = _deserialize(config, self.objects, trust=True)  # the user's own live object
+            config = self.config if dtype_policy is None else vocabulary.with_dtype_policy(self.config, dtype_policy)
+            copy = _deserialize(config, self.objects, trust=True)  # an object of the user's program
         except Exception as error:
             raise _not_rebuilt(self.name, error) from error
         self._freeze(copy)
         return copy
 
     def _freeze(self, copy: Any) -> None:
-        """Copy the `trainable` flags of layers and weights to a copy."""
         layers = [(layer.name, layer) for layer in flatten_layers(copy)]
         weights = [(weight.path, weight) for weight in copy.weights]
         for parts, flags in ((layers, self.trained_layers), (weights, self.trained_weights)):
             if flags and len(parts) != len(flags):
                 missing = [name for name, _ in flags if name not in dict(parts)][:3]
                 raise NotRebuiltError(
-                    f"model {copy.name!r} is frozen in part, and its configuration does not build all of it "
-                    f"({', '.join(missing)}); only a function that builds the model (in Python, or module:function) "
-                    "does"
+                    f"model {copy.name!r} is partly frozen and cannot be rebuilt from its configuration, which lacks "
+                    f"{', '.join(missing)}; pass a function that builds it"
                 )
-            for (_, part), (_, flag) in zip(parts, flags, strict=False):  # outer layers first: they set those inside
+            for (_, part), (_, flag) in zip(
+                parts, flags, strict=False
+            ):  # an outer layer sets its inner layers, so it is first
                 if part.trainable != flag:
                     part.trainable = flag
 
 
 def pack_model(model: Any) -> PackedModel:
-    """Describe a live model without its weights.
+    """Describe a Keras model without its weights.
 
     Raises:
         UsageError: If the model is not built, or has no configuration.
@@ -366,5 +334,5 @@ def pack_model(model: Any) -> PackedModel:
 def _not_rebuilt(name: str, error: Exception) -> NotRebuiltError:
     return NotRebuiltError(
         f"model {name!r} cannot be rebuilt from its configuration ({keras_reason(error)}); "
-        "give a function that builds it in place of the model"
+        "pass a function that builds it"
     )

@@ -1,4 +1,4 @@
-"""Models with a training step or optimizers of their own, and the step function of a custom loop as one of them."""
+"""Models with a custom training step or optimizers, and step functions of custom training loops."""
 
 from __future__ import annotations
 
@@ -14,98 +14,100 @@ from kerasmem.models.vocabulary import is_of_a_library
 
 
 def takes_settings(model: Any) -> bool:
-    """Return whether the model's `compile` can be given an optimizer, a loss and metrics as Keras's own can."""
+    """Return whether the model's `compile` has the optimizer, loss and metrics arguments of Keras."""
     parameters = inspect.signature(model.compile).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     return takes_any or {"optimizer", "loss", "metrics", "jit_compile"} <= set(parameters)
 
 
 def has_own_step(model: Any) -> bool:
-    """Return whether the model's class brings a training step of its own."""
+    """Return whether the model's class overrides `train_step`."""
     keras = import_keras()
     return type(model).train_step not in (keras.Model.train_step, keras.Sequential.train_step)
 
 
 def has_call(model: Any) -> bool:
-    """Return whether the model has a `call`, and not a `train_step` alone."""
+    """Return whether the model's class overrides `call`."""
     return type(model).call is not import_keras().Model.call
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizers in the attributes of a model and of the models inside it, each once.
+    """Return the unique optimizers in the attributes of a model and its inner models.
 
-    The one it was compiled with comes first, one inside another behind it.
+    The optimizer of `compile` is first. An inner optimizer follows its outer one.
     """
     optimizer_class = import_keras().Optimizer
-    kept = (value for each in flatten_layers(model) for attribute in vars(each).values() for value in _in(attribute))
+    values = (
+        value for layer in flatten_layers(model) for attribute in vars(layer).values() for value in _in(attribute)
+    )
     optimizers: dict[int, Any] = {}
-    for optimizer in (getattr(model, "optimizer", None), *kept):
-        for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            if isinstance(each, optimizer_class):
-                optimizers.setdefault(id(each), each)
+    for value in (getattr(model, "optimizer", None), *values):
+        for optimizer in (value, getattr(value, "inner_optimizer", None)):
+            if isinstance(optimizer, optimizer_class):
+                optimizers.setdefault(id(optimizer), optimizer)
     return list(optimizers.values())
 
 
 def optimizer_variables(model: Any) -> list[Any]:
-    """Return the variables of all optimizers of a model, each once."""
+    """Return the unique variables of all optimizers of a model."""
     variables = {id(variable): variable for optimizer in optimizers_of(model) for variable in optimizer.variables}
     return list(variables.values())
 
 
 def variables_of(model: Any, mode: str = "train") -> dict[int, tuple[Any, str]]:
-    """Return the variables of a model, of its metrics and, if it trains, of its optimizers, by their ids.
+    """Map ids to the variables of a model, its metrics and, if `mode` is "train", its optimizers.
 
-    Each comes with its kind, "weights", "metrics" or "optimizer", in the order in which Keras makes them.
+    Each variable has its kind, "weights", "metrics" or "optimizer". The order is that of their creation by Keras.
     """
-    metrics = {id(each) for each in model.metrics_variables}
+    metrics = {id(variable) for variable in model.metrics_variables}
     variables = {
-        id(each): (each, "metrics" if id(each) in metrics else "weights")
-        for each in (*model.variables, *model.metrics_variables)
+        id(variable): (variable, "metrics" if id(variable) in metrics else "weights")
+        for variable in (*model.variables, *model.metrics_variables)
     }
-    for each in optimizer_variables(model) if mode == "train" else ():
-        variables.setdefault(id(each), (each, "optimizer"))
+    for variable in optimizer_variables(model) if mode == "train" else ():
+        variables.setdefault(id(variable), (variable, "optimizer"))
     return variables
 
 
 def keeps_optimizers(model: Any) -> bool:
-    """Return whether a model has optimizers beside the one that Keras's `compile` gave it."""
-    own = getattr(model, "optimizer", None)
-    return any(each not in (own, getattr(own, "inner_optimizer", None)) for each in optimizers_of(model))
+    """Return whether a model has optimizers besides that of `compile`."""
+    compiled = getattr(model, "optimizer", None)
+    inner = getattr(compiled, "inner_optimizer", None)
+    return any(optimizer not in (compiled, inner) for optimizer in optimizers_of(model))
 
 
 def _in(value: Any) -> Iterator[Any]:
-    """Yield an attribute's value, or the values in it if it is a list or a dictionary."""
+    """Yield an attribute's value, or the items of a list or dictionary."""
     yield from value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
 
 
-_MOST_ITEMS = 1000  # of a list or dictionary that is looked through: a longer one holds data
+_MOST_ITEMS = 1000  # longer lists and dictionaries contain data, and are not searched
 
 
-def as_loop(made: Any) -> Any:
+def as_loop(result: Any) -> Any:
     """Wrap a step function in a Keras model with the models and optimizers that it uses.
 
-    They are those that the function refers to: by closure, as globals, as attributes of its object, or through other
-    functions of the user's.
+    They are those in its closure, its globals, the attributes of its object, and in other functions of the user.
 
     Args:
-        made: what a factory returned: a function, also a `tf.function` or a method, that takes a batch; or a tuple of
-            what it uses, with the function last.
+        result: result of a factory: a function, `tf.function` or method with a batch as its argument, or a tuple of
+            objects that the function uses and the function.
 
     Returns:
-        The model; None if there is no such function.
+        The model, or None if the object is not a function.
     """
-    *more, step = made if isinstance(made, tuple) and made else (made,)
+    *more, step = result if isinstance(result, tuple) and result else (result,)
     is_graph = hasattr(step, "python_function")  # a `tf.function`
     function = getattr(step, "__wrapped__", step) if is_graph else step
     if not inspect.isroutine(function):
         return None
     owner = getattr(function, "__self__", None)
     if is_graph and is_of_a_library(owner):
-        owner = getattr(owner, "target", owner)  # a `tf.function` refers weakly to the object that it is a method of
+        owner = getattr(owner, "target", owner)  # a `tf.function` of a method has a weak reference to its object
     plain = getattr(function, "__func__", function)
-    called = _with_control_flow(plain) if is_graph else plain
-    used = _used([*more, owner, plain])
-    model = _loop_class()(called if owner is None else MethodType(called, owner), used)
+    converted = _with_control_flow(plain) if is_graph else plain
+    parts = _keras_parts([*more, owner, plain])
+    model = _loop_class()(converted if owner is None else MethodType(converted, owner), parts)
     model.loop_jit_compile = bool(getattr(getattr(step, "function_spec", None), "jit_compile", None))
     return model
 
@@ -126,18 +128,20 @@ def _loop_class() -> Any:
     keras = import_keras()
 
     class StepFunction(keras.Model):  # type: ignore[name-defined]
-        """Calls a function for each batch, with its layers, metrics and optimizers as attributes."""
+        """Model that calls a step function for each batch."""
 
-        def __init__(self, step: Callable[..., Any], used: list[Any]) -> None:
+        def __init__(self, step: Callable[..., Any], parts: list[Any]) -> None:
             name = getattr(step, "__name__", "")
             super().__init__(name=name if name.isidentifier() else "step")
             required = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             arguments = inspect.signature(step).parameters.values()
             self.loop_step = step
-            self.loop_arguments = tuple(x.name for x in arguments if x.default is x.empty and x.kind in required)
-            self.loop_layers = [each for each in used if isinstance(each, keras.Layer)]
-            self.loop_metrics = [each for each in used if isinstance(each, keras.Metric)]
-            self.loop_optimizers = [each for each in used if isinstance(each, keras.Optimizer)]
+            self.loop_arguments = tuple(
+                one.name for one in arguments if one.default is one.empty and one.kind in required
+            )
+            self.loop_layers = [part for part in parts if isinstance(part, keras.Layer)]
+            self.loop_metrics = [part for part in parts if isinstance(part, keras.Metric)]
+            self.loop_optimizers = [part for part in parts if isinstance(part, keras.Optimizer)]
             self.compile()
 
         def compile(self) -> None:
@@ -145,7 +149,7 @@ def _loop_class() -> Any:
 
         @property
         def inputs(self) -> Any:
-            """Those of the only model that the function uses, if it declares them."""
+            """The declared inputs of a single model that the function uses, or None."""
             return getattr(self.loop_layers[0], "inputs", None) if len(self.loop_layers) == 1 else None
 
         @property
@@ -153,14 +157,14 @@ def _loop_class() -> Any:
             return self.loop_layers[0].input
 
         def train_step(self, data: Any) -> dict[str, Any]:
-            made = _called(self.loop_step, self.loop_arguments, data)
-            return {f"output_{place}": each for place, each in enumerate(keras.tree.flatten(made)) if each is not None}
+            outputs = keras.tree.flatten(_call_step(self.loop_step, self.loop_arguments, data))
+            return {f"output_{index}": value for index, value in enumerate(outputs) if value is not None}
 
     return StepFunction
 
 
-def _called(step: Callable[..., Any], arguments: tuple[str, ...], data: Any) -> Any:
-    """Call a step function: by the names of its arguments, one by one, or with all in one if it takes one."""
+def _call_step(step: Callable[..., Any], arguments: tuple[str, ...], data: Any) -> Any:
+    """Call a step function with named arguments, with one argument for each part, or with a single argument."""
     known = {*inspect.signature(step).parameters}
     named: dict[str, Any] = {}
     others = _without_named(data if isinstance(data, tuple) else (data,), known, named)
@@ -170,7 +174,7 @@ def _called(step: Callable[..., Any], arguments: tuple[str, ...], data: Any) -> 
 
 
 def _without_named(parts: Iterable[Any], known: set[str], named: dict[str, Any]) -> list[Any]:
-    """Move parts that have the names of arguments to `named`, and return the others."""
+    """Move the arguments of a dictionary to `named`, and return the other parts."""
     others = []
     for part in parts:
         if isinstance(part, Mapping) and set(part) <= known:
@@ -181,19 +185,19 @@ def _without_named(parts: Iterable[Any], known: set[str], named: dict[str, Any])
 
 
 def _with_control_flow(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Convert control flow over tensors as `tf.function` does."""
+    """Convert control flow as `tf.function` does."""
     import tensorflow as tf
 
     try:
         converted: Callable[..., Any] = tf.autograph.to_graph(function)
-    except Exception:  # one whose source is not at hand; `tf.function` takes it as it is, too
+    except Exception:  # without source code, `tf.function` does not convert it either
         return function
     converted.__name__ = function.__name__
     return converted
 
 
-def _used(seeds: list[Any]) -> list[Any]:
-    """Return the layers, metrics and optimizers that are reached from some objects, those inside another left out."""
+def _keras_parts(seeds: list[Any]) -> list[Any]:
+    """Return the layers, metrics and optimizers that are reachable from some objects, without inner ones."""
     keras = import_keras()
     parts: list[Any] = []
     seen: dict[int, Any] = {}
@@ -202,19 +206,18 @@ def _used(seeds: list[Any]) -> list[Any]:
         value = pending.pop(0)
         if id(value) in seen:
             continue
-        seen[id(value)] = value  # kept, so that ids stay unique
+        seen[id(value)] = value  # the reference keeps ids unique
         if isinstance(value, (keras.Layer, keras.Metric, keras.Optimizer)):
             parts.append(value)
         else:
-            pending += _inside(value)
-    layers = [each for each in parts if isinstance(each, keras.Layer)]
-    inner = {id(one) for each in layers for one in flatten_layers(each, include_self=False)}
-    inner |= {id(each.inner_optimizer) for each in parts if hasattr(each, "inner_optimizer")}
-    return [each for each in parts if id(each) not in inner]
+            pending += _references(value)
+    layers = [part for part in parts if isinstance(part, keras.Layer)]
+    inner = {id(one) for layer in layers for one in flatten_layers(layer, include_self=False)}
+    inner |= {id(part.inner_optimizer) for part in parts if hasattr(part, "inner_optimizer")}
+    return [part for part in parts if id(part) not in inner]
 
 
-def _inside(value: Any) -> list[Any]:
-    """Return the objects that an object refers to."""
+def _references(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple, set, dict)):
         return [*(value.values() if isinstance(value, dict) else value)] if len(value) <= _MOST_ITEMS else []
     if isinstance(value, functools.partial):

@@ -1,4 +1,4 @@
-"""Sizes in bytes: of elements, variables, and the model and layers of a report. Without Keras."""
+"""Sizes in bytes of elements and variables, and the records of a report on the model and its layers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from kerasmem.records import renamed
 
-# tf.string: an element is a small structure, the text beyond 22 bytes lies elsewhere.
+# Element of tf.string; text beyond 22 bytes is stored elsewhere.
 _STRING_BYTES = 24
 _SPECIAL = {"bool": 1, "string": _STRING_BYTES, "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1}
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the bytes that one element of a Keras dtype takes in memory: 2 for "bfloat16".
+    """Return the bytes of an element of a Keras dtype.
 
     Examples:
         >>> element_bytes("float32"), element_bytes("uint8")
@@ -27,13 +27,13 @@ def element_bytes(dtype: str) -> int:
 
 
 def variable_bytes(variable: Any) -> int:
-    """Return the bytes of a Keras variable's value."""
+    """Return the bytes of a Keras variable."""
     return math.prod(variable.shape) * element_bytes(str(variable.dtype))
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model: name, origin, layers and parameters (counts)."""
+    """Name and origin of a model, and its numbers of layers and parameters."""
 
     name: str
     source: str
@@ -44,16 +44,15 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Bytes:
-    """The peak in bytes, and its parts: what is held at that moment.
+    """Peak memory in bytes, and its parts at that moment.
 
     Attributes:
-        total: in use at the peak.
-        low, high: the interval that the method claims; None if it knows no such end.
-        weights, optimizer, gradients, inputs, workspace: parts of the total; None if unknown to the method.
-        activations: activations held at the peak. `formula.activation_bytes` has those of all layers together.
+        total: bytes in use at the peak.
+        low, high: bounds of the peak; None if unknown.
+        weights, optimizer, gradients, inputs, workspace: parts of the total; None if unknown.
+        activations: activations in memory at the peak. `formula.activation_bytes` has those of all layers.
         allocator: waste in the allocator's chunks.
-        optional_workspace: part of `high` that cuDNN takes only while memory is free. A step does without, so a verdict
-            does not count it.
+        optional_workspace: part of `high` that cuDNN uses only if memory is free. Verdicts ignore it.
     """
 
     total: int
@@ -74,34 +73,34 @@ class Bytes:
 
     @property
     def most_needed(self) -> int | None:
-        """The upper end without the optional workspace; a verdict compares it with the card."""
+        """Upper bound without the optional workspace, for verdicts."""
         return None if self.high is None else self.high - (self.optional_workspace or 0)
 
     @property
     def bounds(self) -> tuple[int, int | None]:
-        """Both ends of the bytes that a step must have; the total if the method claims no interval."""
+        """Bounds of the bytes that a step needs, or the total twice if they are unknown."""
         return (self.total, self.total) if self.low is None else (self.low, self.most_needed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerMemory:
-    """One layer.
+    """Memory of one layer.
 
     Attributes:
-        name: the path of names through nested models, joined by "/".
+        name: names of the nested models and the layer, joined by "/".
         class_name: the layer's class ("class" in JSON).
-        output_shape: of its first output, None for the batch; None if unknown.
-        parameters: numbers in its weights, each weight counted in the first layer that has it.
-        trainable_parameters: those of them that are trained.
-        activation_elements: output elements for one sample, over all uses; 0 for a view, None if unknown.
-        activation_bytes: the same in bytes at the true dtype, for one sample.
-        weight_bytes: its weights in bytes at their true dtype.
-        dtype: of its first output.
-        uses: how often the model calls it.
+        output_shape: shape of its first output, with None for the batch; None if unknown.
+        parameters: number of its parameters. A shared weight counts in its first layer.
+        trainable_parameters: number of its trainable parameters.
+        activation_elements: output elements per sample, over all uses; 0 for a view, None if unknown.
+        activation_bytes: output bytes per sample, over all uses.
+        weight_bytes: bytes of its weights.
+        dtype: dtype of its first output.
+        uses: number of calls in the model.
         kind: "input", "layer" or "view".
-        inputs: the names of the layers whose outputs it takes, if known.
-        bytes: its part of the report's total, if the method divides the total by layer.
-        bytes_at_peak: its bytes at the peak, if the method knows.
+        inputs: names of the layers before it, if known.
+        bytes: its share of the report's total; None if the method does not divide the total by layer.
+        bytes_at_peak: its bytes at the peak; None if unknown.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The settings of an estimated training step: one object for Python, the command line, grids and child processes."""
+"""Settings of an estimated training step, for Python, the command line, grids and subprocesses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class StepSettings(TypedDict, total=False):
-    """Types of settings, for functions that take them as `**settings: Unpack[StepSettings]`."""
+    """Types of the settings, for `**settings: Unpack[StepSettings]`."""
 
     batch_size: int
     method: MethodName
@@ -41,18 +41,18 @@ class StepSettings(TypedDict, total=False):
 
 
 class EstimateSettings(StepSettings, total=False):
-    """All settings of `StepSpec`, for functions that do not have `device` as a parameter of their own."""
+    """Types of the settings including `device`, for functions without a `device` parameter."""
 
     device: str | int | None
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """A model, its training step and how to estimate it: every setting, validated.
+    """Validated settings of a model, its training step and the estimate.
 
     Attributes:
-        model: a path, "module:function", a function, a Keras model; None if `factory` alone builds it.
-        others: as for `kerasmem.estimate`.
+        model: a path, "module:function", a function or a Keras model; None if `factory` builds it.
+        others: arguments of `kerasmem.estimate`.
 
     Raises:
         UsageError: If a setting is wrong.
@@ -85,7 +85,7 @@ class StepSpec:
 
     @property
     def label(self) -> str:
-        """The model's path or the name of the function that builds it, for messages."""
+        """Path of the model, or name of the model or its function, for messages."""
         if self.model is None:
             return str(self.factory)
         if isinstance(self.model, (str, os.PathLike)):
@@ -94,19 +94,19 @@ class StepSpec:
         return str(getattr(self.model, "__qualname__", name))
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings but the model, as functions take them that estimate."""
+        """Return all settings except the model, as keyword arguments."""
         return {name: getattr(self, name) for name in EstimateSettings.__annotations__}
 
     def input_shapes(self) -> dict[str, GivenShape]:
-        """Return the shapes of the inputs by name ("" for the only one)."""
+        """Return the user's shapes of the inputs by name, "" for a single input."""
         return normalise_input_shapes(self.input_shape)
 
     def targets(self) -> GivenTargets:
-        """Return the settings of the targets."""
+        """Return the user's settings of the targets."""
         return given_targets(self.target_shape, self.target_dtype)
 
     def opened(self, *, shapes_only: bool = False) -> contextlib.AbstractContextManager[OpenedModel]:
-        """Open the model as `open_model` does, for as long as the context lasts."""
+        """Open the model with `open_model`."""
         objects = self.custom_objects or {}
         return open_model(
             self.model,
@@ -119,10 +119,10 @@ class StepSpec:
         )
 
     def portable(self, **changes: Any) -> StepSpec:
-        """Return the step for another process: of a Keras model only its configuration, without the weights.
+        """Return settings for another process, with a `PackedModel` instead of a Keras model.
 
         Args:
-            **changes: settings that differ.
+            **changes: settings to change.
 
         Raises:
             UsageError: If the model has no configuration.
@@ -132,19 +132,19 @@ class StepSpec:
 
 
 def shows_settings(*without: str) -> Callable[[F], F]:
-    """Let `help` and `inspect.signature` list the settings of a function that takes `**settings`.
+    """Show the settings in `help` and `inspect.signature` of a function with `**settings`.
 
     Args:
-        *without: settings that the function does not take.
+        *without: settings to omit.
     """
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        own = {name: each for name, each in signature.parameters.items() if name != "settings"}
+        own = {name: one for name, one in signature.parameters.items() if name != "settings"}
         settings = [
-            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-            for each in fields(StepSpec)
-            if each.name in EstimateSettings.__annotations__ and each.name not in (*own, *without)
+            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+            for one in fields(StepSpec)
+            if one.name in EstimateSettings.__annotations__ and one.name not in (*own, *without)
         ]
         function.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*own.values(), *settings]

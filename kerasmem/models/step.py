@@ -1,12 +1,11 @@
-"""The step of an opened model, ready to be traced, compiled or run, without its weights being allocated.
+"""Preparing and tracing the step of an opened model, without allocating its weights.
 
     with open_model("keras.applications:ResNet50") as opened:
         prepared = prepare_step(opened.model, opened.training, structure, inputs, batch_size=32)
-        traced = trace_step(prepared)          # a TensorFlow graph; nothing was computed
+        traced = trace_step(prepared)          # a TensorFlow graph without results
 
-The step is what Keras's `fit` runs for one batch: `model.train_step` (the model's own if it has one, which need not
-have a `call`), or `predict_step` for inference. The batch is an argument, held by the caller for as long as the step
-runs.
+The step is the method that `fit`, `evaluate` or `predict` calls for each batch, including a custom `train_step`. The
+batch is an argument, which the caller holds during the step.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from kerasmem.compat.tensorflow_runtime import functions_traced_anew, stacks_lef
 from kerasmem.errors import KerasmemError, ModelError, UsageError
 from kerasmem.models.backend import import_keras, keras_reason, runs_on_jax, symbolic_outputs
 from kerasmem.models.inputs import ByKeyword, GivenTargets, ModelInput, WithNumbers, by_place
-from kerasmem.models.op_names import scopes_noted
+from kerasmem.models.op_names import record_scopes
 from kerasmem.models.own_step import has_call, has_own_step, optimizers_of, variables_of
 from kerasmem.models.training import TrainingSettings, compile_model, sparse_losses
 from kerasmem.models.weightless import placeholders_for, with_stand_ins
@@ -34,16 +33,16 @@ _STEPS = {"train": "train_step", "evaluate": "test_step", "inference": "predict_
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """A compiled model and the batch that its step takes.
+    """A compiled model and the batch of its step.
 
     Attributes:
-        model: the Keras model, compiled, its optimizer built.
-        x: the inputs as the model takes them, each a Keras tensor with the batch in its shape, or a number.
-        y: the targets likewise; None if the step takes none.
+        model: the compiled Keras model, with a built optimizer.
+        x: the inputs in the model's structure: Keras tensors with the batch in their shape, or numbers.
+        y: the targets as Keras tensors, or None.
         mode: "train", "evaluate" or "inference".
         jit_compile: whether XLA compiles the step.
-        notes: assumptions.
-        sample_weight: likewise; None if the step takes none.
+        notes: assumptions about optimizer and loss.
+        sample_weight: the sample weights as a Keras tensor, or None.
     """
 
     model: Any
@@ -56,7 +55,7 @@ class PreparedStep:
 
     @property
     def data(self) -> Any:
-        """The batch as `train_step` takes it: several inputs alone are packed, so that none is taken for a target."""
+        """Argument of `train_step`. Inputs without targets are in a tuple, so that none is mistaken for a target."""
         if self.sample_weight is not None:
             return (self.x, self.y, self.sample_weight)
         if self.y is not None:
@@ -66,7 +65,7 @@ class PreparedStep:
 
 @dataclass(frozen=True, eq=False)
 class PlainVariable:
-    """A variable of TensorFlow without Keras, with the attributes of a Keras variable."""
+    """Attributes of a `tf.Variable` that is not a Keras variable."""
 
     path: str
     shape: tuple[int, ...]
@@ -79,13 +78,13 @@ class TracedStep:
     """A step as a TensorFlow graph.
 
     Attributes:
-        function: the concrete function; its captured inputs are the handles of the variables.
-        flat: the batch, flat: the function's arguments in order.
-        captures: the name of the placeholder in the graph → the Keras variable.
-        variables: all variables of model, optimizer and metrics, in the order in which they were made.
+        function: the concrete function. Its captured inputs are the variables' handles.
+        flat: arguments of the function: the flat batch.
+        captures: name of a placeholder in the graph → Keras variable.
+        variables: all variables of the model, the optimizers and the metrics, in order of creation.
         kinds: id of a variable → "weights", "optimizer" or "metrics".
-        scopes: name scope → the layers whose calls opened it, the outermost first.
-        optimizers: the names of the optimizers, one inside another included.
+        scopes: name scope → names of its enclosing models and layers, the outermost first, and of its layer.
+        optimizers: names of the optimizers, including inner ones.
     """
 
     function: Any
@@ -107,23 +106,23 @@ def prepare_step(
     jit_compile: bool = False,
     known: PreparedStep | None = None,
 ) -> PreparedStep:
-    """Compile the model and find the shapes of one batch, targets included.
+    """Compile the model and infer the shapes of one batch, including its targets.
 
     Args:
-        model: a Keras model; without weights inside `open_model`.
-        training: optimizer, loss and metrics.
-        structure: how the model takes its inputs (from `model_inputs`).
-        inputs: the inputs, without open dimensions but the batch.
-        batch_size: samples.
+        model: a Keras model.
+        training: arguments of `compile`.
+        structure: structure of the model's inputs (from `model_inputs`).
+        inputs: the inputs, with known dimensions except the batch.
+        batch_size: samples in the batch.
         mode: "train", "evaluate" or "inference".
         jit_compile: whether XLA compiles the step.
-        known: the model's step for another batch size, prepared with the same settings: it stays compiled.
+        known: prepared step of the model with the same settings and another batch size. It stays compiled.
 
     Raises:
-        ModelError: If Keras cannot compile or build it.
+        ModelError: If Keras cannot compile or build the model.
     """
     keras = import_keras()
-    flat = [keras.KerasTensor((batch_size, *each.shape[1:]), each.dtype) for each in inputs]
+    flat = [keras.KerasTensor((batch_size, *one.shape[1:]), one.dtype) for one in inputs]
     x = pack_inputs(structure, flat)
     outputs = cache(partial(output_spec, model, structure, flat))
     try:
@@ -136,7 +135,7 @@ def prepare_step(
         prepared = PreparedStep(model, x, y, mode, jit_compile, notes)
         if known is None and not has_own_step(model):
             _build(prepared, outputs())
-        elif known is None and runs_on_jax():  # else it makes what it needs when it is traced
+        elif known is None and runs_on_jax():  # TensorFlow builds it during the trace
             symbolic_build(model, data_batch=prepared.data)
     except KerasmemError:
         raise
@@ -146,12 +145,12 @@ def prepare_step(
 
 
 def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> TracedStep:
-    """Trace the step into a TensorFlow graph, without computing or allocating weights.
+    """Trace the step into a TensorFlow graph, without computing it or allocating weights.
 
     Args:
-        prepared: from `prepare_step`.
-        keep_alive: where given, variables get memory that is reserved and never touched, as XLA's compiler needs
-            values, and stay in this list.
+        prepared: result of `prepare_step`.
+        keep_alive: list that receives the variables' stand-ins. If it is not None, they have reserved memory that is
+            never touched, because XLA's compiler needs values.
 
     Raises:
         ModelError: If the step cannot be traced.
@@ -162,11 +161,11 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
     leaves = keras.tree.flatten(prepared.data)
     flat = tuple(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, keras.KerasTensor))
     stand_ins: dict[int, Any] = {}
-    kept: list[Any] = [] if keep_alive is None else keep_alive
+    references: list[Any] = [] if keep_alive is None else keep_alive
 
     def make(variable: Any) -> Any:
         stand_in = _untouched(variable) if keep_alive is not None else handle_only(variable)
-        kept.append(stand_in)
+        references.append(stand_in)
         stand_ins[id(stand_in.handle)] = variable
         return stand_in
 
@@ -178,29 +177,29 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         parts = [next(rest) if isinstance(leaf, keras.KerasTensor) else leaf for leaf in leaves]
         return run(keras.tree.pack_sequence_as(prepared.data, parts))
 
-    with with_stand_ins(make), stacks_left_out(), functions_traced_anew(), scopes_noted() as noted:
+    with with_stand_ins(make), stacks_left_out(), functions_traced_anew(), record_scopes() as recorded:
         for variable, _ in variables_of(prepared.model, prepared.mode).values():
             if (value := raw_value(variable)) is not None:
                 stand_ins.setdefault(id(value.handle), variable)
         try:
-            # A batch dimension of its own for each argument: what the step computes from shapes becomes constant.
+            # With a fixed batch dimension, results that depend on shapes become constants.
             function = tf.function(step, jit_compile=prepared.jit_compile or None).get_concrete_function(*flat)
         except Exception as error:
             reason = f"the step of model {prepared.model.name!r} cannot be traced: {keras_reason(error)}"
             if has_own_step(prepared.model):
-                reason += f"; it was given {prepared.data}: see --input-shape and --target-shape"
+                reason += f"; its argument was {prepared.data}, see --input-shape and --target-shape"
             raise ModelError(reason) from error
-    forget_gradients(function.graph)  # it is differentiated already; the entries would keep it for good
-    for each in function.graph.variables:  # those that the user's code made without Keras
-        plain = PlainVariable(each.name, tuple(each.shape), each.dtype.base_dtype.name, each.trainable)
-        stand_ins.setdefault(id(each.handle), plain)
+    forget_gradients(function.graph)  # it has its gradients, and the entries would keep it alive
+    for variable in function.graph.variables:  # those of the user's code without Keras
+        plain = PlainVariable(variable.name, tuple(variable.shape), variable.dtype.base_dtype.name, variable.trainable)
+        stand_ins.setdefault(id(variable.handle), plain)
     captures = {
         placeholder.op.name: stand_ins[id(handle)]
         for handle, placeholder in function.graph.captures
         if id(handle) in stand_ins
     }
     variables = variables_of(prepared.model, prepared.mode)
-    for variable in captures.values():  # states that Keras keeps out of a layer's weights, as a stateful RNN's are
+    for variable in captures.values():  # also states that are no weights in Keras, such as those of a stateful RNN
         variables.setdefault(id(variable), (variable, "weights"))
     return TracedStep(
         function,
@@ -208,15 +207,15 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         captures,
         variables=tuple(variable for variable, _ in variables.values()),
         kinds={key: kind for key, (_, kind) in variables.items()},
-        scopes=noted.scopes,
-        optimizers=tuple(str(each.name) for each in optimizers_of(prepared.model) if prepared.mode == "train"),
+        scopes=recorded.scopes,
+        optimizers=tuple(str(one.name) for one in optimizers_of(prepared.model) if prepared.mode == "train"),
     )
 
 
 def _build(prepared: PreparedStep, outputs: Any) -> None:
-    """Build loss, metrics and optimizer slots, as the first step does."""
+    """Build the loss, the metrics and the optimizer's slots, as the first step does."""
     model, x, y = prepared.model, prepared.x, prepared.y
-    if y is not None and all(layer.built for layer in flatten_layers(model)):  # without the further call of the model
+    if y is not None and all(layer.built for layer in flatten_layers(model)):  # saves a call of the model
         loss_built, metrics_built = loss_and_metrics_built(model)
         if not metrics_built:
             symbolic_outputs(model.compute_metrics, x, y, outputs, sample_weight=None)
@@ -229,7 +228,7 @@ def _build(prepared: PreparedStep, outputs: Any) -> None:
 
 
 def _untouched(variable: Any) -> Any:
-    """Return a variable with reserved memory that is never written, and so takes no pages."""
+    """Create a variable in reserved memory that is never written, and so occupies no pages."""
     import tensorflow as tf
 
     with tf.init_scope(), tf.device("/device:CPU:0"):
@@ -238,7 +237,7 @@ def _untouched(variable: Any) -> Any:
 
 
 def pack_inputs(structure: Any, flat: list[Any]) -> Any:
-    """Pack flat inputs into the model's structure (from `model_inputs`)."""
+    """Pack flat inputs into a structure of `model_inputs`."""
     if isinstance(structure, WithNumbers):
         return (pack_inputs(structure.structure, flat), dict(structure.numbers))
     if isinstance(structure, ByKeyword):
@@ -248,22 +247,22 @@ def pack_inputs(structure: Any, flat: list[Any]) -> Any:
 
 
 def output_spec(model: Any, structure: Any, flat: list[Any]) -> Any:
-    """Infer the model's outputs for inputs of these shapes (Keras tensors), by a call unless it declares them."""
+    """Infer the outputs of a model for inputs (Keras tensors), by a call if it does not declare them."""
     keras = import_keras()
     graph = graph_of(model)
     if type(model).call not in (keras.Sequential.call, functional_class().call) or graph is None:
-        return called_on(model, structure, flat)
+        return infer_by_call(model, structure, flat)
     declared = [tuple(tensor.shape[1:]) for tensor in graph.inputs]
     outputs = keras.tree.flatten(graph.output)
     is_open = any(None in tensor.shape[1:] or tensor.shape[:1] != (None,) for tensor in outputs)
     if is_open or declared != [tuple(tensor.shape[1:]) for tensor in flat]:
-        return called_on(model, structure, flat)
+        return infer_by_call(model, structure, flat)
     batch = flat[0].shape[0]
-    return keras.tree.map_structure(lambda each: keras.KerasTensor((batch, *each.shape[1:]), each.dtype), graph.output)
+    return keras.tree.map_structure(lambda one: keras.KerasTensor((batch, *one.shape[1:]), one.dtype), graph.output)
 
 
-def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
-    """Infer the model's outputs by calling it, and every layer inside, on shapes."""
+def infer_by_call(model: Any, structure: Any, flat: list[Any]) -> Any:
+    """Infer the outputs of a model by calling it and all its layers on shapes."""
 
     def call(*tensors: Any) -> Any:
         packed = pack_inputs(structure, list(tensors))
@@ -274,24 +273,24 @@ def called_on(model: Any, structure: Any, flat: list[Any]) -> Any:
 
 
 def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], batch_size: int) -> Any:
-    """Return the targets of a compiled model's step as Keras tensors, or None.
+    """Return the targets of a model's step as Keras tensors, or None if there are none.
 
     Args:
-        model: compiled.
-        given: the user's settings of them.
-        outputs: returns the model's outputs; only called if the loss decides.
-        batch_size: samples.
+        model: a compiled model.
+        given: the user's settings of the targets.
+        outputs: function that returns the model's outputs. It is called only if the loss decides the targets.
+        batch_size: samples in the batch.
 
     Raises:
-        UsageError: If a dtype is given for targets whose shape is not known.
+        UsageError: If the user sets a dtype, and the shape is unknown.
     """
     keras = import_keras()
     if given.are_none:
         return None
     if given.shapes:
-        usual = "int32" if any(sparse_losses(model.loss, None)) else "float32"
+        default = "int32" if any(sparse_losses(model.loss, None)) else "float32"
         targets = {
-            name: keras.KerasTensor((batch_size, *shape.sizes), shape.dtype or given.dtype or usual)
+            name: keras.KerasTensor((batch_size, *shape.sizes), shape.dtype or given.dtype or default)
             for name, shape in given.shapes.items()
         }
         if list(targets) == [""]:
@@ -299,20 +298,20 @@ def step_targets(model: Any, given: GivenTargets, outputs: Callable[[], Any], ba
         return tuple(targets.values()) if by_place(targets) else targets
     if has_own_step(model) and (model.loss is None or not has_call(model)):
         if given.dtype is not None:
-            raise UsageError("--target-dtype: what shape the targets have is not known; give --target-shape, too")
+            raise UsageError("--target-dtype needs --target-shape, because the shape of the targets is unknown")
         return None
     try:
         inferred = outputs()
     except Exception:
-        if has_own_step(model):  # its `call` does not take what its `train_step` does
+        if has_own_step(model):  # its `call` may take other arguments than its `train_step`
             return None
         raise
     labels = target_spec(model.loss, inferred, batch_size)
-    return keras.tree.map_structure(lambda each: keras.KerasTensor(each.shape, given.dtype or each.dtype), labels)
+    return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, given.dtype or one.dtype), labels)
 
 
 def target_spec(loss: Any, outputs: Any, batch_size: int) -> Any:
-    """Return the labels (Keras tensors): class numbers for sparse losses, else one value for each output."""
+    """Return the targets (Keras tensors): class numbers for sparse losses, else one value for each output value."""
     keras = import_keras()
     flat = keras.tree.flatten(outputs)
     labels = []

@@ -1,4 +1,4 @@
-"""Optimizer, loss and metrics: those of a file or an object, or those that the user names, and `compile` with them."""
+"""Arguments of `compile`, from a file, an object or the user, and compiling with them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class TrainingSettings:
     """Arguments of `compile`.
 
     Attributes:
-        optimizer: its class name in lower case ("adam"), or None if the model was not compiled.
-        optimizer_config: the optimizer's configuration; None means its defaults.
-        loss: the loss's name, or None.
-        loss_config: the loss as a file has it (a name, a configuration, a list or dict of them), or a name given.
-        metrics_config: the metrics as a file has them.
-        loss_weights: of several losses, by place or by name; None if all count alike.
-        keeps_optimizer: the model was compiled by its own code, and its optimizer stands.
-        keeps_loss: likewise its loss and metrics.
-        targets: the user's settings of them.
+        optimizer: class name of the optimizer in lower case ("adam"), or None if the model was not compiled.
+        optimizer_config: configuration of the optimizer. Defaults to Keras's defaults.
+        loss: name of the loss, or None.
+        loss_config: the loss in a file (a name, a configuration, a list or dict of these), or the user's name.
+        metrics_config: the metrics in a file.
+        loss_weights: weights of several losses, a list or dict; None if all are 1.
+        keeps_optimizer: whether the user's code compiled the model, and its optimizer is used.
+        keeps_loss: whether the user's code compiled the model, and its loss and metrics are used.
+        targets: the user's settings of the targets.
     """
 
     optimizer: str | None = None
@@ -47,7 +47,7 @@ class TrainingSettings:
 
 
 def training_of_document(document: ModelDocument) -> TrainingSettings:
-    """Return the settings in a file, without those that cannot be read."""
+    """Return the settings in a file, without unreadable ones."""
     training = document.training or {}
     stored = training.get("optimizer_config", training.get("optimizer"))
     name, config = None, None
@@ -63,10 +63,10 @@ def training_of_document(document: ModelDocument) -> TrainingSettings:
 
 
 def training_of_model(model: Any) -> TrainingSettings:
-    """Return the settings of a live model."""
+    """Return the settings of a Keras model."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
-        own = bool(getattr(model, "compiled", False))  # without one: its step updates the weights itself
+        own = bool(getattr(model, "compiled", False))  # its step updates the weights itself
         return TrainingSettings(keeps_optimizer=own, keeps_loss=own)
     try:
         config = optimizer.get_config()
@@ -80,27 +80,27 @@ def training_of_model(model: Any) -> TrainingSettings:
 
 
 def training_of_copy(model: Any, own: TrainingSettings, *, is_sent: bool = False) -> TrainingSettings:
-    """Return the settings for a copy of a live model, with new metrics.
+    """Return the settings for a copy of a Keras model, with configurations of its metrics.
 
     Args:
         model: the model.
-        own: its settings.
-        is_sent: to another process, which makes new losses, too.
+        own: the model's settings.
+        is_sent: whether the copy is for another process, and needs configurations of losses too.
     """
     keras = import_keras()
     kinds = (keras.Metric, keras.Loss) if is_sent else keras.Metric
 
-    def described(part: Any) -> Any:
+    def to_config(part: Any) -> Any:
         return keras.saving.serialize_keras_object(part) if isinstance(part, kinds) else part
 
-    loss, metrics = keras.tree.map_structure(described, (getattr(model, "loss", None), user_metrics(model)))
+    loss, metrics = keras.tree.map_structure(to_config, (getattr(model, "loss", None), user_metrics(model)))
     return replace(own, loss_config=loss, metrics_config=metrics, keeps_optimizer=False, keeps_loss=False)
 
 
 def with_replaced(
     own: TrainingSettings, optimizer: str | None, loss: str | None, targets: GivenTargets
 ) -> TrainingSettings:
-    """Return the model's own settings with those that were asked for in their place.
+    """Replace the model's settings by those of the user.
 
     Raises:
         UsageError: If Keras has no such optimizer or loss.
@@ -129,27 +129,27 @@ def _name_of(loss: Any) -> str | None:
 
 
 def check_loss(name: str) -> None:
-    """Refuse the name of a loss that Keras cannot find.
+    """Refuse the name of an unknown loss.
 
     Raises:
         UsageError: If Keras has no such loss, and none is registered with it.
     """
     losses = import_keras().losses
-    if _restored(losses, losses.Loss, name) is None:
-        known = [each for each in vars(losses) if each == each.lower() and not each.startswith("_")]
+    if _restore(losses, losses.Loss, name) is None:
+        known = [key for key in vars(losses) if key == key.lower() and not key.startswith("_")]
         hint = nearest(name, known) or "; register your own with keras.saving.register_keras_serializable"
-        raise UsageError(f"loss {name!r} is not one of Keras's{hint}")
+        raise UsageError(f"loss must be one of Keras's; got {name!r}{hint}")
 
 
 def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> int | None:
-    """Return the bytes that an optimizer keeps beside the weights (moments, accumulators, its counters).
+    """Return the bytes of an optimizer's variables (moments, accumulators, counters).
 
     Args:
-        settings: the optimizer and its configuration; settings of older Keras versions are passed over.
+        settings: the optimizer and its configuration. Unknown settings are ignored.
         variables: the trainable variables of the model, with or without values.
 
     Returns:
-        Bytes, or None if the optimizer is unknown or not one of Keras's.
+        The bytes, or None if the optimizer is unknown or not Keras's.
     """
     if settings.optimizer is None:
         return None
@@ -158,41 +158,41 @@ def optimizer_slot_bytes(settings: TrainingSettings, variables: list[Any]) -> in
             optimizer = make_optimizer(settings.optimizer, settings.optimizer_config or {})
             optimizer.build(variables)
             return sum(variable_bytes(variable) for variable in optimizer.variables)
-    except Exception:  # a custom or misconfigured optimizer: the estimate goes on and says that it does not know
+    except Exception:  # a custom or misconfigured optimizer has an unknown size
         return None
 
 
 def make_optimizer(name: str, config: dict[str, Any]) -> Any:
-    """Return an optimizer of Keras's from its name and those settings in a configuration that this Keras knows.
+    """Create an optimizer of Keras from its name and configuration. Unknown settings are ignored.
 
     Raises:
         UsageError: If Keras has no such optimizer.
-        ValueError: If a setting is one that is not read from files.
+        ValueError: If a setting must not be read from files.
     """
     cls = _optimizer_class(name)
     if "inner_optimizer" in config:  # LossScaleOptimizer
         inner = config["inner_optimizer"]
         return cls(make_optimizer(inner["class_name"].rpartition(">")[2].lower(), inner["config"]))
-    if config.get("exclude_layers"):  # patterns of Muon's, from a file perhaps, that are not worth matching
+    if config.get("exclude_layers"):  # patterns of Muon, which could be slow to match if a file provides them
         raise ValueError("exclude_layers")
     known = cls().get_config()
-    kept = {key: value for key, value in config.items() if key in known and key != "learning_rate"}
-    if isinstance(config.get("learning_rate"), dict):  # a schedule, perhaps a custom one: it has no variable
-        kept["learning_rate"] = lambda: 0.001
-    return cls.from_config(kept)
+    settings = {key: value for key, value in config.items() if key in known and key != "learning_rate"}
+    if isinstance(config.get("learning_rate"), dict):  # a schedule, possibly custom, which has no variable
+        settings["learning_rate"] = lambda: 0.001
+    return cls.from_config(settings)
 
 
 def _optimizer_class(name: str) -> Any:
-    """Return Keras's optimizer class with that name in lower case.
+    """Return the optimizer class of Keras with this name in lower case.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If the class does not exist.
     """
     optimizers = import_keras().optimizers
     classes = {key.lower(): value for key, value in vars(optimizers).items() if _is_kind(value, optimizers.Optimizer)}
     known = sorted(classes.keys() - {"optimizer"})
     if name not in known:
-        raise UsageError(f"optimizer {name!r} is not one of Keras's: {', '.join(known)}{nearest(name, known)}")
+        raise UsageError(f"optimizer must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}")
     return classes[name]
 
 
@@ -202,15 +202,15 @@ ASSUMED_OPTIMIZER = "adam"
 def compile_model(
     model: Any, training: TrainingSettings, outputs: Callable[[], Any], jit_compile: bool
 ) -> tuple[str, ...]:
-    """Compile the model in place by its settings, and return the assumptions.
+    """Compile the model in place, and return the assumptions.
 
-    A model that its own code compiled keeps what it was given there, but for what `training` replaces. If no loss
-    is known one is assumed by the last activation.
+    A model that the user's code compiled keeps its arguments unless `training` replaces them. An unknown loss is
+    assumed from the last activation.
 
     Args:
         model: a Keras model.
         training: the settings.
-        outputs: returns the model's symbolic outputs, for losses that must be assumed.
+        outputs: function that returns the model's symbolic outputs.
         jit_compile: whether XLA compiles the step.
 
     Raises:
@@ -231,17 +231,17 @@ def compile_model(
         if own and training.keeps_loss:
             loss, weights, metrics = model.loss, user_loss_weights(model), user_metrics(model)
         elif training.loss_config is not None:
-            loss, weights = _restored(keras.losses, keras.Loss, training.loss_config), training.loss_weights
+            loss, weights = _restore(keras.losses, keras.Loss, training.loss_config), training.loss_weights
             metrics = _metrics(training.metrics_config, len(keras.tree.flatten(outputs())))
         if None in keras.tree.flatten(loss) and not own and not has_own_step(model):
             loss = _assumed_loss(model, outputs())
-            notes.append(f"no loss is given: {loss} is assumed, by the outputs")
+            notes.append(f"the loss is unknown: {loss} is assumed from the outputs")
         if own and training.keeps_optimizer and training.keeps_loss:
             model.jit_compile = jit_compile
         elif not takes_settings(model):
             raise UsageError(
-                f"the compile() of model {model.name!r} takes arguments of its own: name the optimizer and the "
-                "loss that it is to have in the function that builds it"
+                f"the compile() of model {model.name!r} has other arguments than Keras's; set the optimizer and the "
+                "loss in the function that builds the model"
             )
         else:
             model.compile(
@@ -255,7 +255,7 @@ def compile_model(
 
 
 def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
-    """Return for each flat output whether its loss takes class numbers in place of one value an output."""
+    """Return for each flat output whether its loss takes class numbers."""
     keras = import_keras()
     flat = keras.tree.flatten(outputs)
     if isinstance(loss, dict):
@@ -266,36 +266,33 @@ def sparse_losses(loss: Any, outputs: Any) -> list[bool]:
     else:
         losses = [loss] * len(flat)
     losses += [None] * (len(flat) - len(losses))
-    return ["sparse" in f"{_name_of(each)} {type(each).__name__}".lower() for each in losses]
+    return ["sparse" in f"{_name_of(one)} {type(one).__name__}".lower() for one in losses]
 
 
 def _metrics(config: Any, outputs: int) -> Any:
-    """Return the metrics in a configuration: one list, or one metric or list for each output, by place or by name.
-
-    Those that are not Keras's are left out.
-    """
+    """Create Keras's metrics in a configuration: a list, or a list or dict with the metrics of each output."""
     if isinstance(config, dict) and not isinstance(config.get("class_name"), str):
         return {key: _metrics(value, 1) for key, value in config.items()}
     if not isinstance(config, (list, tuple)):
-        return _restored(import_keras().metrics, import_keras().Metric, config)
-    metrics = [_metrics(each, 1) for each in config]
-    return metrics if len(metrics) == outputs > 1 else [each for each in metrics if each is not None]
+        return _restore(import_keras().metrics, import_keras().Metric, config)
+    metrics = [_metrics(one, 1) for one in config]
+    return metrics if len(metrics) == outputs > 1 else [metric for metric in metrics if metric is not None]
 
 
-def _restored(module: Any, kind: type, config: Any) -> Any:
-    """Return the losses or metrics for a name, a configuration, a live object or a structure of them.
+def _restore(module: Any, kind: type, config: Any) -> Any:
+    """Create losses or metrics from a name, a configuration, an object or a structure of these.
 
-    Those that are not Keras's are None.
+    They are None if they are not Keras's.
 
     Args:
         module: `keras.losses` or `keras.metrics`.
         kind: `Loss` or `Metric`.
-        config: as a file or a model has it.
+        config: loss or metric in a file or a model.
     """
     if isinstance(config, (list, tuple)):
-        return [_restored(module, kind, each) for each in config]
+        return [_restore(module, kind, one) for one in config]
     if isinstance(config, dict) and not isinstance(config.get("class_name"), str):
-        return {key: _restored(module, kind, value) for key, value in config.items()}
+        return {key: _restore(module, kind, value) for key, value in config.items()}
     inner: Any = config.get("config") if isinstance(config, dict) else None
     if isinstance(config, dict) and not isinstance(inner, dict):
         config = inner  # the name of a function
@@ -305,7 +302,7 @@ def _restored(module: Any, kind: type, config: Any) -> Any:
         except ValueError:
             return None
     if not isinstance(config, dict):
-        return config if callable(config) else None  # of a live model
+        return config if callable(config) else None
     cls: Any = getattr(module, str(config.get("class_name")).rpartition(">")[2], None)
     if not _is_kind(cls, kind):
         return None
@@ -321,7 +318,7 @@ def _is_kind(value: Any, kind: type) -> bool:
 
 
 def _assumed_loss(model: Any, outputs: Any) -> Any:
-    """Return the usual loss for the last activation: the size of the labels is the same for most others."""
+    """Return the usual loss for the last activation. Most other losses have labels of the same size."""
     flat = import_keras().tree.flatten(outputs)
     activation = None
     for layer in flatten_layers(model, include_self=False):

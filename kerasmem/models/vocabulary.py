@@ -1,9 +1,8 @@
-"""The names a configuration may use: Keras's own building blocks and the user's objects, nothing else.
+"""Checks of a model's configuration before Keras builds it: only Keras's building blocks and the user's objects.
 
-Keras has a safe mode of its own, which stays on as a second line. It has been passed by before (legacy HDF5 files,
-functions of Keras named as layers, vocabularies read from a path), so nothing here depends on it: a configuration is
-opened only if it holds no code, reaches for no other file, and every name in it is a building block of Keras or was
-named by the user.
+Keras's safe mode stays on, but it has been bypassed before: by legacy HDF5 files, by functions of Keras instead of
+layers, and by vocabularies in other files. So a configuration is opened only if it contains no code and refers to no
+other file, and if each name in it is a building block of Keras or defined by the user.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from kerasmem.compat.keras_layers import LEGACY_LAYERS, flatten_layers, function
 from kerasmem.errors import ModelFileError, UnknownLayerError, UntrustedModelError, UsageError
 from kerasmem.models.backend import import_keras
 
-# Where Keras keeps the classes that a configuration is made of.
+# Modules of the classes in a configuration.
 _CLASS_MODULES = (
     "layers", "models", "initializers", "regularizers", "constraints", "dtype_policies", "quantizers",
     "losses", "metrics", "optimizers", "optimizers.schedules",
 )  # fmt: skip
 _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints", "losses", "metrics")
-_LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # what they have is found without being named
+_LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # their objects need not be passed by the user
 _OWN_MODULE, _OWN_CLASS = "kerasmem.training.recompute.model", "RecomputedFunctional"
 OWN_NAME = f"kerasmem>{_OWN_CLASS}"
-# Whether a recomputed model's configuration tells its cuts. In a file it is the plain model's.
+# Whether the configuration of a recomputed model has its cuts. In a file, it is the configuration of the plain model.
 CUTS_TOLD: ContextVar[bool] = ContextVar("cuts_told", default=False)
 
-# Data, not classes: Keras's own marks for tensors, tuples, slices and the like.
+# Keras's markers for tensors, slices and other data.
 _DATA = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"})
-# Layers of Keras that load a program of another kind.
+# Keras's layers that load programs of other frameworks.
 _FOREIGN_PROGRAMS = frozenset({"TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"})
 # Settings that name a file to read.
 _FILE_SETTINGS = ("vocabulary", "filepath")
@@ -52,12 +51,12 @@ _NAME_THEM = (
 
 @functools.cache
 def _class_modules(operations_first: bool) -> dict[str, str]:
-    """Return the modules of Keras's classes that make part of a model, by their bare names: "keras.layers" of "Dense".
+    """Map the names of Keras's building blocks to their modules, such as "Dense" to "keras.layers".
 
-    Files have some classes that are not exported by that name: those of `keras.ops`, for functions called between
-    layers, and a few layers of `keras.applications`.
+    Some classes in files are not exported: those of `keras.ops`, for functions between layers, and a few layers of
+    `keras.applications`.
     """
-    exported = [f"keras.{each}" for each in _CLASS_MODULES]
+    exported = [f"keras.{module}" for module in _CLASS_MODULES]
     operations = _modules_behind("ops", "ops.image")
     order = (*operations, *exported) if operations_first else (*exported, *operations)
     modules: dict[str, str] = {}
@@ -65,15 +64,15 @@ def _class_modules(operations_first: bool) -> dict[str, str]:
         for name, value in vars(importlib.import_module(module)).items():
             if _is_building_block(value):
                 modules.setdefault(name, module)
-    for value in (functional_class(), *vars(import_keras().layers).values()):  # exported by another name
+    for value in (functional_class(), *vars(import_keras().layers).values()):  # exported under other names
         if _is_building_block(value):
             modules.setdefault(value.__name__, value.__module__)
     return modules
 
 
 def _modules_behind(*namespaces: str) -> list[str]:
-    """Return the modules that define the functions and classes of public modules of Keras."""
-    public = [vars(importlib.import_module(f"keras.{each}")).values() for each in namespaces]
+    """Return the modules that define the contents of Keras's public modules."""
+    public = [vars(importlib.import_module(f"keras.{namespace}")).values() for namespace in namespaces]
     modules = (str(getattr(value, "__module__", "")) for values in public for value in values if callable(value))
     return list(dict.fromkeys(module for module in modules if module.startswith("keras.")))
 
@@ -90,25 +89,25 @@ def _is_building_block(value: Any) -> bool:
 
 
 def with_registered(custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the custom objects and those that are registered with Keras."""
+    """Return the custom objects and the objects registered with Keras."""
     return {**import_keras().saving.get_custom_objects(), **(custom_objects or {})}
 
 
 def is_custom(custom_objects: Mapping[str, Any], *names: object) -> bool:
-    """Return whether one of the names is a custom object's."""
+    """Return whether one of the names belongs to a custom object."""
     return any(isinstance(name, str) and name in custom_objects for name in names)
 
 
 def module_of(class_name: str, is_operation: bool = False) -> str | None:
-    """Return the module of a Keras class that makes part of a model, or None if Keras has none.
+    """Return the module of a Keras building block, or None if there is none.
 
-    Layers, metrics and operations share names (Add, Mean, …): `is_operation` puts the operations first.
+    Layers, metrics and operations share names (Add, Mean, …). If `is_operation` is true, operations take precedence.
     """
     return _class_modules(is_operation).get(class_name)
 
 
 def keras_class(class_name: str, module: str | None = None) -> type | None:
-    """Return the Keras class of that name, or None if Keras has none that makes part of a model."""
+    """Return the Keras building block with this name, or None."""
     module = module_of(class_name) if module is None else module
     if module is None or (module != "keras" and not module.startswith("keras.")):
         return None
@@ -120,7 +119,7 @@ def keras_class(class_name: str, module: str | None = None) -> type | None:
 
 
 def is_keras_function(name: str) -> bool:
-    """Return whether Keras has an activation, loss, metric, … function of that name."""
+    """Return whether Keras has an activation, loss, metric, … function with this name."""
     return any(callable(vars(importlib.import_module(f"keras.{module}")).get(name)) for module in _FUNCTION_MODULES)
 
 
@@ -137,30 +136,27 @@ def dictionaries(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_trust(config: dict[str, Any]) -> None:
-    """Refuse a configuration that holds serialised Python, or that would load other files.
-
-    Args:
-        config: a model's configuration.
+    """Refuse a configuration that contains serialised Python code or loads other files.
 
     Raises:
-        UntrustedModelError: with the layer's name and the way to allow it.
+        UntrustedModelError: If it does; the message has the layer's name and the option that allows it.
     """
     for node in dictionaries(config):
         if danger := _danger(node.get("class_name"), node.get("config")):
             raise UntrustedModelError(
-                f"{danger}; if you trust where the file comes from, allow it: --trust (trust=True in Python)"
+                f"{danger}; if you trust the origin of the file, allow it: --trust (trust=True in Python)"
             )
 
 
 def _danger(class_name: Any, config: Any) -> str | None:
-    """Return the reason why building an object would run code or read a file, or None."""
+    """Describe the code or the file that building an object would run or read, or return None."""
     settings = config if isinstance(config, dict) else {}
     name = settings.get("name")
     function = settings.get("function")
     is_name = isinstance(function, str) or (isinstance(function, dict) and function.get("class_name") == "function")
     if class_name == "__lambda__" or (class_name == "Lambda" and not is_name):
-        layer = f"layer {name!r} is a Lambda with" if name else "it holds a lambda with"
-        return f"{layer} serialised Python code, which opening would run"
+        layer = f"layer {name!r} is a Lambda with" if name else "it contains a lambda with"
+        return f"{layer} serialised Python code, which would run"
     if class_name in _FOREIGN_PROGRAMS:
         return f"layer {name!r} ({class_name}) loads a program from outside the configuration"
     for setting in _FILE_SETTINGS:
@@ -170,55 +166,85 @@ def _danger(class_name: Any, config: Any) -> str | None:
 
 
 def check_names(config: dict[str, Any], custom_objects: Mapping[str, Any]) -> None:
-    """Refuse a configuration with names that are neither Keras's nor the user's.
+    """Refuse a configuration with names that neither Keras nor the user defines.
 
     Raises:
-        UnknownLayerError: with all such names and the ways to give them.
+        UnknownLayerError: If there are any; the message lists them and the options to pass them.
     """
     unknown: dict[str, None] = {}  # a set that keeps the order
     for node in dictionaries(config):
         class_name = node.get("class_name")
         if "class_name" in node and not isinstance(class_name, str):
-            raise ModelFileError(f"class_name is {class_name!r}, not the name of a class")
+            raise ModelFileError(f"class_name must be the name of a class; got {class_name!r}")
         if class_name is not None and "config" in node and class_name not in _DATA:
             unknown.update(dict.fromkeys(_unknown_names(node, custom_objects)))
     if unknown:
-        shown = ", ".join(list(unknown)[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
-        raise UnknownLayerError(f"uses classes or functions that Keras does not have: {shown}; {_NAME_THEM}")
+        names = ", ".join(list(unknown)[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+        raise UnknownLayerError(f"uses classes or functions that Keras does not have: {names}; {_NAME_THEM}")
 
 
 def _unknown_names(node: dict[str, Any], custom_objects: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the unknown names of an object in a configuration."""
     class_name, config, registered = node["class_name"], node["config"], node.get("registered_name")
     if class_name == "function":
         if not is_custom(custom_objects, config, registered) and not is_keras_function(str(config)):
             yield f"function {config}"
     elif class_name != "__lambda__":
-        given = config.get("function") if class_name == "Lambda" else None
-        if isinstance(given, str) and not is_custom(custom_objects, given):
-            yield f"function {config['function']}"
+        function = config.get("function") if class_name == "Lambda" else None
+        if isinstance(function, str) and not is_custom(custom_objects, function):
+            yield f"function {function}"
         if not is_custom(custom_objects, class_name, registered) and not keras_class(class_name, node.get("module")):
             yield class_name
 
 
 def check_graph(config: dict[str, Any]) -> None:
-    """Refuse calls in a graph that take no tensor: Keras would compute them at once, at any size.
+    """Refuse calls in a graph without a tensor argument, which Keras would compute immediately, at any size.
 
     Raises:
-        ModelFileError: with the name of the layer.
+        ModelFileError: If there is such a call; the message has the layer's name.
     """
     for node in dictionaries(config):
         calls = node.get("inbound_nodes")
         for call in filter(None, calls if isinstance(calls, list) else ()):
-            if "__keras_tensor__" not in [each.get("class_name") for each in dictionaries(call)]:
-                raise ModelFileError(f"layer {node.get('name')!r} is called on no tensor of the model")
+            if "__keras_tensor__" not in [part.get("class_name") for part in dictionaries(call)]:
+                raise ModelFileError(f"layer {node.get('name')!r} is called without a tensor of the model")
+
+
+def with_dtype_policy(config: dict[str, Any], name: str) -> Any:
+    """Replace the dtype policy float32 in a configuration of Keras 3. Inputs keep their dtype.
+
+    Raises:
+        UsageError: If Keras has no such policy, or it quantizes.
+    """
+    try:
+        policy = import_keras().dtype_policies.get(name)
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"dtype_policy must be one of Keras's: float32, mixed_float16, mixed_bfloat16, …; got {name!r}"
+        ) from error
+    if getattr(policy, "quantization_mode", None) is not None:
+        raise UsageError(f"dtype_policy must not quantize; got {name!r}. Call model.quantize(…) and pass the model")
+    return _replace_policy(config, name)
+
+
+def _replace_policy(value: Any, policy: str) -> Any:
+    if isinstance(value, list):
+        return [_replace_policy(item, policy) for item in value]
+    if not isinstance(value, dict) or value.get("class_name") in ("InputLayer", "__keras_tensor__"):
+        return value
+    replaced = {key: _replace_policy(item, policy) for key, item in value.items()}
+    dtype = replaced.get("dtype")
+    if isinstance(dtype, dict) and isinstance(dtype.get("config"), dict):
+        dtype = dtype["config"].get("name")
+    if dtype == "float32" and "name" in replaced:
+        replaced["dtype"] = policy
+    return replaced
 
 
 def register_own_classes(config: Any) -> None:
-    """Register kerasmem's own class with Keras if a configuration has it.
+    """Register kerasmem's own class with Keras if a configuration uses it.
 
     Raises:
-        NotAvailableError: If the class does not work with the Keras installed.
+        NotAvailableError: If the class does not work with the installed Keras.
     """
     if any(str(node.get("class_name")).endswith(_OWN_CLASS) for node in dictionaries(config)):
         importlib.import_module(_OWN_MODULE)
@@ -227,7 +253,7 @@ def register_own_classes(config: Any) -> None:
 def configuration(model: Any) -> dict[str, Any]:
     """Return a model's configuration for `keras.saving.deserialize_keras_object`, with its cuts.
 
-    It is for this process and its children; what Keras writes to a file has no cuts.
+    Use it in this process and its children only: the files of Keras have no cuts.
     """
     token = CUTS_TOLD.set(True)
     try:
@@ -242,37 +268,38 @@ def configuration(model: Any) -> dict[str, Any]:
 
 
 def own_objects(model: Any) -> dict[str, Any]:
-    """Return the classes and functions of a live model that are not Keras's, by the names Keras looks for them under.
+    """Return the user's classes and functions in a model, by the names that Keras uses for them.
 
-    They are those of its layers, optimizer, losses and metrics, and of what these hold.
+    They are those of its layers, optimizer, losses and metrics, and of the attributes of these.
     """
     keras = import_keras()
-    metrics = [inner for each in model.metrics for inner in (each, *getattr(each, "metrics", ()))]
+    metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]
     losses = keras.tree.flatten(getattr(model, "loss", None))
     parts = [getattr(model, "optimizer", None), *flatten_layers(model), *metrics, *losses]
-    held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
-    parts += [each for each in held if isinstance(each, FunctionType) or hasattr(each, "get_config")]
-    things = [each if isinstance(each, (FunctionType, type)) else type(each) for each in parts]
-    own = {each.__name__: each for each in things if not is_of_a_library(each)}
-    own.pop("<lambda>", None)  # Keras writes a lambda down itself
-    registered = {name: each for name, each in keras.saving.get_custom_objects().items() if name != OWN_NAME}
-    return {**own, **registered}  # our own class is there where a configuration has it, see `register_own_classes`
+    attributes = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+    parts += [value for value in attributes if isinstance(value, FunctionType) or hasattr(value, "get_config")]
+    definitions = [part if isinstance(part, (FunctionType, type)) else type(part) for part in parts]
+    own = {definition.__name__: definition for definition in definitions if not is_of_a_library(definition)}
+    own.pop("<lambda>", None)  # Keras serializes lambdas itself
+    registered = dict(keras.saving.get_custom_objects())
+    registered.pop(OWN_NAME, None)  # `register_own_classes` adds it if it is used
+    return {**own, **registered}
 
 
 def is_of_a_library(value: Any) -> bool:
-    """Return whether a function or class, or any other object's class, comes from a library and not from the user."""
+    """Return whether a function, a class or an object's class is defined in a library, not by the user."""
     definition = value if isinstance(value, (FunctionType, type)) else type(value)
     return str(getattr(definition, "__module__", "")).partition(".")[0] in _LIBRARIES
 
 
 def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
-    """Import modules named by the user and collect the classes and functions that models may use.
+    """Import modules of the user and collect the classes and functions for models.
 
     Args:
         names: dotted module names ("package.module") or paths of Python files.
 
     Returns:
-        Name to object: what the module registers with Keras, and its public classes and functions.
+        Objects by name: the public classes and functions of the modules, and the objects registered with Keras.
 
     Raises:
         UsageError: If a module cannot be imported.
@@ -286,16 +313,16 @@ def load_custom_objects(names: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
-    """Read "depth=5" and the like: a value is JSON if possible (5, 0.1, true, [1, 2]), else text.
+    """Read arguments such as "depth=5". A value is JSON if possible (5, 0.1, true, [1, 2]), else text.
 
     Raises:
-        UsageError: If a text has no name.
+        UsageError: If an argument has no name.
     """
     arguments: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"--factory-arg {text!r}: write name=value, for example depth=5")
+            raise UsageError(f"--factory-arg must be NAME=VALUE, such as depth=5; got {text!r}")
         arguments[name] = value
         with contextlib.suppress(ValueError):
             arguments[name] = json.loads(value)
@@ -303,12 +330,12 @@ def parse_factory_args(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def import_user_module(name: str, option: str) -> dict[str, Any]:
-    """Return the names in a module, by its dotted name (the current folder included) or the path of a `.py` file.
+    """Import a module by dotted name, also from the current folder, or run a `.py` file, and return its names.
 
-    A file becomes no module, so that a user's `random.py` does not replace Python's.
+    A file is not registered as a module, so a user's `random.py` does not replace Python's.
 
     Raises:
-        UsageError: If there is no such module, or importing it failed.
+        UsageError: If the module does not exist, or importing it fails.
     """
     if Path.cwd().as_posix() not in sys.path:
         sys.path.insert(0, Path.cwd().as_posix())

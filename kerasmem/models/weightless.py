@@ -1,4 +1,4 @@
-"""Variables with a shape and no value: a model of any size is built in the memory of its Python objects."""
+"""Variables without values, to build and trace models of any size without allocating weights."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from kerasmem.models.backend import import_keras, runs_on_jax
 
 
 class _Shaped(threading.local):
-    """A thread's variables that were made without a value and are still in use, by id."""
+    """Variables that this thread created without a value and still uses, by id."""
 
     def __init__(self) -> None:
         self.variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 _shaped = _Shaped()
-_giving = ThreadStack()  # functions that give a new variable a stand-in while a step is being traced
+_giving = ThreadStack()  # functions that give a new variable a stand-in during a trace
 
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Draw this thread's numbers of `random` from a copy of its generator: Keras draws seeds there."""
+    """Keep the state of `random`: numbers that this thread draws, such as Keras's seeds, are from a copy."""
     generator = random.Random()
     generator.setstate(random.getstate())
     with contextlib.ExitStack() as stack:
@@ -52,17 +52,15 @@ def _without_first(function: Callable[..., Any], replaced: object, /, *args: Any
 
 @contextlib.contextmanager
 def weightless() -> Iterator[None]:
-    """Build Keras objects inside without allocating one of their variables.
+    """Build Keras objects in this thread without allocating their variables.
 
-    Keras leaves the variables of a `StatelessScope` uninitialised until the scope ends. This one ends
-    without initialising them, and takes them off Keras's list of variables still to be initialised,
-    so that no later scope allocates them either. Variables given as values (an optimizer's learning
-    rate) keep their value, and an optimizer asks a weight for its shape only. Other threads see Keras
-    as it is.
+    Keras initializes the variables of a `StatelessScope` when the scope ends. This context skips that, and removes the
+    variables from Keras's list of uninitialized variables, so that no later scope allocates them. Variables with a
+    constant value (an optimizer's learning rate) keep it, and optimizers read only the shapes of weights.
     """
     keras = import_keras()
     optimizer, name = ADD_FROM_REFERENCE.owner()
-    # The backend's optimizer overrides this one, and reads the value to place the new variable beside it.
+    # Skip the backend's override, which reads the value to choose the new variable's device.
     add_by_shape = [vars(cls)[name] for cls in optimizer.__mro__ if name in vars(cls)][-1]
 
     def create_traced(create: Callable[..., None], variable: Any, initializer: Any, **options: Any) -> None:
@@ -98,27 +96,27 @@ def weightless() -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_stand_ins(make: Callable[[Any], Any]) -> Iterator[None]:
-    """Give every variable without a value a stand-in, so that a step can be traced outside Keras's stateless scopes.
+    """Give each variable without a value a stand-in, so that a step can be traced outside of Keras's stateless scopes.
 
-    So are those given one that the step makes when it is run first, as an optimizer's slots and a layer's weights.
+    Variables that the first step creates get one too, such as an optimizer's slots and a layer's weights.
 
     Args:
-        make: from a Keras variable to the `tf.Variable` that stands for it.
+        make: function from a Keras variable to its stand-in, a `tf.Variable`.
     """
     with stand_ins_for(shaped_variables(), make) as give, _giving.pushed(give):
         yield
 
 
 def shaped_variables() -> list[Any]:
-    """Return the variables in use that this thread made without a value, even if they have one by now."""
+    """Return the variables that this thread created without a value, even if they have one now."""
     return list(_shaped.variables.values())
 
 
 def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Return a scope that makes variables without a value placeholders of the graph.
+    """Return a scope that replaces variables without a value by placeholders of the graph.
 
-    Keras would put in the operations that draw their first value, which takes longer than those of the layers. On JAX
-    it does: there is no graph to hold a placeholder.
+    Otherwise, Keras adds the operations of their initializers, which takes longer than the layers. JAX has no graph for
+    placeholders, so nothing is replaced there.
     """
     if runs_on_jax():
         return contextlib.nullcontext()
@@ -126,6 +124,6 @@ def placeholders_for(variables: Iterable[Any]) -> contextlib.AbstractContextMana
 
     scope = import_keras().StatelessScope
     return scope(
-        [(each, tf.compat.v1.placeholder(each.dtype, each.shape)) for each in variables if not has_value(each)],
+        [(one, tf.compat.v1.placeholder(one.dtype, one.shape)) for one in variables if not has_value(one)],
         initialize_variables=False,
     )

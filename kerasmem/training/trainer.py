@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compat.keras_training import logs_from_steps, noted_epoch_iterator
+from kerasmem.compat.keras_training import logs_from_steps, record_epoch_iterator
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.models.freeing import drop_frames
@@ -107,7 +107,7 @@ class Trainer(keras.callbacks.Callback):
             if self.isolated:  # the metrics are in the other process
                 stack.enter_context(logs_from_steps(self.model))
             if self.source is not None and self.source.reads_skipped:
-                self._epoch_iterator = stack.enter_context(noted_epoch_iterator(self.model))
+                self._epoch_iterator = stack.enter_context(record_epoch_iterator(self.model))
             self.model.train_function = self.train
             try:
                 yield

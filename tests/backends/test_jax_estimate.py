@@ -144,7 +144,7 @@ def test_the_largest_batch_and_the_comparison():
     found = kerasmem.max_batch_size(dense, device="32MB", optimizer="sgd", loss="mse", maximum=4096)
     assert found.largest is not None and found.report.settings.method == "xla"
     assert found.report.bytes.high <= 32 * 10**6
-    with pytest.raises(UsageError, match="confirm: not on Keras's jax backend"):
+    with pytest.raises(UsageError, match="confirm needs the TensorFlow backend"):
         kerasmem.max_batch_size(dense, device="32MB", confirm=True)
 
 
@@ -156,12 +156,12 @@ def test_the_summary(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("estimate", "--method", "graph"), "method 'graph': not on Keras's jax backend, only on TensorFlow; use xla"),
-        (("estimate", "--method", "probe"), "method 'probe': not on Keras's jax backend"),
+        (("estimate", "--method", "graph"), "method 'graph' needs the TensorFlow backend of Keras, not JAX; use xla"),
+        (("estimate", "--method", "probe"), "method 'probe' needs the TensorFlow backend"),
         (("estimate", "--method", "xla", "--no-jit-compile"), "jit_compile=False"),
         (("measure", "--no-jit-compile"), "jit_compile=False"),
-        (("profile",), "profile: not on Keras's jax backend"),
-        (("max-batch", "--device", "1GB", "--confirm"), "confirm: not on Keras's jax backend"),
+        (("profile",), "profile needs the TensorFlow backend"),
+        (("max-batch", "--device", "1GB", "--confirm"), "confirm needs the TensorFlow backend"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -42,7 +42,7 @@ def test_estimate_in_a_pipe_is_plain_text(cli, model_file):
 
 
 def test_json_is_one_object(cli, model_file):
-    result = cli("estimate", model_file, "--batch-size", 64, "--device", "t4", "--json")
+    result = cli("estimate", model_file, "--batch-size", 64, "--device", "t4", "--method", "formula", "--json")
     data = json.loads(result.out)
     assert result.code == 0
     assert data["settings"]["batch_size"] == 64
@@ -70,20 +70,17 @@ def test_exit_codes_of_the_verdict(cli, model_file, device, code, verdict):
     ("arguments", "message"),
     [
         ([], "Usage: kerasmem"),
-        (["estimat"], "no command 'estimat'; there are: estimate"),
-        (["estimate"], "name a model file"),
-        (["estimate", "absent.h5"], "absent.h5: no such file"),
+        (["estimat"], "the command must be one of estimate"),
+        (["estimate"], "MODEL must be a file"),
         (["estimate", "absent.h5", "--bad-option"], "No such option"),
         (["estimate", "absent.h5", "--batch-size", "0"], "0 is not in the range"),
-        (["estimate", "absent.h5", "--batch-size", "many"], "'many' is not a valid integer"),
         (
             ["estimate", "absent.h5", "--batch-size", "10000000000"],
-            "--batch-size: 10,000,000,000 is too large; it must be",
+            "--batch-size must be a whole number from 1 to",
         ),
         (["estimate", "absent.h5", "--device", "t44"], "did you mean 't4'?"),
-        (["estimate", "absent.h5", "--method", "guess"], "'guess' is not one of"),
         (["estimate", "absent.h5", "--json", "--csv"], "choose one"),
-        (["estimate", "keras.applications:VGG16", "--input-shape", "x=a,b"], "write sizes"),
+        (["estimate", "keras.applications:VGG16", "--input-shape", "x=a,b"], "must be sizes of at least 1"),
         (["estimate", "keras.applications:VGG16", "--custom-objects", "no.such.module"], "cannot be imported"),
         (["estimate", "keras.applications:VGG16", "--loss", "mean_squared_eror"], "did you mean 'mean_squared_error'?"),
         (["estimate", "keras.applications:VGG16", "--optimizer", "adamm"], "did you mean 'adam'?"),
@@ -105,12 +102,11 @@ from kerasmem.cli import main
 for arguments, message in (
     ("estimat", "did you mean 'estimate'?"),
     ("estimate modl.h5", "modl.h5: no such file"),
-    ("profile absent", "absent: no such file"),
     ("compare absent model.h5", "absent: no such file"),
     ("estimate ResNet50", "keras.applications:ResNet50"),
-    ("estimate s3://bucket/model.h5", "addresses are not opened"),
+    ("estimate s3://bucket/model.h5", "must be a local file"),
     ("estimate absent.py:build", "absent.py: no such file"),
-    ("estimate --factory build", "write package.module:function"),
+    ("estimate --factory build", "must be package.module:function"),
     ("estimate model.h5 --method grap", "did you mean 'graph'?"),
     ("estimate model.h5 --mode trian", "did you mean 'train'?"),
 ):
@@ -146,7 +142,7 @@ def test_what_a_factory_prints_stays_out_of_the_result(program, tmp_path):
         "    print('building'); print('careful', file=sys.stderr)\n"
         "    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])\n"
     )
-    result = program("-m", "kerasmem", "estimate", "f.py:build", "--json", cwd=tmp_path)
+    result = program("-m", "kerasmem", "estimate", "f.py:build", "--method", "formula", "--json", cwd=tmp_path)
     assert json.loads(result.out)["model"]["parameters"] == 15
     assert result.err == "building\ncareful\n"
 
@@ -165,8 +161,9 @@ def test_debug_shows_the_traceback(program, where, tmp_path):
 def test_a_full_disk_is_no_defect(model_file):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "kerasmem", "estimate", model_file], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+            [sys.executable, "-m", "kerasmem", "estimate", model_file, "--method", "formula"],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "Error: the output cannot be written: No space left on device\n"
 
@@ -177,11 +174,9 @@ def test_an_error_names_the_file(cli, tmp_path, monkeypatch):
     image = keras.Input((None, None, 3), name="image")
     keras.Model(image, keras.layers.Conv2D(2, 5)(image)).save(tmp_path / "open.keras")
     monkeypatch.chdir(tmp_path)
-    assert cli("estimate", "open.keras").err.startswith("Error: open.keras: input 'image' has open dimensions")
+    assert cli("estimate", "open.keras").err.startswith("Error: open.keras: input 'image' has unknown dimensions")
     few = cli("estimate", "open.keras", "--input-shape", "224,224").err
-    assert few.startswith(
-        "Error: open.keras: --input-shape 224,224: input 'image' takes (any, any, any, 3), that is 3 sizes"
-    )
+    assert few.startswith("Error: open.keras: --input-shape image must have 3 sizes")
     small = cli("estimate", "open.keras", "--input-shape", "2,2,3")
     assert small.err.startswith("Error: open.keras: model ")
     assert (small.code, cli("estimate", "open.keras").code) == (1, 2)

@@ -67,9 +67,9 @@ def test_a_saved_report_stands_for_its_model(cli, files, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not valid JSON"), ('{"format_version": 9, "formula": {}}', "format_version is 9"),
-     ('{"format_version": 1, "formula": {}}', "not a kerasmem estimate"), ("[1]", "not a model's configuration"),
-     ('{"a": 1}', "not a Keras architecture"), ("", "empty"), ("{" * 200_000, "JSON")],
+    [("{", "not valid JSON"), ('{"format_version": 9, "formula": {}}', "format_version must be 1; got 9"),
+     ('{"format_version": 1, "formula": {}}', "not a kerasmem estimate"), ("[1]", "must be a JSON object"),
+     ('{"a": 1}', "must have class_name and config"), ("", "empty"), ("{" * 200_000, "JSON")],
 )  # fmt: skip
 def test_damaged_reports(cli, files, tmp_path, text, message):
     (tmp_path / "base.json").write_text(text)

@@ -85,11 +85,11 @@ def test_repack_stats(cli, file, tmp_path):
         (["stats", "evil.csv"], "not an HDF5 file"),
         (["repack", "evil.csv", "-o", "o.h5"], "not an HDF5 file"),
         (["convert", "evil.csv", "-o", "o.h5"], "Expected 2 columns, got 3"),
-        (["convert", "evil.csv", "-o", "o.h5", "--columns", "x"], "--columns: 'x' is not NAME=VALUE"),
+        (["convert", "evil.csv", "-o", "o.h5", "--columns", "x"], "--columns must be NAME=VALUE"),
         (["convert", "none", "-o", "o.h5"], "no such file or folder"),
         (["convert", "evil.csv"], "Missing option '-o'"),
         (["convert", "-o", "o.h5"], "Missing argument 'SRC...'"),
-        (["nope"], "no command 'nope'; there are: inspect, convert, repack, stats, index"),
+        (["nope"], "the command must be one of inspect, convert, repack, stats, index"),
     ],
 )
 def test_what_is_wrong_is_told(cli, tmp_path, monkeypatch, arguments, told):

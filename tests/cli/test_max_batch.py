@@ -37,9 +37,7 @@ def test_exit_codes(cli, model_file):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "name a model file"), (["m.h5"], "--device t4"), (["m.h5", "--device", "t44"], "did you mean 't4'?"),
-     (["absent.h5", "--device", "t4"], "no such file"),
-     (["m.h5", "--device", "t4", "--maximum", "0"], "not in the range")],
+    [(["m.h5"], "--device t4"), (["m.h5", "--device", "t4", "--maximum", "0"], "not in the range")],
 )  # fmt: skip
 def test_wrong_usage(cli, arguments, message):
     result = cli("max-batch", *arguments)

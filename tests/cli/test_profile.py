@@ -89,10 +89,7 @@ def test_a_step_that_xla_compiles(cli):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((), 2, "kerasmem profile -h"),
-        (("no_such_file.keras",), 2, "no_such_file.keras"),
         (("m.h5", "--steps", 0), 2, "--steps"),
-        (("m.h5", "--device", "no-such-card"), 2, "no-such-card"),
         ((f"{MODELS}:perceptron", "--optimizer", "momentum"), 2, "momentum"),
         ((f"{MODELS}:perceptron", "--timeout", 0.3), 1, "--timeout"),
     ],

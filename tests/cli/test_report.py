@@ -13,24 +13,15 @@ REPORT = {
     "format_version": 1,
     "model": {"name": "net", "source": "net.h5", "layers": 0, "parameters": 0, "trainable_parameters": 0},
     "settings": {
-        "batch_size": 32,
-        "optimizer": "adam",
-        "loss": "mse",
-        "dtype_policy": "float32",
-        "mode": "train",
-        "method": "graph",
-        "execution": "graph",
-        "device": None,
+        "batch_size": 32, "optimizer": "adam", "loss": "mse", "dtype_policy": "float32", "mode": "train",
+        "method": "graph", "execution": "graph", "device": None,
     },
     "bytes": {"total": 1000, "low": 900, "high": 1100, "weights": 400},
-    "formula": {
-        "parameter_bytes": 1,
-        "activation_elements_per_sample": 1,
-        "activation_bytes_per_sample": 1,
-        "total_bytes": 1,
-    },
+    "formula": dict.fromkeys(
+        ("parameter_bytes", "activation_elements_per_sample", "activation_bytes_per_sample", "total_bytes"), 1
+    ),
     "layers": [],
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -72,9 +63,9 @@ def test_json_has_each_log_and_report(cli, log, tmp_path):
     [
         ("empty.jsonl", b"", "is empty"),
         ("a.csv", b"x,y\n1,2\n", "no kerasmem log"),
-        ("b.csv", (",".join(COLUMNS) + "\n").encode(), "holds no sample"),
-        ("c.json", b'{"a": 1}', "without the field bytes"),
-        ("d.json", b'{"bytes": {"total": 1}}', "format_version is None"),
+        ("b.csv", (",".join(COLUMNS) + "\n").encode(), "has no samples"),
+        ("c.json", b'{"a": 1}', "must have the field bytes"),
+        ("d.json", b'{"bytes": {"total": 1}}', "format_version must be 1; got None"),
         ("e.jsonl", b'{"kind":"sample","run":' + b"9" * 40 + b',"time":1,"phase":"train"}\n', "beyond any log"),
         ("f.json", b'{"bytes":' + b"[" * 100_000, "nested too deeply"),
         ("g.jsonl", b"\x00\xff\x89PNG", "no kerasmem log"),
@@ -92,11 +83,11 @@ def test_wrong_usage_is_refused_before_anything_is_written(cli, log, tmp_path):
     run = log()
     before = run.read_bytes()
     for arguments, told in (
-        (["-o", run], "one of the files to read"),
-        ([run], "given twice"),
+        (["-o", run], "must not be an input"),
+        ([run], "got it twice"),
         (["-o", tmp_path / "no" / "x.html"], "cannot be written"),
         ([tmp_path / "missing.jsonl"], "cannot be read"),
-        ([tmp_path], "is a folder"),
+        ([tmp_path], "not a folder"),
     ):
         done = cli("report", run, *arguments)
         assert done.code == 2 and told in done.err and "Traceback" not in done.err, arguments

@@ -18,5 +18,5 @@ def test_it_is_there(borrowed):
 def test_a_part_that_is_gone_is_named():
     gone = Borrowed("json:dumped", feature="an example")
     assert not gone.exists()
-    with pytest.raises(NotAvailableError, match=r"an example does not work with json: it has no json\.dumped"):
+    with pytest.raises(NotAvailableError, match=r"an example does not work with json, which lacks json\.dumped"):
         gone.get()

@@ -9,8 +9,8 @@ import tensorflow as tf
 from kerasmem.compat.keras_training import (
     initial_epoch,
     logs_from_steps,
-    noted_epoch_iterator,
     read_epoch,
+    record_epoch_iterator,
     set_initial_epoch,
     step_on_data,
 )
@@ -54,7 +54,7 @@ def test_logs_of_an_epoch_are_those_of_its_last_step():
 
 def test_the_way_through_epochs_is_that_of_fit():
     model = small()
-    with noted_epoch_iterator(model) as found:
+    with record_epoch_iterator(model) as found:
         model.fit(rows(), verbose=0)
     (again,) = found
     again.reset()

@@ -22,8 +22,8 @@ from kerasmem.models.weightless import random_state_kept, weightless, with_stand
 REDUCED = keras_training.REDUCE
 
 
-def calls_noted():
-    return keras_layers.calls_noted(lambda call, layer, *args, **kwargs: call(layer, *args, **kwargs))
+def calls_replaced():
+    return keras_layers.calls_replaced(lambda call, layer, *args, **kwargs: call(layer, *args, **kwargs))
 
 
 PATCHES = {
@@ -31,8 +31,8 @@ PATCHES = {
     "slots": (weightless, keras_state.ADD_FROM_REFERENCE),
     "keys": (optimizers_know_stand_ins, keras_state.VAR_KEY),
     "scopes": (without_name_scopes, keras_layers.OPEN_NAME_SCOPE),
-    "calls of layers": (calls_noted, keras_layers.CALL_LAYER),
-    "calls of operations": (calls_noted, keras_layers.CALL_OPERATION),
+    "calls of layers": (calls_replaced, keras_layers.CALL_LAYER),
+    "calls of operations": (calls_replaced, keras_layers.CALL_OPERATION),
     "cuDNN": (gpu_assumed, keras_layers.SEES_GPU),
     "losses": (lambda: reduction_replaced(lambda reduce, *args, **how: reduce(*args, **how)), REDUCED),
     "updates": (updated_in_turn, keras_training.UPDATE),

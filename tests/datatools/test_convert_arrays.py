@@ -244,8 +244,8 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"split": "0.8,x"}, "two or three shares that add up to 1"),
         ({"split": "0.999999,0.000001"}, "a share of 500 rows is empty"),
         ({"image_size": "large"}, "image_size must be WIDTHxHEIGHT"),
-        ({"color": "sepia"}, "color: 'sepia' is not 'rgb' or 'gray'"),
-        ({"seed": -1}, "seed: -1 is too small"),
+        ({"color": "sepia"}, "color must be 'rgb' or 'gray'; got 'sepia'"),
+        ({"seed": -1}, "seed must be .* at least 0; got -1"),
     ],
 )
 def test_settings_that_are_wrong(tmp_path, settings, told):

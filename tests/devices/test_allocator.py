@@ -69,14 +69,6 @@ def test_without_statistics_there_is_a_reason():
     assert "TF_CPU_ALLOCATOR_USE_BFC=true" in found["notes"][0]
 
 
-def test_another_backend_has_no_device_and_a_reason(monkeypatch):
-    from kerasmem.devices import training_devices as tracked
-
-    monkeypatch.setattr("keras.config.backend", lambda: "jax")
-    devices, notes = tracked.tracked_devices()
-    assert [device.name for device in devices] == [None] and "jax" in notes[0]
-
-
 def test_logical_gpus_are_traced_to_their_cards():
     from kerasmem.devices.training_devices import cards_behind
 

@@ -127,7 +127,7 @@ def test_a_size_is_taken_as_it_is(text, memory):
 
 @pytest.mark.parametrize("text", ["16", "4061", "0", "900KiB"])
 def test_a_size_without_its_unit_is_refused(text):
-    with pytest.raises(UsageError, match="write the unit, as in 16GB"):
+    with pytest.raises(UsageError, match="unit, as in 16GB"):
         resolve_device(text)
 
 

@@ -43,7 +43,7 @@ def test_jax_tells_in_use_peak_and_pool(devices):
 def test_a_jax_device_that_does_not_tell_is_named(devices, stats):
     found, notes = devices(JaxDevice(stats))
     assert found == [TrackedDevice("GPU:1", None, 1, "NVIDIA A100")]
-    assert notes == ["allocator: GPU:1: JAX keeps no statistics of its allocator there"]
+    assert notes == ["allocator: GPU:1: JAX has no statistics of its allocator there"]
 
 
 def test_without_a_pool_reserved_is_unknown():

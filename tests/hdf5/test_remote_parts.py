@@ -94,7 +94,7 @@ class TestSettings:
             ({"storage_options": ["no"]}, "storage_options: must be a dict"),
             ({"storage_options": {"f": lambda: "SECRET"}}, "storage_options: must be picklable"),
             ({"cache_size": "1GiB"}, "needs a folder"),
-            ({"cache": 3}, "cache: 3 is not a path"),
+            ({"cache": 3}, "cache must be the path"),
             ({"cache": __file__}, "must be a folder"),
             ({"cache": "c", "cache_size": "many"}, "cache_size"),
         ],

@@ -45,4 +45,4 @@ def test_an_attribute_of_many_texts_is_refused_before_it_is_read(attack, tmp_pat
     with h5py.File(path, "a") as file:
         file.attrs.create("keras_version", ["3.15.1"] * 3900, dtype=h5py.string_dtype())
     done = attack("estimate", path, "--method", "formula", seconds=40)
-    assert done.code == 2 and "keras_version is not one text" in done.err, done.text
+    assert done.code == 2 and "keras_version must be one text" in done.err, done.text

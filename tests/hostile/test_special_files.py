@@ -119,7 +119,7 @@ def test_nothing_that_is_no_file_is_opened(attack, tmp_path, hostile_files):
     for path, way, said in found:
         where = f"{path} {way}: {said}"
         if way == "model":
-            assert "no architecture in it" in said, where
+            assert "without an architecture" in said, where
         elif path.startswith("link") and way != "read":
             assert "not listed" in said or "no dataset 'x'" in said or "no column" in said, where
         else:

@@ -67,7 +67,7 @@ def test_a_model_that_would_take_all_ends_within_its_limits(attack, tmp_path, na
     found = attack("estimate", path, *limits, seconds=40, memory=2 * GIB, new=True)
     assert found.code in (0, 1) and not (found.code and found.out)
     if found.code:
-        assert found.err.startswith("Error: while ") and "a damaged or hostile file can do that" in found.err
+        assert found.err.startswith("Error: while ") and "A damaged or hostile file can be the cause" in found.err
 
 
 ENDLESS = """
@@ -158,7 +158,7 @@ def test_a_crash_is_a_message_with_the_file(attack, tmp_path, file):
     found = attack(*CRASHES[file], script=CRASH)
     assert found.code == 1
     assert found.err == (
-        f"Error: while reading {file}: the process was ended by SIGSEGV; a damaged or hostile file can do that\n"
+        f"Error: while reading {file}: the process was ended by SIGSEGV. A damaged or hostile file can be the cause\n"
     )
 
 

@@ -37,7 +37,7 @@ def test_reads_each_kind_whatever_the_name_ends_with(mnist_cnn, tmp_path):
     ("path", "message"),
     [
         ("absent.h5", "no such file"), ("empty.h5", "is empty"), ("model\0.h5", "cannot be read"),
-        ("", "path of the model file is empty"), ("http://x/y.h5", "addresses are not opened"),
+        ("", "got an empty text"), ("http://x/y.h5", "must be a local file"),
     ],
 )  # fmt: skip
 def test_paths_without_a_model(tmp_path, monkeypatch, path, message):
@@ -76,15 +76,15 @@ def test_a_pipe_does_not_make_it_wait(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.h5", b"this is not HDF5 at all", "not a Keras model, or damaged"),
-        ("model.keras", b"\x00\x01\x02", "not a Keras model, or damaged"),
+        ("model.h5", b"this is not HDF5 at all", "not a Keras model .*or damaged"),
+        ("model.keras", b"\x00\x01\x02", "not a Keras model .*or damaged"),
         ("model.pkl", pickle.dumps({"a": 1}), "pickle"),
         ("model.tflite", b"\x1c\x00\x00\x00TFL3\x00\x00", "TensorFlow Lite"),
         ("model.ckpt.index", b"\x00\x00\x01", "checkpoint"),
         ("model.onnx", b"\x08\x07\x12\x07pytorch", "not a Keras model"),
         ("model.json", b"{ not json", "not valid JSON"),
-        ("model.json", b"[1, 2]", "holds a list"),
-        ("model.json", b'{"a": 1}', "not a Keras architecture"),
+        ("model.json", b"[1, 2]", "must be a JSON object; got list"),
+        ("model.json", b'{"a": 1}', "must have class_name and config"),
         ("model.json", b"[" * 200_000, "nested too deeply"),
         ("model.json", b'{"class_name": "\xff\xfe"', "not valid JSON"),
     ],
@@ -107,10 +107,10 @@ def test_truncated_h5_at_every_length(mnist_cnn, tmp_path):
 def test_h5_without_a_model(tmp_path, mnist_cnn):
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"] = np.zeros(10)
-    with pytest.raises(ModelFileError, match="no model_config"):
+    with pytest.raises(ModelFileError, match="no attribute model_config"):
         read_document(tmp_path / "data.h5")
     mnist_cnn.save_weights(tmp_path / "only.weights.h5")
-    with pytest.raises(ModelFileError, match=r"no architecture.*--factory"):
+    with pytest.raises(ModelFileError, match=r"without an architecture.*--factory"):
         read_document(tmp_path / "only.weights.h5")
 
 
@@ -126,7 +126,7 @@ def test_h5_with_a_config_that_is_none(tmp_path, monkeypatch, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({0: 0xFF, 3: 0xFF}, "model_config .*too much for a configuration"),
+        ({0: 0xFF, 3: 0xFF}, "model_config must have at most"),
         ({4: 0xFF}, "damaged or cut short"),
         ({12: 9}, "damaged or cut short"),
     ],
@@ -160,12 +160,12 @@ def test_zip_bomb(tmp_path, monkeypatch, declared):
     path = keras_archive(tmp_path / "bomb.keras", {"config.json": b"[" + b" " * 50_000_000})
     size, other = ((number).to_bytes(4, "little") for number in (50_000_001, declared))
     path.write_bytes(path.read_bytes().replace(size, other))
-    with pytest.raises(ModelFileError, match=r"too much for a configuration|damaged"):
+    with pytest.raises(ModelFileError, match=r"must have at most|damaged"):
         read_document(path)
 
 
 def test_archives_that_are_no_models(tmp_path, mnist_cnn):
-    with pytest.raises(ModelFileError, match=r"without config\.json"):
+    with pytest.raises(ModelFileError, match=r"must contain config\.json"):
         read_document(keras_archive(tmp_path / "other.keras", {"a.txt": "b"}))
     with pytest.raises(ModelFileError, match="not valid JSON"):
         read_document(keras_archive(tmp_path / "broken.keras", {"config.json": "{"}))

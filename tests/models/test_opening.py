@@ -164,7 +164,7 @@ def test_calls_without_a_tensor_are_not_computed(tmp_path):
     tile["inbound_nodes"] = [{"args": [[[0.0]]], "kwargs": {}}]
     tile["config"]["repeats"] = [200_000, 200_000]
     (tmp_path / "m.json").write_text(json.dumps(config))
-    with pytest.raises(ModelFileError, match="is called on no tensor"):
+    with pytest.raises(ModelFileError, match="is called without a tensor"):
         estimate(tmp_path / "m.json")
 
 
@@ -230,7 +230,7 @@ def test_factories(tmp_path, monkeypatch):
     assert "w.weights.h5" in report.model.source
     for name, error, message in [
         ("nets:broken", ModelError, "no luck"),
-        ("nets:nothing", ModelError, "returned a int"),
+        ("nets:nothing", ModelError, "must return .*got int"),
         ("nets:value", UsageError, "no function 'value'"),
         ("nets:absent", UsageError, "no function 'absent'"),
         ("absent.module:build", UsageError, "cannot be imported"),
@@ -287,14 +287,6 @@ def test_a_large_normalization_takes_no_memory():
     assert report.model.parameters == 3 * 10**8 + 2
 
 
-def test_a_file_that_fails_leaves_no_module(tmp_path):
-    before = set(sys.modules)
-    (tmp_path / "broken_nets.py").write_text("raise RuntimeError('no luck')\n")
-    with pytest.raises(UsageError, match="no luck"):
-        import_user_module(f"{tmp_path}/broken_nets.py", "model")
-    assert not [name for name in set(sys.modules) - before if "broken_nets" in name]
-
-
 def test_factory_arguments(tmp_path, monkeypatch):
     (tmp_path / "nets.py").write_text(
         "import keras\n"
@@ -309,7 +301,7 @@ def test_factory_arguments(tmp_path, monkeypatch):
     }  # fmt: skip
     with pytest.raises(ModelError, match="unexpected keyword argument 'deep'"):
         estimate("nets.py:stack", factory_args={"deep": 1})
-    with pytest.raises(UsageError, match="write name=value"):
+    with pytest.raises(UsageError, match="must be NAME=VALUE"):
         parse_factory_args(["depth"])
 
 
@@ -320,7 +312,7 @@ def test_applications_of_keras_load_no_weights(monkeypatch):
 
 @pytest.mark.parametrize("source", [[1, 2], 3, None, {"model": 1}, layers.Dense(3)])
 def test_things_that_are_no_models(source):
-    with pytest.raises(UsageError, match="is no model"):
+    with pytest.raises(UsageError, match="model must be"):
         estimate(source)
 
 

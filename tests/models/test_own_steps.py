@@ -129,8 +129,10 @@ def test_targets_that_the_user_says():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"target_shape": "3,y"}, "--target-shape '3,y'"), ({"target_dtype": "int33"}, "--target-dtype: 'int33'"),
-        ({"target_shape": "none", "target_dtype": "int32"}, "choose one"), ({"target_shape": 5}, "--target-shape 5"),
+        ({"target_shape": "3,y"}, "--target-shape .*got '3,y'"),
+        ({"target_dtype": "int33"}, "--target-dtype .*got 'int33'"),
+        ({"target_shape": "none", "target_dtype": "int32"}, "choose one"),
+        ({"target_shape": 5}, "--target-shape .*got 5"),
     ],
 )  # fmt: skip
 def test_targets_that_cannot_be(given, words):
@@ -155,7 +157,7 @@ def test_there_is_nothing_else_to_run(mode):
 
 
 def test_a_compile_of_its_own_is_not_called_again():
-    with pytest.raises(UsageError, match=r"compile\(\) of model .* takes arguments of its own"):
+    with pytest.raises(UsageError, match=r"compile\(\) of model .* has other arguments"):
         kerasmem.estimate(gan, input_shape=(6,), optimizer="lion", method="graph")
 
 
@@ -173,11 +175,6 @@ def test_every_method_of_this_machine_answers():
         assert graph.bytes.weights == xla.bytes.weights
     auto = kerasmem.estimate(gan, batch_size=8, input_shape=(6,))
     assert auto.settings.method == "graph"
-
-
-def test_without_a_shape_the_way_out_is_said():
-    with pytest.raises(UsageError, match="--input-shape"):
-        kerasmem.estimate(gan)
 
 
 class Halves(keras.Model):

@@ -94,10 +94,10 @@ def test_a_model_without_a_configuration_is_refused():
             return x
 
     model = keras.Sequential([keras.Input((3,)), Wide(object())])
-    with pytest.raises(UsageError, match=r"cannot be rebuilt from its configuration.*give a function"):
+    with pytest.raises(UsageError, match=r"cannot be rebuilt from its configuration.*pass a function"):
         StepSpec(model).portable()
 
 
 def test_no_model_is_refused():
-    with pytest.raises(UsageError, match=r"builtins\.int is no model"), StepSpec(3).portable().opened():
+    with pytest.raises(UsageError, match=r"model must be .*got a builtins\.int"), StepSpec(3).portable().opened():
         pass

@@ -48,7 +48,7 @@ def test_the_host_is_logged_and_the_rest_explained(backend, run_python):
     )
     assert all(row["rss_bytes"] > 0 and row["peak_bytes"] is None for row in found["rows"])
     (why,) = [note for note in found["notes"] if note.startswith("allocator:")]
-    said = {"jax": "JAX keeps no statistics", "numpy": "runs on numpy"}
+    said = {"jax": "JAX has no statistics", "numpy": "runs on numpy"}
     assert said[backend] in why and "host memory is logged" in why
     assert found["run_peak"] is None and found["phases"]
     if phase == "train":

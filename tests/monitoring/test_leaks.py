@@ -195,7 +195,7 @@ def test_a_watch_of_plain_python():
 def test_wrong_usage():
     with pytest.raises(UsageError, match="label: '' is no name for a loop"):
         kerasmem.LeakWatch("")
-    with pytest.raises(InputError, match="leak report: format_version is None"):
+    with pytest.raises(InputError, match="leak report: format_version must be 1; got None"):
         LeakReport.from_dict({"label": "x"})
 
 

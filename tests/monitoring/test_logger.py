@@ -83,7 +83,7 @@ def test_an_epochs_maxima_cover_its_batches_and_validation(scenario):
 def test_what_is_not_known_is_null_with_a_reason(scenario):
     found = scenario("history_and_csv")
     assert all(row["reserved_bytes"] is None and row["driver_used_bytes"] is None for row in found["rows"])
-    assert found["notes"][0].startswith("reserved_bytes: TensorFlow does not tell")
+    assert found["notes"][0].startswith("reserved_bytes: TensorFlow does not report")
     assert [note for note in found["notes"][1:] if not note.startswith("host:")] == [NO_GPU]
     assert found["growth"] == "no gpu"
 

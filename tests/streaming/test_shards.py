@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from selections import selections
 
 from kerasmem import H5ChunkSequence
-from kerasmem.cluster import find_shard, in_cluster
+from kerasmem.cluster import find_shard
 from kerasmem.errors import UsageError
 from kerasmem.streaming.order import Blocks
 from kerasmem.streaming.sharding import Share, read_shard
@@ -73,7 +73,7 @@ def test_auto(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     assert read_shard("auto") == read_shard(None) == (0, 1)
     monkeypatch.setenv("TF_CONFIG", "{")
-    with pytest.raises(UsageError, match="TF_CONFIG, which cannot be understood"):
+    with pytest.raises(UsageError, match=r"TF_CONFIG.*correct it"):
         find_shard()
     monkeypatch.delenv("TF_CONFIG")
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
@@ -81,8 +81,6 @@ def test_auto(monkeypatch):
     cluster = {"chief": ["a"], "worker": ["b", "c"], "ps": ["d"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
     assert find_shard() == (2, 3)
-    assert in_cluster(cluster, "chief", 0) == (0, 3)
-    assert in_cluster(cluster, "evaluator", 0) is in_cluster(cluster, "ps", 0) is None
 
 
 def test_auto_with_a_keras_distribution(monkeypatch):
@@ -118,8 +116,8 @@ def test_padded_ends_add_up_to_one_process(numbered):
         ({"shard": (2, 2)}, "shard index must be below the count of 2"),
         ({"shard": 1}, "shard must be .index, count.*; got 1"),
         ({"shard": "all"}, "shard must be .*got 'all'"),
-        ({"shard": (0, 2.5)}, "shard count: 2.5 is not a whole number"),
-        ({"shard": (-1, 2)}, "shard index: -1"),
+        ({"shard": (0, 2.5)}, "shard count must be a whole number .*got 2.5"),
+        ({"shard": (-1, 2)}, "shard index must be .*got -1"),
         ({"shard": (0, 200)}, "100 rows cannot be divided among 200 workers"),
         ({"shard": (0, 4), "remainder": "drop"}, "no full batch of 32 in 100 rows for each of 4 workers"),
         ({"shard": (0, 3), "batch_size": 1}, "batches of 1 give 3 workers unequal numbers"),

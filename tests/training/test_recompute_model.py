@@ -191,9 +191,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"segments": 0}, "segments: 0"),
+            ({"segments": 0}, "segments must be .*got 0"),
             ({"segments": 99}, "from 1 to 7"),
-            ({"segments": "some"}, "segments: .some."),
+            ({"segments": "some"}, "segments .*some"),
             ({"cuts": ["nowhere"]}, "no layer of that name; it calls dense_0"),
             ({"cuts": ["dense_3", "dense_1"]}, "in the order in which the model calls them"),
             ({"cuts": ["dense_1"], "segments": 2}, "cuts and segments"),
