@@ -167,11 +167,11 @@ def _shuffled(pieces: Iterator[Rows], plan: WritePlan, seed: int, folder: str, p
         starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
         for bucket in range(buckets):
             records = np.empty(lengths[:, bucket].sum() // record.itemsize, record)
-            left = records.view(np.uint8).data
+            buffer = records.view(np.uint8).data
             for start, length in zip(starts[:, bucket].tolist(), lengths[:, bucket].tolist(), strict=True):
                 file.seek(start)
-                file.readinto(left[:length])
-                left = left[length:]
+                file.readinto(buffer[:length])
+                buffer = buffer[length:]
             order = random.permutation(len(records))
             for first in range(0, len(records), plan.piece_rows):
                 piece = records[order[first : first + plan.piece_rows]]
@@ -185,10 +185,10 @@ class _OutputFile(io.FileIO):
 
     def write(self, data: Any) -> int:
         """Write all bytes. Do nothing after a failure."""
-        left = memoryview(data)
+        unwritten = memoryview(data)
         try:
-            while left and self.failure is None:
-                left = left[super().write(left) :]
+            while unwritten and self.failure is None:
+                unwritten = unwritten[super().write(unwritten) :]
         except OSError as error:
             self.failure = error
         return len(data)

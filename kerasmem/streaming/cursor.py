@@ -309,7 +309,7 @@ def read_state(state: Any, plan: StreamPlan) -> tuple[int, Position]:
         DataError: If this is not a state, or has another version.
         UsageError: If the sequence would deliver other batches. The message names the setting.
     """
-    here = compatibility(plan)
+    current = compatibility(plan)
     if not isinstance(state, Mapping) or not isinstance(state.get("agrees"), Mapping):
         raise DataError("state must be the result of state_dict()")
     if state.get("format_version") != FORMAT_VERSION:
@@ -321,7 +321,7 @@ def read_state(state: Any, plan: StreamPlan) -> tuple[int, Position]:
         value = state.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise DataError(f"state: {name} must be a whole number from 0; got {value!r}")
-    for name, value in here.items():
+    for name, value in current.items():
         saved = state["agrees"].get(name)
         if saved != value:
             remedy = _REMEDIES.get(name, f"create the sequence with the saved {name}")

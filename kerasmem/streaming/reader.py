@@ -88,15 +88,15 @@ class RowReader:
 
         numbers = functools.cache(lambda: order.blocks.rows(order.window_order(window)))
         runs = functools.cache(lambda: self._runs(order, window, slots))
-        wanted = WantedRows(numbers, runs, slots)
+        wanted_rows = WantedRows(numbers, runs, slots)
         resident: list[Task] = []
         heavy = []
         for name in self._by_dataset:
             outputs = [(self._deliveries[number], arrays[number]) for number in self._by_dataset[name]]
             if name in self.resident:
-                resident += self._resident[name].jobs(wanted, outputs)
+                resident += self._resident[name].jobs(wanted_rows, outputs)
             else:
-                heavy.append(self._rows[name].jobs(wanted, outputs))
+                heavy.append(self._rows[name].jobs(wanted_rows, outputs))
         jobs = _interleave(heavy)
         tasks: list[Task] = [*resident, *jobs]
         if alone:

@@ -105,8 +105,8 @@ def for_strategy(
     replicas = strategy.num_replicas_in_sync // worker.size
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    mine = (data if replicas == 1 else share_batches(data, replicas)).with_options(options)
-    return make_peekable(look, looking, strategy.distribute_datasets_from_function(lambda context: mine))
+    per_worker = (data if replicas == 1 else share_batches(data, replicas)).with_options(options)
+    return make_peekable(look, looking, strategy.distribute_datasets_from_function(lambda context: per_worker))
 
 
 def _check_whole_rows(plan: StreamPlan, workers: int) -> None:

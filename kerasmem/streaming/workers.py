@@ -54,31 +54,31 @@ class ForkLocal(Generic[Value]):
     """
 
     def __init__(self) -> None:
-        self._held: tuple[_Process, Value] | None = None
+        self._owned: tuple[_Process, Value] | None = None
 
     def get(self, make: Callable[[], Value]) -> Value:
         """Return the value of this process, creating it with `make` if necessary."""
-        held = self._held
-        if held is None or held[0] is not _process:
+        owned = self._owned
+        if owned is None or owned[0] is not _process:
             with _process.lock:
-                held = self._held
-                if held is None or held[0] is not _process:
-                    held = self._held = _process, make()
-        return held[1]
+                owned = self._owned
+                if owned is None or owned[0] is not _process:
+                    owned = self._owned = _process, make()
+        return owned[1]
 
     def peek(self) -> Value | None:
         """Return the value of this process, or None."""
-        held = self._held
-        return None if held is None or held[0] is not _process else held[1]
+        owned = self._owned
+        return None if owned is None or owned[0] is not _process else owned[1]
 
     def take(self) -> Value | None:
         """Remove and return the value of this process, or None."""
         with _process.lock:
-            value, self._held = self.peek(), None
+            value, self._owned = self.peek(), None
         return value
 
     def __getstate__(self) -> dict[str, None]:
-        return {"_held": None}
+        return {"_owned": None}
 
 
 Batch = tuple[Any, ...]
