@@ -12,10 +12,10 @@ from kerasmem import H5ChunkSequence
 
 def content(path):
     """Every dataset of a file, whole."""
-    found = {}
+    result = {}
     with h5py.File(path) as file:
-        file.visititems(lambda name, item: found.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None)
-    return found
+        file.visititems(lambda name, item: result.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None)
+    return result
 
 
 def rows_of(data, *names):

@@ -23,9 +23,9 @@ def test_two_arrays_side_by_side(tmp_path, compression):
     np.save(tmp_path / "y.npy", np.arange(500))
     output = tmp_path / "out.h5"
     done = convert([tmp_path / "x.npy", tmp_path / "y.npy"], output, compression=compression, memory_budget="2MiB")
-    found = content(output)
-    assert found["x"].dtype == np.float32 and np.array_equal(found["x"], X.astype("f4"))
-    assert found["y"].dtype == np.int64 and np.array_equal(found["y"], np.arange(500))
+    result = content(output)
+    assert result["x"].dtype == np.float32 and np.array_equal(result["x"], X.astype("f4"))
+    assert result["y"].dtype == np.int64 and np.array_equal(result["y"], np.arange(500))
     assert done.rows == 500
     assert left_in(tmp_path, output, "x.npy", "y.npy") == []
     x, y = streamed(output)
@@ -51,9 +51,9 @@ def test_kinds_of_arrays(tmp_path, name):
     array = ARRAYS[name]
     np.save(tmp_path / "a.npy", array)
     done = convert(tmp_path / "a.npy", tmp_path / "out.h5", memory_budget="2MiB")
-    wanted = "f4" if array.dtype.kind == "f" and array.dtype.itemsize > 4 else array.dtype.newbyteorder("=")
-    found = content(tmp_path / "out.h5")["a"]
-    assert found.dtype == wanted and np.array_equal(found, array.astype(wanted))
+    expected = "f4" if array.dtype.kind == "f" and array.dtype.itemsize > 4 else array.dtype.newbyteorder("=")
+    result = content(tmp_path / "out.h5")["a"]
+    assert result.dtype == expected and np.array_equal(result, array.astype(expected))
     assert done.line.startswith("H5ChunkSequence(") and "x='a'" in done.line
 
 
@@ -63,8 +63,8 @@ def test_npz(tmp_path, save):
     convert(tmp_path / "d.npz", tmp_path / "out.h5", drop=["w*"], memory_budget="2MiB")
     assert set(content(tmp_path / "out.h5")) == {"x", "y"}
     convert(tmp_path / "d.npz", tmp_path / "all.h5", memory_budget="2MiB")
-    found = content(tmp_path / "all.h5")
-    assert np.array_equal(found["x"], X.astype("f4")) and np.array_equal(found["w"], X[:, 0].astype("f4"))
+    result = content(tmp_path / "all.h5")
+    assert np.array_equal(result["x"], X.astype("f4")) and np.array_equal(result["w"], X[:, 0].astype("f4"))
 
 
 def test_files_with_the_same_columns_follow_one_another(tmp_path):
@@ -79,13 +79,13 @@ def test_files_with_the_same_columns_follow_one_another(tmp_path):
 def test_columns_are_joined_and_renamed(tmp_path):
     np.savez(tmp_path / "d.npz", a=X[:, 0], b=np.arange(500), c=X[:, 1, :2].astype("f4"), label=np.arange(500) % 3)
     convert(tmp_path / "d.npz", tmp_path / "out.h5", columns={"y": "label", "x": "*"})
-    found = content(tmp_path / "out.h5")
-    wanted = np.concatenate([X[:, 0].astype("f4"), np.arange(500)[:, None], X[:, 1, :2]], axis=1)
-    assert np.allclose(found["x"], wanted) and np.array_equal(found["y"], np.arange(500) % 3)
+    result = content(tmp_path / "out.h5")
+    expected = np.concatenate([X[:, 0].astype("f4"), np.arange(500)[:, None], X[:, 1, :2]], axis=1)
+    assert np.allclose(result["x"], expected) and np.array_equal(result["y"], np.arange(500) % 3)
     convert(tmp_path / "d.npz", tmp_path / "o1.h5", columns={"pair": ["b", "label"], "alone": ["a"]})
-    found = content(tmp_path / "o1.h5")
-    assert np.array_equal(found["pair"], np.stack([np.arange(500), np.arange(500) % 3], axis=1))
-    assert np.array_equal(found["alone"], X[:, 0].astype("f4"))
+    result = content(tmp_path / "o1.h5")
+    assert np.array_equal(result["pair"], np.stack([np.arange(500), np.arange(500) % 3], axis=1))
+    assert np.array_equal(result["alone"], X[:, 0].astype("f4"))
     with pytest.raises(
         UsageError, match=r"columns.*: no column of .*d.npz.* is chosen; there are 'a', 'b', 'c', 'label'"
     ):
@@ -156,16 +156,16 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", list(HOSTILE))
 def test_hostile_arrays(tmp_path, name):
-    data, told = HOSTILE[name]
+    data, message = HOSTILE[name]
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         convert(tmp_path / name, tmp_path / "out.h5")
     assert left_in(tmp_path, name) == [] and not os.path.exists("/tmp/kerasmem-surprise")
 
 
 def test_hostile_archives(tmp_path):
     path = tmp_path / "evil.npz"
-    for name, data, told in (
+    for name, data, message in (
         ("../../escape.npy", None, "cannot be the name of a dataset"),
         ("x.npy", pickled(), "pickled Python objects"),
         ("x.npy", header((10**9, 10**6)), "is cut off or damaged"),
@@ -173,7 +173,7 @@ def test_hostile_archives(tmp_path):
         ("notes.txt", b"hello", "not an .npy file"),
     ):
         evil_archive(path, name, data)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             convert(path, tmp_path / "out.h5")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", header((4,), extra=bytes(16)))
@@ -226,17 +226,17 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         with pytest.raises(UsageError, match="must not be a source"):
             convert(output, tmp_path / name, force=True)
     assert output.read_bytes() == before
-    for bad, told in (
+    for bad, message in (
         ("no/where.h5", "does not exist; create it first"),
         (".", "must be a file"),
         ("a\0b", "is not a path"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             convert(source, os.path.join(tmp_path, bad))
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"compression": "rar"}, "compression must be none, gzip, zstd"),
         ({"compression": "gzip:12"}, "levels 1 to 9"),
@@ -248,8 +248,8 @@ def test_outputs_are_not_overwritten_and_sources_never(tmp_path):
         ({"seed": -1}, "seed must be .* at least 0; got -1"),
     ],
 )
-def test_settings_that_are_wrong(tmp_path, settings, told):
+def test_settings_that_are_wrong(tmp_path, settings, message):
     np.save(tmp_path / "x.npy", X)
-    with pytest.raises((UsageError, DataError), match=told):
+    with pytest.raises((UsageError, DataError), match=message):
         convert(tmp_path / "x.npy", tmp_path / "out.h5", **settings)
     assert left_in(tmp_path, "x.npy") == []

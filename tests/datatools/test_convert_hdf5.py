@@ -59,8 +59,8 @@ def test_anndata_sparse_and_dense(tmp_path):
     assert np.array_equal(x, matrix.toarray()) and np.array_equal(np.array(["b", "nk", "t"])[y], kinds)
     assert next(d for d in done.datasets if d.name == "y").class_names == ("b", "nk", "t")
     done = convert(tmp_path / "cells.h5ad", tmp_path / "all.h5")
-    found = content(tmp_path / "all.h5")
-    assert np.array_equal(found["obsm/pca"], X[:, :2].astype("f4")) and np.array_equal(found["obs/n"], np.arange(300))
+    result = content(tmp_path / "all.h5")
+    assert np.array_equal(result["obsm/pca"], X[:, :2].astype("f4")) and np.array_equal(result["obs/n"], np.arange(300))
     assert any("'layers/columns' (a sparse matrix" in note and "stored by columns" in note for note in done.notes)
 
 

@@ -75,11 +75,11 @@ def test_images_are_resized_and_upright(tmp_path):
     with pytest.raises(DataError, match=r"a/2.png'?: must have 40 × 20 pixels as the first; got 10 × 30.*--image-size"):
         convert(root, tmp_path / "out.h5")
     convert(root, tmp_path / "out.h5", image_size="16x8")
-    found = content(tmp_path / "out.h5")["x"]
-    assert found.shape == (3, 8, 16, 3)
+    result = content(tmp_path / "out.h5")["x"]
+    assert result.shape == (3, 8, 16, 3)
     for row, array in enumerate((wide, tall, np.rot90(wide, -1))):
-        wanted = Image.fromarray(np.ascontiguousarray(array)).resize((16, 8), Image.Resampling.BILINEAR)
-        assert np.array_equal(found[row], np.asarray(wanted))
+        expected = Image.fromarray(np.ascontiguousarray(array)).resize((16, 8), Image.Resampling.BILINEAR)
+        assert np.array_equal(result[row], np.asarray(expected))
 
 
 def bomb():
@@ -122,9 +122,9 @@ def _float():
 @pytest.mark.parametrize("first", [True, False])
 def test_hostile_images(tmp_path, folder, name, first):
     root, _ = folder
-    make, told = HOSTILE[name]
+    make, message = HOSTILE[name]
     (root / "cat" / (f"0 {name}" if first else f"x {name}")).write_bytes(make())
-    with pytest.raises(DataError, match=rf"{name}'?: .*{told}"):
+    with pytest.raises(DataError, match=rf"{name}'?: .*{message}"):
         convert(root, tmp_path / "out.h5", shuffle=True)
     assert left_in(tmp_path, root) == []
 
@@ -140,9 +140,9 @@ def test_names_that_play_tricks(tmp_path):
     convert(root, tmp_path / "out.h5")
     kept = sorted((name for name in names if not name.startswith(".")), key=os.fsencode)
     with h5py.File(tmp_path / "out.h5") as file:
-        found = list(file["y"].attrs["class_names"])
-        assert len(file["x"]) == len(kept) and len(found) == len(kept)
-    assert "bad\\xff\\xfe" in found and "ünïcode" in found
+        result = list(file["y"].attrs["class_names"])
+        assert len(file["x"]) == len(kept) and len(result) == len(kept)
+    assert "bad\\xff\\xfe" in result and "ünïcode" in result
     bad = os.path.join(root, "new\nline", "evil\n\x1b[2J.png")
     with open(bad, "wb") as file:
         file.write(b"no image")
@@ -169,8 +169,8 @@ def test_other_kinds_of_images_become_eight_bits_a_channel(tmp_path):
     grey = picture(channels=1)
     save(root, "b/3.png", Image.fromarray(grey))
     convert(root, tmp_path / "out.h5")
-    found = content(tmp_path / "out.h5")["x"]
-    assert np.array_equal(found[0], opaque) and np.array_equal(found[2], np.dstack([grey] * 3))
+    result = content(tmp_path / "out.h5")["x"]
+    assert np.array_equal(result[0], opaque) and np.array_equal(result[2], np.dstack([grey] * 3))
     convert(root, tmp_path / "gray.h5", color="gray", image_size="10x6")
     assert content(tmp_path / "gray.h5")["x"].shape == (3, 6, 10, 1)
     save(root, "a/0.png", Image.fromarray(RNG.integers(0, 65536, (12, 20)).astype("u2")))

@@ -86,7 +86,7 @@ def test_memory_is_bounded(tmp_path):
         preexec_fn=_same_everywhere,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [entry[0] for entry in found] == list(WAYS)
-    for entry in found:
+    result = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [entry[0] for entry in result] == list(WAYS)
+    for entry in result:
         assert entry[1:] == [rows, rows, float((np.arange(rows) % 1000).sum())], entry

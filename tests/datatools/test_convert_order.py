@@ -22,9 +22,9 @@ def numbered(tmp_path):
 
 
 def order(path):
-    found = content(path)
-    assert np.array_equal(found["x"][:, 5], found["y"].astype("f4"))  # rows stay together
-    return found["y"]
+    result = content(path)
+    assert np.array_equal(result["x"][:, 5], result["y"].astype("f4"))  # rows stay together
+    return result["y"]
 
 
 def test_every_row_once_and_the_same_for_a_seed(numbered, tmp_path):
@@ -59,8 +59,8 @@ def test_the_shuffle_is_uniform(numbered, tmp_path):
         rising.append((np.diff(rows) > 0).mean())
     assert abs(chi_squared(where, ROWS * seeds / cells**2)) < 4
     # two places drawn at random lie a third of all rows apart; the deviation is that of 6 × 6000 draws
-    for found in (distances, displaced):
-        assert abs(np.mean(found) / (ROWS / 3) - 1) < 4 * 0.71 / math.sqrt(seeds * ROWS)
+    for result in (distances, displaced):
+        assert abs(np.mean(result) / (ROWS / 3) - 1) < 4 * 0.71 / math.sqrt(seeds * ROWS)
     assert abs(np.mean(rising) - 0.5) < 4 * 0.3 / math.sqrt(seeds * ROWS)
 
 

@@ -44,9 +44,9 @@ def test_features_become_datasets_and_shards_follow_one_another(tmp_path):
         )
         write(tmp_path / f"train-{shard}.tfrecord", records)
     done = convert(str(tmp_path / "train-*.tfrecord"), tmp_path / "out.h5", memory_budget="1MiB")
-    found = content(tmp_path / "out.h5")
-    assert np.array_equal(found["x"], X) and np.array_equal(found["image/label"], Y)
-    assert np.array_equal(found["image/encoded"], IMAGES)
+    result = content(tmp_path / "out.h5")
+    assert np.array_equal(result["x"], X) and np.array_equal(result["image/label"], Y)
+    assert np.array_equal(result["image/encoded"], IMAGES)
     assert any("and 1 more file: left out: 'text'" in note for note in done.notes)
 
 
@@ -57,7 +57,7 @@ def test_hostile_records(tmp_path):
     damaged[len(whole) // 2] ^= 0xFF
     lying = bytearray(whole)
     lying[0:8] = (2**60).to_bytes(8, "little")
-    for data, told in (
+    for data, message in (
         (whole[:-5], "cannot be read: it ends within record 119"),
         (whole[: len(whole) // 2 + 3], "cannot be read: it ends within record 60"),
         (bytes(damaged), "cannot be read: (corrupted record|it ends within)"),
@@ -66,16 +66,16 @@ def test_hostile_records(tmp_path):
         (b"hello", "cannot be read: it ends within record 0"),
     ):
         path.write_bytes(data)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             convert(path, tmp_path / "out.h5", shuffle=True)
         assert left_in(tmp_path, path) == []
-    for records, told in (
+    for records, message in (
         ([b"not an example"], "must be a tf.train.Example"),
         ([example(x=X[0]), example(x=X[1][:3])], r"cannot be read: .*x"),
         ([example(x=X[0]), example(z=1)], r"cannot be read: .*x"),
         ([example(x=X[0]), example(x=3)], r"cannot be read: .*x"),
     ):
         write(path, records)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             convert(path, tmp_path / "out.h5")
         assert left_in(tmp_path, path) == []

@@ -27,12 +27,12 @@ FRAME = pandas.DataFrame(
 KINDS = ["bird", "cat", "dog"]
 
 
-def check_frame(found, frame=FRAME):
+def check_frame(result, frame=FRAME):
     for k in range(12):
-        assert np.array_equal(found[f"pixel{k}"], frame[f"pixel{k}"].to_numpy().astype("f4"))
-    assert np.array_equal(found["count"], frame["count"]) and found["count"].dtype == np.int64
-    assert np.array_equal(np.array(KINDS)[found["kind"]], frame["kind"])
-    assert np.array_equal(found["alive"], frame["alive"]) and found["alive"].dtype == bool
+        assert np.array_equal(result[f"pixel{k}"], frame[f"pixel{k}"].to_numpy().astype("f4"))
+    assert np.array_equal(result["count"], frame["count"]) and result["count"].dtype == np.int64
+    assert np.array_equal(np.array(KINDS)[result["kind"]], frame["kind"])
+    assert np.array_equal(result["alive"], frame["alive"]) and result["alive"].dtype == bool
 
 
 def test_csv_as_pandas_writes_it(tmp_path):
@@ -66,9 +66,9 @@ def test_parquet_as_pandas_writes_it(tmp_path, groups):
     frame = FRAME.assign(kind=FRAME["kind"].astype("category"), single=FRAME["pixel0"].astype("f4"))
     frame.to_parquet(tmp_path / "d.parquet", row_group_size=groups)
     convert(tmp_path / "d.parquet", tmp_path / "out.h5", memory_budget="2MiB")
-    found = content(tmp_path / "out.h5")
-    check_frame(found)
-    assert found["single"].dtype == np.float32
+    result = content(tmp_path / "out.h5")
+    check_frame(result)
+    assert result["single"].dtype == np.float32
 
 
 def test_files_agree_on_types_and_classes(tmp_path):
@@ -77,9 +77,9 @@ def test_files_agree_on_types_and_classes(tmp_path):
         rows = "\n".join(f"{v},{k}" for v, k in zip(values.split(), kinds.split(), strict=True))
         (tmp_path / f"part-{number}.csv").write_text(f"v,k\n{rows}\n")
     convert(str(tmp_path / "part-*.csv"), tmp_path / "out.h5")
-    found = content(tmp_path / "out.h5")
-    assert found["v"].tolist() == [1, 2, 3, 0.5, 4, 5] and found["v"].dtype == np.float32
-    assert found["k"].tolist() == [0, 1, 0, 2, 2, 0]
+    result = content(tmp_path / "out.h5")
+    assert result["v"].tolist() == [1, 2, 3, 0.5, 4, 5] and result["v"].dtype == np.float32
+    assert result["k"].tolist() == [0, 1, 0, 2, 2, 0]
 
 
 def test_a_type_that_shows_late(tmp_path):
@@ -88,11 +88,11 @@ def test_a_type_that_shows_late(tmp_path):
     lines[1_250_000] = "0.5,3"
     (tmp_path / "late.csv").write_text("v,label\n" + "\n".join(lines) + "\n")
     done = convert(tmp_path / "late.csv", tmp_path / "out.h5")
-    found = content(tmp_path / "out.h5")
-    wanted = np.arange(1_300_000, dtype="f4")
-    wanted[1_250_000] = 0.5
-    assert done.rows == 1_300_000 and np.array_equal(found["v"], wanted)
-    assert np.array_equal(found["label"], np.where(wanted == 0.5, 3, np.arange(1_300_000) % 7))
+    result = content(tmp_path / "out.h5")
+    expected = np.arange(1_300_000, dtype="f4")
+    expected[1_250_000] = 0.5
+    assert done.rows == 1_300_000 and np.array_equal(result["v"], expected)
+    assert np.array_equal(result["label"], np.where(expected == 0.5, 3, np.arange(1_300_000) % 7))
     lines[1_280_000] = "oops,3"
     (tmp_path / "late.csv").write_text("v,label\n" + "\n".join(lines) + "\n")
     with pytest.raises(DataError, match=r"late.csv'?: .*column 'v'.* Row #1280002: .*'oops'.*drop.*--text"):
@@ -104,8 +104,8 @@ def test_a_type_that_shows_late(tmp_path):
 def test_gaps(tmp_path):
     (tmp_path / "g.csv").write_text("a,b\n1,0.5\n,NaN\n3,1.5\n")
     convert(tmp_path / "g.csv", tmp_path / "out.h5")
-    found = content(tmp_path / "out.h5")
-    assert np.array_equal(found["a"], np.array([1, np.nan, 3], "f4"), equal_nan=True)
+    result = content(tmp_path / "out.h5")
+    assert np.array_equal(result["a"], np.array([1, np.nan, 3], "f4"), equal_nan=True)
     pa_table = pa.table({"a": ["x", None, "y"], "b": [1, 2, 3]})
     parquet.write_table(pa_table, tmp_path / "g.parquet")
     with pytest.raises(DataError, match="column 'a' has 1 missing values"):
@@ -144,10 +144,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", list(HOSTILE))
 def test_hostile_csv(tmp_path, name):
-    data, told = HOSTILE[name]
+    data, message = HOSTILE[name]
     path = tmp_path / "evil.csv"
     path.write_bytes(data)
-    with pytest.raises((DataError, UsageError), match=told):
+    with pytest.raises((DataError, UsageError), match=message):
         convert(path, tmp_path / "out.h5")
     assert left_in(tmp_path, path) == []
 
@@ -167,14 +167,14 @@ def test_hostile_parquet(tmp_path):
         with pytest.raises(DataError, match=r"evil.parquet'?: cannot be read"):
             convert(path, tmp_path / "out.h5")
         assert left_in(tmp_path, path) == []
-    for table, told in (
+    for table, message in (
         (pa.table({"v": [[1, 2], [3]]}), "column 'v' must hold .*got list"),
         (pa.table({"v": pa.array([{"a": 1}])}), "column 'v' must hold .*got struct"),
         (pa.table({"v": pa.array([b"x"])}), "column 'v' must hold .*got binary"),
         (pa.table({"v": [f"text {k}" for k in range(70_000)]}), "more than 65,536 different texts"),
     ):
         parquet.write_table(table, path)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             convert(path, tmp_path / "out.h5")
 
 
@@ -205,8 +205,8 @@ def test_semicolons_and_decimal_commas(tmp_path):
     with pytest.raises(DataError, match=r"column 'a' mixes types: texts, and numbers such as '-,25'.*--decimal"):
         convert(path, tmp_path / "out.h5", delimiter=";")
     convert(path, tmp_path / "out.h5", delimiter=";", decimal=",")
-    found = content(tmp_path / "out.h5")
-    assert found["a"].tolist() == [1.5, -0.25] and found["b"].tolist() == [2, 3] and found["c d"].tolist() == [0, 1]
+    result = content(tmp_path / "out.h5")
+    assert result["a"].tolist() == [1.5, -0.25] and result["b"].tolist() == [2, 3] and result["c d"].tolist() == [0, 1]
     convert(path, tmp_path / "text.h5", delimiter=";", text=["a"])
     assert content(tmp_path / "text.h5")["a"].tolist() == [1, 0]
 
@@ -221,12 +221,12 @@ def test_codes_that_begin_with_zeros_are_texts_if_asked(tmp_path):
 
 
 def test_other_encodings(tmp_path):
-    for text, told in (
+    for text, message in (
         ("prénom,y\n1,1\n", r"t\.csv': cannot be read: 'utf-8' codec.*--encoding latin-1"),
         ("name,y\n" + "x,1\n" * 1_200_000 + "café,1\n", "column 'name': .*UTF8.*--encoding latin-1"),
     ):
         path = write_csv(tmp_path, text, "latin-1")
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             convert(path, tmp_path / "out.h5")
     for encoding in ("latin-1", "utf-16"):
         path = write_csv(tmp_path, "prénom,y\ncafé,1\nthé,0\n", encoding)

@@ -27,8 +27,8 @@ def run(line):
     return sequence, batch
 
 
-def report(found, name):
-    return next(dataset for dataset in found.datasets if dataset.name == name)
+def report(result, name):
+    return next(dataset for dataset in result.datasets if dataset.name == name)
 
 
 LAYOUTS = {
@@ -47,17 +47,17 @@ def test_it_says_what_the_sequence_says(tmp_path, layout, batch_size):
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=RNG.random((ROWS, 20)), **LAYOUTS[layout])
         file["y"] = np.sort(RNG.integers(0, 6, ROWS))
-    found = kerasmem.data.inspect(path, batch_size=batch_size)
-    sequence, (x, y) = run(found.line)
+    result = kerasmem.data.inspect(path, batch_size=batch_size)
+    sequence, (x, y) = run(result.line)
     assert x.shape == (batch_size, 20) and y.shape == (batch_size,)
-    assert found.stream == sequence.describe() and "advice" not in found.stream
+    assert result.stream == sequence.describe() and "advice" not in result.stream
     with sequence:
         assert sum(len(y) for _, y in sequence.next_epoch()) == ROWS
-    x = report(found, "x")
+    x = report(result, "x")
     assert x.float32_bytes == ROWS * 80
     with h5py.File(path) as file:
         assert x.stored_bytes == file["x"].id.get_storage_size() and x.chunks == file["x"].chunks
-    assert Inspection.from_dict(found.to_dict()) == found
+    assert Inspection.from_dict(result.to_dict()) == result
 
 
 def test_data_sorted_by_class_gets_advice(tmp_path):
@@ -68,8 +68,8 @@ def test_data_sorted_by_class_gets_advice(tmp_path):
         for first in range(0, 4000, 500):
             x.id.write_direct_chunk((first, 0), packed)
         file["y"] = np.repeat(np.arange(8), 500)
-    found = kerasmem.data.inspect(path)
-    assert "mix a file sorted by class poorly: use a larger memory_budget" in found.stream
+    result = kerasmem.data.inspect(path)
+    assert "mix a file sorted by class poorly: use a larger memory_budget" in result.stream
 
 
 def test_names_are_guessed_and_can_be_given(tmp_path):
@@ -80,17 +80,17 @@ def test_names_are_guessed_and_can_be_given(tmp_path):
         file["test/images"] = RNG.integers(0, 256, (20, 9, 9), "u1")
         file["test/labels"] = np.arange(20) % 3
         file["aside"] = np.arange(50)
-    found = kerasmem.data.inspect(path)
-    assert (found.x, found.y) == ("train/images", "train/labels") and found.line.endswith("scale=1 / 255)")
-    _, (x, _) = run(found.line)
+    result = kerasmem.data.inspect(path)
+    assert (result.x, result.y) == ("train/images", "train/labels") and result.line.endswith("scale=1 / 255)")
+    _, (x, _) = run(result.line)
     assert x.max() <= 1
-    found = kerasmem.data.inspect(path, x="/test/images")
-    assert (found.x, found.y) == ("test/images", "test/labels")
-    for settings, told in (
+    result = kerasmem.data.inspect(path, x="/test/images")
+    assert (result.x, result.y) == ("test/images", "test/labels")
+    for settings, message in (
         ({"x": "nope"}, "x: there is no dataset 'nope'; there are 'aside'"),
         ({"x": "train/images", "y": "test/labels"}, "y: 'test/labels' must have as many rows as 'train/images'"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             kerasmem.data.inspect(path, **settings)
 
 
@@ -108,13 +108,13 @@ def test_anndata(tmp_path):
     data = anndata.AnnData(RNG.random((90, 12)).astype("f4"), obs=obs)
     data.layers["counts"] = sparse.random(90, 12, 0.2, "csr")
     data.write_h5ad(tmp_path / "cells.h5ad")
-    found = kerasmem.data.inspect(tmp_path / "cells.h5ad")
-    assert (found.x, found.y) == ("X", "obs/kind/codes")
-    assert report(found, "obs/kind/codes").class_names == ("b", "t")
-    layer = report(found, "layers/counts")
+    result = kerasmem.data.inspect(tmp_path / "cells.h5ad")
+    assert (result.x, result.y) == ("X", "obs/kind/codes")
+    assert report(result, "obs/kind/codes").class_names == ("b", "t")
+    layer = report(result, "layers/counts")
     assert layer.shape == (90, 12) and "sparse matrix" in layer.problem and "writes it dense" in layer.problem
-    assert not any(dataset.name.startswith("layers/counts/") for dataset in found.datasets)
-    run(found.line)
+    assert not any(dataset.name.startswith("layers/counts/") for dataset in result.datasets)
+    run(result.line)
 
 
 def test_other_peoples_files(tmp_path):
@@ -126,15 +126,15 @@ def test_other_peoples_files(tmp_path):
         file.create_dataset("never", (10, 3), "f4", chunks=(5, 3))
         file["loop"] = h5py.SoftLink("/loop")
         file["out"] = h5py.ExternalLink("/etc/passwd", "x")
-    found = kerasmem.data.inspect(path)
-    assert found.line == "" and found.x is None and {d.name for d in found.datasets} == {"words", "single", "never"}
-    assert "holds text" in report(found, "words").problem and "never written" in report(found, "never").problem
+    result = kerasmem.data.inspect(path)
+    assert result.line == "" and result.x is None and {d.name for d in result.datasets} == {"words", "single", "never"}
+    assert "holds text" in report(result, "words").problem and "never written" in report(result, "never").problem
     with h5py.File(path, "w") as file:
         file["x\x1b[31m\n"], file["y"] = np.zeros((9, 2)), np.arange(9)
         for number in range(5100):
             file.create_group(f"g{number}")
-    found = kerasmem.data.inspect(path)
-    assert any("only the first" in note for note in found.notes)
+    result = kerasmem.data.inspect(path)
+    assert any("only the first" in note for note in result.notes)
 
 
 def test_a_listing_that_fails_leaves_nothing_open(tmp_path, monkeypatch):

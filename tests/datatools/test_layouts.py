@@ -15,8 +15,8 @@ from kerasmem.errors import DataError
 RNG = np.random.default_rng(0)
 
 
-def report(found, name):
-    return next(dataset for dataset in found.datasets if dataset.name == name)
+def report(result, name):
+    return next(dataset for dataset in result.datasets if dataset.name == name)
 
 
 # ---- netCDF
@@ -43,8 +43,8 @@ def test_dimension_scales_are_neither_features_nor_targets(packed, tmp_path):
     path, _ = packed
     with pytest.raises(DataError, match="'x' is a dimension scale"):
         H5ChunkSequence(path)
-    found = inspect(path)
-    assert (found.x, found.y) == ("t", None) and "dimension scale" in report(found, "x").problem
+    result = inspect(path)
+    assert (result.x, result.y) == ("t", None) and "dimension scale" in report(result, "x").problem
     assert list(content(convert(path, tmp_path / "out.h5").outputs[0])) == ["t"]
     with pytest.raises(kerasmem.errors.UsageError, match="'x' is a dimension scale"):
         stats(path, ["x"])
@@ -52,23 +52,23 @@ def test_dimension_scales_are_neither_features_nor_targets(packed, tmp_path):
 
 def test_inspect_proposes_the_scale_of_packed_values(packed):
     path, physical = packed
-    found = inspect(path)
-    assert "scale=(0.05, 1.0)" in found.line
-    with eval(found.line, {"H5ChunkSequence": H5ChunkSequence}) as sequence:
+    result = inspect(path)
+    assert "scale=(0.05, 1.0)" in result.line
+    with eval(result.line, {"H5ChunkSequence": H5ChunkSequence}) as sequence:
         rows = np.concatenate([np.asarray(x) for (x,) in sequence])
     present = ~np.isnan(physical)
     assert np.allclose(rows[present], physical[present], atol=1e-6)
-    assert any("-1 means a missing value" in note for note in found.notes)
+    assert any("-1 means a missing value" in note for note in result.notes)
 
 
 def test_stats_unpack_and_leave_fill_values_out(packed):
     path, physical = packed
-    found = stats(path)["t"]
-    assert found.missing_count == np.isnan(physical).sum() > 0 and found.nan_count == 0
-    assert np.allclose(found.mean, np.nanmean(physical, axis=0)) and np.allclose(
-        found.variance, np.nanvar(physical, axis=0)
+    result = stats(path)["t"]
+    assert result.missing_count == np.isnan(physical).sum() > 0 and result.nan_count == 0
+    assert np.allclose(result.mean, np.nanmean(physical, axis=0)) and np.allclose(
+        result.variance, np.nanvar(physical, axis=0)
     )
-    assert (found.minimum, found.maximum) == (np.nanmin(physical), np.nanmax(physical))
+    assert (result.minimum, result.maximum) == (np.nanmin(physical), np.nanmax(physical))
 
 
 def test_convert_unpacks_to_nan_and_keeps_the_units(packed, tmp_path):
@@ -105,12 +105,12 @@ def test_other_attributes_of_missing_values(tmp_path, dtype, attributes, missing
     stored[4, 2] = np.ravel(attributes.get("missing_value", stored[4, 2]))[0]
     path = write_netcdf(tmp_path / "f.nc", stored, ("time", "column"), **attributes)
     numbers = stored.view("u2") if "_Unsigned" in attributes else stored
-    wanted = np.where(missing(stored), np.nan, numbers * attributes.get("scale_factor", 1.0))
+    expected = np.where(missing(stored), np.nan, numbers * attributes.get("scale_factor", 1.0))
     convert(path, tmp_path / "out.h5")
-    assert np.allclose(content(tmp_path / "out.h5")["t"], wanted, equal_nan=True)
-    found = stats(path)["t"]
-    assert found.missing_count == np.isnan(wanted).sum() > 0
-    assert np.allclose(found.mean, np.nanmean(wanted, axis=0))
+    assert np.allclose(content(tmp_path / "out.h5")["t"], expected, equal_nan=True)
+    result = stats(path)["t"]
+    assert result.missing_count == np.isnan(expected).sum() > 0
+    assert np.allclose(result.mean, np.nanmean(expected, axis=0))
 
 
 def test_whole_numbers_without_a_scale_keep_their_fill_value(tmp_path):
@@ -120,9 +120,9 @@ def test_whole_numbers_without_a_scale_keep_their_fill_value(tmp_path):
     with h5py.File(tmp_path / "out.h5") as file:
         assert np.array_equal(file["t"], labels) and file["t"].attrs["_FillValue"] == -127
     assert any("10 values of 't' are missing and stay as stored" in note for note in done.notes)
-    found = stats(path)["t"]
-    assert found.class_counts == {0: 20, 1: 20, 2: 10} and found.missing_count == 10
-    assert found.class_weight == pytest.approx({0: 50 / 60, 1: 50 / 60, 2: 50 / 30})
+    result = stats(path)["t"]
+    assert result.class_counts == {0: 20, 1: 20, 2: 10} and result.missing_count == 10
+    assert result.class_weight == pytest.approx({0: 50 / 60, 1: 50 / 60, 2: 50 / 30})
 
 
 # ---- a group per sample
@@ -142,9 +142,9 @@ def test_a_group_per_sample_is_stacked(tmp_path, parent):
     assert np.array_equal(written[f"{parent}obs"], obs) and np.array_equal(written[f"{parent}action"], action)
     assert np.array_equal(written[f"{parent}reward"], reward) and len(done.notes) == 3
     assert f"40 groups, '{parent}s0' to '{parent}s39'" in done.notes[0]
-    found = inspect(tmp_path / "s.h5")
-    assert found.x is None or found.x == "mean"
-    assert len(found.datasets) == 5 and "(40, 12, 8)" in found.notes[0] and "kerasmem data convert" in found.notes[0]
+    result = inspect(tmp_path / "s.h5")
+    assert result.x is None or result.x == "mean"
+    assert len(result.datasets) == 5 and "(40, 12, 8)" in result.notes[0] and "kerasmem data convert" in result.notes[0]
     convert(tmp_path / "s.h5", tmp_path / "parts.index", columns={"x": f"{parent}obs"}, part_size=10 * 12 * 8 * 4)
     with H5ChunkSequence(tmp_path / "parts.index", "x", None, shuffle=False, batch_size=40) as sequence:
         assert np.array_equal(sequence[0][0], obs)
@@ -187,8 +187,8 @@ def test_matlab_samples_on_its_first_axis(tmp_path):
     path = write_matlab(tmp_path / "m.mat", X=x, images=images, y=y, rate=np.ones((1, 1)))
     with pytest.raises(DataError, match="--rows-axis last"):
         convert(path, tmp_path / "out.h5")
-    found = inspect(path)
-    assert found.line == "" and any("--rows-axis last" in note for note in found.notes)
+    result = inspect(path)
+    assert result.line == "" and any("--rows-axis last" in note for note in result.notes)
     with pytest.raises(DataError, match="--rows-axis last"):
         H5ChunkSequence(path, "X", "y")
     convert(path, tmp_path / "out.h5", rows_axis="last", memory_budget="1MiB")
@@ -245,9 +245,9 @@ def write_cells(path):
 
 def test_codes_of_categories_are_no_features_and_minus_one_is_no_class(tmp_path):
     path = write_cells(tmp_path / "cells.h5ad")
-    found = inspect(path)
-    assert found.x == "obs/n_genes" and "codes'" not in found.line.partition("y=")[0]
-    assert report(found, "obs/cell_type/codes").class_names == tuple(f"cell_type {number}" for number in range(4))
+    result = inspect(path)
+    assert result.x == "obs/n_genes" and "codes'" not in result.line.partition("y=")[0]
+    assert report(result, "obs/cell_type/codes").class_names == tuple(f"cell_type {number}" for number in range(4))
     sums = stats(path, ["obs/cell_type/codes"])["obs/cell_type/codes"]
     assert sums.class_weight == dict.fromkeys(range(4), 1.0) and sums.missing_count == 10
     done = convert(path, tmp_path / "out.h5", columns={"x": "X", "y": "obs/cell_type/codes"})
@@ -305,8 +305,8 @@ def test_columns_of_a_table_are_read_in_pieces(tmp_path, options):
     assert np.array_equal(content(tmp_path / "all.h5")["events/LST/energy"], table["energy"].astype("f4"))
     with pytest.raises(DataError, match=r"a table with the columns 'image'.*kerasmem data convert --columns"):
         H5ChunkSequence(tmp_path / "t.h5", "events/LST", None, shuffle=False)
-    found = inspect(tmp_path / "t.h5")
-    assert report(found, "events/LST/image").shape == (300, 5, 4) and found.line == ""
+    result = inspect(tmp_path / "t.h5")
+    assert report(result, "events/LST/image").shape == (300, 5, 4) and result.line == ""
 
 
 @pytest.mark.parametrize("part", ["table", "X/data"])
@@ -318,7 +318,7 @@ def test_parts_that_were_never_written_are_refused(tmp_path, part):
             rows = 51 if name == "X/indptr" else 50
             data = file.create_dataset(name, (rows,), dtype, chunks=(10,))
             data[: 20 if name == part else rows] = np.zeros((), dtype)
-    wanted = "table/x" if part == "table" else "X"
+    expected = "table/x" if part == "table" else "X"
     with pytest.raises(DataError, match="3 of its 5 chunks were never written"):
-        convert(tmp_path / "d.h5", tmp_path / "out.h5", columns={"x": wanted})
-    convert(tmp_path / "d.h5", tmp_path / "out.h5", columns={"x": wanted}, trust_file=True)
+        convert(tmp_path / "d.h5", tmp_path / "out.h5", columns={"x": expected})
+    convert(tmp_path / "d.h5", tmp_path / "out.h5", columns={"x": expected}, trust_file=True)

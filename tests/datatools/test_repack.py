@@ -32,9 +32,9 @@ def slow(tmp_path):
 def test_values_types_and_attributes_stay(slow, tmp_path, compression):
     output = tmp_path / "out.h5"
     done = repack(slow, output, compression=compression)
-    found = content(output)
-    assert np.array_equal(found["deep/x"], X) and found["deep/x"].dtype == np.float64
-    assert np.array_equal(found["deep/y"], Y) and found["deep/y"].dtype == np.int16
+    result = content(output)
+    assert np.array_equal(result["deep/x"], X) and result["deep/x"].dtype == np.float64
+    assert np.array_equal(result["deep/y"], Y) and result["deep/y"].dtype == np.int16
     with h5py.File(output) as file:
         attributes = dict(file["deep/x"].attrs)
         assert attributes["unit"] == "mm" and attributes["range"].tolist() == [0, 1] and "points to" not in attributes
@@ -47,9 +47,9 @@ def test_values_types_and_attributes_stay(slow, tmp_path, compression):
 
 def test_shuffled_and_as_float32(slow, tmp_path):
     repack(slow, tmp_path / "out.h5", shuffle=True, float32=True, columns={"x": "deep/x", "y": "deep/y"})
-    found = content(tmp_path / "out.h5")
-    assert rows_of(found, "x", "y") == rows_of({"x": X.astype("f4"), "y": Y}, "x", "y")
-    assert not (np.diff(found["y"]) >= 0).all()
+    result = content(tmp_path / "out.h5")
+    assert rows_of(result, "x", "y") == rows_of({"x": X.astype("f4"), "y": Y}, "x", "y")
+    assert not (np.diff(result["y"]) >= 0).all()
 
 
 def test_refusals(slow, tmp_path):

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
     pool = TransformPool(note_process, 2)
     with ThreadPoolExecutor(4) as threads:  # which end, and their processes do not
-        found = list(threads.map(pool.run, [(number,) for number in range(8)]))
-    found += [pool.run((0,))]
-    print(*sorted({process for (process,) in found}), flush=True)
+        result = list(threads.map(pool.run, [(number,) for number in range(8)]))
+    result += [pool.run((0,))]
+    print(*sorted({process for (process,) in result}), flush=True)
     time.sleep(600)

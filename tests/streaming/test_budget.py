@@ -32,15 +32,15 @@ def plan(*layouts, selection=None, **settings):
 @given(st.integers(8, 1024), st.none() | st.integers(1, 256), st.sampled_from(["<f4", "<f8", "|u1"]))
 def test_the_budget_is_used_and_kept(mebibytes, chunk, dtype):
     budget = mebibytes * MIB
-    made = plan(dataset(chunk=chunk, dtype=dtype), budget=budget)
-    assert 0.7 * budget < made.total_bytes <= budget
+    memory = plan(dataset(chunk=chunk, dtype=dtype), budget=budget)
+    assert 0.7 * budget < memory.total_bytes <= budget
     if chunk:
-        assert made.block_rows < chunk or made.block_rows % chunk == 0
+        assert memory.block_rows < chunk or memory.block_rows % chunk == 0
     packed = replace(dataset(chunk=chunk, dtype=dtype), filters=("gzip",) if chunk else ())
-    made = plan(packed, budget=max(budget, 64 * MIB))
-    assert made.block_rows % (chunk or 1) == 0, "whole chunks only, where they have to be unpacked"
+    memory = plan(packed, budget=max(budget, 64 * MIB))
+    assert memory.block_rows % (chunk or 1) == 0, "whole chunks only, where they have to be unpacked"
     if not chunk or budget == GIB:
-        assert made.window_rows / made.block_rows > 100, "many blocks a window, where chunks allow it"
+        assert memory.window_rows / memory.block_rows > 100, "many blocks a window, where chunks allow it"
 
 
 def test_a_refusal_names_the_dataset_with_the_largest_chunks():
@@ -84,21 +84,21 @@ def test_the_smallest_budget_named_works_and_less_does_not(chunk, sparse, batch_
     with pytest.raises(UsageError, match="smallest that works") as caught:
         plan(*layouts, budget=1000, batch_size=batch_size, selection=selection)
     smallest = re.search(r"works is '(\w+)'", str(caught.value))[1]
-    made = plan(*layouts, budget=parse_size(smallest), batch_size=batch_size, selection=selection)
-    assert made.total_bytes <= parse_size(smallest)
+    memory = plan(*layouts, budget=parse_size(smallest), batch_size=batch_size, selection=selection)
+    assert memory.total_bytes <= parse_size(smallest)
     with pytest.raises(UsageError):
         plan(*layouts, budget=parse_size(smallest) * 9 // 10, batch_size=batch_size, selection=selection)
 
 
 def test_the_default_leaves_room_for_large_batches():
-    made = plan(dataset(row=(224, 224, 3)), batch_size=256)
-    assert made.batch_bytes > 150e6
-    assert made.windows * made.window_bytes <= 256 * MIB
+    memory = plan(dataset(row=(224, 224, 3)), batch_size=256)
+    assert memory.batch_bytes > 150e6
+    assert memory.windows * memory.window_bytes <= 256 * MIB
 
 
 def test_light_datasets_are_cached_and_heavy_ones_share_the_blocks():
-    made = plan(dataset(chunk=100), dataset("y", row=(), dtype="<i8", chunk=4096), budget=512 * MIB)
-    assert made.cache_bytes.keys() == {"y"}
+    memory = plan(dataset(chunk=100), dataset("y", row=(), dtype="<i8", chunk=4096), budget=512 * MIB)
+    assert memory.cache_bytes.keys() == {"y"}
     packed = [dataset(chunk=10), dataset("z", chunk=640, row=(500,))]
     heavy = plan(*(replace(layout, filters=("gzip",)) for layout in packed), budget=GIB)
     assert not heavy.cache_bytes

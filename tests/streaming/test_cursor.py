@@ -15,13 +15,13 @@ from kerasmem.streaming.cursor import Cursor, Progress
 
 def batches(cursor, count=None):
     """The numbers of the batches that a cursor gives next, as far as they are counted."""
-    found = []
+    result = []
     for position, counts in cursor.positions():
         assert counts
-        found.append(position.batch)
-        if len(found) == count:
+        result.append(position.batch)
+        if len(result) == count:
             break
-    return found
+    return result
 
 
 def test_an_iterator_of_an_epoch_that_is_over_ends():

@@ -150,7 +150,7 @@ def test_ray_data_reads_rows_in_its_workers(data):
         runtime_env={"env_vars": {"PYTHONPATH": ":".join(sys.path)}},
     )
     try:
-        found = ray.data.range(ROWS).map_batches(lambda batch: {"y": source.batch(batch["id"])[1]}, batch_size=50)
-        assert sorted(row["y"] for row in found.take_all()) == list(range(ROWS))
+        result = ray.data.range(ROWS).map_batches(lambda batch: {"y": source.batch(batch["id"])[1]}, batch_size=50)
+        assert sorted(row["y"] for row in result.take_all()) == list(range(ROWS))
     finally:
         ray.shutdown()

@@ -110,8 +110,8 @@ def check_as_one_process(results, path):
     for result in results:
         assert result["history"]["loss"] == pytest.approx(history["loss"], rel=1e-5)
         assert result["history"]["mae"] == pytest.approx(history["mae"], rel=1e-5)
-        for mine, wanted in zip(result["weights"], alone.weights, strict=True):
-            np.testing.assert_allclose(mine, wanted.numpy(), rtol=1e-4, atol=1e-6)
+        for mine, expected in zip(result["weights"], alone.weights, strict=True):
+            np.testing.assert_allclose(mine, expected.numpy(), rtol=1e-4, atol=1e-6)
     assert history["loss"][-1] < 0.9 * history["loss"][0], "it learns, so that equal losses say something"
     return alone
 
@@ -134,9 +134,9 @@ class TestTwoWorkers:
 
     def test_evaluate_is_over_all_rows(self, said, alone, path):
         data = H5ChunkSequence(path, batch_size=BATCH, shuffle=False)
-        wanted = alone.evaluate(data, verbose=0, return_dict=True)
+        expected = alone.evaluate(data, verbose=0, return_dict=True)
         for one in said:
-            assert one["evaluate"]["evaluated"]["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
+            assert one["evaluate"]["evaluated"]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
     def test_without_shard_batches_are_global_and_a_warning_says_what_that_costs(self, said, alone, path):
         results = [one["unsharded"] for one in said]
@@ -175,13 +175,13 @@ class TestKilledWorker:
         monkeypatch.delenv("KILL_AT")
         again = run_workers(path, tmp_path, 2, "resumed")
         steps = ROWS // BATCH // 2
-        for worker, (mine, wanted) in enumerate(zip(again, whole, strict=True)):
-            mine, wanted = mine["resumed"], wanted["resumed"]
+        for worker, (mine, expected) in enumerate(zip(again, whole, strict=True)):
+            mine, expected = mine["resumed"], expected["resumed"]
             saved = (kill_at - 1) // 3 * 3 if kill_at <= steps else steps + (kill_at - 1 - steps) // 3 * 3
-            assert mine["trained"] == wanted["trained"][saved:], f"worker {worker}: the very next batch, none twice"
-            for one, other in zip(mine["weights"], wanted["weights"], strict=True):
+            assert mine["trained"] == expected["trained"][saved:], f"worker {worker}: the very next batch, none twice"
+            for one, other in zip(mine["weights"], expected["weights"], strict=True):
                 np.testing.assert_array_equal(one, other)
-            assert mine["history"]["loss"][-1] == pytest.approx(wanted["history"]["loss"][-1], rel=1e-6)
+            assert mine["history"]["loss"][-1] == pytest.approx(expected["history"]["loss"][-1], rel=1e-6)
         assert not list(tmp_path.glob("*.resume*")), "removed when fit has ended"
 
     def test_a_worker_without_its_file_is_told(self, path, tmp_path, monkeypatch):

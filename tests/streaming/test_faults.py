@@ -123,14 +123,14 @@ def test_ctrl_c_ends_training_at_once(numbered, settings, handled):
         assert child.stdout.readline() == "training\n", child.communicate(timeout=5)[1][-2000:]
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to the workers as well
         pressed = time.monotonic()
-        said, errors = child.communicate(timeout=60)
+        output, errors = child.communicate(timeout=60)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
     assert time.monotonic() - pressed < 20
     if handled == "yes":
         assert child.returncode == 0, errors[-2000:]
-        assert json.loads(said) == {"rows": 400, "threads": [], "processes": 0}
+        assert json.loads(output) == {"rows": 400, "threads": [], "processes": 0}
     else:
         assert child.returncode in (-signal.SIGINT, 1, 130), errors[-2000:]
         assert "KeyboardInterrupt" in errors

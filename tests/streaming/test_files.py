@@ -152,12 +152,12 @@ def test_a_state_belongs_to_files_of_the_same_names_in_any_folder(parts, tmp_pat
 
     with make(parts) as stream:
         state = stream.state_dict(epoch=0, batch=4)
-        wanted = [y.tolist() for _, y in stream.next_epoch()][4:]
+        expected = [y.tolist() for _, y in stream.next_epoch()][4:]
     assert len(json.dumps(state)) < 1000
     shutil.copytree(parts[0].parent, tmp_path / "moved")
     with make([tmp_path / "moved" / path.name for path in parts]) as stream:
         stream.load_state_dict(json.loads(json.dumps(state)))
-        assert [y.tolist() for _, y in stream.next_epoch()] == wanted
+        assert [y.tolist() for _, y in stream.next_epoch()] == expected
     renamed = shutil.copy(parts[1], parts[1].with_name("other.h5"))
     for other in (parts[::-1], parts[:-1], parts[0], [parts[0], renamed, *parts[2:]]):
         with pytest.raises(UsageError, match="files"):

@@ -33,9 +33,9 @@ def test_the_same_batches_epoch_by_epoch(path, way, prefetch):
     assert int(data.cardinality()) == 26
     for epoch in range(3):
         for place, (x, y) in enumerate(data.as_numpy_iterator()):
-            wanted = plain.batch(place, epoch)
-            assert np.array_equal(x, wanted[0])
-            assert np.array_equal(y, wanted[1])
+            expected = plain.batch(place, epoch)
+            assert np.array_equal(x, expected[0])
+            assert np.array_equal(y, expected[1])
         assert place == 25
     repeated = targets(stream(path, **way).as_tf_dataset(prefetch=prefetch).repeat(2).as_numpy_iterator())
     assert repeated == [plain.batch(place, epoch)[1].tolist() for epoch in range(2) for place in range(26)]

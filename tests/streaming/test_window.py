@@ -100,31 +100,31 @@ def test_the_next_window_is_read_while_one_is_delivered():
 
 def test_a_batch_waits_for_its_own_rows_alone():
     reader, order = FakeReader(), an_order()
-    store, wanted = a_store(reader), order.rows(0, ROWS)
+    store, expected = a_store(reader), order.rows(0, ROWS)
     reader.held = 8
     first = store.batch(order, 0, 8, own=True)
-    assert first[1].tolist() == wanted[:8].tolist() and first[0][:, 1].tolist() == wanted[:8].tolist()
+    assert first[1].tolist() == expected[:8].tolist() and first[0][:, 1].tolist() == expected[:8].tolist()
     assert reader.checked == 1, "before rows are given away"
     with ThreadPoolExecutor(1) as pool:
         rest = pool.submit(lambda: [store.batch(order, start, start + 8, own=True)[1] for start in range(8, ROWS, 8)])
         time.sleep(0.05)
         assert not rest.done()
         reader.gate.set()
-        assert np.concatenate(rest.result(20)).tolist() == wanted[8:].tolist()
+        assert np.concatenate(rest.result(20)).tolist() == expected[8:].tolist()
     assert reader.windows == [(0, window) for window in range(order.windows)]
     store.close()
 
 
 def test_rows_that_were_given_away_are_read_by_themselves():
     reader, order = FakeReader(), an_order()
-    store, wanted = a_store(reader), order.rows(0, ROWS)
+    store, expected = a_store(reader), order.rows(0, ROWS)
     mine = store.batch(order, 0, 8, own=True)
     mine[1][:] = -1
     for own in (False, True):
-        assert store.batch(order, 0, 8, own=own)[1].tolist() == wanted[:8].tolist()
-    assert reader.alone == [wanted[:8].tolist()] * 2
-    assert store.batch(order, 8, 16, own=False)[1].tolist() == wanted[8:16].tolist(), "a copy"
-    assert store.batch(order, 8, 16, own=True)[1].tolist() == wanted[8:16].tolist()
+        assert store.batch(order, 0, 8, own=own)[1].tolist() == expected[:8].tolist()
+    assert reader.alone == [expected[:8].tolist()] * 2
+    assert store.batch(order, 8, 16, own=False)[1].tolist() == expected[8:16].tolist(), "a copy"
+    assert store.batch(order, 8, 16, own=True)[1].tolist() == expected[8:16].tolist()
     assert len(reader.alone) == 2 and reader.windows.count((0, 0)) == 1
     store.close()
 
