@@ -1,4 +1,4 @@
-"""What the tests of conversions share: the content of files, row by row, and that nothing else is left."""
+"""Helpers for tests of conversions: content of files, and leftover files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kerasmem import H5ChunkSequence
 
 
 def content(path):
-    """Every dataset of a file, whole."""
+    """Return all datasets of a file by name."""
     result = {}
     with h5py.File(path) as file:
         file.visititems(lambda name, item: result.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None)
@@ -19,20 +19,20 @@ def content(path):
 
 
 def rows_of(data, *names):
-    """The rows as a sorted list of tuples, to compare what is in another order."""
+    """Return the rows as a sorted list of tuples, to compare data in different order."""
     columns = [np.asarray(data[name]).reshape(len(data[name]), -1) for name in names]
     return sorted(map(tuple, np.concatenate([column.astype("f8") for column in columns], axis=1).tolist()))
 
 
 def streamed(path, x="x", y="y", **settings):
-    """What `H5ChunkSequence` delivers in file order."""
+    """Return the arrays that `H5ChunkSequence` delivers in file order."""
     with H5ChunkSequence(path, x, y, shuffle=False, batch_size=7, dtype="stored", **settings) as sequence:
         batches = [sequence[place] for place in range(len(sequence))]
     return tuple(np.concatenate(part) for part in zip(*batches, strict=True))
 
 
 def left_in(folder, *known):
-    """Names in a folder that are not known."""
+    """Return the names in a folder except the known ones."""
     return sorted(set(os.listdir(folder)) - {os.path.basename(str(name)) for name in known})
 
 

@@ -1,4 +1,4 @@
-"""`data.convert` from .npy and .npz: every value as it was, whatever the layout; what lies or is cut off is refused."""
+"""`kerasmem.data.convert` from .npy and .npz keeps every value, and refuses damaged files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_columns_are_joined_and_renamed(tmp_path):
         convert(tmp_path / "d.npz", tmp_path / "o2.h5", drop=["nope"])
 
 
-def test_float64_that_float32_has_no_room_for(tmp_path):
+def test_float64_too_large_for_float32_is_refused(tmp_path):
     x = X.copy()
     x[321, 2, 1] = -1e39
     np.save(tmp_path / "x.npy", x)
@@ -186,7 +186,7 @@ def test_hostile_archives(tmp_path):
     assert left_in(tmp_path, path) == []
 
 
-def test_sources_that_do_not_fit_together(tmp_path):
+def test_sources_that_do_not_match_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", np.arange(499))
     with pytest.raises(DataError, match=r"'.*x.npy' has 500, '.*y.npy' has 499"):

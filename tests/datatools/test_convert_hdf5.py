@@ -1,4 +1,4 @@
-"""`kerasmem.data.convert` from HDF5 files as other programs leave them."""
+"""`kerasmem.data.convert` from HDF5 files of other programs."""
 
 from __future__ import annotations
 

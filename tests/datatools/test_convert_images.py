@@ -1,4 +1,4 @@
-"""`kerasmem.data.convert` from folders of images: pixels as Pillow has them, upright, and nothing but images."""
+"""`kerasmem.data.convert` from folders of images keeps pixels, rotates by EXIF, and reads only images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def picture(width=20, height=12, channels=3):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes of PNG files, the pixels known."""
+    """Write two classes of PNG files, and return their pixels."""
     root = tmp_path / "photos"
     pixels = []
     for name in ("cat", "dog"):
@@ -44,7 +44,7 @@ def save(root, name, image, **options):
     return path
 
 
-def test_a_folder_a_class(tmp_path, folder):
+def test_one_folder_per_class(tmp_path, folder):
     import h5py
 
     root, pixels = folder
@@ -83,7 +83,7 @@ def test_images_are_resized_and_upright(tmp_path):
 
 
 def bomb():
-    """A small PNG that says it has 60,000 × 60,000 pixels."""
+    """Return a small PNG with a header of 60,000 × 60,000 pixels."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -129,7 +129,7 @@ def test_hostile_images(tmp_path, folder, name, first):
     assert left_in(tmp_path, root) == []
 
 
-def test_names_that_play_tricks(tmp_path):
+def test_strange_file_names(tmp_path):
     import h5py
 
     root = tmp_path / "photos"
@@ -160,7 +160,7 @@ def test_links_are_refused(tmp_path, folder):
         os.unlink(root / name)
 
 
-def test_other_kinds_of_images_become_eight_bits_a_channel(tmp_path):
+def test_other_images_become_8_bits_per_channel(tmp_path):
     root = tmp_path / "photos"
     opaque = picture()
     save(root, "a/1.png", Image.fromarray(np.dstack([opaque, np.arange(240, dtype="u1").reshape(12, 20)])))

@@ -1,4 +1,4 @@
-"""A conversion that is killed leaves no output, and the next one is whole; two at once are both whole."""
+"""Killed conversions leave no output, and parallel conversions to one output are both complete."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def source(tmp_path_factory):
         ({"shuffle": True}, "run", 2), ({"shuffle": True, "compression": "zstd"}, "move", 1),
     ],
 )  # fmt: skip
-def test_after_a_kill_the_same_call_writes_the_same(tmp_path, source, settings, point, count):
+def test_a_repeated_call_after_a_kill_writes_the_same(tmp_path, source, settings, point, count):
     settings = {"sources": [str(source)], "memory_budget": "400KiB", **settings}
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -94,7 +94,7 @@ def test_two_conversions_to_one_output_are_both_whole(tmp_path, source):
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, source):
-    """A limit on the size of files stands for a disk without room."""
+    """A limit on the size of files imitates a full disk."""
     code = (
         "import resource, signal, sys\nfrom kerasmem.cli import main\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\nmain(sys.argv[1:])"

@@ -1,4 +1,4 @@
-"""A conversion keeps within its memory, whatever the size of the data: run in a process that may not have more."""
+"""Conversions of any size stay within their memory, in a process with a memory limit."""
 
 from __future__ import annotations
 

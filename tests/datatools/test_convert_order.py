@@ -38,13 +38,13 @@ def test_every_row_once_and_the_same_for_a_seed(numbered, tmp_path):
 
 
 def chi_squared(counts, expected):
-    """How many standard deviations the statistic lies from its mean."""
+    """Return the deviation of the statistic from its mean, in standard deviations."""
     freedom = counts.size - 1
     return (float((np.square(counts - expected) / expected).sum()) - freedom) / math.sqrt(2 * freedom)
 
 
 def test_the_shuffle_is_uniform(numbered, tmp_path):
-    """From where to where rows go, distances to former neighbours, displacement, rising pairs, over several seeds."""
+    """Over several seeds: source and target cells, distances of former neighbors, displacement, ascending pairs."""
     cells, where = 12, np.zeros((12, 12))
     distances, displaced, rising = [], [], []
     seeds = 6

@@ -1,4 +1,4 @@
-"""`kerasmem.data.convert` from TFRecord files that TensorFlow writes, whole, cut off and damaged."""
+"""`kerasmem.data.convert` from TFRecord files: complete, cut off and damaged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(path, records, options=None):
     return path
 
 
-def test_features_become_datasets_and_shards_follow_one_another(tmp_path):
+def test_features_become_datasets_across_shards(tmp_path):
     for shard in range(2):
         records = (
             example(x=X[k], image__encoded=tf.io.encode_png(IMAGES[k]).numpy(), image__label=int(Y[k]), text=b"word")

@@ -1,4 +1,4 @@
-"""`data.convert` from CSV and Parquet: types settled over whole files, texts as classes, ragged rows refused."""
+"""`kerasmem.data.convert` from CSV and Parquet: types of whole files, texts as classes, damaged files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_parquet_as_pandas_writes_it(tmp_path, groups):
 
 
 def test_files_agree_on_types_and_classes(tmp_path):
-    """Whole numbers in one file and fractions in the next; each knows only some of the classes."""
+    """One file has whole numbers, the next has fractions, and each has only some of the classes."""
     for number, (values, kinds) in enumerate([("1 2 3", "a b a"), ("0.5 4 5", "c c a")]):
         rows = "\n".join(f"{v},{k}" for v, k in zip(values.split(), kinds.split(), strict=True))
         (tmp_path / f"part-{number}.csv").write_text(f"v,k\n{rows}\n")
@@ -82,8 +82,8 @@ def test_files_agree_on_types_and_classes(tmp_path):
     assert result["k"].tolist() == [0, 1, 0, 2, 2, 0]
 
 
-def test_a_type_that_shows_late(tmp_path):
-    """Whole numbers for megabytes, and then a fraction: the column is one of fractions from the beginning."""
+def test_a_type_that_changes_late_in_the_file(tmp_path):
+    """A fraction after megabytes of whole numbers makes the whole column floating point."""
     lines = [f"{k},{k % 7}" for k in range(1_300_000)]
     lines[1_250_000] = "0.5,3"
     (tmp_path / "late.csv").write_text("v,label\n" + "\n".join(lines) + "\n")
@@ -178,7 +178,7 @@ def test_hostile_parquet(tmp_path):
             convert(path, tmp_path / "out.h5")
 
 
-def test_what_is_missing_is_named(tmp_path, monkeypatch):
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
     import sys
 
     from kerasmem.errors import MissingExtraError
@@ -211,7 +211,7 @@ def test_semicolons_and_decimal_commas(tmp_path):
     assert content(tmp_path / "text.h5")["a"].tolist() == [1, 0]
 
 
-def test_codes_that_begin_with_zeros_are_texts_if_asked(tmp_path):
+def test_codes_with_leading_zeros_can_be_texts(tmp_path):
     path = write_csv(tmp_path, "zip,y\n1234,1\n00501,0\n")
     convert(path, tmp_path / "numbers.h5")
     assert content(tmp_path / "numbers.h5")["zip"].tolist() == [1234, 501]

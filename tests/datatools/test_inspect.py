@@ -1,4 +1,4 @@
-"""`kerasmem.data.inspect`: what it says is what `H5ChunkSequence` does, and the line it offers runs."""
+"""`kerasmem.data.inspect` describes the stream of `H5ChunkSequence`, and its line of Python runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 600
 
 
 def run(line):
-    """The line, run as pasted."""
+    """Run the line. Return the sequence and its first batch."""
     sequence = eval(line, {"H5ChunkSequence": H5ChunkSequence})
     with sequence:
         batch = sequence[0]
@@ -42,7 +42,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("batch_size", [10, 200])
-def test_it_says_what_the_sequence_says(tmp_path, layout, batch_size):
+def test_the_report_matches_the_sequence(tmp_path, layout, batch_size):
     path = tmp_path / "d.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=RNG.random((ROWS, 20)), **LAYOUTS[layout])
@@ -72,7 +72,7 @@ def test_data_sorted_by_class_gets_advice(tmp_path):
     assert "mix a file sorted by class poorly: use a larger memory_budget" in result.stream
 
 
-def test_names_are_guessed_and_can_be_given(tmp_path):
+def test_names_are_guessed_or_passed(tmp_path):
     path = tmp_path / "d.h5"
     with h5py.File(path, "w") as file:
         file["train/images"] = RNG.integers(0, 256, (50, 9, 9), "u1")
@@ -117,8 +117,8 @@ def test_anndata(tmp_path):
     run(result.line)
 
 
-def test_other_peoples_files(tmp_path):
-    """Nothing to train from, hostile names, thousands of objects, links in a circle, data elsewhere."""
+def test_files_without_usable_data(tmp_path):
+    """Files without usable data, hostile names, thousands of objects, circular links, external data."""
     path = tmp_path / "d.h5"
     with h5py.File(path, "w") as file:
         file["words"] = ["a", "b"]

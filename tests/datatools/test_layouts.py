@@ -24,7 +24,7 @@ def report(result, name):
 
 @pytest.fixture
 def packed(tmp_path):
-    """72 rows of int16, a tenth of them fill values; and the physical values, NaN for those."""
+    """Return 72 rows of int16 with a tenth of fill values, and the physical values with NaN."""
     stored = RNG.integers(0, 60, (72, 6)).astype("i2")
     stored[RNG.random(stored.shape) < 0.1] = -1
     path = write_netcdf(
@@ -39,7 +39,7 @@ def packed(tmp_path):
     return path, np.where(stored == -1, np.nan, stored * 0.05 + 1.0)
 
 
-def test_dimension_scales_are_neither_features_nor_targets(packed, tmp_path):
+def test_dimension_scales_are_not_features_or_targets(packed, tmp_path):
     path, _ = packed
     with pytest.raises(DataError, match="'x' is a dimension scale"):
         H5ChunkSequence(path)
@@ -150,7 +150,7 @@ def test_a_group_per_sample_is_stacked(tmp_path, parent):
         assert np.array_equal(sequence[0][0], obs)
 
 
-def test_ragged_groups_are_refused_with_the_way_out(tmp_path):
+def test_ragged_groups_are_refused_with_a_fix(tmp_path):
     with h5py.File(tmp_path / "s.h5", "w") as file:
         for number in range(9):
             file[f"demo_{number}/obs"], file[f"demo_{number}/goal"] = np.zeros((5 + number, 3)), np.full(2, number)
@@ -243,7 +243,7 @@ def write_cells(path):
     return path
 
 
-def test_codes_of_categories_are_no_features_and_minus_one_is_no_class(tmp_path):
+def test_category_codes_are_not_features_and_minus_one_is_not_a_class(tmp_path):
     path = write_cells(tmp_path / "cells.h5ad")
     result = inspect(path)
     assert result.x == "obs/n_genes" and "codes'" not in result.line.partition("y=")[0]

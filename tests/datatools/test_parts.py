@@ -1,4 +1,4 @@
-"""Data work in parts: on any executor the same bytes as in one process."""
+"""Conversions in parts write the same bytes with any executor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def raw(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(raw):
-    """What one process makes of it: the result, and the content."""
+    """Return the result and the content of a conversion in one process."""
     done = kerasmem.data.convert(raw / "raw-*.npz", raw / "whole.h5")
     return done, content(raw / "whole.h5")
 
@@ -56,7 +56,7 @@ def assert_same(one, other):
 
 
 def check(raw, whole, folder, executor=None, **settings):
-    """Convert in parts, and compare with one process's result."""
+    """Convert in parts, and compare with the result of one process."""
     rows = whole[1]
     done = kerasmem.data.convert(
         raw / "raw-*.npz", folder / "train.index", executor=executor, part_size="20KB", **settings
@@ -77,7 +77,7 @@ def test_parts_are_the_rows_of_one_file(raw, whole, tmp_path, threads):
     assert done.bytes_written == sum(sizes)
 
 
-def test_a_lost_worker_is_an_error_and_no_index_is_there(raw, whole, tmp_path, monkeypatch):
+def test_a_lost_worker_is_an_error_without_an_index(raw, whole, tmp_path, monkeypatch):
     write_part = indexing._write_part
 
     def write_part_or_die(part, **settings):  # sent by value, so that the worker need not import this module
@@ -147,8 +147,8 @@ def test_repack_keeps_attributes(tmp_path, threads):
         assert file["x"].attrs["unit"] == "mV"
 
 
-def test_tables_and_images_are_parted_where_they_can_be(tmp_path, threads):
-    """Types are those of all files together, and classes of texts are numbered alike; a CSV file stays whole."""
+def test_tables_and_images_are_divided_into_parts(tmp_path, threads):
+    """Types and classes are those of all files, and a CSV file is not divided."""
     pytest.importorskip("pyarrow")
     image = pytest.importorskip("PIL.Image")
     for number, words in enumerate((["dog", "cat"], ["emu", "cat"], ["ant", "bee"])):
@@ -186,7 +186,7 @@ def test_statistics_are_the_same_to_the_last_digit(raw, whole, tmp_path, threads
     assert kerasmem.data.stats(str(tmp_path / "part-*.h5")).columns == one.columns
 
 
-def test_what_cannot_be_parted_is_refused(raw, tmp_path, threads, cli):
+def test_settings_that_need_one_file_are_refused(raw, tmp_path, threads, cli):
     def convert(output="train.index", **settings):
         kerasmem.data.convert(raw / "raw-*.npz", tmp_path / output, **{"executor": threads, **settings})
 

@@ -1,4 +1,4 @@
-"""`kerasmem.data.repack` gives the same values in better chunks."""
+"""`kerasmem.data.repack` keeps values and attributes in better chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kerasmem.data.stats` against NumPy and against Keras's own adapt; its code runs."""
+"""`kerasmem.data.stats` agrees with NumPy and with Keras's adapt, and its lines of Python run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_agrees_with_keras(tmp_path, shape, dtype):
 
 
 def test_far_from_zero_and_many_pieces(tmp_path):
-    """Deviations of a millionth of the mean; the textbook formula would find none, or a negative variance."""
+    """Deviations are a millionth of the mean, where the textbook formula fails."""
     x = 1e8 + RNG.random((200_000, 3)) * 100
     stats = kerasmem.data.stats(write(tmp_path / "d.h5", x=x))
     assert np.allclose(stats["x"].variance, x.var(axis=0), rtol=1e-9)

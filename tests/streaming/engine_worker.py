@@ -1,4 +1,4 @@
-"""Run by the tests of engines, once a worker of a `MultiWorkerMirroredStrategy`, or once for a `MirroredStrategy`.
+"""Run by test_engines.py: once per worker of a `MultiWorkerMirroredStrategy`, or once for a `MirroredStrategy`.
 
 engine_worker.py FILE TASK …: for each task one JSON object a line.
 """
@@ -25,7 +25,7 @@ EPOCHS = 2
 
 
 class Noted(keras.Sequential):
-    """Notes which rows it is trained on, batch by batch; the first feature is the number of the row."""
+    """Records the rows of each training batch. The first feature is the row number."""
 
     def train_step(self, data):
         x, y = data
@@ -50,7 +50,7 @@ def make_model(width):
 
 
 class Bytes(keras.callbacks.Callback):
-    """Notes what had been read at the end of each epoch."""
+    """Records the bytes read by the end of each epoch."""
 
     def __init__(self, stream):
         super().__init__()
@@ -112,7 +112,7 @@ def main(file, *tasks):
 
 
 def resumed(fit):
-    """Train with a `ResumeTraining`; worker 1 kills itself after the batch KILL_AT, before that is saved."""
+    """Train with `ResumeTraining`. Worker 1 kills itself after the batch KILL_AT, before it is saved."""
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 
     class Kill(keras.callbacks.Callback):

@@ -1,4 +1,4 @@
-"""Run by the fault tests: train without end on a file, so that Ctrl-C can stop it.
+"""Run by test_faults.py: train on a file until Ctrl-C.
 
     interrupted.py FILE SETTINGS HANDLED
 

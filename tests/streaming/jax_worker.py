@@ -1,4 +1,4 @@
-"""Run by the tests of engines: `fit` over a `keras.distribution` on JAX.
+"""Run by test_engines_jax.py: `fit` over a `keras.distribution` on JAX.
 
 jax_worker.py FILE PROCESSES INDEX ADDRESS
 """
@@ -22,7 +22,7 @@ BATCH = 16
 
 
 class Noted(H5ChunkSequence):
-    """Notes the targets of each batch that is asked for within an epoch."""
+    """Records the targets of each batch that is requested within an epoch."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, transform=self.note, **settings)

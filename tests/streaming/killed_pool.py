@@ -1,4 +1,4 @@
-"""Run by `test_transform_processes.py`: start worker processes, say which, and wait to be killed."""
+"""Run by `test_transform_processes.py`: start worker processes, print their IDs, and wait to be killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by the memory tests in a process of its own: train from a file, or load it, under a limit of data.
+"""Run by test_stream_memory.py: train from a file, or load it, under a memory limit.
 
     limited.py train|load FILE LIMIT_BYTES|+HEADROOM_BYTES BUDGET
 

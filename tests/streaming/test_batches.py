@@ -1,4 +1,4 @@
-"""What is in a batch: types, structures, rows, transform."""
+"""Content of batches: types, structures, rows, transforms."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_scaling_loses_nothing(write, stored, values, factor, offset, dtype, pic
 
 
 def test_arrays_as_elements(tmp_path):
-    """As PyTables writes them for atoms with a shape."""
+    """PyTables writes such types for atoms with a shape."""
     x = np.arange(360.0).reshape(60, 3, 2)
     path = tmp_path / "atoms.h5"
     with h5py.File(path, "w") as file:

@@ -44,7 +44,7 @@ def test_the_budget_is_used_and_kept(mebibytes, chunk, dtype):
 
 
 def test_a_refusal_names_the_dataset_with_the_largest_chunks():
-    """As PyTables makes them on a processor with a large cache, far beyond the rows that there are."""
+    """PyTables creates such chunks, larger than the data, on processors with a large cache."""
     layouts = [
         dataset(rows=500, chunk=32, row=(6,)),
         replace(dataset("y", 500, (), chunk=60_000_000), filters=("blosc2",)),
@@ -53,7 +53,7 @@ def test_a_refusal_names_the_dataset_with_the_largest_chunks():
         plan(*layouts)
 
 
-def test_more_threads_than_cores_where_they_only_wait(monkeypatch):
+def test_more_threads_than_cores_if_they_only_wait(monkeypatch):
     monkeypatch.setattr("kerasmem.streaming.budget.usable_cores", lambda: 2)
     packed = replace(dataset(chunk=256), filters=("gzip",))
     assert plan(dataset(chunk=256)).threads > 2

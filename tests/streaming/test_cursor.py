@@ -1,4 +1,4 @@
-"""Where the readers of a sequence are: cursors by themselves, and as Keras reads."""
+"""Positions of the readers of a sequence: cursors alone, and as Keras uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kerasmem.streaming.cursor import Cursor, Progress
 
 
 def batches(cursor, count=None):
-    """The numbers of the batches that a cursor gives next, as far as they are counted."""
+    """Return the numbers of the next batches of a cursor."""
     result = []
     for position, counts in cursor.positions():
         assert counts
@@ -37,7 +37,7 @@ def test_an_iterator_of_an_epoch_that_is_over_ends():
     assert batches(cursor) == [0, 1, 2, 3]
 
 
-def test_readers_are_not_kept():
+def test_cursors_are_garbage_collected():
     progress = Progress(10)
     for _ in range(3):
         cursor = Cursor(progress)
@@ -130,7 +130,7 @@ def test_predict_and_evaluate_within_an_epoch_of_fit(path, workers):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_where_keras_cannot_be_seen_every_row_comes_once(path, shuffle, monkeypatch):
+def test_without_a_reader_of_keras_every_row_comes_once(path, shuffle, monkeypatch):
     monkeypatch.setattr("kerasmem.streaming.sequence.attach_reader", lambda dataset, make_reader: None)
     sequence, model = stream(path, shuffle=shuffle), RowModel()
     model.fit(sequence, epochs=2, validation_data=sequence, verbose=0)

@@ -1,4 +1,4 @@
-"""Rows by their numbers, and the loaders of others that ask for them so."""
+"""H5DataSource alone, and in PyTorch, Grain and Ray Data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["x", "plain"])
-def test_a_row_is_the_files_row_whatever_is_asked_for_with_it(data, name):
+def test_rows_do_not_depend_on_the_request(data, name):
     source = H5DataSource(data, name, scale=0.5)
     assert len(source) == ROWS
     for number in (0, 99, 100, 299, np.int64(42), -1):
@@ -52,14 +52,14 @@ def test_a_row_is_the_files_row_whatever_is_asked_for_with_it(data, name):
     assert source[7][1] == 7
 
 
-def test_a_row_costs_no_walk_through_all_files(data, monkeypatch):
+def test_a_row_reads_no_layouts_of_other_files(data, monkeypatch):
     source = H5DataSource(data)
     monkeypatch.setattr(DataLayout, "block_grid", None)
     monkeypatch.setattr(DataLayout, "chunk_grid", None)
     assert source[120][1] == 120
 
 
-def test_a_row_has_its_own_file_checked_alone(data, monkeypatch):
+def test_a_row_checks_only_its_own_file(data, monkeypatch):
     source, stat, seen = H5DataSource(data), os.stat, []
     assert [int(source[row][1]) for row in (0, 100, 200)] == [0, 100, 200], "all are open"
     monkeypatch.setattr(os, "stat", lambda path, *args, **settings: seen.append(path) or stat(path, *args, **settings))
@@ -102,7 +102,7 @@ def test_a_chunk_is_read_once_for_all_rows_asked_for_together(data):
     assert source._reader.peek().files.bytes_read == 2 * before
 
 
-def test_pytorch_shares_rows_among_ranks_and_processes(data):
+def test_pytorch_divides_rows_among_ranks_and_processes(data):
     data_utils = pytest.importorskip("torch.utils.data", reason="PyTorch is not installed")
     source = H5DataSource(data)
     seen = []
@@ -121,7 +121,7 @@ def test_pytorch_shares_rows_among_ranks_and_processes(data):
 
 
 @pytest.mark.optional
-def test_grain_takes_it_for_a_random_access_source(data):
+def test_grain_accepts_it_as_a_random_access_source(data):
     grain = pytest.importorskip("grain", reason="Grain is not installed")
     source = H5DataSource(data)
     assert isinstance(source, grain.sources.RandomAccessDataSource)

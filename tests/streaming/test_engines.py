@@ -1,4 +1,4 @@
-"""Workers of `tf.distribute`, real processes on loopback: the rows, the batches and the losses of one process."""
+"""Real `tf.distribute` workers on loopback train on the same rows and reach the same losses as one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def path(tmp_path_factory):
 
 
 def run_workers(path, folder, count, *tasks, devices=1):
-    """Return what each worker said of each task."""
+    """Return the results of each worker by task."""
     codes, errors = end_of_workers(path, folder, count, *tasks, devices=devices)
     assert codes == [0] * count, errors[0][-3000:]
     lines = [(folder / f"out{index}").read_text().splitlines() for index in range(count)]
@@ -45,7 +45,7 @@ def run_workers(path, folder, count, *tasks, devices=1):
 
 
 def end_of_workers(path, folder, count, *tasks, devices=1):
-    """Return each worker's exit status, and what it said on standard error."""
+    """Return the exit status and the standard error of each worker."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
     environments = [{"DEVICES": str(devices)} for _ in range(count)]
     if devices == 1:
@@ -57,7 +57,7 @@ def end_of_workers(path, folder, count, *tasks, devices=1):
 
 
 class Together(keras.utils.PyDataset):
-    """In one process, the batches of both workers, the k-th of each put together."""
+    """Joins the batches of both workers in one process."""
 
     def __init__(self, path):
         super().__init__()
@@ -86,7 +86,7 @@ def make_model():
 
 
 def rows_by_epoch(results, steps):
-    """Return for each epoch how often each row was trained on, over all workers."""
+    """Return for each epoch a count of the training rows of all workers."""
     epochs = []
     for epoch in range(EPOCHS):
         batches = [batch for one in results for batch in one["trained"][epoch * steps : (epoch + 1) * steps]]
@@ -118,13 +118,13 @@ def check_as_one_process(results, path):
 
 @pytest.fixture(scope="module")
 def said(path, tmp_path_factory):
-    """What each of two workers said."""
+    """Results of two workers."""
     return run_workers(path, tmp_path_factory.mktemp("two"), 2, "fit", "evaluate", "unsharded", "refusals")
 
 
 @pytest.fixture(scope="module")
 def alone(said, path):
-    """The model that one process trained on what those two were given together."""
+    """A model that one process trained on the batches of both workers."""
     return check_as_one_process([one["fit"] for one in said], path)
 
 
@@ -138,7 +138,7 @@ class TestTwoWorkers:
         for one in said:
             assert one["evaluate"]["evaluated"]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
-    def test_without_shard_batches_are_global_and_a_warning_says_what_that_costs(self, said, alone, path):
+    def test_without_shard_batches_are_global_with_a_warning(self, said, alone, path):
         results = [one["unsharded"] for one in said]
         once = collections.Counter(range(ROWS))
         assert rows_by_epoch(results, ROWS // BATCH) == [once] * EPOCHS
@@ -149,7 +149,7 @@ class TestTwoWorkers:
         with h5py.File(path) as file:
             assert len(results[0]["predicted"]) == len(file["x"]), "predict, in file order"
 
-    def test_what_would_lose_or_repeat_rows_is_refused(self, said):
+    def test_settings_that_lose_or_repeat_rows_are_refused(self, said):
         for index, one in enumerate(said):
             shard, seed, predict = one["refusals"]["refused"]
             assert f"shard must be ({index}, 2) in this process" in shard
@@ -159,16 +159,16 @@ class TestTwoWorkers:
 
 @pytest.fixture(scope="module")
 def whole(path, tmp_path_factory):
-    """What two workers say of a training that nobody interrupts."""
+    """Results of two workers of an uninterrupted training."""
     return run_workers(path, tmp_path_factory.mktemp("whole"), 2, "resumed")
 
 
 @pytest.mark.slow
 class TestKilledWorker:
-    """TensorFlow ends the others; started again, all go on from the last point that all have."""
+    """TensorFlow stops the other workers. After a restart, all resume at the last step that all have saved."""
 
     @pytest.mark.parametrize("kill_at", [6, ROWS // BATCH // 2 + 2])
-    def test_ends_as_if_nobody_had_died(self, path, tmp_path, monkeypatch, whole, kill_at):
+    def test_a_restart_ends_like_an_uninterrupted_run(self, path, tmp_path, monkeypatch, whole, kill_at):
         monkeypatch.setenv("KILL_AT", str(kill_at))
         codes, _ = end_of_workers(path, tmp_path, 2, "resumed")
         assert codes[1] == -9 and codes[0] not in (0, -9), "the other one does not wait for ever"
@@ -184,7 +184,7 @@ class TestKilledWorker:
             assert mine["history"]["loss"][-1] == pytest.approx(expected["history"]["loss"][-1], rel=1e-6)
         assert not list(tmp_path.glob("*.resume*")), "removed when fit has ended"
 
-    def test_a_worker_without_its_file_is_told(self, path, tmp_path, monkeypatch):
+    def test_a_worker_without_its_file_is_refused(self, path, tmp_path, monkeypatch):
         monkeypatch.setenv("KILL_AT", "14")
         end_of_workers(path, tmp_path, 2, "resumed")
         for file in tmp_path.glob("run.rank1.resume*"):
@@ -229,7 +229,7 @@ def test_batches_are_shared_among_a_workers_devices():
     assert pieces == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9, 10]]
 
 
-def test_the_number_of_a_shares_batches_is_not_told_to_tf_data(path):
+def test_the_cardinality_of_a_shard_is_unknown_to_tf_data(path):
     with H5ChunkSequence(path, batch_size=BATCH, shard=(0, 2)) as data:
         assert int(data.as_tf_dataset().cardinality()) == tf.data.UNKNOWN_CARDINALITY
         assert sum(1 for _ in data.as_tf_dataset()) == len(data) == ROWS // BATCH // 2

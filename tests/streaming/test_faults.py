@@ -1,4 +1,4 @@
-"""What goes wrong while reading: a named error, no hang, never silent zeros."""
+"""Errors while reading name the file and its rows; reading never hangs and never returns zeros."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_file_cut_while_in_use(write, chunks):
         shared_model(50).fit(stream, verbose=0)
 
 
-def test_a_file_that_changed_or_went_before_it_is_read(numbered, write):
+def test_a_changed_or_removed_file_is_named(numbered, write):
     path = numbered(rows=100)
     stream = H5ChunkSequence(path)
     numbered(rows=150)
@@ -85,7 +85,7 @@ def test_overflow_warns_and_a_scale_prevents_it(write):
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
-def test_a_mere_touch_does_not_stop_a_run(write, options):
+def test_a_new_modification_time_is_a_warning(write, options):
     x = np.random.default_rng(0).random((4000, 50), "f4")
     path = write(x=x, y=np.arange(4000), chunks=50, options={"x": options})
     with H5ChunkSequence(path, batch_size=100, memory_budget="200kB", workers=2) as stream:

@@ -1,4 +1,4 @@
-"""Several files as one data set: every row once, the same batches always, and refusals that name the files."""
+"""Several files as one data set: every row once, the same batches, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORAGE = (
 
 @pytest.fixture
 def parts(tmp_path):
-    """Return files part-1 … part-11 whose rows are numbered through, each stored in another way."""
+    """Write files part-1 to part-11 with consecutive row numbers and different storage."""
     folder = tmp_path / "parts"
     folder.mkdir()
     paths, first = [], 0

@@ -70,7 +70,7 @@ def test_a_single_window_is_shuffled_uniformly():
     assert counts.min() > 70, counts
 
 
-def test_state_is_of_blocks_not_of_rows():
+def test_the_order_needs_memory_per_block_not_per_row():
     order = EpochOrder(Blocks(range(10**9), 10**5), 100, seed=0, epoch=0)
     held = sum(value.nbytes for value in vars(order).values() if isinstance(value, np.ndarray))
     assert held < 200_000

@@ -1,4 +1,4 @@
-"""Loops of one's own over a sequence, and subclasses of it."""
+"""Custom loops over a sequence, and subclasses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_overridden_getitem_is_refused():
 
 
 class Counted(H5ChunkSequence):
-    """A subclass with hooks that do not call those of its base, as is usual with Keras."""
+    """A subclass with hooks that do not call super(), as is usual with Keras."""
 
     begun = ended = 0
 

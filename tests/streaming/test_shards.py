@@ -1,4 +1,4 @@
-"""Rows shared out among workers: disjoint, complete, equally many steps, each chunk read once."""
+"""Shards are disjoint and complete, have equally many steps, and read each chunk once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_shards_are_disjoint_and_complete_and_have_equal_steps(selection, count,
         assert max(map(len, seen)) - min(map(len, seen)) <= batch
 
 
-def test_chunks_are_not_torn_where_that_can_be_avoided():
+def test_shards_do_not_split_chunks_if_possible():
     for shuffle in (True, False):
         owners = {}
         for share in shares(range(10_100), 4, 16, 32, False):

@@ -1,4 +1,4 @@
-"""Copies, forks and threads: nothing that belongs to one process travels, every batch stays right."""
+"""Copies, forks and threads: state of one process is not shared, and every batch is right."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def targets(stream, epoch=0):
     return [stream.batch(i, epoch)[1].tolist() for i in range(len(stream))]
 
 
-def test_leaving_a_with_block_gives_all_back(numbered):
+def test_leaving_a_with_block_closes_files_and_frees_memory(numbered):
     path = str(numbered(rows=200))
     before = threading.active_count()
     with H5ChunkSequence(path, workers=3) as stream:
@@ -110,7 +110,7 @@ def send_targets(stream, pipe):
 
 
 def targets_of_child(stream, method="fork"):
-    """The epoch and the targets that another process reads."""
+    """Return the epoch and the targets that another process reads."""
     context = multiprocessing.get_context(method)
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=send_targets, args=(stream, there))
@@ -189,8 +189,8 @@ def test_batches_ahead_are_gathered_in_order():
     ahead.close()
 
 
-def test_what_was_handed_out_is_never_overwritten(numbered):
-    """Batches are views of windows, whose memory is used again only once nobody holds any of it."""
+def test_delivered_batches_are_never_overwritten(numbered):
+    """Batches are views of windows. Their memory is reused only once no array refers to it."""
     stream = H5ChunkSequence(numbered(rows=2000, width=40), batch_size=16, memory_budget="60kB")
     assert stream.stream_plan.memory.windows == 2
     kept = []

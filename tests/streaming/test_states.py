@@ -1,4 +1,4 @@
-"""States of a sequence: the next batch comes first, and other settings are refused."""
+"""Saved states resume at the next batch, and refuse other settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stream(path, **settings):
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("at", [1, 26, 40])
-def test_a_state_goes_on_with_the_very_next_batch(numbered, tmp_path, at, workers):
+def test_a_state_resumes_at_the_next_batch(numbered, tmp_path, at, workers):
     path = numbered(rows=ROWS, chunks=4)
     whole = stream(path)
     expected = targets(whole.next_epoch()) + targets(whole.next_epoch())
@@ -68,7 +68,7 @@ def test_a_loaded_state_in_fit_without_the_callback(numbered, recwarn):
         assert model.trained == expected[160:]
 
 
-def test_a_drawn_seed_is_taken_over(numbered):
+def test_a_drawn_seed_is_adopted_from_the_state(numbered):
     path = numbered(rows=ROWS, chunks=4)
     first, second = stream(path, seed=None), stream(path, seed=None)
     assert targets(first) != targets(second)
@@ -93,7 +93,7 @@ def test_a_drawn_seed_is_taken_over(numbered):
         ({"dtype": "float16"}, r"dtype was \['float32', 'int64'\]"),
     ],
 )
-def test_what_has_to_agree(numbered, settings, text):
+def test_states_of_other_settings_are_refused(numbered, settings, text):
     path = numbered(rows=ROWS, chunks=4)
     state = json.loads(json.dumps(stream(path).state_dict()))
     with pytest.raises(UsageError, match=f"state: {text}"):
@@ -111,7 +111,7 @@ def test_what_has_to_agree(numbered, settings, text):
         ({"agrees": None}, "must be the result of state_dict"),
     ],
 )
-def test_what_is_no_state(numbered, change, text):
+def test_damaged_states_are_refused(numbered, change, text):
     sequence = stream(numbered(rows=ROWS, chunks=4))
     with pytest.raises(DataError, match=text):
         sequence.load_state_dict({**sequence.state_dict(), **change})

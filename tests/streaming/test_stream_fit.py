@@ -1,4 +1,4 @@
-"""Real `fit`, `evaluate` and `predict`: exactly once, the same batches always."""
+"""`fit`, `evaluate` and `predict` see every row exactly once, and always the same batches."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_weights_and_several_inputs(write):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", [1, 13, 30])
-def test_steps_per_epoch_go_on_where_they_stopped(path, steps, way, recwarn):
+def test_steps_per_epoch_continue_across_epochs(path, steps, way, recwarn):
     stream, model = H5ChunkSequence(path, batch_size=8, memory_budget="3kB", **way), RowModel()  # 26 batches
     epochs = -(-60 // steps)
     model.fit(stream, epochs=epochs, steps_per_epoch=steps, verbose=0)
@@ -89,7 +89,7 @@ def test_steps_per_epoch_go_on_where_they_stopped(path, steps, way, recwarn):
 
 
 @pytest.mark.parametrize("settings", [{"steps_per_execution": 4}, {"run_eagerly": True}])
-def test_steps_per_epoch_however_they_are_executed(path, settings):
+def test_steps_per_epoch_with_other_execution_modes(path, settings):
     stream = sequence(path)
     expected = [stream.batch(place, epoch)[1].tolist() for epoch in range(2) for place in range(26)]
     counted = []
@@ -145,7 +145,7 @@ def test_a_distribution_that_looks_at_a_batch_first_loses_none(path, steps):
     assert trained == expected[: 2 * (steps or 26)]
 
 
-def test_transform_runs_in_processes_that_have_none_of_our_threads(path):
+def test_transform_runs_in_processes_without_our_threads(path):
     transform = lambda *batch: note_process(*batch)  # noqa: E731, as a function of a notebook it has no module
     stream = H5ChunkSequence(path, batch_size=50, transform=transform, workers=2, use_multiprocessing=True)
     processes = {int(process) for x, _ in stream for process in x[:, :2].flat}

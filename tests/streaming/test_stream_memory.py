@@ -1,4 +1,4 @@
-"""The memory budget as measured, and files larger than the memory allowed."""
+"""Measured memory stays within the budget, also for files larger than the memory limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 1024
 
 
 def write_large(path, size, chunk=1024):
-    """Write `size` bytes of features chunk by chunk, every byte really there, and one target a row."""
+    """Write `size` bytes of features chunk by chunk, not sparse, and one target per row."""
     rows = size // (4 * WIDTH) // chunk * chunk
     base = np.random.default_rng(0).standard_normal((chunk, WIDTH), "f4") * 0.01
     with h5py.File(path, "w") as file:

@@ -1,4 +1,4 @@
-"""Everything that is refused when the sequence is made, each with its message."""
+"""Errors when a sequence is created."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refuse(error, text, *args, **settings):
     return str(caught.value)
 
 
-def test_what_is_no_whole_hdf5_file(numbered, tmp_path):
+def test_files_that_are_not_complete_hdf5_are_refused(numbered, tmp_path):
     refuse(DataError, "no such file", tmp_path / "none.h5")
     refuse(DataError, "not a file", tmp_path)
     refuse(UsageError, "must be a path, a pattern or a list of paths; got int", 7)
@@ -37,7 +37,7 @@ def test_what_is_no_whole_hdf5_file(numbered, tmp_path):
         refuse(DataError, text, path)
 
 
-def test_missing_names_say_what_exists(write):
+def test_errors_of_missing_names_list_the_datasets(write):
     path = write(train__images=np.zeros((4, 2)), train__labels=np.zeros(4))
     message = refuse(DataError, "no dataset 'train/image'", path, "train/image", "train/labels")
     assert "It holds: 'train/images' (4, 2); 'train/labels' (4,)" in message
@@ -51,7 +51,7 @@ def test_an_empty_file_and_a_full_one(write, tmp_path):
     assert "and 18 more" in refuse(DataError, "no dataset", path)
 
 
-def test_types_that_are_no_numbers(tmp_path):
+def test_types_other_than_numbers_are_refused(tmp_path):
     path = tmp_path / "types.h5"
     cases = [
         (["a", "b"], "holds text"),
@@ -80,7 +80,7 @@ def test_types_that_are_no_numbers(tmp_path):
         refuse(DataError, text, path, f"x{number}", None)
 
 
-def test_other_files_are_not_followed_unasked(write, tmp_path):
+def test_links_to_other_files_need_trust_file(write, tmp_path):
     secret = write(name="secret.h5", x=np.arange(8.0))
     path = tmp_path / "links.h5"
     (tmp_path / "raw.bin").write_bytes(np.arange(8.0).tobytes())
@@ -129,7 +129,7 @@ def virtual(file, name, source, dataset, rows=8, of=8):
     file.create_virtual_dataset(name, layout)
 
 
-def test_missing_parts_are_no_silent_zeros(write, tmp_path):
+def test_parts_that_were_never_written_are_refused_or_warned_about(write, tmp_path):
     path = tmp_path / "parts.h5"
     write(name="there.h5", x=np.ones(4))
     with h5py.File(path, "w") as file:
@@ -152,7 +152,7 @@ def test_missing_parts_are_no_silent_zeros(write, tmp_path):
     assert len(H5ChunkSequence(path, "covered", None, trust_file=True)[0][0]) == 4
 
 
-def test_rows_beyond_all_measure(tmp_path):
+def test_orders_larger_than_memory_are_refused(tmp_path):
     path = tmp_path / "sparse.h5"
     with h5py.File(path, "w") as file:
         for name, shape in {"x": (10**15, 1), "y": (10**15,)}.items():
@@ -182,7 +182,7 @@ def test_filters_that_are_not_installed(tmp_path, monkeypatch, code, way_out):
     refuse(DataError, rf"filter .*{code}.* not installed: {way_out}", path, "x", None)
 
 
-def test_types_that_numpy_lacks(tmp_path):
+def test_types_without_a_numpy_type_are_refused(tmp_path):
     path = tmp_path / "time.h5"
     with h5py.File(path, "w") as file:
         h5py.h5d.create(file.id, b"time", h5py.h5t.UNIX_D64LE, h5py.h5s.create_simple((5,)))
@@ -191,7 +191,7 @@ def test_types_that_numpy_lacks(tmp_path):
     refuse(DataError, r"It holds: 'time' \(5,\); 'times' \(5,\)", path, "tims", None)
 
 
-def test_names_that_are_no_utf8(tmp_path):
+def test_names_may_be_any_bytes(tmp_path):
     path = tmp_path / "names.h5"
     with h5py.File(path, "w") as file:
         file[b"x\xff"] = np.arange(4.0)

@@ -1,4 +1,4 @@
-"""The same batches as a tf.data.Dataset."""
+"""A tf.data.Dataset has the same batches as the sequence."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_prefetch_is_bounded(path):
         sequence.as_tf_dataset(endless=1)
 
 
-def test_errors_come_through(numbered):
+def test_errors_reach_tf_data(numbered):
     fails = []
     data = H5ChunkSequence(numbered(rows=100), transform=lambda x, y: None if fails else (x, y)).as_tf_dataset()
     fails.append(True)

@@ -1,4 +1,4 @@
-"""Worker processes of a transform do not outlive the process that trains, however it ended."""
+"""Worker processes of a transform do not outlive the training process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lives(process):
         return False
 
 
-def test_they_end_when_their_parent_is_killed():
+def test_worker_processes_end_when_their_parent_is_killed():
     if not SEMAPHORES.is_dir() or not Path("/proc/self/stat").exists():
         pytest.skip("needs Linux's /proc and /dev/shm")
     before = set(SEMAPHORES.glob("sem.mp-*"))

@@ -1,4 +1,4 @@
-"""The windows in memory by themselves: what is loaded, delivered, dropped and read again."""
+"""Windows in memory: loading, delivery, dropping and reading again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Files:
 
 
 class FakeReader:
-    """Fills windows with the numbers of their rows, a task a block and column; notes which windows it was asked for.
+    """Fills windows with row numbers, one task per block and column, and records the requested windows.
 
     Tasks for rows from `held` on wait for `gate`.
     """
@@ -98,7 +98,7 @@ def test_the_next_window_is_read_while_one_is_delivered():
     store.close()
 
 
-def test_a_batch_waits_for_its_own_rows_alone():
+def test_a_batch_waits_only_for_its_own_rows():
     reader, order = FakeReader(), an_order()
     store, expected = a_store(reader), order.rows(0, ROWS)
     reader.held = 8
@@ -115,7 +115,7 @@ def test_a_batch_waits_for_its_own_rows_alone():
     store.close()
 
 
-def test_rows_that_were_given_away_are_read_by_themselves():
+def test_owned_rows_are_read_directly():
     reader, order = FakeReader(), an_order()
     store, expected = a_store(reader), order.rows(0, ROWS)
     mine = store.batch(order, 0, 8, own=True)
@@ -129,7 +129,7 @@ def test_rows_that_were_given_away_are_read_by_themselves():
     store.close()
 
 
-def test_a_reader_takes_the_windows_over_with_its_second_batch():
+def test_a_second_reader_gets_the_windows_with_its_second_batch():
     reader, first, second = FakeReader(), an_order(0), an_order(1)
     store = a_store(reader)
     store.batch(first, 0, 8, own=True)
@@ -159,7 +159,7 @@ def test_a_single_window_stays_from_epoch_to_epoch():
     store.close()
 
 
-def test_a_window_that_was_dropped_begins_no_task():
+def test_dropped_windows_start_no_task():
     reader, order = FakeReader(), an_order()
     store = a_store(reader)
     reader.planned.clear()
@@ -190,7 +190,7 @@ def test_the_first_error_ends_the_loading_and_names_the_cause():
 
 
 @pytest.mark.parametrize("failing", ["failure", "failed_check"])
-def test_rows_that_an_error_left_out_or_that_changed_are_not_given_away(failing):
+def test_missing_or_changed_rows_are_not_delivered(failing):
     reader, order = FakeReader(), an_order()
     store = a_store(reader)
     reader.held = 8
