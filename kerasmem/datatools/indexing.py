@@ -21,7 +21,7 @@ from kerasmem.datatools.conversion_settings import ReadOptions, WriteOptions, ch
 from kerasmem.datatools.listing import list_contents
 from kerasmem.datatools.reports import DataIndexed, Progress
 from kerasmem.datatools.row_source import RowSource
-from kerasmem.datatools.writing import Outcome, WritePlan, write_files
+from kerasmem.datatools.writing import WriteOutcome, WritePlan, write_files
 from kerasmem.errors import DataError, UsageError
 from kerasmem.hdf5.format.layout import DataLayout, FileLayout, plain_name, shown
 from kerasmem.hdf5.format.urls import is_url
@@ -163,7 +163,7 @@ def write_parts(
     progress: Progress,
     *,
     force: bool,
-) -> Outcome:
+) -> WriteOutcome:
     """Write a source's rows to parts, and their index.
 
     Args:
@@ -191,7 +191,7 @@ def write_parts(
         progress("writing", bounds[number], plan.rows)
     names = [field.name for field in plan.datasets]
     written = index(outputs, target, datasets=names, remote=writing.remote, executor=executor, progress=progress)
-    return Outcome(size + written.index_bytes, losses)
+    return WriteOutcome(size + written.index_bytes, losses)
 
 
 def part_bounds(source: RowSource, rows: int) -> list[int]:
@@ -223,7 +223,7 @@ def _clear(folder: str, target: str, sources: Sequence[str], access: RemoteAcces
         os.unlink(path)
 
 
-def _write_part(part: tuple[RowSource, str], reading: ReadOptions, writing: WriteOptions) -> Outcome:
+def _write_part(part: tuple[RowSource, str], reading: ReadOptions, writing: WriteOptions) -> WriteOutcome:
     """Write one part. An executor may run this twice."""
     source, output = part
     with _local_path(output, read_remote(writing.remote)) as path:

@@ -60,7 +60,7 @@ class WritePlan:
         return sum(field.row_bytes for field in self.datasets)
 
 
-class Outcome(NamedTuple):
+class WriteOutcome(NamedTuple):
     """Bytes of the outputs, and the number of values that were not converted exactly, by the text of the note."""
 
     size: int
@@ -91,7 +91,7 @@ def write_files(
     writing: WriteOptions,
     outputs: Sequence[str],
     progress: Progress = ignore_progress,
-) -> Outcome:
+) -> WriteOutcome:
     """Write a source's rows to files. If this fails, no file is left.
 
     Args:
@@ -128,7 +128,7 @@ def write_files(
         if error.filename is not None or error.errno is None:
             raise
         raise KerasmemError(f"{shown(outputs[0])}: cannot be written: {os.strerror(error.errno)}") from error
-    return Outcome(sum(map(os.path.getsize, outputs)), source.losses - before)
+    return WriteOutcome(sum(map(os.path.getsize, outputs)), source.losses - before)
 
 
 def _pieces(source: RowSource, plan: WritePlan) -> Iterator[Rows]:

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from kerasmem.errors import InputError, UsageError
 from kerasmem.estimation.estimating import estimate_spec
-from kerasmem.estimation.report import TOO_CLOSE, VERDICTS, Bytes, LayerMemory, MemoryReport, judge
+from kerasmem.estimation.report import TOO_CLOSE, VERDICTS, Bytes, LayerMemory, MemoryReport, interval_verdict
 from kerasmem.files import json_object
 from kerasmem.models.spec import EstimateSettings, StepSpec, shows_settings
 from kerasmem.records import Record, renamed
@@ -169,7 +169,7 @@ def compare(
         after,
         tuple(row for row in categories if (row.before, row.after) != (None, None)),
         tuple(sorted(_layers(before.layers, after.layers), key=lambda row: -abs(row.change or 0))),
-        tuple(LimitVerdict(name, limit, *ends, _WORDS[judge(*ends, limit)]) for name, limit, ends in limits),
+        tuple(LimitVerdict(name, limit, *ends, _WORDS[interval_verdict(*ends, limit)]) for name, limit, ends in limits),
         tuple(_setting_differences(before, after, _OF_THE_ESTIMATE | _OF_THE_MODEL)),
     )
 

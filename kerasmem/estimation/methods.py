@@ -15,7 +15,7 @@ from kerasmem.devices.kernels import CardKernels, kernels_on
 from kerasmem.devices.machine import list_devices
 from kerasmem.errors import KerasmemError, UsageError
 from kerasmem.estimation.formula import formula_bytes
-from kerasmem.estimation.graph.build import build_program, variables_of
+from kerasmem.estimation.graph.build import build_program, step_variables
 from kerasmem.estimation.graph.steps import graph_outcome
 from kerasmem.estimation.report import LayerMemory, Outcome, Pool
 from kerasmem.estimation.shapes import ShapedStep
@@ -231,7 +231,7 @@ def _traced_outcome(step: ShapedStep, jit_compile: bool) -> Outcome:
     notes: tuple[str, ...] = ()
     if jit_compile:
         batch = tuple(math.prod(spec.shape) * element_bytes(spec.dtype.name) for spec in traced.flat)
-        outcome = xla_outcome(compile_plan(traced), variables_of(traced), batch, layer_of, attribution)
+        outcome = xla_outcome(compile_plan(traced), step_variables(traced), batch, layer_of, attribution)
     else:
         program, notes = build_program(traced, kernels)
         outcome = graph_outcome(program, layer_of, attribution, kernels)

@@ -268,7 +268,7 @@ def verdict(need: Bytes, available_bytes: int) -> str:
         >>> verdict(Bytes(10, 8, 12, *[None] * 7), 11)
         'too close to call'
     """
-    return judge(*need.bounds, available_bytes)
+    return interval_verdict(*need.bounds, available_bytes)
 
 
 def at_most(need: Bytes) -> int:
@@ -276,7 +276,7 @@ def at_most(need: Bytes) -> int:
     return need.total if need.most_needed is None else need.most_needed
 
 
-def judge(low: int, high: int | None, limit: int) -> str:
+def interval_verdict(low: int, high: int | None, limit: int) -> str:
     """Return the verdict on an interval."""
     if low > limit:
         return DOES_NOT_FIT

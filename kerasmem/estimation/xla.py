@@ -202,7 +202,7 @@ def state_of(step: PreparedStep) -> dict[str, list[Any]]:
     return groups
 
 
-def batch_of(step: PreparedStep) -> tuple[Any, ...]:
+def step_batch(step: PreparedStep) -> tuple[Any, ...]:
     """Return a step's batch: (x, y), or (x,) without targets."""
     return step.data if isinstance(step.data, tuple) else (step.data,)
 
@@ -232,7 +232,7 @@ def lower(step: PreparedStep, device: Any) -> tuple[Any, CompiledStep]:
         return model.predict_step(state, data)[0]
 
     model, groups = step.model, state_of(step)
-    state, data = import_keras().tree.map_structure(shaped, (tuple(groups.values()), batch_of(step)))
+    state, data = import_keras().tree.map_structure(shaped, (tuple(groups.values()), step_batch(step)))
     function = {"train": model.train_step, "evaluate": model.test_step, "inference": infer}[step.mode]
     options = {} if step.mode == "inference" else {"donate_argnums": 0}
     try:

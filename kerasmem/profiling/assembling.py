@@ -9,8 +9,8 @@ from typing import Any
 
 from kerasmem.models.op_names import CATEGORIES, Attribution, Instant
 from kerasmem.models.sizes import ModelFacts
-from kerasmem.profiling.replaying import Chunk, KnownTensor, StepReplay, thin
-from kerasmem.profiling.results import LiveChunk, PeakBytes, ProfiledLayer, ProfileSettings, Share, StepProfile
+from kerasmem.profiling.replaying import AllocatedChunk, KnownTensor, StepReplay, thin_timeline
+from kerasmem.profiling.results import LiveChunk, PeakBytes, PeakShare, ProfiledLayer, ProfileSettings, StepProfile
 
 UNNAMED = "unnamed"
 LOSS, METRICS, OPTIMIZER, BATCH = "loss", "metrics", "optimizer", "batch"
@@ -69,7 +69,7 @@ class Namer:
     at: str | None = None
     is_xla: bool = False
 
-    def name(self, chunk: Chunk) -> Iterator[Named]:
+    def name(self, chunk: AllocatedChunk) -> Iterator[Named]:
         """Yield the parts of a chunk. Their bytes add up to the request."""
         if chunk.tensor is not None:
             named = self._tensor(chunk.tensor, min(chunk.tensor.bytes, chunk.requested))
@@ -106,7 +106,7 @@ class Namer:
         layer = self.attribution.row(tensor.layer) if category == "weights" and tensor.layer else None
         return Named(size, category, layer, share if layer is None else "", tensor.name)
 
-    def _allocation(self, chunk: Chunk) -> Named:
+    def _allocation(self, chunk: AllocatedChunk) -> Named:
         name, size = chunk.operation, chunk.requested
         if chunk.is_new and self.is_xla and _is_whole(name) and size > _LARGEST_OF_RUNTIME:
             return Named(size, "workspace", None, XLA_BUFFER, name or XLA_BUFFER)
@@ -210,9 +210,9 @@ def build_profile(
             **{name: categories[name] for name in PeakBytes.CATEGORIES},
         ),
         layers=tuple(_filled(row, layers[row.name]) for row in rows),
-        shares=tuple(Share(name, size) for name, size in shares.most_common() if size),
+        shares=tuple(PeakShare(name, size) for name, size in shares.most_common() if size),
         instant=namer.instant(replay.operation),
-        timeline=thin(replay.points),
+        timeline=thin_timeline(replay.points),
         live=_largest(named),
         live_chunks=len(replay.live),
         before=replay.begin,
@@ -229,7 +229,7 @@ def _filled(row: ProfiledLayer, parts: Counter[str]) -> ProfiledLayer:
     return replace(row, bytes_at_peak=total, bytes=total, parts={name: size for name, size in parts.items() if size})
 
 
-def _largest(named: Sequence[tuple[Chunk, list[Named]]]) -> tuple[LiveChunk, ...]:
+def _largest(named: Sequence[tuple[AllocatedChunk, list[Named]]]) -> tuple[LiveChunk, ...]:
     largest = []
     for chunk, parts in named:
         waste = chunk.allocated - sum(part.bytes for part in parts)

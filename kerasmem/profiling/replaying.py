@@ -39,7 +39,7 @@ class KnownTensor:
 
 
 @dataclass
-class Chunk:
+class AllocatedChunk:
     """A chunk in use.
 
     Attributes:
@@ -79,7 +79,7 @@ class StepReplay:
     begin: int
     peak: int
     operation: str
-    live: tuple[Chunk, ...]
+    live: tuple[AllocatedChunk, ...]
     unknown: int
     points: tuple[TimelinePoint, ...]
 
@@ -125,7 +125,7 @@ def replay_step(
     return StepReplay(begin, peak, operation, at_peak, unknown, tuple(points))
 
 
-def _apply(events: Sequence[AllocatorEvent], live: dict[int, Chunk], is_new: bool) -> None:
+def _apply(events: Sequence[AllocatorEvent], live: dict[int, AllocatedChunk], is_new: bool) -> None:
     for event in events:
         if event.kind == ALLOCATE:
             live[event.address] = _chunk(event, is_new)
@@ -135,18 +135,18 @@ def _apply(events: Sequence[AllocatorEvent], live: dict[int, Chunk], is_new: boo
 
 def _chunks_before(
     earlier: Sequence[AllocatorEvent], before: Sequence[KnownTensor], is_complete: bool
-) -> dict[int, Chunk]:
-    live: dict[int, Chunk] = {}
+) -> dict[int, AllocatedChunk]:
+    live: dict[int, AllocatedChunk] = {}
     _apply(earlier, live, is_new=False)
     for tensor in before:
         if tensor.address in live:
             live[tensor.address].tensor = tensor
         elif not is_complete:  # its chunk is at least as large as this
-            live[tensor.address] = Chunk(tensor.bytes, -(-tensor.bytes // GRAIN) * GRAIN, tensor=tensor)
+            live[tensor.address] = AllocatedChunk(tensor.bytes, -(-tensor.bytes // GRAIN) * GRAIN, tensor=tensor)
     return live
 
 
-def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[TimelinePoint, ...]:
+def thin_timeline(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[TimelinePoint, ...]:
     """Return the first and last point, and the highest and lowest of equal parts.
 
     Args:
@@ -155,7 +155,7 @@ def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[Time
 
     Examples:
         >>> points = [TimelinePoint(time, 1000 if time == 777 else time % 7, "") for time in range(5000)]
-        >>> thinned = thin(points, 100)
+        >>> thinned = thin_timeline(points, 100)
         >>> len(thinned) <= 100, max(point.bytes for point in thinned)
         (True, 1000)
     """
@@ -170,23 +170,23 @@ def thin(points: Sequence[TimelinePoint], most: int = MOST_POINTS) -> tuple[Time
     return tuple(points[index] for index in sorted(indices))
 
 
-def _chunk(event: AllocatorEvent, is_new: bool = False) -> Chunk:
-    return Chunk(event.requested, event.allocated, event.op, event.region, event.shape, is_new, True)
+def _chunk(event: AllocatorEvent, is_new: bool = False) -> AllocatedChunk:
+    return AllocatedChunk(event.requested, event.allocated, event.op, event.region, event.shape, is_new, True)
 
 
-def _add_freed_chunks(step: Sequence[AllocatorEvent], live: dict[int, Chunk]) -> None:
+def _add_freed_chunks(step: Sequence[AllocatorEvent], live: dict[int, AllocatedChunk]) -> None:
     """Add earlier chunks that the step frees. Their events have the sizes."""
     seen: set[int] = set()
     for event in step:
         if event.kind == ALLOCATE:
             seen.add(event.address)
         elif event.address not in seen:
-            chunk = live.setdefault(event.address, Chunk(event.requested, event.allocated))
+            chunk = live.setdefault(event.address, AllocatedChunk(event.requested, event.allocated))
             chunk.requested, chunk.allocated, chunk.is_recorded = event.requested, event.allocated, True
             seen.add(event.address)
 
 
-def _drop_outside_tensors(live: dict[int, Chunk], begin: int) -> None:
+def _drop_outside_tensors(live: dict[int, AllocatedChunk], begin: int) -> None:
     """Drop tensors outside the allocator, until the rest fits into the bytes in use.
 
     A tensor of a NumPy array may share the array's memory, which cannot be detected.

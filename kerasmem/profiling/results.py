@@ -67,7 +67,7 @@ class ProfiledLayer(LayerMemory):
 
 
 @dataclass(frozen=True)
-class Share:
+class PeakShare:
     """Bytes at the peak without a layer: "optimizer", "loss", "batch", "waste in chunks", …"""
 
     name: str
@@ -133,7 +133,7 @@ class StepProfile(Record, what="profile", version=1, also=("measured", "pool"), 
     settings: ProfileSettings
     bytes: PeakBytes
     layers: tuple[ProfiledLayer, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[PeakShare, ...]
     instant: Instant | None
     timeline: tuple[TimelinePoint, ...]
     live: tuple[LiveChunk, ...]

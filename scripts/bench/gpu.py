@@ -104,7 +104,7 @@ def card(case: Case) -> Case:
     compiled = lowered.compile()
     memory, after_compiling = compiled.memory_analysis(), allocator()
     parts = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
-    shapes = (tuple(xla.state_of(step).values()), xla.batch_of(step))
+    shapes = (tuple(xla.state_of(step).values()), xla.step_batch(step))
     state, data = keras.tree.map_structure(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
     form = jax.tree.structure(state)
     for _ in range(4):

@@ -10,7 +10,7 @@ from kerasmem.devices.recording import ALLOCATE, AllocatorEvent, of_device
 from kerasmem.models.op_names import Attribution
 from kerasmem.models.sizes import ModelFacts
 from kerasmem.profiling.assembling import Namer, build_profile
-from kerasmem.profiling.replaying import Chunk, KnownTensor, replay_step
+from kerasmem.profiling.replaying import AllocatedChunk, KnownTensor, replay_step
 from kerasmem.profiling.results import PeakBytes, ProfiledLayer, ProfileSettings, StepProfile
 
 ATTRIBUTION = Attribution({"net_1": ("net",), "net_1/dense_1": ("net", "dense")}, ["dense"], ("adam",))
@@ -21,7 +21,7 @@ NAMER = Namer(
 
 
 def new(operation, region="output", size=100):
-    return Chunk(size, 256, operation, region, "", True)
+    return AllocatedChunk(size, 256, operation, region, "", True)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,20 @@ def new(operation, region="output", size=100):
         (new("StatefulPartitionedCall/Sub"), "activations", None, "the step outside its layers"),
         (new("Sigmoid", "temp"), "workspace", None, "the step outside its layers"),
         (new(""), "workspace", None, "scratch of kernels"),
-        (Chunk(100, 256, "", "", ""), "unnamed", None, "not known"),
-        (Chunk(100, 256, "Fill", "", ""), "unnamed", None, "not known"),
-        (Chunk(100, 256, "VarHandleOp", "temp", ""), "workspace", None, "TensorFlow itself"),
-        (Chunk(100, 256, "gradient_tape/net_1/dense_1/zeros", "", ""), "workspace", "dense", ""),
-        (Chunk(100, 256, tensor=KnownTensor(1, 100, "weights", "w", ("net", "dense"))), "weights", "dense", ""),
-        (Chunk(100, 256, tensor=KnownTensor(1, 100, "weights", "w")), "weights", None, "other weights"),
-        (Chunk(100, 256, tensor=KnownTensor(1, 100, "optimizer", "m")), "optimizer", None, "optimizer"),
-        (Chunk(100, 256, tensor=KnownTensor(1, 100, "metrics", "t")), "weights", None, "metrics"),
-        (Chunk(100, 256, tensor=KnownTensor(1, 100, "inputs", "x")), "inputs", None, "batch"),
+        (AllocatedChunk(100, 256, "", "", ""), "unnamed", None, "not known"),
+        (AllocatedChunk(100, 256, "Fill", "", ""), "unnamed", None, "not known"),
+        (AllocatedChunk(100, 256, "VarHandleOp", "temp", ""), "workspace", None, "TensorFlow itself"),
+        (AllocatedChunk(100, 256, "gradient_tape/net_1/dense_1/zeros", "", ""), "workspace", "dense", ""),
+        (
+            AllocatedChunk(100, 256, tensor=KnownTensor(1, 100, "weights", "w", ("net", "dense"))),
+            "weights",
+            "dense",
+            "",
+        ),
+        (AllocatedChunk(100, 256, tensor=KnownTensor(1, 100, "weights", "w")), "weights", None, "other weights"),
+        (AllocatedChunk(100, 256, tensor=KnownTensor(1, 100, "optimizer", "m")), "optimizer", None, "optimizer"),
+        (AllocatedChunk(100, 256, tensor=KnownTensor(1, 100, "metrics", "t")), "weights", None, "metrics"),
+        (AllocatedChunk(100, 256, tensor=KnownTensor(1, 100, "inputs", "x")), "inputs", None, "batch"),
     ],
     ids=str,
 )

@@ -12,9 +12,9 @@ from kerasmem.models.sizes import ModelFacts
 from kerasmem.profiling.results import (
     LiveChunk,
     PeakBytes,
+    PeakShare,
     ProfiledLayer,
     ProfileSettings,
-    Share,
     StepProfile,
     TimelinePoint,
 )
@@ -43,7 +43,7 @@ def profile():
         ProfileSettings(32, "adam", "mse", "float32", "train", "graph", None),
         PeakBytes(24 * MIB, 20 * MIB, 25 * MIB, 5 * MIB, 0, 0, 15 * MIB, 0, 0, 3 * MIB, MIB),
         tuple(layers),
-        (Share("waste in chunks", 3 * MIB), Share("not known", MIB)),
+        (PeakShare("waste in chunks", 3 * MIB), PeakShare("not known", MIB)),
         Instant("while computing dense_5", "net/dense_5/MatMul", "dense_5", "forward"),
         tuple(TimelinePoint(float(time), time * MIB, "") for time in (1, 24, 2)),
         (LiveChunk(6 * MIB, 5 * MIB, "weights", "evil\x1b[2J", "x/kernel\x1b", "[8,8]"),),

@@ -189,7 +189,7 @@ def _plain(graph: Any, traced: TracedStep, kernels: Kernels) -> Program:
     batch = [tensor.op.name for tensor in traced.function.graph.inputs[: len(traced.flat)]]
     arguments = tuple(numbers[name] for name in batch if name in numbers)
     shape_constants = 0 if isinstance(kernels, CardKernels) else _shape_constants(traced)
-    return Program(tuple(nodes), variables_of(traced), arguments, results, shape_constants=shape_constants)
+    return Program(tuple(nodes), step_variables(traced), arguments, results, shape_constants=shape_constants)
 
 
 def _shape_constants(traced: TracedStep) -> int:
@@ -304,7 +304,7 @@ def with_compiled_scratch(node: Node, inputs: Sequence[Tensor], cache: dict[Any,
     return replace(node, attributes={**node.attributes, "scratch": cache[key]})
 
 
-def variables_of(traced: TracedStep) -> tuple[Variable, ...]:
+def step_variables(traced: TracedStep) -> tuple[Variable, ...]:
     """Return a step's variables as plain data, in order of creation."""
     return tuple(_variable(variable, traced) for variable in traced.variables)
 

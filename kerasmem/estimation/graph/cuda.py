@@ -225,7 +225,7 @@ def _fft_bytes(conv: _Convolution) -> int:
     return sum(_plane_elements(conv, height * (width // 2 + 1))) * _COMPLEX * _LAYOUTS
 
 
-def batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
+def cudnn_batch_norm(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
     """Copies in cuDNN's layout, if the channels come last (fused_batch_norm_op.cc)."""
     layout = node.attributes.get("data_format", b"NHWC")
     if layout not in (b"NHWC", "NHWC") or not node.attributes.get("is_training", True) or not inputs:
@@ -268,5 +268,5 @@ def rnn(node: Node, inputs: Inputs, kernels: Kernels) -> tuple[int, ...]:
 
 
 CUDA_FUNCTIONS: dict[str, Scratch] = {
-    function.__name__: function for function in (convolution, batch_norm, softmax, rnn)
+    function.__name__: function for function in (convolution, cudnn_batch_norm, softmax, rnn)
 }
