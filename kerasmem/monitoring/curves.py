@@ -39,9 +39,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class EpochStart:
-    """Start of an epoch: its run, Keras's number from 0, seconds."""
+    """Start of an epoch: Keras's number from 0, and seconds."""
 
-    run: int
     epoch: int
     seconds: float
 
@@ -80,8 +79,7 @@ class Stretch:
         self._points = points
         self._runs = (math.inf, -math.inf)
         self._epochs: dict[tuple[float, float], float] = {}  # start by run and epoch
-        self._lines: dict[tuple[bool, str, str | None], Array] = {}  # seconds and values by is_epoch, size and device
-        self._has_batches = False
+        self._lines: dict[tuple[str, str | None], Array] = {}  # seconds and values by size and device
 
     def add(self, column: Columns) -> None:
         """Add rows."""
@@ -91,38 +89,33 @@ class Stretch:
         run, epoch, seconds = (column[name][~np.isnan(column["epoch"])] for name in ("run", "epoch", "time"))
         for row in np.flatnonzero(np.r_[True, (np.diff(run) != 0) | (np.diff(epoch) != 0)][: len(run)]):
             self._epochs.setdefault((run[row], epoch[row]), seconds[row])
-        is_epoch = column["phase"] == "epoch"
-        self._has_batches |= not is_epoch.all()
+        batches = selected(column, column["phase"] != "epoch")
+        devices = dict.fromkeys(batches["device"].tolist())
         for size in DRAWN:
-            sizes = column[HIGHEST if size == "peak_bytes" else size]
-            for device in dict.fromkeys(column["device"].tolist()):
-                known = (column["device"] == device) & ~np.isnan(sizes)
-                for of_epoch, rows in ((True, known & is_epoch), (False, known & ~is_epoch)):
-                    self._add_points((of_epoch, size, device), np.stack([column["time"][rows], sizes[rows]]))
+            sizes = batches[HIGHEST if size == "peak_bytes" else size]
+            known = ~np.isnan(sizes)
+            for device in [None] if size in OF_THE_HOST else devices:
+                rows = known if size in OF_THE_HOST else known & (batches["device"] == device)
+                if rows.any():
+                    self._add_points(size, device, np.stack([batches["time"][rows], sizes[rows]]))
 
-    def _add_points(self, key: tuple[bool, str, str | None], points: Array) -> None:
-        if not points.size:
-            return
-        line = np.concatenate([self._lines[key], points], axis=1) if key in self._lines else points
+    def _add_points(self, size: str, device: str | None, points: Array) -> None:
+        line = np.concatenate([self._lines.get((size, device), points[:, :0]), points], axis=1)
         if line.shape[1] > _BUFFER * self._points:
             line = line[:, thin(*line, _BUFFER // 8 * self._points)]
-        self._lines[key] = line
+        self._lines[size, device] = line
 
     def curves(self) -> Curves:
-        """Return the lines, of the epochs' rows if there are no others."""
+        """Return the lines and epochs so far."""
         lines = []
-        host: dict[str, str | None] = {}  # the device whose rows give a size of the host
-        for (of_epoch, size, device), line in sorted(self._lines.items(), key=lambda item: DRAWN.index(item[0][1])):
-            is_zero = size == "swap_bytes" and not line[1].any()
-            of_host = size in OF_THE_HOST
-            if of_epoch is self._has_batches or is_zero or (of_host and host.setdefault(size, device) != device):
-                continue
+        for (size, device), line in sorted(self._lines.items(), key=lambda item: DRAWN.index(item[0][0])):
+            if size == "swap_bytes" and not line[1].any():
+                continue  # a line at zero tells less than no line
             seconds, values = line[:, thin(*line, self._points)]
-            points = (tuple(np.round(seconds, 4).tolist()), tuple(map(int, values)))
-            lines.append(Curve(size, None if of_host else device, *points))
-        starts = ((int(run), int(epoch), round(start, 4)) for (run, epoch), start in self._epochs.items())
+            lines.append(Curve(size, device, tuple(np.round(seconds, 4).tolist()), tuple(map(int, values))))
         first, last = self._runs
-        return Curves((int(first), int(last)), tuple(lines), tuple(EpochStart(*start) for start in starts))
+        starts = tuple(EpochStart(int(epoch), round(start, 4)) for (_, epoch), start in self._epochs.items())
+        return Curves((int(first), int(last)), tuple(lines), starts)
 
 
 def thin(seconds: Array, values: Array, limit: int) -> Array:

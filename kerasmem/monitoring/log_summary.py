@@ -16,6 +16,7 @@ import numpy as np
 
 from kerasmem.monitoring.curves import HIGHEST, Array, Columns, Curves, Stretch, continuous, selected
 from kerasmem.monitoring.logfile import read_tables
+from kerasmem.monitoring.sampler import PhaseMaxima
 from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, PhasePeaks, Table, Timeline, largest_known
 from kerasmem.records import Record
 
@@ -139,25 +140,18 @@ def _summary(
                 stretches.append(Stretch(points))
             stretches[-1].add(part)
     background: dict[float, list[PhasePeaks]] = defaultdict(list)
+    maxima = PhaseMaxima()
     for peaks in phases:
         background[peaks.run].append(peaks)
+        maxima.put(peaks)
     return LogSummary(
         name=name,
         rows=rows,
         runs=tuple(added.summary(int(run), background[run]) for run, added in totals.items()),
         curves=tuple(stretch.curves() for stretch in stretches),
-        phases=_over_epochs(phases),
+        phases=tuple(maxima.cut(0, None)),
         notes=tuple(notes),
     )
-
-
-def _over_epochs(phases: Iterable[PhasePeaks]) -> tuple[PhasePeaks, ...]:
-    """Return the largest sizes of each phase, over all epochs."""
-    largest: dict[str | None, PhasePeaks] = {}
-    for peaks in phases:
-        before = largest.get(peaks.phase)
-        largest[peaks.phase] = replace(peaks, epoch=None) if before is None else before.joined(peaks)
-    return tuple(largest.values())
 
 
 class _Peak(NamedTuple):

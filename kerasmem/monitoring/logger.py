@@ -22,58 +22,58 @@ from kerasmem.monitoring.timeline import PhasePeaks, Timeline
 class MemoryLogger(keras.callbacks.Callback):
     """Log the memory that `fit`, `evaluate` and `predict` use, batch by batch.
 
-    For each batch and device: what the allocator has in use, its true peak during that batch, what the driver
-    sees, and the host's side. A batch's peak needs a reset of the allocator's statistics, so
-    `tf.config.experimental.get_memory_info` then returns the peak since the last batch only.
+    For each batch and device it logs the memory that the allocator has in use, the true peak during the batch, the
+    memory in use on the card by the driver, and the host's memory. To get a batch's peak, the allocator's statistics
+    are reset, so `tf.config.experimental.get_memory_info` then returns the peak since the last batch only.
 
-    For each epoch `memory_mib` goes into `logs`: the largest device's peak, or this process's memory where no device
-    tells, in MiB. With `epoch_logs="bytes"` all sizes go there, as `memory_peak_bytes`, `memory_in_use_bytes`,
-    `memory_driver_used_bytes`, `memory_rss_bytes`, `memory_tree_bytes` (this process and its workers) and
-    `memory_swap_bytes` (those that can be read here; the same every epoch), so that `History` and callbacks after
-    this one, such as `CSVLogger`, have them. Put it first in the list.
+    At the end of each epoch, `memory_mib` is added to `logs`: the peak of the fullest device, or this process's memory
+    if no device can be read, in MiB. With `epoch_logs="bytes"` all sizes that can be read are added, as
+    `memory_peak_bytes`, `memory_in_use_bytes`, `memory_driver_used_bytes`, `memory_rss_bytes`, `memory_tree_bytes`
+    (this process and its workers) and `memory_swap_bytes`. `History` has them, and so have callbacks after this one,
+    such as `CSVLogger`: put it first in the list.
 
-    A background thread reads the host, the processes under this one and the driver, so that peaks in loading,
-    validation and callbacks are seen too: `phases` has the largest sizes of each phase. It ends with
-    the run. If `fit` raised, it ends with the logger's next run, with `close`, when the logger is deleted, or after
-    ten minutes.
+    A background thread reads the host, the subprocesses and the driver, to see peaks in data loading, validation and
+    callbacks too. `phases` has the largest sizes of each phase. The thread ends with the run. If `fit` raises an
+    exception, it ends with the logger's next run, with `close`, with the logger, or after ten minutes.
 
-    A reading that fails never stops training: it is None from then on, and `notes` says why. After an exception the
-    file holds every batch that ended; after `kill -9`, all but those of the last 0.2 seconds, which are
-    written together.
+    If a reading fails, training goes on. The size is None from then on, and `notes` has the reason. After an exception,
+    the file contains every batch that ended. After `kill -9`, batches of the last 0.2 seconds may be missing, because
+    they are written together.
 
-    Where several processes train together (`tf.distribute`, `keras.distribution`, torchrun, MPI, srun), each writes
-    a file of its own, "run.rank1.jsonl" for "run.jsonl", which `kerasmem report` lays side by side, and rank 0 alone
-    prints.
+    If several processes train together (`tf.distribute`, `keras.distribution`, torchrun, MPI, srun), each writes its
+    own file ("run.rank1.jsonl" for "run.jsonl"), and only rank 0 prints. `kerasmem report` takes all of them.
 
     Several loggers at once, in one `fit` or in nested ones, each have their own true peaks. One logger logs one
     `fit` at a time, with the `evaluate` and `predict` inside it. Meanwhile, a `fit` inside that one and a method in
     another thread are not logged, with one warning.
 
     Args:
-        filename: file to log to, `.csv` or `.jsonl`; None keeps the samples in `timeline` alone. One row a
-            batch and device. Without `append`, the logger's first run overwrites the file; a copy of the logger
-            (`copy.deepcopy`) adds to what the others have written in this process. Loggers and processes need a
-            file each; processes that train together get one.
-        update_freq: log every N-th batch of each epoch. Peaks of batches in between are not lost: they are the next
-            row's `between_peak_bytes`.
-        append: add to a file of an earlier process; so it is in a script that `kerasmem run` runs again.
-        memory_growth: ask TensorFlow for memory growth on construction (see `kerasmem.enable_memory_growth`);
-            where that is too late, one warning says so.
-        nvml: "auto" asks the NVIDIA driver where a GPU is used; True warns where that fails; False does
-            not ask.
-        verbose: 1 prints a line an epoch; 0 is silent.
-        epoch_logs: True puts one short key into `logs`, and so into Keras's progress line; "bytes" puts every size
-            there, in bytes; False nothing.
-        sampling: background readings a second; 0 reads the driver and the host at the beginning and end of epochs
-            only.
-        leaks: True watches for memory that is kept from epoch to epoch, also over several `fit` calls (some tenths
-            of a second an epoch: garbage is collected first); `leaks` and, at the end, `notes` have the answer.
+        filename: path of the log, `.csv` or `.jsonl`, with one row for each batch and device. None keeps the samples in
+            `timeline` only. The logger's first run overwrites the file, unless `append` is set; copies of the logger
+            (`copy.deepcopy`) append to it. Each logger and each process needs its own file; processes that train
+            together get one automatically.
+        update_freq: log every N-th batch of each epoch. Peaks of skipped batches are in the next row's
+            `between_peak_bytes`. Defaults to 1.
+        append: whether to append to a file of an earlier process. Always True in a script that `kerasmem run` restarts.
+            Defaults to False.
+        memory_growth: whether to enable TensorFlow's memory growth (see `kerasmem.enable_memory_growth`), with a
+            warning if it is too late. Defaults to True.
+        nvml: "auto" reads the NVIDIA driver if a GPU is used. True also warns if that fails. False does not read it.
+            Defaults to "auto".
+        verbose: 1 prints a line after each epoch, 0 prints nothing. Defaults to 0.
+        epoch_logs: True adds one short key to `logs`, and so to Keras's progress bar. "bytes" adds all sizes, in bytes.
+            False adds nothing. Defaults to True.
+        sampling: background readings per second. 0 reads host and driver only at the start and end of epochs.
+            Defaults to 20.
+        leaks: whether to watch for memory that is kept from epoch to epoch, also over several `fit` calls. The result
+            is in `leaks` and, at the end, in `notes`. Collects garbage after each epoch, which takes some tenths of a
+            second. Defaults to False.
 
     Attributes:
-        growth: what came of asking for memory growth; None if it was not asked for.
+        growth: result of enabling memory growth, or None if not requested.
 
     Raises:
-        UsageError: an argument is wrong; from `fit`, before training: the file cannot be written.
+        UsageError: If an argument is wrong. `fit` raises it before training if the file cannot be written.
 
     Examples:
         >>> import keras, numpy as np
@@ -105,12 +105,12 @@ class MemoryLogger(keras.callbacks.Callback):
         )  # fmt: skip
         self._verbose = choice("verbose", verbose, (0, 1, False, True))
         self._memory_growth = memory_growth
-        self._kind: Kind = "train"  # of the run under way
+        self._kind: Kind = "train"  # of the run in progress
         self._test_phase = "evaluate"
         self._thread: int | None = None  # of the hooks that are logged; 0 during a `fit` inside the logged one
         self._run_thread: int | None = None  # of the run in progress
         self._fit_depth: int | None = None  # of its `fit` in the stack
-        self._line: str | None = None  # waits until the progress bar has ended its own
+        self._line: str | None = None  # printed after the progress bar has ended its own
         self.growth: GrowthStatus | None = None
         self._try_growth()
 
@@ -118,7 +118,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     @property
     def timeline(self) -> Timeline:
-        """All samples so far (the newest million), as an immutable copy; a sample takes 120 bytes."""
+        """The samples so far (at most the newest million), as an immutable copy of 120 bytes a sample."""
         return self._recorder.timeline
 
     @property
@@ -136,7 +136,7 @@ class MemoryLogger(keras.callbacks.Callback):
     def run_peaks(self) -> dict[str, int]:
         """Largest allocator peak of each device in the latest run that has ended, in bytes.
 
-        The time between batches, and batches that were skipped (`update_freq`), count.
+        Includes the time between batches and skipped batches (`update_freq`).
         """
         return self._recorder.run_peaks
 
@@ -162,10 +162,9 @@ class MemoryLogger(keras.callbacks.Callback):
         return self._recorder.overhead
 
     def close(self) -> None:
-        """Close the file and let go of the driver after an exception in `fit`; may be called again.
+        """Close the file and release the driver after an exception in `fit`. May be called again.
 
-        A run that ends well does so itself. After one that did not, nothing is lost without this, and
-        the logger can be used again either way.
+        A run that ends normally is closed already. Nothing is lost without this call, and the logger can be reused.
         """
         self._print_line()
         self._thread = self._run_thread = None
@@ -189,7 +188,7 @@ class MemoryLogger(keras.callbacks.Callback):
     # ---------------------------------------------------------- Keras's hooks
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begin a run: try memory growth if that was not done, open the file and the devices."""
+        """Begin a run."""
         self._begin("train", "between")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -197,13 +196,13 @@ class MemoryLogger(keras.callbacks.Callback):
         self._end("train")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begin an epoch's maxima."""
+        """Begin an epoch."""
         self._print_line()
         if self._is_logged():
             self._recorder.begin_epoch(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Record the epoch's maxima, and put them into `logs`."""
+        """Record the epoch's maxima, and add them to `logs`."""
         ended = self._recorder.end_epoch() if self._is_logged() else None
         if ended is None:
             return
@@ -213,7 +212,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self._line = line if self._verbose and self.rank in (None, 0) else None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read the peak since the batch before, and start this batch's own."""
+        """Begin a batch."""
         if self._is_logged():
             self._recorder.begin_batch("train", batch)
 
@@ -233,7 +232,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self._end("test")
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read the peak since the batch before, and start this batch's own."""
+        """Begin a batch."""
         if self._is_logged():
             self._recorder.begin_batch("test", batch)
 
@@ -243,7 +242,7 @@ class MemoryLogger(keras.callbacks.Callback):
             self._recorder.end_batch("test", self._test_phase, batch)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begin a run of `predict`, or a part of the run under way."""
+        """Begin a run of `predict`, or a part of the run in progress."""
         self._begin("predict", "predict")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -251,7 +250,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self._end("predict")
 
     def on_predict_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read the peak since the batch before, and start this batch's own."""
+        """Begin a batch."""
         if self._is_logged():
             self._recorder.begin_batch("predict", batch)
 
@@ -313,7 +312,7 @@ class MemoryLogger(keras.callbacks.Callback):
             print(line, flush=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy holds the settings; results, the model, open files and the driver stay with the original."""
+        """Return the settings only: results, the model, open files and the driver stay with the original."""
         return {**self.__dict__, **dict.fromkeys(("_model", "_thread", "_run_thread", "_line", "growth"))}
 
 

@@ -89,11 +89,11 @@ class PhaseMaxima:
             moment: the reading.
         """
         rss, tree, high, swap, used = moment
-        self._put(PhasePeaks(0, None, phase, 1, rss, tree, swap, used))
+        self.put(PhasePeaks(0, None, phase, 1, rss, tree, swap, used))
         if high is not None and rss is not None:
             rose = self._high_water is not None and high > self._high_water
             if rose and high > max(rss, self._last_rss or 0):
-                self._put(PhasePeaks(0, None, None, 0, high, high + (tree or rss) - rss))
+                self.put(PhasePeaks(0, None, None, 0, high, high + (tree or rss) - rss))
             self._high_water = high
         self._last_rss = rss
 
@@ -108,7 +108,8 @@ class PhaseMaxima:
         self._peaks = {}
         return [replace(peaks, run=run, epoch=epoch) for peaks in found]
 
-    def _put(self, peaks: PhasePeaks) -> None:
+    def put(self, peaks: PhasePeaks) -> None:
+        """Take in peaks of a phase."""
         held = self._peaks.get(peaks.phase)
         self._peaks[peaks.phase] = peaks if held is None else held.joined(peaks)
 
