@@ -23,7 +23,7 @@ from kerasmem.monitoring.timeline import largest_known
 
 
 class LedgerAccount:
-    """One reader's account of a ledger: the largest peak since its last reading, in bytes."""
+    """The largest peak since a reader's last reading, in bytes."""
 
     __slots__ = ("peak",)
 
@@ -32,10 +32,10 @@ class LedgerAccount:
 
 
 class PeakLedger:
-    """All readings of one allocator. Use `ledger_of` to have the one of this process.
+    """Shares the readings of one allocator between its readers. Use `ledger_of` to get this process's ledger.
 
     Attributes:
-        refusal: the error of a reset that did not work; peaks are unknown from then on.
+        refusal: exception of a reset that failed. Peaks are unknown from then on.
     """
 
     __slots__ = ("_accounts", "_lock", "refusal")
@@ -46,27 +46,27 @@ class PeakLedger:
         self._accounts: list[LedgerAccount] = []
 
     def join(self, account: LedgerAccount) -> None:
-        """Add what happens from now on to an account, until it leaves."""
+        """Record peaks in an account from now on."""
         with self._lock:
             account.peak = 0
             self._accounts.append(account)
 
     def leave(self, account: LedgerAccount) -> None:
-        """Add nothing to an account any more."""
+        """Stop recording peaks in an account."""
         with self._lock:
             self._accounts = [other for other in self._accounts if other is not account]
 
     def take(self, allocator: Allocator, account: LedgerAccount) -> tuple[int, int | None, int | None]:
         """Read the allocator and reset its peak.
 
-        It runs twice a batch, each time with cold caches, so it calls as little as it can.
+        This runs twice a batch, each time with cold processor caches, so it calls few functions.
 
         Args:
-            allocator: what to read; one of those equal to the ledger's.
-            account: the reader's.
+            allocator: allocator to read, equal to the ledger's.
+            account: the reader's account.
 
         Returns:
-            In use, the peak since the account's last reading (None if the allocator cannot reset it) and reserved.
+            Bytes in use, peak since the account's last reading (None if it cannot be reset), and bytes reserved.
         """
         with self._lock:
             in_use, peak, reserved = allocator.read()
@@ -77,7 +77,7 @@ class PeakLedger:
                     other.peak = peak
             try:
                 allocator.reset()
-            except Exception as error:  # not every allocator can; the reading is good all the same
+            except Exception as error:  # not every allocator can; the reading is still valid
                 self.refusal = error
                 return in_use, None, reserved
             own, account.peak = account.peak, 0
@@ -88,16 +88,16 @@ _ledgers: dict[Allocator, PeakLedger] = {}
 
 
 def ledger_of(allocator: Allocator) -> PeakLedger:
-    """Return the ledger of an allocator in this process; equal allocators have the same."""
+    """Return the ledger of an allocator in this process. Equal allocators share one."""
     return _ledgers.setdefault(allocator, PeakLedger())
 
 
 def running_allocators() -> list[Allocator]:
-    """Return the allocators of this process, without loading TensorFlow or making it start its devices."""
+    """Return the allocators of this process, without loading TensorFlow or starting its devices."""
     if not devices_are_started():
         return []
-    found, _ = tracked_devices()
-    return [device.allocator for device in found if device.allocator is not None]
+    tracked, _ = tracked_devices()
+    return [device.allocator for device in tracked if device.allocator is not None]
 
 
 if hasattr(os, "register_at_fork"):
@@ -105,7 +105,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class DeviceReading(NamedTuple):
-    """A device's sizes and, at the same moment, the host's; in bytes. `peak_bytes` is that since the reading before."""
+    """Sizes of a device and of the host at the same moment, in bytes. `peak_bytes` is since the previous reading."""
 
     device: str | None
     in_use_bytes: int | None
@@ -124,7 +124,7 @@ RawReading = list[tuple[_Sizes, _Driver]]  # for each device: in use, peak and r
 
 @dataclass(slots=True)
 class _Device:
-    """One device: what to read it with, what the driver last said (used and total), and the largest peak of the run."""
+    """A device, the driver's latest reading (used and total bytes), and the largest peak of the run."""
 
     name: str | None
     allocator: Allocator | None
@@ -136,28 +136,28 @@ class _Device:
 
 
 class DeviceReader:
-    """Reads all devices in one call, and never raises because a reading failed.
+    """Reads all devices in one call. A reading that fails gives None and a note, not an exception.
 
     Args:
-        note: called with each new sentence on what cannot be read and why.
-        nvml: True or "auto" opens a connection to the driver where there is a GPU; False none.
+        note: called with a sentence about each reading that fails.
+        nvml: whether to read the driver: True, False, or "auto" if there is a GPU. Defaults to "auto".
     """
 
     def __init__(self, note: Callable[[str], None], nvml: bool | str = "auto") -> None:
         self._note = note
         self._nvml: Nvml | None = None
-        found, notes = tracked_devices()
+        tracked, notes = tracked_devices()
         for text in notes:
             note(text)
-        has_gpu = any(device.ordinal is not None for device in found)
+        has_gpu = any(device.ordinal is not None for device in tracked)
         if nvml is True or (nvml and has_gpu):
             self._nvml, reason = Nvml.open()
             if reason is not None:
                 note(f"driver: {reason}")
-        elif nvml and any(device.name for device in found):
-            note("driver: training uses no GPU, so there is no driver to ask")
+        elif nvml and any(device.name for device in tracked):
+            note("driver: not read, because training uses no GPU")
         self._devices = []
-        for device in found:
+        for device in tracked:
             card = self._card(device.ordinal, device.card) if device.ordinal is not None else None
             ledger = None if device.allocator is None else ledger_of(device.allocator)
             self._devices.append(_Device(device.name, device.allocator, card, ledger, LedgerAccount()))
@@ -168,7 +168,7 @@ class DeviceReader:
         return [device.name for device in self._devices]
 
     def start_run(self, host: BackgroundReading) -> list[DeviceReading]:
-        """Return a first reading, after asking the driver; the run's peaks begin with what is in use."""
+        """Return a first reading. The run's peaks start from the memory in use."""
         for device in self._devices:
             if device.ledger is not None:
                 device.ledger.join(device.account)
@@ -179,7 +179,7 @@ class DeviceReader:
         return readings
 
     def end_run(self) -> dict[str, int]:
-        """Let go of the devices and the driver, and return each device's largest peak of the run, in bytes."""
+        """Release the devices and the driver, and return each device's largest peak of the run, in bytes."""
         self.peaks()
         for device in self._devices:
             if device.ledger is not None:
@@ -190,11 +190,11 @@ class DeviceReader:
         return {name: size for name, size in peaks if name and size is not None}
 
     def peaks(self) -> list[int | None]:
-        """Return each device's peak since the reading before; the cheap half of a reading."""
+        """Return each device's peak since the previous reading."""
         return [self._take(device)[1] for device in self._devices]
 
     def read(self, host: BackgroundReading) -> list[DeviceReading]:
-        """Return a reading of each device, at least one; the driver's part is as `read_driver` last left it.
+        """Return a reading of each device, at least one. The driver's sizes are from the latest `read_driver`.
 
         Args:
             host: the latest background reading.
@@ -202,26 +202,26 @@ class DeviceReader:
         return self.unpack(self.read_raw(), host)
 
     def read_raw(self) -> RawReading:
-        """Take the same reading in the fewest steps; `unpack` makes sizes of it later."""
+        """Take a reading quickly, for `unpack` to convert later."""
         sizes = []
         for device in self._devices:  # before Python 3.12 a comprehension is a call
             sizes.append((self._take(device), device.driver))
         return sizes
 
     def unpack(self, raw: RawReading, host: BackgroundReading) -> list[DeviceReading]:
-        """Return the sizes of a raw reading."""
+        """Convert a raw reading."""
         pairs = zip(self._devices, raw, strict=True)
         own = (host.rss_bytes, host.swap_bytes)
         return [DeviceReading(device.name, *allocator, *driver, *own) for device, (allocator, driver) in pairs]
 
     def read_driver(self) -> int | None:
-        """Ask the driver, and return the bytes in use on the fullest card; too slow for a batch's hook."""
+        """Read the driver, and return the bytes in use on the fullest card. Too slow for a batch's hook."""
         for device in self._devices:
             device.driver = self._driver(device)
         return largest_known(device.driver[0] for device in self._devices)
 
     def _take(self, device: _Device) -> _Sizes:
-        """Return in use, peak since last time and reserved, and fold the peak into the largest."""
+        """Return bytes in use, peak since the last time and bytes reserved, and update the run's peak."""
         allocator, ledger = device.allocator, device.ledger
         if allocator is None or ledger is None:
             return None, None, None
@@ -242,13 +242,13 @@ class DeviceReader:
             return None, None
         memory, why_not = self._nvml.memory(device.card)
         if memory is None:
-            device.card = None  # it does not come back within a run, and asking costs
+            device.card = None  # it does not come back within a run, and reading costs time
             self._note(f"driver: {device.name}: {why_not}")
             return None, None
         return memory.used_bytes, memory.total_bytes
 
     def _note_circumstances(self) -> None:
-        """Note a limit below what the machine has, scarce memory, and who else is on the cards."""
+        """Note a memory limit, scarce memory, and other processes on the cards."""
         if (text := limit_note()) is not None:
             self._note(text)
         for device in self._devices:

@@ -1,4 +1,4 @@
-"""The largest of each size over an epoch, device by device."""
+"""Keeps the largest of each size over an epoch, device by device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOG_SIZES = (
 
 
 class EpochMaxima:
-    """Takes in an epoch's readings and keeps the largest of each size.
+    """Keeps the largest of each size in an epoch's readings.
 
     Args:
         epoch: Keras's number of the epoch.
         devices: names of the devices, in the order of the readings; at least one.
 
     Attributes:
-        steps: batches trained.
+        steps: number of batches trained.
     """
 
     def __init__(self, epoch: int, devices: Sequence[str | None]) -> None:
@@ -32,14 +32,13 @@ class EpochMaxima:
         self._tree: int | None = None
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Add one moment: one sample per device."""
-        for place, sample in enumerate(samples):
-            held = self._rows[place]
-            if sample[7:] != held[7:]:
-                self._rows[place] = Sample(*held[:7], *map(_larger, held[7:], sample[7:]))
+        """Add one sample per device."""
+        for number, (row, sample) in enumerate(zip(self._rows, samples, strict=True)):
+            if sample[7:] != row[7:]:
+                self._rows[number] = Sample(*row[:7], *map(_larger, row[7:], sample[7:]))
 
     def add_after(self, readings: Sequence[DeviceReading]) -> None:
-        """Add the readings after the last batch; their peaks count as between batches."""
+        """Add the readings after the last batch. Their peaks count as between batches."""
         head = self._rows[0][:6]
         self.add([Sample(*head, device, in_use, None, peak, *rest) for device, in_use, peak, *rest in readings])
 
@@ -52,14 +51,14 @@ class EpochMaxima:
         self._tree = _larger(self._tree, tree)
 
     def largest(self, size: str) -> int | None:
-        """Return the largest of a size over all devices; the peak counts the time between batches."""
+        """Return the largest of a size over all devices. The peak includes the time between batches."""
         if size == "tree_bytes":
             return _larger(self._tree, self.largest("rss_bytes"))
-        found = largest_known(getattr(row, size) for row in self._rows)
-        return _larger(found, self.largest("between_peak_bytes")) if size == "peak_bytes" else found
+        largest = largest_known(getattr(row, size) for row in self._rows)
+        return _larger(largest, self.largest("between_peak_bytes")) if size == "peak_bytes" else largest
 
     def rows(self, run: int, moment: float) -> list[Sample]:
-        """Return the epoch's rows, one a device."""
+        """Return one row for each device."""
         return [
             row._replace(
                 run=run, time=moment, steps=self.steps, peak_bytes=_larger(row.peak_bytes, row.between_peak_bytes)
@@ -68,11 +67,12 @@ class EpochMaxima:
         ]
 
     def logs(self, known: Collection[str], *, in_bytes: bool) -> dict[str, float]:
-        """Return what goes into Keras's `logs`, NaN for what failed since the start.
+        """Return the values for Keras's `logs`, NaN if a reading has failed since the start.
 
         Args:
-            known: the sizes that could be read at the start.
-            in_bytes: all of them; otherwise one short figure: MiB of the device's peak, or of this process.
+            known: sizes that could be read at the start.
+            in_bytes: whether to return all of them, rather than one figure in MiB: the device peak, or else the
+                memory of this process.
         """
         values = {size: self.largest(size) for size in LOG_SIZES if size in known}
         if not in_bytes:
@@ -81,7 +81,7 @@ class EpochMaxima:
         return {f"memory_{size}": math.nan if value is None else float(value) for size, value in values.items()}
 
     def line(self) -> str:
-        """Return a line for people."""
+        """Return one line to print."""
         parts = []
         if (peak := self.largest("peak_bytes")) is not None:
             parts.append(f"peak {format_size(peak)}")

@@ -1,4 +1,4 @@
-"""Count objects that grow with the memory: containers of arrays, graphs, variables, retracings."""
+"""Counts objects that grow with the memory: containers of arrays, graphs, variables, retracings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kerasmem.units import format_size
 # label -> start of the module's name, name of the class, remedy
 _KNOWN = {
     "live graphs": (
-        "tensorflow.", "FuncGraph", ": each tracing makes one, and it keeps captured arrays; pass them as arguments"
+        "tensorflow.", "FuncGraph", ": each tracing makes one, which keeps captured arrays; pass them as arguments"
     ),
     "traced functions": ("tensorflow.", "ConcreteFunction", ""),
     "variables": ("tensorflow.", "ResourceVariable", ": build models and optimizers outside the loop"),
     "eager tensors": (
-        "tensorflow.", "EagerTensor", ": something keeps results; turn them into numbers with float() or .numpy()"
+        "tensorflow.", "EagerTensor", ": results are kept; convert them to numbers with float() or .numpy()"
     ),
     "Keras models": (
         "keras.", "Functional", f": build the model once, or call {FREEING} between them"
     ),
 }  # fmt: skip
-_MOST = 3  # containers named
+_MOST = 3  # containers in the evidence
 _CONTAINERS = (list, dict, deque)
 _ARRAYS = {"ndarray": "numpy", "ArrayImpl": "jaxlib", "Tensor": "torch", "EagerTensor": "tensorflow"}
-_LEAST_SHARE = 0.1  # of the growth, that a container is to explain
+_LEAST_SHARE = 0.1  # of the growth that a container must explain
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Census:
     """The objects alive at one time.
 
     Attributes:
-        iteration: after which it was taken.
-        known: how many "live graphs", "variables" and so on.
-        containers: those whose last item holds arrays, by their `id`.
-        tracings: how often each `tf.function` has been traced, by its name.
-        kept_bytes: weights and optimizers that TensorFlow keeps of models that are gone; None where it cannot be known.
+        iteration: number of iterations before the census.
+        known: number of "live graphs", "variables" and so on.
+        containers: containers whose last item has arrays, by `id`.
+        tracings: number of tracings of each `tf.function`, by name.
+        kept_bytes: weights and optimizers that TensorFlow keeps of deleted models, or None if unknown.
     """
 
     iteration: int
@@ -77,14 +77,14 @@ class Census:
 
 @dataclass(frozen=True)
 class Evidence(Record, what="evidence"):
-    """What grew from one census to a later one.
+    """Objects that grew from one census to a later one.
 
     Attributes:
-        iterations: between the two.
-        known: how many more of "live graphs", "variables" and so on.
-        containers: those that grew by a tenth of the memory's growth at least, the fastest first.
-        tracings: how many more tracings of each `tf.function`.
-        kept_bytes: how much more TensorFlow keeps of models that are gone: weights and optimizers.
+        iterations: iterations between the two.
+        known: growth of the number of "live graphs", "variables" and so on.
+        containers: containers that explain at least a tenth of the memory's growth, the fastest first.
+        tracings: number of new tracings of each `tf.function`.
+        kept_bytes: growth of the weights and optimizers that TensorFlow keeps of deleted models.
     """
 
     iterations: int
@@ -94,25 +94,25 @@ class Evidence(Record, what="evidence"):
     kept_bytes: int = 0
 
     def explain(self) -> tuple[str, ...]:
-        """Return sentences for people, the most telling first."""
-        said = [str(container) for container in self.containers]
+        """Return sentences, the most informative first."""
+        sentences = [str(container) for container in self.containers]
         if self.kept_bytes:
-            said.append(
-                f"{format_size(self.kept_bytes)} of it, weights and optimizers, are of models that are gone: "
-                f"TensorFlow keeps each model that was trained; {FREEING} after `del model` frees them"
+            sentences.append(
+                f"{format_size(self.kept_bytes)} of it are weights and optimizers of deleted models: "
+                f"TensorFlow keeps each trained model; {FREEING} after `del model` frees them"
             )
         for name, count in self.tracings.items():
-            said.append(
+            sentences.append(
                 f"{name} was traced {count} more times in {self.iterations} iterations: pass numbers as tensors, keep "
                 "shapes the same (input_signature, reduce_retracing=True), and make tf.functions outside the loop"
             )
         for name, count in self.known.items():
-            said.append(f"{count} more {name} in {self.iterations} iterations" + _KNOWN.get(name, ("", "", ""))[2])
-        return tuple(said)
+            sentences.append(f"{count} more {name} in {self.iterations} iterations" + _KNOWN.get(name, ("", "", ""))[2])
+        return tuple(sentences)
 
 
 def take_census(iteration: int) -> Census:
-    """Count living objects after garbage collection, in some 100 ms, without loading TensorFlow."""
+    """Count living objects after garbage collection, in about 100 ms. Does not load TensorFlow."""
     gc.collect()
     objects = living_objects()
     tracings: Counter[str] = Counter()
@@ -162,8 +162,8 @@ def compare(before: Census, after: Census, slope: float = 0.0) -> Evidence:
     known = {name: count - before.known.get(name, 0) for name, count in after.known.items()}
     tracings = {name: count - before.tracings.get(name, 0) for name, count in after.tracings.items()}
     containers = []
-    for place, container in after.containers.items():
-        earlier = before.containers.get(place, Container(container.kind, 0, 0, 0))
+    for identity, container in after.containers.items():
+        earlier = before.containers.get(identity, Container(container.kind, 0, 0, 0))
         rate = (container.bytes - earlier.bytes) / iterations
         if container.items - earlier.items >= iterations / 2 and rate > _LEAST_SHARE * slope:
             containers.append(replace(container, bytes_per_iteration=rate))
@@ -178,4 +178,4 @@ def compare(before: Census, after: Census, slope: float = 0.0) -> Evidence:
 
 def _of_kind(objects: Iterable[Any], module: str, name: str) -> list[Any]:
     kinds = {kind for kind in set(map(type, objects)) if kind.__name__ == name and kind.__module__.startswith(module)}
-    return [each for each in objects if type(each) in kinds]
+    return [value for value in objects if type(value) in kinds]

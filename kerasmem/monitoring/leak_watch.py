@@ -1,4 +1,4 @@
-"""`kerasmem.LeakWatch`: does a loop keep memory, how much an iteration, and what grows with it."""
+"""`kerasmem.LeakWatch` detects loops that keep memory, and the objects that grow with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,26 +18,25 @@ from kerasmem.monitoring.evidence import Census, Evidence, compare, take_census
 from kerasmem.records import Record
 from kerasmem.units import format_size
 
-# Bytes an iteration that are worth a word. Keras's own loops were seen to creep by 2 to 6 KiB an iteration on the host
-# for some hundred iterations (names, counters, pieces of heap between live objects); allocators count exactly.
+# Smallest growth that is reported, in bytes per iteration. On the host, Keras's own loops grow by 2 to 6 KiB per
+# iteration for some hundred iterations (names, counters, fragmentation of the heap). Allocators count exactly.
 _LEAST_OF_HOST, _LEAST = 16384, 4096
-# Bytes in all that the host's pages rise by while a young heap fills the holes that its first iterations left: up to
-# 300 KiB, all the time, in 150 runs of loops that keep nothing. What rises by less needs a second witness. A loop that
-# builds and frees a model each time crept by 60 to 78 KiB a model; the larger the pieces that it frees, the more its
-# first steps differ, by some 50 KiB there.
+# Loops that keep nothing still raised the host's memory by up to 300 KiB in 150 runs, while a young heap filled the
+# holes of its first iterations. A smaller rise is a leak only if arrays or graphs grow in step. A loop that builds and
+# frees a model grew by 60 to 78 KiB per model, and its first steps differed by about 50 KiB.
 _HOLES = 512 * 1024
-_NOISES = 20  # times the noise of the first steps, that a rise needs too
+_NOISES = 20  # times the noise of the first steps, which a rise must exceed too
 
 
 @dataclass(frozen=True)
 class LeakReport(Record, what="leak report", version=1, also=("leaks",)):
-    """What a loop keeps.
+    """Memory that a loop keeps.
 
     Attributes:
-        label: of the loop.
-        iterations: samples taken.
-        growth: for "host" and each device's allocator, such as "GPU:0", what its size does.
-        evidence: what grew beside it; None where nothing leaks.
+        label: name of the loop.
+        iterations: number of samples.
+        growth: growth of "host" and of each device's allocator, such as "GPU:0".
+        evidence: objects that grew in step, or None if nothing leaks.
     """
 
     label: str
@@ -47,8 +46,8 @@ class LeakReport(Record, what="leak report", version=1, also=("leaks",)):
 
     @property
     def leaks(self) -> bool:
-        """Whether host or a device's memory grows on and on."""
-        return any(growth.verdict == "leak" for growth in self.growth.values())
+        """Whether the host's or a device's memory keeps growing."""
+        return _has_leak(self.growth)
 
     @property
     def too_short(self) -> str | None:
@@ -62,41 +61,41 @@ class LeakReport(Record, what="leak report", version=1, also=("leaks",)):
 
     def explain(self) -> tuple[str, ...]:
         """Return sentences for people."""
-        said = []
-        for where, growth in self.growth.items():
+        sentences = []
+        for device, growth in self.growth.items():
             if growth.verdict == "leak" and growth.slope is not None:
                 low, high = format_size(round(growth.low or 0)), format_size(round(growth.high or 0))
-                said.append(
-                    f"{self.label}: {where} memory grows by {format_size(round(growth.slope))} an iteration "
+                sentences.append(
+                    f"{self.label}: {device} memory grows by {format_size(round(growth.slope))} per iteration "
                     f"({low} to {high} at 99.9 % confidence), by {format_size(growth.rise_bytes)} in the last "
                     f"{growth.values - growth.warm_up} of {growth.values}, after garbage collection"
                 )
-        if not said:
+        if not sentences:
             undecided = (growth.reason for growth in self.growth.values() if growth.verdict == "undecided")
             reason = self.too_short or next(undecided, None)
-            text = f"nothing can be said: {reason}" if reason else "no memory is kept"
+            text = f"undecided: {reason}" if reason else "no memory is kept"
             return (f"{self.label}: {text} ({self.iterations} iterations)",)
         if self.evidence is not None:
-            said += [f"{self.label}: {text}" for text in self.evidence.explain()]
-        return tuple(said)
+            sentences += [f"{self.label}: {text}" for text in self.evidence.explain()]
+        return tuple(sentences)
 
 
 class LeakWatch:
-    """Watches a loop for memory that it keeps: call `sample` at the end of each iteration, then `report`.
+    """Detect memory leaks of a loop: call `sample` at the end of each iteration, then `report`.
 
-    A sample is taken after garbage collection and after free heap has gone back to the system, and takes some tenths
-    of a second; where that is too much, sample every tenth iteration. Some 19 samples are needed. Only what a
-    warm-up, steps and noise do not explain is called a leak; `report().too_short`, and the report's text, say where the
-    loop was too short to decide. On the host, what fits into heap that was freed before
-    does not show until that is full; and a rise of less than 512 KiB in all, or of less than 20 times the noise of
-    the first iterations, is called a leak only where arrays, graphs or tracings grow in step with it, else the report
-    says how many iterations tell.
+    Each sample collects garbage and returns free heap to the system first, which takes some tenths of a second. If
+    that is too slow, sample every tenth iteration. A decision takes about 19 samples. Growth is a leak if warm-up,
+    steps and noise do not explain it. If the loop was too short to decide, `report().too_short` has the reason.
+
+    On the host, new objects may fit into freed heap, so a leak shows only after that is full. A rise by less than
+    512 KiB, or by less than 20 times the noise of the first iterations, is a leak only if arrays, graphs or tracings
+    grow in step. Otherwise the report has the number of iterations needed.
 
     Args:
-        label: of the loop.
+        label: name of the loop. Defaults to "loop".
 
     Raises:
-        UsageError: the label is no text, or empty.
+        UsageError: If the label is empty or not a string.
 
     Examples:
         >>> watch = LeakWatch("keeps everything")
@@ -110,49 +109,50 @@ class LeakWatch:
 
     def __init__(self, label: str = "loop") -> None:
         if not isinstance(label, str) or not label.strip():
-            raise UsageError(f"label: {label!r} is no name for a loop; write for example 'predict'")
+            raise UsageError(f"label must be a name such as 'predict'; got {label!r}.")
         self._label = label
         self._series: dict[str, list[int]] = {}
         self._count = 0
         self._censuses: list[Census] = []
 
     def sample(self, own_bytes: int = 0) -> None:
-        """Note what is held now, an iteration being over.
+        """Record the memory in use after an iteration.
 
         Args:
-            own_bytes: host memory that is meant to grow, such as results that are kept; it is left out.
+            own_bytes: host memory that may grow, such as stored results, to subtract. Defaults to 0.
         """
         gc.collect()
         self._count += 1
         sizes = {"host": held_bytes() - own_bytes}
         sizes |= {allocator.device: allocator.read().in_use_bytes for allocator in running_allocators()}
-        for where, size in sizes.items():
-            self._series.setdefault(where, []).append(size)
-        if self._count >= 4 and self._count & (self._count - 1) == 0:  # at 4, 8, 16 …: few, for each takes 100 ms
+        for device, size in sizes.items():
+            self._series.setdefault(device, []).append(size)
+        if self._count >= 4 and self._count & (self._count - 1) == 0:  # at 4, 8, 16 …, since each takes 100 ms
             self._censuses.append(take_census(self._count))
             self._censuses = self._censuses[-3:]
 
     def report(self) -> LeakReport:
-        """Judge the samples so far; more may follow."""
+        """Return the report on the samples so far. More may follow."""
         growth = {
-            where: judge_growth(values, _LEAST_OF_HOST if where == "host" else _LEAST)
-            for where, values in self._series.items()
+            device: judge_growth(values, _LEAST_OF_HOST if device == "host" else _LEAST)
+            for device, values in self._series.items()
         }
         evidence = None
-        if any(each.verdict == "leak" for each in growth.values()):
-            now = take_census(self._count)
-            early = [census for census in self._censuses if census.iteration <= self._count / 2]
-            if early:
-                evidence = compare(early[-1], now, max(each.slope or 0.0 for each in growth.values()))
+        early = [census for census in self._censuses if census.iteration <= self._count / 2]
+        if early and _has_leak(growth):
+            slope = max(judged.slope or 0.0 for judged in growth.values())
+            evidence = compare(early[-1], take_census(self._count), slope)
         if "host" in growth and growth["host"].verdict == "leak" and (evidence is None or not evidence.explain()):
             growth["host"] = without_witness(growth["host"], early_noise(self._series["host"]))
-        if not any(each.verdict == "leak" for each in growth.values()):
-            evidence = None
-        return LeakReport(self._label, self._count, growth, evidence)
+        return LeakReport(self._label, self._count, growth, evidence if _has_leak(growth) else None)
+
+
+def _has_leak(growth: Mapping[str, Growth]) -> bool:
+    return any(judged.verdict == "leak" for judged in growth.values())
 
 
 def early_noise(series: Sequence[float]) -> float:
-    """Return the median deviation of the steps in the warm-up from their median, in bytes.
+    """Return the median absolute deviation of the steps in the warm-up, in bytes.
 
     Examples:
         >>> early_noise([0, 5, 6, 7, 12, 13])
@@ -165,42 +165,42 @@ def early_noise(series: Sequence[float]) -> float:
 
 
 def without_witness(growth: Growth, noise: float = 0.0) -> Growth:
-    """Return the verdict on a rise of the host's pages if no arrays, graphs or tracings grow in step with it.
+    """Return the verdict on a rise of host memory if no arrays, graphs or tracings grow in step.
 
     Args:
-        growth: of the host's memory.
-        noise: of the first iterations (see `early_noise`).
+        growth: growth of the host's memory.
+        noise: noise of the first iterations (see `early_noise`).
     """
     least = max(_HOLES, _NOISES * noise)
     if growth.verdict != "leak" or growth.rise_bytes >= least or not growth.slope:
         return growth
     needed = iterations_to_rise(least, growth.slope)
     reason = (
-        f"host memory rose by {format_size(growth.rise_bytes)} in all, as a heap that fills its holes does too, and no "
-        f"arrays or graphs grow in step; {max(needed, growth.values + 1)} iterations tell"
+        f"host memory rose by only {format_size(growth.rise_bytes)}, and no arrays or graphs grow in step; "
+        f"run {max(needed, growth.values + 1)} iterations"
     )
     return replace(growth, verdict="undecided", reason=reason)
 
 
-LEAST = 12  # values after the warm-up without which nothing is said
+LEAST = 12  # values after the warm-up that a verdict needs
 _WARM_UP = 0.25  # of the values, and two more
 _QUANTILE = 3.29  # of the normal distribution: 99.9 %, both sides together
-_GOES_ON = 0.5  # of the slope over all, that each third's has to have
-_MOST = 400  # values that the pairs are made of
+_GOES_ON = 0.5  # of the slope over all values, which each third must reach
+_MOST = 400  # values that pairs are formed of
 
 
 @dataclass(frozen=True)
 class Growth(Record, what="growth"):
-    """What a series does, in bytes an iteration.
+    """Growth of a series, in bytes per iteration.
 
     Attributes:
         verdict: "leak", "settled", or "undecided" (too few values).
-        slope: after the warm-up; None where undecided.
-        low, high: its interval at 99.9 % confidence.
-        values: how many there were, the warm-up included.
-        warm_up: how many of them were left out at the beginning.
+        slope: slope after the warm-up, or None if undecided.
+        low, high: confidence interval of the slope at 99.9 %.
+        values: number of values, including the warm-up.
+        warm_up: number of values left out at the start.
         rise_bytes: slope times iterations after the warm-up.
-        reason: why it is so, for people.
+        reason: reason for the verdict, for people.
     """
 
     verdict: Literal["leak", "settled", "undecided"]
@@ -214,11 +214,11 @@ class Growth(Record, what="growth"):
 
 
 def judge_growth(series: Sequence[float], least_slope: float = 4096) -> Growth:
-    """Return whether a series of sizes in bytes, one an iteration, grows on.
+    """Judge whether a series of sizes keeps growing.
 
     Args:
-        series: the sizes, the oldest first.
-        least_slope: bytes an iteration that are worth a word.
+        series: sizes in bytes, one per iteration, the oldest first.
+        least_slope: smallest growth that is a leak, in bytes per iteration. Defaults to 4096.
 
     Examples:
         >>> judge_growth([5e6 + 1e5 * n for n in range(30)]).verdict
@@ -227,36 +227,36 @@ def judge_growth(series: Sequence[float], least_slope: float = 4096) -> Growth:
         'settled'
     """
     warm_up = _warm_up(len(series))
-    kept = [float(value) for value in series[warm_up:]]
-    count = len(kept)
+    values = [float(value) for value in series[warm_up:]]
+    count = len(values)
     if count < LEAST:
         needed = _iterations(LEAST)
-        reason = f"{len(series)} iterations are too few; {needed} are enough"
+        reason = f"{len(series)} iterations are too few; run {needed}"
         return Growth("undecided", None, None, None, len(series), min(warm_up, len(series)), 0, reason)
-    slope, low, high = theil_sen(kept)
+    slope, low, high = theil_sen(values)
 
     def result(verdict: Literal["leak", "settled"], reason: str) -> Growth:
         return Growth(verdict, slope, low, high, len(series), warm_up, round(slope * (count - 1)), reason)
 
     if low <= 0 or slope < least_slope:
-        return result("settled", "it does not grow beyond doubt")
-    edges = [place * count // 3 for place in range(4)]
-    even = _without_jumps(kept)
+        return result("settled", "it does not grow significantly")
+    edges = [number * count // 3 for number in range(4)]
+    even = _without_jumps(values)
     thirds = [even[start : min(end + 1, count)] for start, end in zip(edges, edges[1:])]  # noqa: B905, RUF007
     if min(theil_sen(third)[0] for third in thirds) < _GOES_ON * slope:
-        return result("settled", "it does not grow all the time: it levels off, or rose in a step")
-    heights = [place for place in range(1, count) if kept[place] > max(kept[:place])]
-    if len(heights) < count / 3 or sum(place >= edges[2] for place in heights) < (count - edges[2]) / 4:
-        return result("settled", "it swings, and rarely comes higher than before")
-    middle = statistics.median(value - slope * place for place, value in enumerate(kept))
-    noise = statistics.median(abs(value - slope * place - middle) for place, value in enumerate(kept))
+        return result("settled", "it does not keep growing: it levels off, or rose in a step")
+    maxima = [n for n in range(1, count) if values[n] > max(values[:n])]
+    if len(maxima) < count / 3 or sum(n >= edges[2] for n in maxima) < (count - edges[2]) / 4:
+        return result("settled", "it fluctuates, and rarely reaches a new maximum")
+    middle = statistics.median(value - slope * n for n, value in enumerate(values))
+    noise = statistics.median(abs(value - slope * n - middle) for n, value in enumerate(values))
     if slope * (count - 1) < 5 * 1.4826 * noise:
-        return result("settled", "it grows by no more than it swings")
-    return result("leak", "it grows all the time")
+        return result("settled", "it grows by no more than it fluctuates")
+    return result("leak", "it keeps growing")
 
 
 def iterations_to_rise(size: float, slope: float) -> int:
-    """Return how many iterations a rise by `size` bytes takes at `slope` bytes an iteration, the warm-up included.
+    """Return the number of iterations, with the warm-up, for a rise by `size` bytes at `slope` bytes each.
 
     Examples:
         >>> iterations_to_rise(120_000, 10_000)
@@ -270,21 +270,21 @@ def _warm_up(count: int) -> int:
 
 
 def _iterations(judged: int) -> int:
-    """Return how many iterations leave so many after the warm-up."""
+    """Return the number of iterations that leave so many after the warm-up."""
     return math.ceil((judged + 2) / (1 - _WARM_UP))
 
 
 def _without_jumps(values: list[float]) -> list[float]:
-    """Return the values with the two largest rises made no larger than the median one."""
+    """Replace the two largest rises by the median one."""
     rises = [after - before for before, after in zip(values, values[1:])]  # noqa: B905, RUF007
     usual = statistics.median(rises)
-    for place in sorted(range(len(rises)), key=rises.__getitem__)[-2:]:
-        rises[place] = usual
+    for number in sorted(range(len(rises)), key=rises.__getitem__)[-2:]:
+        rises[number] = usual
     return list(itertools.accumulate(rises, initial=values[0]))
 
 
 def theil_sen(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the Theil-Sen slope, and the ends of Sen's interval at 99.9 % confidence.
+    """Return the Theil-Sen slope and its interval at 99.9 % confidence.
 
     Examples:
         >>> theil_sen([0.0, 2.0, 4.0, 6.0])[0]
@@ -292,11 +292,11 @@ def theil_sen(values: Sequence[float]) -> tuple[float, float, float]:
     """
     count = len(values)
     stride = max(1, math.ceil(count / _MOST))
-    places = range(0, count, stride)
-    slopes = sorted((values[j] - values[i]) / (j - i) for i in places for j in places if j > i)
-    picked = len(places)
-    ties = Counter(values[place] for place in places).values()
-    variance = (picked * (picked - 1) * (2 * picked + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18
+    chosen = range(0, count, stride)
+    slopes = sorted((values[j] - values[i]) / (j - i) for i in chosen for j in chosen if j > i)
+    n = len(chosen)
+    ties = Counter(values[i] for i in chosen).values()
+    variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18
     reach = _QUANTILE * math.sqrt(max(variance, 0.0))
     lower = max(0, math.floor((len(slopes) - reach) / 2))
     upper = min(len(slopes) - 1, math.ceil((len(slopes) + reach) / 2))

@@ -1,13 +1,13 @@
-"""Samples to a file that survives a crash, and back: CSV, or JSON lines.
+"""Writes samples to a file that survives a crash, CSV or JSON lines, and reads them back.
 
-Each row is handed to the operating system whole, in append mode: what was written is there after an exception, an
-out-of-memory or `kill -9`. (Only the machine losing power can take rows that the system had not yet put on the disk.)
+Rows are passed to the operating system at once, in append mode, so they survive an exception, an out-of-memory error
+and `kill -9`. Only a power failure can lose rows that the system has not yet written to the disk.
 
-CSV: one header line, then one line a sample, an empty cell for what is not known; nothing else, so that any
-reader of CSV takes it. JSON lines: objects with a "kind": "run" at each start (format_version, the wall
-clock, the notes so far; "rank" and "ranks" where several processes train together), "note" for what turns out
-later, "sample" with the columns of the CSV and null for what is not known, "phase" for what background readings
-found, "cost" for what the logging took.
+A CSV file has a header line and one line for each sample, with empty cells for unknown sizes, and nothing else, so any
+CSV reader can read it. A JSON lines file has objects of several kinds: "run" at each start (format_version, time,
+notes so far; "rank" and "ranks" if several processes train together), "note" for later notes, "sample" with the
+columns of the CSV and null for unknown sizes, "phase" for peaks of background readings, and "cost" for the time spent
+on logging.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HEADER = ",".join(COLUMNS)
 _MOST_NUMBERS = 5  # of damaged lines, in a note
 
 
-open_logs: dict[Path, Callable[[], None]] = {}  # of this process, with the function that writes the waiting rows
+open_logs: dict[Path, Callable[[], None]] = {}  # of this process, with the function that writes waiting rows
 
 
 def write_waiting(path: str | os.PathLike[str]) -> None:
@@ -57,13 +57,13 @@ def write_waiting(path: str | os.PathLike[str]) -> None:
 
 @atexit.register
 def _before_exit() -> None:
-    """Write waiting rows: a program that ends by an exception in `fit` closes nothing."""
+    """Write waiting rows, since a program that ends by an exception in `fit` closes no log."""
     for write in list(open_logs.values()):
         write()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=open_logs.clear)  # the rows are the parent's to write
+    os.register_at_fork(after_in_child=open_logs.clear)  # the parent writes these rows
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
@@ -79,17 +79,17 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 
 
 class LogFile:
-    """A log of samples, open for adding rows.
+    """A log of samples, open for appending rows.
 
     Args:
-        path: the file, .csv or .jsonl; missing folders above it are made.
-        append: add to what is there (a half-written last line is cut off); otherwise overwrite it.
+        path: path of the file, .csv or .jsonl. Missing folders are created.
+        append: whether to append to an existing file, after cutting off an incomplete last line, or to overwrite it.
 
     Attributes:
-        next_run: the number that the next run gets, so that runs appended to a file stay apart.
+        next_run: number of the next run, different from those in the file.
 
     Raises:
-        UsageError: the file cannot be written, or holds something else than such a log.
+        UsageError: If the file cannot be written, or is not such a log.
     """
 
     def __init__(self, path: str | os.PathLike[str], append: bool) -> None:
@@ -113,17 +113,17 @@ class LogFile:
             raise
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Write samples; raises OSError if the disk is full."""
+        """Write samples. Raises OSError if the disk is full."""
         row = _csv_row if self.format == "csv" else _json_row
         self._write("".join([row(sample) for sample in samples]))
 
     def add_object(self, kind: str, **values: Any) -> None:
-        """Write an object of another kind; CSV has no place for them."""
+        """Write an object of another kind, if the file is JSON lines."""
         if self.format == "jsonl":
             self._write(json.dumps({"kind": kind, **values}, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
-        """Close the file; may be called more than once."""
+        """Close the file. May be called again."""
         file, self._file = self._file, -1
         if file >= 0:
             with contextlib.suppress(OSError):
@@ -139,11 +139,11 @@ class LogFile:
     def _write(self, text: str) -> None:
         data = text.encode()
         written = os.write(self._file, data)
-        if written != len(data):  # a disk that is just filling up; try the rest, which tells why
+        if written != len(data):  # the disk is almost full; writing the rest raises the reason
             os.write(self._file, data[written:])
 
     def _resume(self) -> bool:
-        """Prepare to append to the file; return whether it is empty."""
+        """Prepare to append to the file. Return whether it is empty."""
         size = os.fstat(self._file).st_size
         if size == 0:
             return True
@@ -151,8 +151,8 @@ class LogFile:
         expected = (_HEADER + "\n").encode() if self.format == "csv" else b'{"kind":'
         if not start.startswith(expected):
             raise UsageError(
-                f"filename: {str(self.path)!r} exists and is no kerasmem log with the present columns; "
-                "choose another name, or append=False to overwrite it"
+                f"filename: {str(self.path)!r} exists, but is no kerasmem log of this version; "
+                "choose another name, or overwrite it with append=False"
             )
         tail = files.read_bytes(self._file, 65536, max(0, size - 65536))
         cut = len(tail) - (tail.rfind(b"\n") + 1)
@@ -165,16 +165,16 @@ class LogFile:
 
 
 def read_timeline(path: str | os.PathLike[str]) -> Timeline:
-    """Read back a log that `MemoryLogger` wrote, also one that a crash cut short.
+    """Read a log of `MemoryLogger`, even if a crash cut it short.
 
     Args:
-        path: a CSV or JSON-lines file; which of them is seen from its beginning, not its name.
+        path: path of a CSV or JSON lines file. The format is detected from its content.
 
     Returns:
-        Its samples; notes tell of lines that could not be read.
+        The samples of the log. Damaged lines are left out, with a note.
 
     Raises:
-        InputError: the file cannot be read, or is no such log.
+        InputError: If the file cannot be read, or is no such log.
 
     Examples:
         >>> import tempfile, pathlib
@@ -194,8 +194,8 @@ def read_tables(path: str | os.PathLike[str], notes: dict[str, None], phases: li
 
     Args:
         path: path of the log.
-        notes: to this, notes are added as they are read.
-        phases: to this, peaks of phases are added.
+        notes: collects the notes in the log.
+        phases: collects the peaks of phases.
     """
     write_waiting(path)
     name = os.fspath(path)
@@ -229,14 +229,14 @@ def _samples(
         elif data["kind"] == "run":
             check_format(name, data, FORMAT_VERSION)
     if is_json and not valid_count:
-        raise InputError(f"{name}: no kerasmem log: none of its lines is a sample, or with numbers beyond any log's")
+        raise InputError(f"{name}: no kerasmem log: no line is a valid sample")
     if damaged:
         numbers = ", ".join(map(str, damaged)) + (", …" if damaged_count > len(damaged) else "")
-        notes[f"file: {damaged_count} line(s) are not whole and were left out (line {numbers})"] = None
+        notes[f"file: {damaged_count} damaged line(s) were left out (line {numbers})"] = None
 
 
 def _take(data: Any, notes: dict[str, None], phases: list[PhasePeaks]) -> Sample | None:
-    """Return the sample of a line, or keep the note or phase in it."""
+    """Return the sample in a line, or keep its note or phase and return None."""
     kind = data["kind"]
     if kind == "sample":
         return make_sample(data)
@@ -250,7 +250,7 @@ def _take(data: Any, notes: dict[str, None], phases: list[PhasePeaks]) -> Sample
 
 
 def _json_lines(file: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each line and the object in it, None where it is not whole."""
+    """Yield the number of each line and its object, or None if it is damaged."""
     for number, line in enumerate(file, start=1):
         data = None
         with contextlib.suppress(ValueError):
@@ -259,12 +259,12 @@ def _json_lines(file: Iterable[str]) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_lines(file: Iterable[str], name: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each line and its cells as an object of JSON lines has them, None where it is not whole.
+    """Yield the number of each line and its cells as an object of JSON lines, or None if it is damaged.
 
-    A line that is cut short is not whole: even a last number that looks so may lack its end.
+    A line without a line end is damaged, as the last digits of its last number may be missing.
 
     Raises:
-        InputError: the first line does not name the columns of a log.
+        InputError: If the first line does not name the columns of a log.
     """
     columns: list[str] = []
     for number, line in enumerate(file, start=1):

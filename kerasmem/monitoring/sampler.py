@@ -1,4 +1,4 @@
-"""Background thread: slow readings, and readings between hooks."""
+"""Background thread for slow readings and for readings between hooks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from kerasmem.monitoring.timeline import PhasePeaks, largest_known
 
 # "between": data loading, other callbacks, tracing's aftermath; "epoch end": callbacks after the epoch's last batch
 PHASES = ("train batch", "validation", "evaluate", "predict", "epoch end", "between")
-_PATIENCE = 600.0  # seconds without a hook after which the run counts as broken off, until another hook comes
-_SHARE = 100  # a reading's own time is to be one part in so many of the time between readings,
-_LONGEST = 4  # which grows to so many periods for it; peaks are missed in longer ones
+_PATIENCE = 600.0  # seconds without a hook after which the thread ends, until the next hook
+_SHARE = 100  # a reading takes at most 1 % of the time between readings,
+_LONGEST = 4  # which is extended to at most 4 periods
 _JOIN_SECONDS = 2.0  # at the interpreter's end
 _running: set[Sampler] = set()
 
 
 class BackgroundReading(NamedTuple):
-    """One background reading, in bytes; None where a size is not known.
+    """One background reading, in bytes; None if unknown.
 
     Attributes:
         rss_bytes: resident in this process.
-        tree_bytes: resident in this process and those under it; shared pages count for each.
-        high_water_bytes: the largest that this process ever held.
-        swap_bytes: what of this process is in swap.
+        tree_bytes: resident in this process and its subprocesses; shared pages count for each.
+        high_water_bytes: maximum of rss_bytes since the process started.
+        swap_bytes: memory of this process in swap.
         driver_used_bytes: in use on the fullest card, by all processes.
     """
 
@@ -41,12 +41,12 @@ class BackgroundReading(NamedTuple):
 
 
 class CurrentPhase:
-    """The phase that training is in, written by hooks and read by the sampler's thread.
+    """Current phase of the training, written by hooks and read by the sampler's thread.
 
     Attributes:
-        phase: now.
-        rest: the phase to go back to when a batch has ended.
-        changes: how often `phase` was set.
+        phase: current phase.
+        rest: phase after the end of the batch.
+        changes: number of times that `phase` was set.
     """
 
     __slots__ = ("__weakref__", "changes", "phase", "rest")
@@ -56,23 +56,23 @@ class CurrentPhase:
         self.changes = 0
 
     def enter(self, phase: str) -> None:
-        """Go into a phase, until another is entered."""
+        """Set the phase until another is set."""
         self.phase = self.rest = phase
         self.changes += 1
 
     def batch(self, phase: str) -> None:
-        """A batch begins."""
+        """Set the phase until the batch has ended."""
         self.phase = phase
         self.changes += 1
 
 
 class PhaseMaxima:
-    """Keeps the largest sizes of each phase, without threads or a clock.
+    """Keeps the largest sizes of each phase.
 
     Examples:
-        >>> book = PhaseMaxima()
-        >>> book.add("epoch end", BackgroundReading(100, 120, None, 0, None))
-        >>> book.cut(run=0, epoch=1)[0].tree_bytes
+        >>> maxima = PhaseMaxima()
+        >>> maxima.add("epoch end", BackgroundReading(100, 120, None, 0, None))
+        >>> maxima.cut(run=0, epoch=1)[0].tree_bytes
         120
     """
 
@@ -81,14 +81,9 @@ class PhaseMaxima:
         self._high_water: int | None = None
         self._last_rss: int | None = None
 
-    def add(self, phase: str, moment: BackgroundReading) -> None:
-        """Take in a reading.
-
-        Args:
-            phase: that training was in.
-            moment: the reading.
-        """
-        rss, tree, high, swap, used = moment
+    def add(self, phase: str, reading: BackgroundReading) -> None:
+        """Add a reading in a phase."""
+        rss, tree, high, swap, used = reading
         self.put(PhasePeaks(0, None, phase, 1, rss, tree, swap, used))
         if high is not None and rss is not None:
             rose = self._high_water is not None and high > self._high_water
@@ -102,31 +97,31 @@ class PhaseMaxima:
         return largest_known(getattr(peaks, size) for peaks in self._peaks.values())
 
     def cut(self, run: int, epoch: int | None) -> list[PhasePeaks]:
-        """Return the peaks so far, in the order of `PHASES`, and forget them."""
-        order = {phase: place for place, phase in enumerate(PHASES)}
-        found = sorted(self._peaks.values(), key=lambda peaks: order.get(peaks.phase or "", len(order)))
+        """Return the peaks so far, in the order of `PHASES`, and reset them."""
+        order = {phase: number for number, phase in enumerate(PHASES)}
+        ordered = sorted(self._peaks.values(), key=lambda peaks: order.get(peaks.phase or "", len(order)))
         self._peaks = {}
-        return [replace(peaks, run=run, epoch=epoch) for peaks in found]
+        return [replace(peaks, run=run, epoch=epoch) for peaks in ordered]
 
     def put(self, peaks: PhasePeaks) -> None:
-        """Take in peaks of a phase."""
-        held = self._peaks.get(peaks.phase)
-        self._peaks[peaks.phase] = peaks if held is None else held.joined(peaks)
+        """Add peaks of a phase."""
+        before = self._peaks.get(peaks.phase)
+        self._peaks[peaks.phase] = peaks if before is None else before.joined(peaks)
 
 
 class Sampler:
-    """Reads this process, those under it and the driver now and then, and labels readings with the phase of training.
+    """Reads this process, its subprocesses and the driver regularly, and labels readings with the phase of training.
 
-    A first reading is taken at once; `start` starts the thread. It ends with `stop`, if no hook comes for a while, or
-    before the interpreter ends: a thread that runs on while Python is taken apart can crash it.
+    The constructor takes a first reading, and `start` starts the thread. The thread ends with `stop`, after a time
+    without hooks, or before the interpreter ends, because it could crash a Python that is shutting down.
 
     Args:
-        phase: that training is in, as the hooks set it.
-        read_driver: asks the driver, and returns the bytes in use on the fullest card; None where there is none.
-        note: called with a sentence on what cannot be read and why.
-        hertz: readings a second; 0 starts no thread, and only `read` reads.
-        patience: seconds without a hook after which the thread ends.
-        name: of the thread.
+        phase: phase of the training, set by the hooks.
+        read_driver: returns the bytes in use on the fullest card, or None without a driver.
+        note: called with a sentence about a reading that fails.
+        hertz: readings per second. 0 starts no thread.
+        patience: seconds without a hook after which the thread ends. Defaults to 600.
+        name: name of the thread.
 
     Attributes:
         latest: the newest reading.
@@ -167,7 +162,7 @@ class Sampler:
         _running.add(self)
 
     def stop(self, timeout: float | None = None) -> None:
-        """End the thread and wait for it; may be called more than once, and in the thread itself."""
+        """End the thread and wait for it. May be called again, and by the thread itself."""
         self._end.set()
         thread, self._thread = self._thread, None
         _running.discard(self)
@@ -175,7 +170,7 @@ class Sampler:
             thread.join(timeout)
 
     def read(self) -> None:
-        """Take a reading now; never raises because one failed."""
+        """Take a reading now. If it fails, its sizes are None."""
         with self.lock:
             self.latest = self._reading()
             self._maxima.add(self._phase.phase, self.latest)
@@ -186,7 +181,7 @@ class Sampler:
             return self._maxima.largest(size)
 
     def cut(self, run: int, epoch: int | None) -> list[PhasePeaks]:
-        """Return each phase's peaks since the last time."""
+        """Return each phase's peaks since the last `cut`."""
         with self.lock:
             return self._maxima.cut(run, epoch)
 
@@ -197,7 +192,7 @@ class Sampler:
                 return BackgroundReading(*self._tree.read(), used)
             except Exception as error:  # psutil has several kinds
                 self._tree = None
-                self._note(f"host: this process and those under it cannot be read: {error}")
+                self._note(f"host: this process and its subprocesses cannot be read: {error}")
         return BackgroundReading(None, None, None, None, used)
 
     def _run(self, end: threading.Event, period: float) -> None:

@@ -1,4 +1,4 @@
-"""A run's memory over time: `Sample`, one reading; `Timeline`, all of them."""
+"""Memory over time: a `Timeline` of `Sample`s, and the peaks of each phase."""
 
 from __future__ import annotations
 
@@ -21,29 +21,27 @@ FORMAT_VERSION = 1
 class Sample(NamedTuple):
     """One reading of one device, and of the host at the same moment.
 
-    Sizes are bytes; None where a size is not known (`Timeline.notes` has the reason).
+    Sizes are bytes, or None if unknown; `Timeline.notes` has the reason.
 
     Attributes:
         run: number of the fit, evaluate or predict, from 0.
         time: seconds since the logger's first run began.
-        phase: "train", "validation", "evaluate" or "predict" for a batch; "epoch" for the row that sums an
-            epoch up (its sizes are the epoch's largest, validation and everything between batches included).
+        phase: "train", "validation", "evaluate" or "predict" for a batch; "epoch" for the maxima of an epoch, including
+            validation and the time between batches.
         epoch: Keras's number of the epoch, from 0; None outside `fit`.
         batch: number of the first batch of the step, from 0 in each epoch; None in an "epoch" row.
-        steps: batches in the step: 1, more with `steps_per_execution` (Keras counts the last step as full); in an
+        steps: batches in the step: 1, or more with `steps_per_execution` (Keras counts the last step as full); in an
             "epoch" row, batches in the epoch.
-        device: logical device, such as "GPU:0"; None where the backend names none.
-        in_use_bytes: handed out by the allocator after the batch.
-        peak_bytes: the largest handed out at once during the batch.
-        between_peak_bytes: the largest handed out at once since the previous row and before this batch: data
-            loading, other callbacks, batches that were skipped (`update_freq`); in an "epoch" row, the largest of
-            these in the epoch.
-        reserved_bytes: taken by the allocator from the device, handed out or not.
-        driver_used_bytes: in use on the card, by all processes, as the driver said when it was last asked: by the
-            background readings, and at the beginning and end of epochs.
-        driver_total_bytes: the card's memory, as the driver says.
-        rss_bytes: RAM that this process holds, as the latest background reading found it.
-        swap_bytes: what of this process is in swap, likewise.
+        device: logical device, such as "GPU:0", or None if the backend names none.
+        in_use_bytes: in use by the allocator after the batch.
+        peak_bytes: the allocator's peak during the batch.
+        between_peak_bytes: the allocator's peak between the previous row and this batch: data loading, other callbacks,
+            skipped batches (`update_freq`); in an "epoch" row, the largest of these in the epoch.
+        reserved_bytes: reserved by the allocator, in use or not.
+        driver_used_bytes: in use on the card, by all processes, from the latest background reading of the driver.
+        driver_total_bytes: memory of the card, from the driver.
+        rss_bytes: resident memory of this process, from the latest background reading.
+        swap_bytes: memory of this process in swap, from the latest background reading.
     """
 
     run: int
@@ -64,8 +62,8 @@ class Sample(NamedTuple):
 
 
 COLUMNS = Sample._fields
-_MOST_SECONDS = 1e12  # 30,000 years, which leaves room for what is made of them
-_MOST = 2**53  # the largest number that a float holds to the unit
+_MOST_SECONDS = 1e12  # 30,000 years
+_MOST = 2**53  # the largest integer that a float represents exactly
 SIZES = tuple(name for name in COLUMNS if name.endswith("_bytes"))
 BATCH_PHASES = ("train", "validation", "evaluate", "predict")
 TEXTS = ("phase", "device")
@@ -75,7 +73,7 @@ TABLE_ROWS = 65536
 
 
 def pack(samples: Iterable[Sample]) -> Table:
-    """Return samples as a structured array of 120 bytes a row; an unknown number is NaN."""
+    """Return samples as a structured array of 120 bytes per row. Unknown numbers are NaN."""
     return np.fromiter(samples, dtype=_TABLE)
 
 
@@ -93,18 +91,19 @@ _PHASE_SIZES = ("rss_bytes", "tree_bytes", "swap_bytes", "driver_used_bytes")
 
 @dataclass(frozen=True)
 class PhasePeaks(Record, what="phase"):
-    """The largest sizes that background readings found in one phase of one epoch, in bytes.
+    """The largest sizes of background readings in one phase of one epoch, in bytes.
 
     Attributes:
         run: number of the run, as in `Sample`.
-        epoch: Keras's number of the epoch; None before the first, and outside `fit`. What callbacks do at an
-            epoch's end belongs to that epoch.
-        phase: one of `PHASES`; None for a peak between two readings (the kernel keeps the process's largest size,
-            but not when that was).
-        readings: background readings in this phase.
+        epoch: Keras's number of the epoch; None before the first, and outside `fit`. An epoch includes the callbacks at
+            its end.
+        phase: one of `PHASES`, or None for a peak between two readings (the kernel keeps the process's peak, but not
+            its time).
+        readings: number of background readings in this phase.
         rss_bytes: resident in this process.
-        tree_bytes: resident in this process and those under it, as PyDataset's workers; shared pages count for each.
-        swap_bytes: what of this process was in swap.
+        tree_bytes: resident in this process and its subprocesses, such as PyDataset's workers; shared pages count for
+            each.
+        swap_bytes: memory of this process in swap.
         driver_used_bytes: in use on the fullest card, by all processes.
     """
 
@@ -133,13 +132,13 @@ class Timeline:
     """The readings of one or more runs, in the order they were made. Immutable.
 
     Args:
-        samples: the readings, or a table that `pack` returned.
-        notes: what could not be read, and why.
-        phases: what background readings found in each phase of each epoch.
+        samples: the readings, or a table from `pack`.
+        notes: failed readings and their reasons.
+        phases: peaks of background readings in each phase of each epoch.
 
     Attributes:
-        notes: what could not be read, and why.
-        phases: what background readings found in each phase of each epoch; CSV files do not hold it.
+        notes: failed readings and their reasons.
+        phases: peaks of background readings in each phase of each epoch. CSV files do not contain them.
 
     Examples:
         >>> timeline = Timeline([Sample(0, 0.5, "train", 0, 7, 1, "GPU:0", 100, 900, *[None] * 6)])
@@ -156,7 +155,7 @@ class Timeline:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """All readings, as a new tuple; to walk through a long run, iterate over the timeline itself."""
+        """All readings, as a new tuple. For a long run, iterate over the timeline instead."""
         return tuple(self)
 
     def tables(self) -> Iterator[Table]:
@@ -177,10 +176,10 @@ class Timeline:
             run: only rows of this run.
 
         Returns:
-            Bytes, or None where no such row has the size.
+            Bytes, or None if the size is unknown in all these rows.
 
         Raises:
-            UsageError: `field` is no size.
+            UsageError: If `field` is not a size.
         """
         row = self.largest(field, phase=phase, epoch=epoch, device=device, run=run)
         return None if row is None else getattr(row, field)
@@ -189,14 +188,14 @@ class Timeline:
         self, field: str = "peak_bytes", *, phase: str | None = None, epoch: int | None = None,
         device: str | None = None, run: int | None = None,
     ) -> Sample | None:  # fmt: skip
-        """Return the row with the value that `max` returns, the first if several tie.
+        """Return the row with the largest value of a size, the first if several are equal.
 
-        Takes the arguments of `max`. If the largest value was reached between batches, it is an "epoch" row.
+        Takes the arguments of `max`. If the largest value was reached between batches, the row is of phase "epoch".
         """
         if field not in SIZES:
-            raise UsageError(f"field: {field!r} is no size; choose one of {', '.join(SIZES)}")
-        where = {"phase": phase, "epoch": epoch, "device": device, "run": run}
-        wanted = [(name, value) for name, value in where.items() if value is not None]
+            raise UsageError(f"field must be one of {', '.join(SIZES)}; got {field!r}.")
+        criteria = {"phase": phase, "epoch": epoch, "device": device, "run": run}
+        wanted = [(name, value) for name, value in criteria.items() if value is not None]
         rows = (row for row in self if all(getattr(row, name) == value for name, value in wanted))
         known = (row for row in rows if getattr(row, field) is not None)
         return max(known, key=operator.attrgetter(field), default=None)
@@ -221,22 +220,20 @@ class Timeline:
         return self.max("peak_bytes")
 
     def to_frame(self) -> Any:
-        """Return the readings as a `pandas.DataFrame`, a row a reading, sizes in bytes.
+        """Return the readings as a `pandas.DataFrame`, one row each, sizes in bytes.
 
         Raises:
-            UsageError: pandas is not installed.
+            UsageError: If pandas is not installed.
         """
         return frame_of([row._asdict() for row in self])
 
     def __str__(self) -> str:
-        at, where = self.largest("peak_bytes"), []
-        if at is not None:
-            counts = (("epoch", at.epoch), ("batch", at.batch))
-            where = [
-                f"in {printable(at.phase, 40)}",
-                *(f"{name} {count + 1}" for name, count in counts if count is not None),
-            ]
-        return ", ".join([f"{len(self):,} readings", f"peak {format_size(self.peak)}", *where])
+        row, position = self.largest("peak_bytes"), []
+        if row is not None:
+            counts = (("epoch", row.epoch), ("batch", row.batch))
+            numbers = [f"{name} {count + 1}" for name, count in counts if count is not None]
+            position = [f"in {printable(row.phase, 40)}", *numbers]
+        return ", ".join([f"{len(self):,} readings", f"peak {format_size(self.peak)}", *position])
 
     def __repr__(self) -> str:
         return f"<Timeline: {self}>"
@@ -246,11 +243,11 @@ class Timeline:
 
 
 def make_sample(values: Mapping[str, Any]) -> Sample:
-    """Return a sample from a mapping; unknown names are ignored, missing sizes are None.
+    """Return a sample from a mapping. Unknown names are ignored, missing sizes are None.
 
     Raises:
-        KeyError: run, time or phase is missing or not known.
-        ValueError: a value is not of its column's kind.
+        KeyError: If run, time or phase is missing or None.
+        ValueError: If a value is of the wrong kind or too large.
     """
     row: list[Any] = []
     for name in COLUMNS:
@@ -263,6 +260,6 @@ def make_sample(values: Mapping[str, Any]) -> Sample:
             else:
                 value = float(value) if name == "time" else int(value)
                 if not abs(value) <= (_MOST_SECONDS if name == "time" else _MOST):
-                    raise ValueError(f"{name} is beyond any log's")
+                    raise ValueError(f"{name} is too large")
         row.append(value)
     return Sample._make(row)

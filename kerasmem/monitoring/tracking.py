@@ -1,4 +1,4 @@
-"""`kerasmem.track`: what one action cost, in the allocator, on the card and on the host."""
+"""`kerasmem.track` measures the memory of one action: allocator, card and host."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Use:
-    """One size before, after and at its largest during an action, in bytes; None where it is not known.
+    """A size before and after an action, and its peak, in bytes; None if unknown.
 
-    `peak_bytes` of the allocator is exact. That of driver and host is the largest of background readings, and, for
-    the host, of the kernel's own high-water mark where that rose.
+    The allocator's peak is exact. The peaks of driver and host are the largest background readings. For the host, the
+    kernel's high-water mark counts too, if it rose.
     """
 
     before_bytes: int | None
@@ -51,18 +51,19 @@ class Use:
 
 @dataclass(frozen=True)
 class Span(Record, what="span"):
-    """What one action cost.
+    """Memory that one action took.
 
     Attributes:
-        label: the action.
-        path: the labels of the actions around it, the outermost first, and its own.
-        thread: the name of the thread that it ran in. Sizes are the process's: what other threads do meanwhile counts.
-        seconds: that it took.
-        allocator: in use on each device, such as "GPU:0"; empty where TensorFlow is not loaded or does not tell.
+        label: name of the action.
+        path: labels of the enclosing actions, the outermost first, and its own.
+        thread: name of its thread. Sizes are of the whole process, including other threads.
+        seconds: duration.
+        allocator: in use on each device, such as "GPU:0"; empty if TensorFlow is not loaded or its allocator cannot be
+            read.
         driver: in use on the fullest card that the process uses, by all processes.
         host: resident in this process.
-        tree: resident in this process and those under it; shared pages count for each.
-        error: the name of the exception that ended it; None where none did.
+        tree: resident in this process and its subprocesses; shared pages count for each.
+        error: name of the exception that ended it, or None.
     """
 
     label: str
@@ -116,10 +117,10 @@ def track(label: str) -> Tracker:
 
 
 class Tracker(contextlib.ContextDecorator):
-    """Context manager and decorator that `track` returns; may be nested and used in several threads at once.
+    """Context manager and decorator of `track`. May be nested, and used in several threads at once.
 
     Attributes:
-        result: the span that ended last; None before the first.
+        result: latest span, or None before the first has ended.
     """
 
     def __init__(self, label: str) -> None:
@@ -140,17 +141,17 @@ class Tracker(contextlib.ContextDecorator):
         self.result = self._local.open.pop().end(None if kind is None else kind.__name__)
 
     def __call__(self, function: F) -> F:
-        """Return the function with each of its calls measured."""
+        """Return a function that measures each of its calls."""
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise UsageError(
-                f"track: the body of {function.__name__} runs later, since it is a generator or a coroutine; "
+                f"track cannot decorate {function.__name__}, because it is a generator or a coroutine; "
                 "use `with kerasmem.track(…):` inside it"
             )
         return super().__call__(function)
 
 
 class _OpenSpan:
-    """An action under way."""
+    """An action in progress."""
 
     def __init__(self, label: str) -> None:
         self._token = _path.set((*_path.get(), label))
@@ -177,7 +178,7 @@ class _OpenSpan:
             account, earlier = self._accounts.get(device, (LedgerAccount(), None))
             in_use, peak = _take(device, account)
             ledger_of(device).leave(account)
-            if in_use is not None:  # a device that TensorFlow has started since had nothing in use before
+            if in_use is not None:  # a device that was started during the action had nothing in use before
                 allocator[device.device] = Use(earlier or 0, in_use, None if earlier is None else peak)
         self._sampler.stop()
         self._sampler.read()

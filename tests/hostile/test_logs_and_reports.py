@@ -23,7 +23,7 @@ def test_a_line_beyond_reason_is_left_out(tmp_path, name):
     path.write_text(GOOD + BAD[name])
     timeline = read_timeline(path)
     assert timeline.max("peak_bytes") == 900
-    assert any("1 line(s) are not whole and were left out (line 2)" in note for note in timeline.notes)
+    assert any("1 damaged line(s) were left out (line 2)" in note for note in timeline.notes)
     path.write_text(BAD[name])
     with pytest.raises(InputError, match="none of its lines is a sample"):
         read_timeline(path)

@@ -8,7 +8,7 @@ import pytest
 
 MIB = 2**20
 QUERIES = 4 + 3  # of one card at the beginning and end of run and epoch; the other is lost at the third
-NO_GPU = "driver: training uses no GPU, so there is no driver to ask"
+NO_GPU = "driver: not read, because training uses no GPU"
 
 
 def batches(rows, phase="train", **wanted):

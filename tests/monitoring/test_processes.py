@@ -105,7 +105,7 @@ def test_kill_9_leaves_whole_lines(tmp_path):
     assert len(timeline) == len(lines) - 1 > 100, "one is the header"
     assert [s.batch for s in timeline if s.epoch == 0 and s.phase == "train"] == list(range(100))
     assert all(sample.peak_bytes and sample.rss_bytes for sample in timeline)
-    assert not [note for note in timeline.notes if "not whole" in note] or not text.endswith("\n")
+    assert not [note for note in timeline.notes if "damaged" in note] or not text.endswith("\n")
 
 
 def test_without_allocator_statistics_the_host_is_logged(run_python, tmp_path):

@@ -59,7 +59,7 @@ def test_the_largest_of_a_size(timeline):
     assert (timeline.largest().phase, timeline.largest().peak_bytes) == ("epoch", timeline.max())
     assert timeline.largest(phase="train").batch == 1
     assert timeline.largest("reserved_bytes") is None
-    with pytest.raises(UsageError, match=r"'batch' is no size; choose one of in_use_bytes, peak_bytes"):
+    with pytest.raises(UsageError, match=r"field must be one of in_use_bytes, peak_bytes.*got 'batch'"):
         timeline.max("batch")
 
 
@@ -117,7 +117,7 @@ def test_lines_that_are_damaged_are_left_out_and_counted(log):
     log.write_text("\n".join(lines) + "\n")
     timeline = read_timeline(log)
     assert len(timeline) == len(ROWS) - 3
-    assert timeline.notes == ("file: 3 line(s) are not whole and were left out (line 4, 6, 7)",)
+    assert timeline.notes == ("file: 3 damaged line(s) were left out (line 4, 6, 7)",)
 
 
 def test_appending_counts_runs_on_and_mends_a_half_line(log):
