@@ -1,1 +1,1 @@
-"""Diagnosis of logs and exceptions: the cause, and suggestions."""
+"""Diagnoses logs and exceptions: cause and suggestions."""

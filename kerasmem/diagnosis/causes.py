@@ -17,8 +17,8 @@ from kerasmem.diagnosis.log_messages import read_data, tensor_bytes
 from kerasmem.models.op_names import BACKWARD
 from kerasmem.units import GIB
 
-_CLEARLY = 0.2  # of the card: what others must hold before they are named as the cause
-_LOOSE = 0.05  # of the card: reserved and not handed out; less than that comes with any full card
+_CLEARLY = 0.2  # of the card, which other processes must use to be the cause
+_LOOSE = 0.05  # of the card, reserved but not in use; less is normal on a full card
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Figures:
 
 
 def figures(failure: Failure) -> Figures:
-    """Return the figures of a failure, and why it failed."""
+    """Return the figures of a failure and its cause."""
     if failure.family == "pytorch":
         return _pytorch(failure)
     if failure.family == "host":
@@ -45,10 +45,10 @@ def figures(failure: Failure) -> Figures:
 
 
 def requested_bytes(failure: Failure) -> int | None:
-    """Return the bytes asked for: from the tensor's shape if that agrees with the text."""
+    """Return the bytes requested, from the tensor's shape if that agrees with the text."""
     facts = failure.facts
     text = facts.get("requested_bytes")  # "14.65GiB"
-    if failure.family in ("xla", "jax", "theano"):  # the shape is one buffer's of many
+    if failure.family in ("xla", "jax", "theano"):  # the shape is of one of many buffers
         return text
     # the allocator rounds up to 256 bytes
     for exact in (tensor_bytes(facts.get("tensor_shape"), facts.get("dtype")), facts.get("rounded")):
@@ -58,12 +58,12 @@ def requested_bytes(failure: Failure) -> int | None:
 
 
 def _device(failure: Failure) -> Figures:
-    """Judge by the statistics and pieces of an allocator, and by the driver's figures."""
+    """Return the figures from an allocator's statistics and free blocks, and from the driver."""
     facts = failure.facts
     requested, used = requested_bytes(failure), facts.get("in_use_bytes")
     limit = facts.get("limit_bytes") or facts.get("driver_total")
     pool = facts.get("pool") or None
-    rest = None if pool is None or not limit else max(0, limit - pool)  # not yet taken from the device
+    rest = None if pool is None or not limit else max(0, limit - pool)  # not yet reserved
     free, largest = facts.get("free_bytes", facts.get("driver_free")), facts.get("largest_stat")
     if failure.largest_piece:
         free = failure.free_pieces + (rest or 0)
@@ -84,13 +84,13 @@ def _device_cause(failure: Failure, sizes: Figures, rest: int | None) -> str:
     if requested is None or free is None:
         return "unknown"
     if rest is not None and limit and rest >= max(requested, _CLEARLY * limit):
-        return "other process"  # within its limit, the allocator was refused more by the driver
+        return "other process"  # the driver refused memory within the allocator's limit
     if free < requested:
         total = failure.facts.get("driver_total")
         held = total - failure.facts["driver_free"] - used if total and used is not None else 0
         return "other process" if total and held >= max(_CLEARLY * total, requested - free) else "capacity"
     if not failure.largest_piece and sizes.largest is None and limit and used is not None and used < limit / 2:
-        return "other process"  # far below the limit, and still refused
+        return "other process"  # refused far below the limit
     return "fragmentation"
 
 
@@ -116,7 +116,7 @@ def _pytorch(failure: Failure) -> Figures:
     elif others and total and others >= max(_CLEARLY * total, requested - free - (spare or 0)):
         cause = "other process"
     elif free >= requested and "allowed" in facts:
-        cause = "capacity"  # of the process, not of the card
+        cause = "capacity"  # the limit of the process, not of the card
     elif (spare or 0) >= max(requested, _LOOSE * (total or 0)) or free >= requested:
         cause = "fragmentation"
     else:
@@ -125,9 +125,9 @@ def _pytorch(failure: Failure) -> Figures:
 
 
 def _others(processes: list[int] | None, own: int | None, reserved: int | None) -> int | None:
-    """Return the bytes that other processes hold.
+    """Return the bytes in use by other processes.
 
-    In a container PyTorch does not find its own number among the driver's, and lists itself as another process.
+    In a container, PyTorch does not find its own process ID in the driver's list, and lists itself as another process.
     """
     if not processes:
         return None if own is None else 0
@@ -140,18 +140,18 @@ def _host(failure: Failure) -> Figures:
     facts = failure.facts
     requested, used = requested_bytes(failure), facts.get("in_use_bytes") or facts.get("group_usage")
     limit = facts.get("limit_bytes")
-    group = facts.get("group_usage")  # of all the processes that share the limit
+    group = facts.get("group_usage")  # of all processes that share the limit
     free = None if limit is None or group is None else max(0, limit - group)
     certain = failure.what in ("kernel", "cgroup", "slurm", "job", "container", "array")
     return Figures(requested, free, None, limit, used, None, None, "capacity" if certain else "unknown")
 
 
 def failed_operation(failure: Failure) -> tuple[str | None, OperationName]:
-    """Return the operation that tells most, and its layer and phase."""
+    """Return the most informative operation, and its layer and phase."""
     best: tuple[str | None, OperationName] = (None, OperationName(None, None))
     for name in failure.operations:
         named = parse_operation(name)
-        if failure.facts.get("keras") == 2:  # which does not number its scopes
+        if failure.facts.get("keras") == 2:  # Keras 2 does not number its scopes
             named = OperationName(None, named.phase)
         if named.layer:
             return name, named
@@ -164,8 +164,8 @@ def failed_subject(failure: Failure, operation: str | None, phase: str | None) -
     """Return the kind of tensor that failed, if its size does not depend on the batch.
 
     Returns:
-        "weights" or "slots" that are being made, "arrays" that are copied to the device whole, "outputs" that `predict`
-        joins, or None for anything else.
+        "weights" or "slots" that are being created, "arrays" that are copied to the device, "outputs" that `predict`
+        concatenates, or None for anything else.
     """
     facts, sizes = failure.facts, failure.facts.get("tensor_shape")
     name = facts.get("eager") or operation or ""
@@ -184,7 +184,7 @@ _NUMBERED = re.compile(r"(.+)_\d{1,4}")
 
 @dataclass(frozen=True)
 class OperationName:
-    """What an operation's name tells: the layer, if any, "forward", "backward" or "optimizer", if any."""
+    """Layer of an operation, and "forward", "backward" or "optimizer"; None if unknown."""
 
     layer: str | None
     phase: str | None
@@ -204,7 +204,7 @@ def is_in_scope(name: str, kind: str) -> bool:
 
 
 def model_number(operation: str) -> tuple[str, int] | None:
-    """Return the scope of a model without a name of its own, and its number in the process from 1.
+    """Return the scope of a model with an automatic name, and its number in the process from 1.
 
     Examples:
         >>> model_number("gradient_tape/functional_3_1/dense_7_1/MatMul")
@@ -221,7 +221,7 @@ def parse_operation(name: str) -> OperationName:
     """Return the layer and the phase of the operation of this name.
 
     Args:
-        name: as TensorFlow or XLA writes it.
+        name: name of the operation in TensorFlow or XLA.
 
     Examples:
         >>> parse_operation("gradient_tape/vgg16_1/block4_conv2_1/Conv2D/Conv2DBackpropInput")
@@ -232,14 +232,14 @@ def parse_operation(name: str) -> OperationName:
         return OperationName(None, "backward" if "transpose(" in name else "forward" if "jvp(" in name else None)
     parts = [part for part in re.sub(r"__inference_\w+$|:\d+$|\^", "", name).split("/") if part]
     backward = BACKWARD in parts or any(re.fullmatch(r"gradients?(?:_\d+)?", part) for part in parts)
-    # the tape adds up the gradients of a value that was used more than once outside any scope
+    # the tape sums gradients of a value with several uses outside any scope
     backward = backward or any(re.fullmatch(r"AddN(?:_\d+)?", part) for part in parts)
     backward = backward or any(part.endswith("_grad") or "Backprop" in part for part in parts)
     while parts and (_scope("wrappers").fullmatch(parts[0]) or parts[0] == BACKWARD):
         parts.pop(0)
     if parts and _scope("optimizers").fullmatch(parts[0]) and not backward:
         return OperationName(None, "optimizer")
-    if len(parts) < 2:  # of no layer: an operation of the step's own
+    if len(parts) < 2:  # of no layer
         return OperationName(None, "backward" if backward else None)
     if _scope("losses").fullmatch(parts[0]) and not re.search(r"conv|dense|block", parts[0]):
         return OperationName(None, "backward" if backward else "forward")
@@ -247,7 +247,7 @@ def parse_operation(name: str) -> OperationName:
 
 
 def _layer(scopes: list[str]) -> str | None:
-    """Return the layer by the numbered scopes below the model's, to the first one that a layer opens inside."""
+    """Return the layer: the numbered scopes below the model, up to the first internal scope of a layer."""
     if not _NUMBERED.fullmatch(scopes[0]):
         return None
     layers: list[str] = []

@@ -1,4 +1,4 @@
-"""What was found in a log or an exception, as plain results."""
+"""Result of a diagnosis."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kerasmem.records import Record, renamed
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One thing that is worth doing in this case.
+    """One suggestion for this failure.
 
     Attributes:
-        what: to do, in a few words.
-        why: what it changes here, with the figures of the case.
-        code: to paste; Python, or a shell command.
+        what: the change, in a few words.
+        why: its effect, with the figures of the failure.
+        code: Python code or a shell command to paste.
     """
 
     what: str
@@ -24,31 +24,31 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Diagnosis(Record, what="diagnosis", version=1, rows="suggestions"):
-    """The diagnosis of a failure; sizes in bytes, None if unknown.
+    """Diagnosis of a failure. Sizes are bytes, or None if unknown.
 
     Attributes:
         out_of_memory: whether memory ran out.
-        family: whose words they are: "tensorflow", "xla", "pytorch", "jax", "theano", "cuda", "host"; or, where
-            memory did not run out, what it was instead: "disk", "notice", "limit", "shape", "nan", "library",
-            "stopped", "crash". None: nothing that is known.
-        summary: what happened, in one sentence.
-        requested_bytes: what was asked for when it failed.
-        free_bytes: what was free then, all pieces together.
-        largest_free_bytes: the largest piece of it.
-        limit_bytes: what there is at most: the card, the allocator's limit, the job's or container's.
-        in_use_bytes: what was handed out.
-        reserved_bytes: what the allocator had taken from the device, handed out or not.
-        device: as the text names it, such as "GPU:0", "TPU" or "host".
-        tensor_shape: of the tensor or array that was not to be had.
-        dtype: of it.
-        operation: that asked for it, as TensorFlow or XLA names it.
-        layer: the Keras layer it belongs to.
+        family: source of the error: "tensorflow", "xla", "pytorch", "jax", "theano", "cuda" or "host". If memory did
+            not run out, another error: "disk", "notice", "limit", "shape", "nan", "library", "stopped" or "crash".
+            None if no known message was found.
+        summary: the failure in one sentence.
+        requested_bytes: size of the allocation that failed.
+        free_bytes: free memory at that time.
+        largest_free_bytes: the largest free block.
+        limit_bytes: memory of the card, or limit of the allocator, the job or the container.
+        in_use_bytes: memory in use by the allocator.
+        reserved_bytes: memory reserved by the allocator, in use or not.
+        device: name in the text, such as "GPU:0", "TPU" or "host".
+        tensor_shape: shape of the tensor or array that could not be allocated.
+        dtype: its type.
+        operation: operation that failed, as named by TensorFlow or XLA.
+        layer: Keras layer of the operation.
         pass_: "forward", "backward", "optimizer" or None; "pass" in the JSON.
-        cause: "capacity", "fragmentation", "other process" or "unknown"; None where memory did not run out.
-        warnings: what must not be overlooked.
+        cause: "capacity", "fragmentation", "other process" or "unknown"; None if memory did not run out.
+        warnings: important warnings.
         suggestions: two or three, the most useful first.
-        lines: first and last line of the place in the text, from 1.
-        evidence: the line that shows it, as it stands there; untrusted text.
+        lines: first and last line of the failure in the text, from 1.
+        evidence: the line with the error, as untrusted text.
     """
 
     out_of_memory: bool

@@ -1,4 +1,4 @@
-"""`kerasmem.explain_oom`: a text, a log or an exception → a `Diagnosis`."""
+"""`kerasmem.explain_oom` diagnoses a text, a log or an exception."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from kerasmem.diagnosis.log_messages import interesting_lines, read_data
 from kerasmem.diagnosis.wording import other_sentence, sentence, suggestions
 from kerasmem.errors import InputError
 
-_EVIDENCE = 400  # characters of the line that is kept
-_NEAR, _BEFORE_STOP = 20, 200  # lines between an error and its reason, a death and what stopped the run
-_CHAIN = 20  # exceptions behind one another
+_EVIDENCE = 400  # characters
+_NEAR, _BEFORE_STOP = 20, 200  # lines between an error and its reason, and between a kill and its reason
+_CHAIN = 20  # chained exceptions
 
 
 def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str]) -> Diagnosis:
     """Diagnose an out-of-memory error from a message, a log or an exception.
 
-    Knows TensorFlow, XLA (GPU and TPU), PyTorch, JAX, Theano, cuDNN and cuBLAS, and the host: Python, NumPy, the
-    kernel's OOM killer, Slurm, containers. What looks like it and is not (a full disk, a notice, another limit) is
-    not called so. Where there are several failures the first is the cause. TensorFlow is not loaded.
+    Knows the messages of TensorFlow, XLA (GPU and TPU), PyTorch, JAX, Theano, cuDNN and cuBLAS, and of the host:
+    Python, NumPy, the kernel's OOM killer, Slurm, containers. Similar messages (a full disk, a notice, another limit)
+    are not reported as out of memory. If there are several failures, the first one counts. TensorFlow is not loaded.
 
     Args:
-        text_or_exception: a text; an exception, whose causes are read too; or a path-like object (`pathlib.Path`) of
-            a log, which is read in a stream whatever its size. A string is a path if such a file exists.
+        text_or_exception: a text, an exception (with its causes), or the path of a log of any size. A string is a path
+            if such a file exists.
 
     Returns:
-        A `Diagnosis`; sizes in bytes, what the text does not say is None.
+        A `Diagnosis`. Sizes are bytes, or None if unknown.
 
     Raises:
-        InputError: a path that cannot be read, or a compressed file.
-        TypeError: it is none of these.
+        InputError: If the path cannot be read, or the file is compressed.
+        TypeError: If the argument is none of these.
 
     Examples:
         >>> diagnosis = explain_oom("Error allocating 900 bytes of device memory (out of memory). "
@@ -53,35 +53,37 @@ def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str
         return explain_stream(io.BytesIO(text_or_exception))
     if isinstance(text_or_exception, (str, os.PathLike)):
         return explain_file(text_or_exception)
-    raise TypeError(f"explain_oom takes a text, an exception or a path, not {type(text_or_exception).__name__}")
+    raise TypeError(
+        f"text_or_exception must be a text, an exception or a path; got {type(text_or_exception).__name__}."
+    )
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a text names a file, or is one word that ends as logs do."""
+    """Return whether a text is the path of a file, or one word with the suffix of a log."""
     if "\n" in text:
         return False
     return os.path.isfile(text) or (text.endswith((".log", ".out", ".err", ".txt")) and not text.split()[1:])
 
 
 def explain_file(path: str | os.PathLike[str]) -> Diagnosis:
-    """Read a log of any size in a stream.
+    """Diagnose a log of any size.
 
     Raises:
-        InputError: If it cannot be read, or is compressed.
+        InputError: If the log cannot be read, or is compressed.
     """
     name = os.fspath(path)
     try:
         with open(name, "rb") as stream:
             return explain_stream(stream, name=name)
-    except (OSError, ValueError) as error:  # ValueError: a zero in the name
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{name!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def explain_stream(stream: BinaryIO, *, name: str = "the log") -> Diagnosis:
-    """Read bytes until the first failure is over, in a stream.
+    """Diagnose a stream of bytes, which is read up to the end of the first failure.
 
     Raises:
-        InputError: they are compressed.
+        InputError: If the bytes are compressed.
     """
     collector = Collector()
     collector.read(interesting_lines(stream, name=name, wanted=collector.wanted))
@@ -103,14 +105,14 @@ def _diagnose(collector: Collector) -> Diagnosis:
     if collector.failure is not None:
         return _failure(collector.failure)
     weak, others = collector.weak, collector.others
-    refused = [each for each in weak if each.what == "driver"]
-    sizes = [each.facts.get("requested_bytes") or 0 for each in refused]
+    refused = [failure for failure in weak if failure.what == "driver"]
+    sizes = [failure.facts.get("requested_bytes") or 0 for failure in refused]
     if len(refused) > 1 and all(0.8 * a <= b < a for a, b in pairwise(sizes)):
-        weak = [each for each in weak if each.what != "driver"]
+        weak = [failure for failure in weak if failure.what != "driver"]
         if not weak:
             return _other("notice", "shrinking", refused[0].first, refused[0].evidence)
     limits = [number for number, message, _ in others if message.family == "limit"]
-    weak = [each for each in weak if each.what != "exhausted" or not _is_near(limits, each.first, _NEAR)]
+    weak = [failure for failure in weak if failure.what != "exhausted" or not _is_near(limits, failure.first, _NEAR)]
     stops = [number for number, message, _ in others if message.family == "stopped"]
     if weak and not _is_near(stops, weak[0].first, _BEFORE_STOP):
         return _failure(weak[0])
@@ -122,12 +124,12 @@ def _diagnose(collector: Collector) -> Diagnosis:
 
 
 def _is_near(numbers: list[int], number: int, distance: int) -> bool:
-    return any(abs(each - number) < distance for each in numbers)
+    return any(abs(other - number) < distance for other in numbers)
 
 
-def _other(family: str, what: str, place: int, text: str) -> Diagnosis:
+def _other(family: str, what: str, line: int, text: str) -> Diagnosis:
     summary, evidence = other_sentence(family, what), text.strip()[:_EVIDENCE]
-    return Diagnosis(False, family=family, summary=summary, lines=(place, place), evidence=evidence)
+    return Diagnosis(False, family=family, summary=summary, lines=(line, line), evidence=evidence)
 
 
 def _failure(failure: Failure) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Group messages, line by line, into failures."""
+"""Groups the messages of a log into failures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from kerasmem.diagnosis.log_messages import START, Message, all_messages
 
-_FAR = 500  # lines after which another failure is another one
-_NEAR = 130  # lines around a failure in which details belong to it
+_FAR = 500  # lines after which a failure is a new one
+_NEAR = 130  # lines around a failure with its details
 _OPERATIONS = 8
-# a failure told in several voices: the one that says most gives the family
+# if several messages report one failure, the most detailed one gives the family
 _RANKS = {"cuda": 0, "host": 0, "tensorflow": 1, "theano": 2, "pytorch": 2, "xla": 2, "jax": 3}
 _SPECIFIC = {"driver": 0, "bfc": 1, "": 0, "python": 0, "killed": 0}
 _EXCEPTION = re.compile(START + r"(?:[\w.]{1,120}\.)?\w{0,60}(?:Error|Exception|OutOfMemory)\b(?::|$)")
@@ -20,7 +20,7 @@ _EXCEPTION = re.compile(START + r"(?:[\w.]{1,120}\.)?\w{0,60}(?:Error|Exception|
 
 @dataclass
 class Failure:
-    """One failure as it is being read; see `Message` for the fields."""
+    """A failure that is being read. See `Message` for the fields."""
 
     family: str
     what: str
@@ -33,10 +33,10 @@ class Failure:
     largest_piece: int = 0
     exception: bool = False
     is_dump_over: bool = False
-    identity: tuple[Any, ...] | None = None  # once its exception was raised
+    identity: tuple[Any, ...] | None = None  # after its exception was raised
 
     def add(self, facts: dict[str, Any], number: int) -> None:
-        """Add facts that are not known yet."""
+        """Add unknown facts."""
         self.last = max(self.last, number)
         for name, value in facts.items():
             if name == "operation" and value and len(self.operations) < _OPERATIONS:
@@ -49,17 +49,17 @@ class Failure:
 
 
 class Collector:
-    """Puts messages together to the first failure, and keeps what may have been one.
+    """Collects the messages of the first failure, and possible failures.
 
     Attributes:
-        wanted: pattern of the lines that `read` can use.
+        wanted: pattern of the lines that `read` needs.
         failure: the first failure, or None.
-        weak: deaths that are most often for want of memory.
-        others: what is not out of memory, with the number of its line and its text.
+        weak: kills and errors whose most likely cause is memory.
+        others: messages about other errors, with the number and the text of the line.
     """
 
     def __init__(self) -> None:
-        self._messages = [(needle, each) for each in all_messages() for needle in each.needles]
+        self._messages = [(needle, message) for message in all_messages() for needle in message.needles]
         needles = "|".join(sorted({re.escape(needle) for needle, _ in self._messages}))
         self.wanted = re.compile(f"{needles}|Error|Exception|BFCAllocator dump".encode())
         self.failure: Failure | None = None
@@ -69,7 +69,7 @@ class Collector:
         self._is_complete = False
 
     def read(self, lines: Iterable[tuple[int, str]]) -> None:
-        """Read numbered lines, in order, until the first failure is over."""
+        """Read numbered lines in order, up to the end of the first failure."""
         for number, text in lines:
             if self.failure and number - self.failure.last > _FAR:
                 return
@@ -79,7 +79,7 @@ class Collector:
                 return
 
     def _read_line(self, number: int, text: str) -> None:
-        """Read a line: at most one event, and any details."""
+        """Read a line with at most one event, and any number of details."""
         decided = False
         for needle, message in self._messages:
             decides = message.kind not in ("detail", "ahead")
@@ -94,7 +94,7 @@ class Collector:
         if self.failure and self._is_near(number) and _EXCEPTION.search(text):
             self.failure.exception = True
         if "BFCAllocator dump" in text and self.failure and self.failure.largest_piece:
-            self.failure.is_dump_over = True  # the second dump is of another moment
+            self.failure.is_dump_over = True  # the second dump is of another time
 
     def _take(self, number: int, text: str, message: Message, facts: dict[str, Any]) -> None:
         failure = self.failure
@@ -134,8 +134,8 @@ class Collector:
             failure.identity = identity
 
     def _join(self, failure: Failure, number: int) -> None:
-        for name, (place, value) in list(self._ahead.items()):
-            if number - place < _FAR:
+        for name, (line, value) in list(self._ahead.items()):
+            if number - line < _FAR:
                 failure.add({name: value}, failure.last)
                 if name == "operation":
                     del self._ahead[name]
@@ -144,9 +144,9 @@ class Collector:
 
 
 def _is_echo(message: Message, failure: Failure) -> bool:
-    """Return whether a message after a failure may be of the dying process."""
+    """Return whether a message after a failure may be a consequence of it."""
     return message.what in ("python", "os", "driver", "slurm", "container") and message.what != failure.what
 
 
-def _rank(found: Message | Failure) -> tuple[int, int]:
-    return _RANKS.get(found.family, 0), _SPECIFIC.get(found.what, 2)
+def _rank(source: Message | Failure) -> tuple[int, int]:
+    return _RANKS.get(source.family, 0), _SPECIFIC.get(source.what, 2)

@@ -3,19 +3,19 @@
 A message has these fields. The first message that matches a line wins.
 
 ========= ==========================================================================================================
-needles   pieces of text, one of which every such line holds; looked for first, as it costs nothing
-pattern   a regular expression, searched in the line; must not backtrack without bound. `<limit_bytes:size>` stands for
-          a group that is taken as a fact: `size` ("1.5GiB"), `count` (bytes without a unit), `kilobytes` (without their
-          unit) or `shape` ("64,112,112,64"). Any other `(?P<name>…)` is taken as text; a `place`, an `allocator` or the
-          number of a `gpu` gives the device. `<start>` stands for the start of a message.
-kind      "failure" (memory ran out), "weak" (a death that is most often that), "detail" (of a failure beside it),
-          "ahead" (of a failure that follows), "cancel" (the failure just before was none) or "other" (something that is
-          not out of memory)
+needles   pieces of text; every such line contains one of them. They are searched first, because that is fast
+pattern   a regular expression without unbounded backtracking, searched in the line. `<limit_bytes:size>` is a group for
+          a fact: `size` ("1.5GiB"), `count` (bytes without a unit), `kilobytes` (without a unit) or `shape`
+          ("64,112,112,64"). Any other `(?P<name>…)` is text; a `place`, an `allocator` or the number of a `gpu` gives
+          the device. `<start>` is the start of a message.
+kind      "failure" (memory ran out), "weak" (a kill, most likely because memory ran out), "detail" (of a failure
+          nearby), "ahead" (of a failure that follows), "cancel" (revokes the previous failure) or "other" (another
+          error)
 family    as in `Diagnosis.family`
-what      an identifier within the family, for the sentence and the remedies
-facts     what every such line says: fields of a `Diagnosis` in bytes and counts, "processes", "pool", "free_piece",
+what      identifier within the family, which selects the sentence and the suggestions
+facts     constant facts of such lines: fields of a `Diagnosis` in bytes and counts, "processes", "pool", "free_piece",
           "note"
-sentences the name of a list of patterns, each searched in what `pattern` matched
+sentences name of a list of patterns, which are searched in the match of `pattern`
 ========= ==========================================================================================================
 """
 
@@ -32,9 +32,9 @@ from typing import Any, BinaryIO
 from kerasmem.errors import InputError
 from kerasmem.files import package_data
 
-MOST = 2**62  # no size, dimension or count beyond this is taken for one
+MOST = 2**62  # larger sizes, dimensions and counts are ignored
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
-START = r"(?:^|[\])|:F] )"  # of a message: also after the date, rank, pod or source that a logger put before it
+START = r"(?:^|[\])|:F] )"  # of a message, also after the date, rank, pod or source of a logger
 _FORM = re.compile(r"<(\w+):(size|count|kilobytes|shape)>")
 _GROUPS = {
     "size": r"(?P<{0}__size>\d{{1,20}}(?:,\d{{3}}){{0,6}}(?:\.\d{{0,6}})?) ?(?P<{0}__unit>[kKMGTP]?i?[bB]?(?:ytes)?)\b",
@@ -46,7 +46,7 @@ _GROUPS = {
 
 @dataclass(frozen=True)
 class Message:
-    """How to read a line; the module's docstring has the fields."""
+    """A known message. The docstring of the module has its fields."""
 
     needles: tuple[str, ...]
     pattern: str
@@ -57,17 +57,17 @@ class Message:
     sentences: tuple[str, ...] = ()
 
     def read(self, line: str) -> dict[str, Any] | None:
-        """Read the facts in a line with one of the needles, or None if the line does not match."""
+        """Read the facts in a line with one of the needles. Return None if the line does not match."""
         match = _compiled(self.pattern).search(line)
         if match is None:
             return None
         facts = {**self.facts, **_named_facts(match)}
         for sentence in self.sentences:
-            said = [_named_facts(each) for each in _compiled(sentence).finditer(line, *match.span())]
-            if said and "processes" in said[0]:  # the card's, one after the other
-                facts["processes"] = [each["processes"] or 0 for each in said]
-            elif said:
-                facts |= said[0]
+            sentence_facts = [_named_facts(part) for part in _compiled(sentence).finditer(line, *match.span())]
+            if sentence_facts and "processes" in sentence_facts[0]:  # the processes on the card
+                facts["processes"] = [process["processes"] or 0 for process in sentence_facts]
+            elif sentence_facts:
+                facts |= sentence_facts[0]
         if self.sentences and not facts:
             return None
         return _with_device(facts)
@@ -81,11 +81,11 @@ def read_data(name: str) -> dict[str, Any]:
 @functools.cache
 def all_messages() -> tuple[Message, ...]:
     """Return the messages in matching order."""
-    found = []
+    messages = []
     for row in (row for section in read_data("messages")["sections"] for row in section["messages"]):
         sentences = read_data("messages")["sentences"][row["sentences"]] if "sentences" in row else ()
-        found.append(Message(**{**row, "sentences": tuple(sentences)}))
-    return tuple(found)
+        messages.append(Message(**{**row, "sentences": tuple(sentences)}))
+    return tuple(messages)
 
 
 @functools.cache
@@ -111,7 +111,7 @@ def _named_facts(match: re.Match[str]) -> dict[str, Any]:
 
 
 def _with_device(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts with the device by its usual name: "GPU:0"."""
+    """Return the facts with a device such as "GPU:0"."""
     named = [name for key in ("place", "allocator") if (name := _device_name(facts.get(key, "")))]
     if "gpu" in facts:
         named = [f"GPU:{int(facts['gpu'])}"]
@@ -119,15 +119,15 @@ def _with_device(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device_name(text: str) -> str | None:
-    """Return "GPU:0" from "/job:localhost/replica:0/task:0/device:GPU:0" or "GPU_0_bfc", None for neither."""
-    found = re.search(r"(?:^|[/:_(])(cpu|gpu|tpu)[:_](\d{1,4})(?!\d)", text, re.IGNORECASE)
-    if found:
-        return f"{found[1].upper()}:{int(found[2])}"
+    """Return "GPU:0" for "/job:localhost/replica:0/task:0/device:GPU:0" or "GPU_0_bfc", or None."""
+    match = re.search(r"(?:^|[/:_(])(cpu|gpu|tpu)[:_](\d{1,4})(?!\d)", text, re.IGNORECASE)
+    if match:
+        return f"{match[1].upper()}:{int(match[2])}"
     return "CPU:0" if "cpu" in text.lower() else None
 
 
 def _size(number: str, unit: str) -> int | None:
-    """Return bytes from a number and a unit: powers of 1024, as every allocator means them; None beyond reason."""
+    """Return bytes for a number and a unit (powers of 1024), or None if unreasonable."""
     factor = _UNITS.get(unit.lower().removesuffix("ytes").removesuffix("b").removesuffix("i"), 1)
     number = number.replace(",", "")
     value = int(number) * factor if number.isdigit() else round(float(number) * factor)
@@ -143,7 +143,7 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 def tensor_bytes(sizes: tuple[int, ...] | None, dtype: str | None) -> int | None:
-    """Return the bytes of a tensor; None if the type is unknown or the size unreasonable."""
+    """Return the bytes of a tensor, or None if the type is unknown or the size unreasonable."""
     name = (dtype or "").lower().removesuffix("_ref")
     width = next((int(width) for width, names in read_data("messages")["widths"].items() if name in names), None)
     if sizes is None or width is None:
@@ -152,14 +152,14 @@ def tensor_bytes(sizes: tuple[int, ...] | None, dtype: str | None) -> int | None
     return total if total <= MOST else None
 
 
-# Every line that says that memory ran out, and every death that may mean it, holds one of these.
+# Every out-of-memory message, and every kill that may be due to memory, contains one of these.
 NEEDLES = (
     b"emory", b"lloc", b"OOM", b"oom", b"OUT_OF", b"nitialized", b"illed", b"137", b"SIGKILL", b"_FAILED", b"Hbm usage",
     b"Exhausted", b"EXHAUSTED",
 )  # fmt: skip
 _NEEDLE = re.compile(b"|".join(NEEDLES))
-_BEFORE, _AFTER = 100, 60  # lines around a find; a traceback with the node's name comes before
-_LONG, _OVERLAP = 2**14, 2**12  # a longer line is read in parts that overlap
+_BEFORE, _AFTER = 100, 60  # lines around a match; a traceback with the node's name precedes it
+_LONG, _OVERLAP = 2**14, 2**12  # a longer line is read in overlapping parts
 _PACKED = {
     b"\x1f\x8b": ("gzip", "gunzip -c"), b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"), b"BZh": ("bzip2", "bzip2 -dc"),
     b"\xfd7zXZ": ("xz", "xz -dc"), b"PK\x03\x04": ("zip", "unzip -p"),
@@ -170,21 +170,22 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,400}(
 def interesting_lines(
     stream: BinaryIO, *, name: str = "the log", wanted: re.Pattern[bytes] | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Return the lines around everything that may matter, and the last ones, in order.
+    """Yield the lines around possible messages, and the last lines, in order.
+
+    A line costs one search for a dozen pieces of text. Only lines around a match are decoded.
 
     Args:
-        stream: opened for reading bytes.
-        name: of it, for messages.
-        wanted: only lines that match; cheaper here than with the text.
+        stream: binary stream.
+        name: name of the stream, for errors.
+        wanted: pattern of the lines to yield, or None for all.
 
     Yields:
-        The line's number, from 1, and its text without terminal codes. What a progress bar wrote over
-        counts as one line.
+        Number of the line, from 1, and its text without terminal codes. All states of a progress bar are one line.
 
     Raises:
         InputError: If the bytes are compressed.
     """
-    before: deque[tuple[int, bytes]] = deque(maxlen=_BEFORE)  # also the last lines, which tell what ended the run
+    before: deque[tuple[int, bytes]] = deque(maxlen=_BEFORE)  # and the last lines, with the end of the run
     after = 0
     for number, line in _lines(stream, name):
         before.append((number, line))
@@ -198,9 +199,9 @@ def interesting_lines(
 
 
 def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
-    """Return the lines with their numbers; a very long line comes in several parts.
+    """Yield the lines with their numbers. A very long line has several parts.
 
-    Zeros are left out, so that most text in UTF-16 reads as ASCII.
+    NULs are removed, so most UTF-16 text becomes ASCII.
     """
     number, rest = 1, b""
     while part := stream.readline(_LONG):

@@ -1,8 +1,8 @@
-"""Words for a failure: one sentence, and two or three suggestions with code.
+"""Writes the summary of a failure, and chooses two or three suggestions with code.
 
-`data/texts.json` holds the texts, with the case's figures in braces, and the rules that choose suggestions. A clause
-between `<?` and `?>` is left out if a figure in it is unknown. A rule applies to a case if every field under "when" has
-one of its values; the suggestions of all rules that apply follow one another, and the first three count.
+`data/texts.json` has the texts, with figures in braces, and the rules that choose suggestions. A clause between `<?`
+and `?>` is left out if a figure in it is unknown. A rule applies to a case if every field under "when" has one of its
+values. The first three suggestions of all rules that apply are chosen.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kerasmem.diagnosis.log_messages import read_data
 from kerasmem.units import format_size
 
 MOST = 3
-_PILED_UP = 4  # number of a model without a name from which earlier ones count
+_PILED_UP = 4  # lowest number of a model without a name that shows earlier models
 _CLAUSE = re.compile(r"<\?(.*?)\?>")
 
 
 def other_sentence(family: str, what: str) -> str:
-    """Return the sentence for a text that is not out of memory."""
+    """Return the sentence for a text without an out-of-memory error."""
     texts = read_data("texts")["not out of memory"]
-    return str(texts.get(what) or texts.get(family) or "Nothing here says that memory ran out.")
+    return str(texts.get(what) or texts.get(family) or "No out-of-memory error was found.")
 
 
 def sentence(failure: Failure, sizes: Figures, operation: OperationName, subject: str | None) -> str:
@@ -54,19 +54,19 @@ def _moment(failure: Failure, operation: OperationName, subject: str | None) -> 
     moment = subject or operation.phase or ""
     if failure.facts.get("autotuning"):
         moment = "autotuning"
-    elif failure.family in ("xla", "jax"):  # a compiled step fails as a whole; the operation is that of a buffer in it
+    elif failure.family in ("xla", "jax"):  # a compiled step fails as a whole; the operation is of one of its buffers
         moment = "compiled"
     with_layer = moments.get(f"{moment} of a layer") if operation.layer else None
     return (with_layer or moments.get(moment, "")).format(layer=operation.layer)
 
 
 def _figures(sizes: Figures) -> str:
-    asked = "" if sizes.requested is None else f"{format_size(sizes.requested)} was asked for"
+    requested = "" if sizes.requested is None else f"{format_size(sizes.requested)} was requested"
     if cause := read_data("texts")["causes"].get(sizes.cause, ""):
-        return f"{asked}; {cause}" if asked else str(cause)
+        return f"{requested}; {cause}" if requested else str(cause)
     if sizes.requested and sizes.limit and sizes.requested > sizes.limit:
-        return f"{asked}, more than the {format_size(sizes.limit)} there is"
-    return f"{asked}, {format_size(sizes.free)} was free" if asked and sizes.free is not None else asked
+        return f"{requested}, more than the {format_size(sizes.limit)} available"
+    return f"{requested}, {format_size(sizes.free)} was free" if requested and sizes.free is not None else requested
 
 
 def suggestions(
@@ -77,9 +77,9 @@ def suggestions(
     Args:
         failure: the failure.
         sizes: its figures and cause.
-        operation: that failed.
-        phase: of the step.
-        subject: as `failed_subject` returns it.
+        operation: name of the failed operation, or None.
+        phase: phase of the step, or None.
+        subject: result of `failed_subject`.
     """
     batch, model = batch_of(failure, operation, phase), model_number(operation or "")
     smaller = 1 if batch is None else smaller_batch(batch, sizes)
@@ -103,7 +103,9 @@ def suggestions(
     texts = read_data("texts")
     names = (name for rule in texts["rules"] if _applies(rule["when"], case) for name in rule["suggest"])
     chosen = (texts["suggestions"][name] for name in list(dict.fromkeys(names))[:MOST])
-    return tuple(Suggestion(**{part: _filled(text, values) for part, text in each.items()}) for each in chosen)
+    return tuple(
+        Suggestion(**{part: _filled(text, values) for part, text in suggestion.items()}) for suggestion in chosen
+    )
 
 
 def _kind(failure: Failure, subject: str | None) -> str:
@@ -119,7 +121,7 @@ def _applies(when: Mapping[str, list[Any]], case: Mapping[str, Any]) -> bool:
 
 
 def _values(failure: Failure, sizes: Figures) -> dict[str, Any]:
-    """Return the values of the braces in the texts; None if unknown."""
+    """Return the values for the braces in the texts, None if unknown."""
     spare = None if sizes.reserved is None or sizes.in_use is None else sizes.reserved - sizes.in_use
     counts = {
         "requested": sizes.requested,
@@ -135,12 +137,12 @@ def _values(failure: Failure, sizes: Figures) -> dict[str, Any]:
         "allocator": "PYTORCH_HIP_ALLOC_CONF" if failure.facts.get("platform") == "HIP" else "PYTORCH_CUDA_ALLOC_CONF",
         "policy": "mixed_bfloat16" if failure.facts.get("device") == "TPU" else "mixed_float16",
         "device": sizes.limit or '"t4"',
-        "gigabytes": 64 if sizes.limit is None else -(-sizes.limit * 3 // 2**31),  # half as much again
+        "gigabytes": 64 if sizes.limit is None else -(-sizes.limit * 3 // 2**31),  # 1.5 times the limit
     }
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:
-    """Fill in the braces of a text, without clauses that have an unknown value."""
+    """Fill in the braces of a text, and drop clauses with an unknown value."""
 
     def clause(match: re.Match[str]) -> str:
         fields = [field for _, field, _, _ in Formatter().parse(match[1]) if field]
@@ -150,7 +152,7 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
 
 
 def batch_of(failure: Failure, operation: str | None, phase: str | None) -> int | None:
-    """Return the batch size: of the call in the traceback, or the first dimension of a tensor that has one."""
+    """Return the batch size in the traceback, or else the first dimension of a tensor with a batch."""
     sizes, given = failure.facts.get("tensor_shape"), failure.facts.get("given_batch")
     if failure.family != "tensorflow" or not sizes or len(sizes) < 2 or phase == "optimizer":
         return None
@@ -162,8 +164,7 @@ def batch_of(failure: Failure, operation: str | None, phase: str | None) -> int 
 
 
 def smaller_batch(batch: int, sizes: Figures) -> int:
-    """Return a power of two at most half the batch, scaled by what the step lacked: a first guess, as weights do not
-    shrink with the batch.
+    """Return a first guess for a batch that fits: a power of two, at most half the batch.
 
     Examples:
         >>> smaller_batch(64, Figures(2**30, 0, 0, 2**33, 2**33, None, None, "capacity"))

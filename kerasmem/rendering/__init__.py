@@ -1,1 +1,1 @@
-"""Results → table, JSON, CSV, text; knows results only."""
+"""Shows results as tables, text, CSV and HTML. Imports result classes only."""

@@ -1,7 +1,7 @@
-"""Charts as inline SVG, for light and dark, and for any width without a script.
+"""Draws charts as inline SVG, for light and dark colours and any width, without a script.
 
-Lengths across are shares of the width and lengths down are pixels, so text keeps its size on a phone. A line or bar
-names its colour by a class of the style sheet. Names come from files: everything is escaped.
+Horizontal lengths are percentages and vertical lengths are pixels, so text keeps its size on a phone. Colours of lines
+and bars are classes of the style sheet. Names come from untrusted files, so all text is escaped.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _NAMES = {
     "swap_bytes": "host process, in swap",
 }
 _UNITS = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1))
-_COLOURS = 8  # of lines and parts, as the style sheet has them
-_FAR = 3  # times the largest value: a limit beyond is not drawn, as it would flatten the rest
-_MOST_EPOCHS = 6  # that are marked
+_COLOURS = 8  # in the style sheet
+_FAR = 3  # times the largest value; a limit beyond that would flatten the lines, and is not drawn
+_MOST_EPOCHS = 6  # marked in a chart
 
 
 class Limit(NamedTuple):
-    """Memory available, in bytes, and of what: "card", or a device's name."""
+    """Memory of a device in bytes, and its name, or "card"."""
 
     bytes: int
     name: str
 
     def label(self) -> str:
-        """Return the text at its line."""
+        """Return the text beside the limit's line."""
         return svg_text(f"{short_name(self.name, 24)}: {format_size(self.bytes)}")
 
 
 def over_time(stretch: Curves, caption: str, limit: Limit | None = None) -> str:
-    """Return a chart of a stretch of time: a line for each size and device, epochs marked.
+    """Return a chart with a line for each size and device, and marks at epochs.
 
-    Host memory has a panel of its own, since an allocator's changes are too small beside it.
+    Host memory has its own panel, because it is much larger than the allocator's changes.
     """
     devices = {line.device for line in stretch.lines if line.device is not None}
     colours: dict[str, str] = {}
@@ -103,21 +103,21 @@ def _panel(
 
 
 def _ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round numbers from `low` to `high`, at most about `count`."""
+    """Return about `count` round numbers from `low` to `high`."""
     raw = (high - low) / count
     ten = 10 ** math.floor(math.log10(raw))
     step = next(factor * ten for factor in (1, 2, 5, 10) if factor * ten >= 0.999 * raw)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(place * step, 12) for place in range(first, last + 1)]
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def bars(caption: str, rows: Mapping[str, Mapping[str, int]], limit: Limit | None = None) -> str:
-    """Return a bar for each row, in parts, with their sum beside it.
+    """Return a stacked bar for each row, with its total beside it.
 
     Args:
-        caption: what the chart shows.
-        rows: for each row the bytes of its parts.
-        limit: of the device.
+        caption: text above the chart.
+        rows: name of each row, and the bytes of its parts.
+        limit: memory of the device, or None.
     """
     names = dict.fromkeys(name for parts in rows.values() for name in parts)
     colours = {name: f"c{number % _COLOURS}" for number, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""A Comparison as text and as Markdown: the total, categories and layers side by side, and the verdicts on limits."""
+"""Shows a `Comparison` as text and as Markdown: total, categories, layers, and verdicts on limits."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MARKS = {  # of a comment, the worst verdict first
 
 
 def comparison_table(comparison: Comparison, terminal: int | None = None, *, top: int | None = None) -> RenderableType:
-    """Return the differences of two estimates.
+    """Show the differences of two estimates.
 
     Args:
-        comparison: of two estimates.
-        terminal: columns of one, None for plain text.
-        top: how many layers to list; None lists all that differ.
+        comparison: the comparison.
+        terminal: columns of a terminal, or None for plain text.
+        top: number of layers to list. None lists all that differ.
     """
     changed = _changed(comparison)
     parts: list[RenderableType] = [
@@ -59,7 +59,7 @@ def _differences(first: str, differences: Iterable[Difference], terminal: int | 
 
 
 def _cells(row: Difference) -> tuple[str, str, str, str]:
-    """Return the name, both sizes, a dash if there is no such layer, and the change."""
+    """Return the name, both sizes and the change, with a dash for a missing layer."""
     before = "–" if row.is_in == "second" else format_size(row.before)
     after = "–" if row.is_in == "first" else format_size(row.after)
     change = signed_size(row.change)
@@ -90,8 +90,8 @@ def comparison_markdown(comparison: Comparison, top: int | None = None) -> str:
     """Return the differences of two estimates as a comment on a pull request.
 
     Args:
-        comparison: of two estimates.
-        top: how many layers to list; None lists 25.
+        comparison: the comparison.
+        top: number of layers to list. Defaults to 25.
     """
     before, after, changed = comparison.before, comparison.after, _changed(comparison)
     *_, total, change = _cells(comparison.categories[-1])
@@ -126,7 +126,7 @@ def _markdown_rows(first: str, differences: Iterable[Difference]) -> list[str]:
 
 
 def _code(name: str) -> str:
-    """Return a name from a file as code, without links, mentions or an end of the cell."""
+    """Format an untrusted name as code, without links, mentions or an end of the cell."""
     return "`" + printable(name, 100).replace("`", "'").replace("|", "\\|") + "`"
 
 

@@ -17,7 +17,7 @@ _MOST_DATASETS = 60
 
 
 def inspection_table(inspection: Inspection, terminal: int | None = None) -> RenderableType:
-    """Return the datasets, stream and line to paste of a file."""
+    """Show the datasets of a file, how they would be streamed, and the line to paste."""
     title = Text(f"{printable(inspection.path, 200)}: {format_size(inspection.size)}", style="bold")
     parts: list[RenderableType] = [title, "", _datasets(inspection, terminal)]
     unfit = [dataset for dataset in inspection.datasets if dataset.problem][:_MOST_DATASETS]
@@ -32,7 +32,7 @@ def inspection_table(inspection: Inspection, terminal: int | None = None) -> Ren
 
 
 def conversion_table(done: Conversion, terminal: int | None = None) -> RenderableType:
-    """Return the datasets written, and the line to paste."""
+    """Show the datasets that were written, and the line to paste."""
     names = ", ".join(printable(os.path.basename(path), 80) for path in done.outputs)
     first = Text(f"{names}: {done.rows:,} rows, {format_size(done.bytes_written)}", style="bold")
     rows = [
@@ -48,7 +48,7 @@ def conversion_table(done: Conversion, terminal: int | None = None) -> Renderabl
 
 
 def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType:
-    """Return a line for each dataset, and the lines that put its statistics to use."""
+    """Show the statistics of each dataset, and code that uses them."""
     rows = []
     for column in stats.columns:
         moments = [_listed([f"{value:.4g}" for value in values], 4) for values in (column.mean, column.variance)]
@@ -67,7 +67,7 @@ def stats_table(stats: DataStats, terminal: int | None = None) -> RenderableType
 
 
 def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableType:
-    """Return the content of an index."""
+    """Show the content of an index."""
     names = Text(f"Datasets: {', '.join(map(short_name, done.datasets[:_MOST_DATASETS]))}")
     return Group(Text(printable(done.answer), style="bold"), names)
 
@@ -75,7 +75,7 @@ def index_table(done: DataIndexed, terminal: int | None = None) -> RenderableTyp
 def _data_table(
     terminal: int | None, columns: Sequence[str | None], rows: Sequence[Sequence[str | int | None]]
 ) -> Table:
-    """Return a table of the first rows; columns of figures, but for the first and those in lower case."""
+    """Return a table of the first rows. Names are aligned to the left, figures to the right."""
     left = ("Dataset", "from")
     shown_table = table(
         terminal,

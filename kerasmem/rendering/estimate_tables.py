@@ -27,17 +27,17 @@ def estimate_table(
     top: int | None = None,
     is_brief: bool = True,
 ) -> RenderableType:
-    """Return the answer first, then what it is made of: on one screen, or with all that is known.
+    """Show the answer, the composition of the peak, the layers, and, if not brief, all details.
 
     Args:
         report: an estimate or a measurement.
-        terminal: columns of one, None for plain text.
-        cards: the known cards on which it fits, the smallest first; for a report without a device.
-        top: how many layers to list, the largest first; the others are added up in one line. 0 lists all as the model
-            calls them. Defaults to 8, or all if not brief.
-        is_brief: leave out intervals, the allocator's figures, the formula, and notes.
+        terminal: columns of a terminal, or None for plain text.
+        cards: known cards on which it fits, the smallest first, for a report without a device.
+        top: number of layers to list, the largest first; one line has the sum of the others. 0 lists all in the order
+            of their calls. Defaults to 8, or to all if not brief.
+        is_brief: whether to leave out the interval, the allocator's figures, the formula and the notes.
     """
-    apart: list[RenderableType] = [""] if terminal is None else []  # on a terminal a table has room around it
+    apart: list[RenderableType] = [""] if terminal is None else []  # a table on a terminal has empty lines around it
     parts: list[RenderableType] = [_answer(report, cards), Text(asked_line(report), style="dim"), ""]
     parts += [*composition(report, terminal), *apart, _layers(report, terminal, top, is_brief), *apart]
     if not is_brief:
@@ -53,13 +53,13 @@ def estimate_table(
 def _answer(report: MemoryReport, cards: Sequence[str]) -> Text:
     needs = f"{report.needs}{_in_place(report)}"
     if report.device is None:
-        where = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
-        return Text(f"{needs}: {where}{report.if_free}", style="bold")
+        verdict = f"fits {len(cards)} of the known cards, from {cards[0]} up" if cards else "fits no known card"
+        return Text(f"{needs}: {verdict}{report.if_free}", style="bold")
     return verdict_line(report.device, needs).append(report.if_free, style="not bold default")
 
 
 def _in_place(report: MemoryReport) -> str:
-    """Return the substitute for a better method, in brackets, or nothing."""
+    """Return the name of a substitute method in brackets, or nothing."""
     if report.fallback is not None:
         return f" (by the formula alone, as {printable(report.fallback, 300)})"
     return " (planned for this CPU; kerasmem[gpu-targets] plans for the card)" if report.settings.stands_in else ""
@@ -127,7 +127,7 @@ def _facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
     if report.instant is not None:
         yield "Reached", printable(report.instant.text, 200)
     if pool is not None and pool.requested is not None:
-        yield "Asked for", f"{format_size(pool.requested)} of it; the rest is rounding"
+        yield "Requested", f"{format_size(pool.requested)} of it; the rest is rounding"
     if pool is not None and pool.reserved is not None:
         yield "Reserved", f"{format_size(pool.reserved)} taken from the device, under memory growth"
     if pool is not None and pool.smallest_limit is not None:
@@ -142,14 +142,14 @@ def _facts(report: MemoryReport) -> Iterator[tuple[str, str]]:
 
 
 def _networks(report: MemoryReport) -> str:
-    """Return the known networks beside the model."""
+    """Return the known networks just below and above the model's size."""
     names = [network and f"{network[1]} ({format_size(network[0])})" for network in networks_beside(report)]
     words = [f"{word} {name}" for word, name in zip(("at least", "less than"), names, strict=True) if name]
     return f"{', '.join(words)}, by the formula at this batch and 224 × 224"
 
 
 def _missing(report: MemoryReport) -> str:
-    """List the parts that the total leaves out."""
+    """List the parts that are not in the total."""
     missing = (
         printable(item.what) + (f" ({format_size(item.bytes)})" if item.bytes is not None else "")
         for item in report.unmodelled
@@ -168,13 +168,13 @@ def profile_table(
     device: DeviceVerdict | None = None,
     top: int | None = None,
 ) -> RenderableType:
-    """Return what was in memory at the peak of a real step.
+    """Show the memory at the peak of a real step.
 
     Args:
-        profile: of a real step.
-        terminal: columns of one, None for plain text.
-        device: the verdict, or None without a device.
-        top: how many layers to list, the largest first. 0 lists all that hold something. Defaults to 25.
+        profile: profile of the step.
+        terminal: columns of a terminal, or None for plain text.
+        device: verdict on a device, or None.
+        top: number of layers to list, the largest first. 0 lists all layers with memory. Defaults to 25.
     """
     took = f"took {format_size(profile.bytes.total)}"
     first = Text(took, style="bold") if device is None else verdict_line(device, took)
@@ -221,12 +221,12 @@ _SUMMARY_NUMBERS = ("Param #", "Activations", "Memory")
 
 
 def summary_table(report: MemoryReport, width: int, *, show_trainable: bool = False) -> RenderableType:
-    """Return the table of layers and the totals; a layer of a nested model has the model's name before its own.
+    """Show the layers and the totals. The name of a nested model precedes those of its layers.
 
     Args:
         report: an estimate.
         width: columns of a line.
-        show_trainable: as for `kerasmem.summary`.
+        show_trainable: as in `kerasmem.summary`.
     """
     is_chain = all(len(row.inputs) <= 1 and row.uses <= 1 for row in report.layers)
     headers = ["Layer (type)", "Output Shape", *_SUMMARY_NUMBERS]
@@ -277,9 +277,9 @@ def _summary_totals(report: MemoryReport) -> list[tuple[str, str]]:
 
 
 def layers_to_csv(report: MemoryReport) -> str:
-    """Return the report's layers as CSV, a row a layer; the `bytes` column adds up to the total.
+    """Return the report's layers as CSV, one row each. The `bytes` column adds up to the total.
 
-    What a method attributes to no layer has a row of its own at the end, of the kind "rest".
+    Memory of no single layer is in the last row, of the kind "rest".
     """
     rows = report.to_dict()["layers"]
     rest = report.bytes.total - sum(row["bytes"] or 0 for row in rows)

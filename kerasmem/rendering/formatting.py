@@ -28,11 +28,11 @@ VERDICT_STYLES = {
 }  # fmt: skip
 VERDICT_MARKS = {"fits": "✔", "does not fit": "✘", "too close to call": "?"}
 _PLAIN_WIDTH = 400
-LEAST_WIDTH = 80  # that tables need; a narrower terminal breaks lines itself
+LEAST_WIDTH = 80  # of a table; a narrower terminal wraps the lines
 
 
 def terminal_console(stream: Any = None) -> Console:
-    """Return a console on a terminal, with room for every table."""
+    """Return a console for a terminal, at least `LEAST_WIDTH` wide."""
     screen = Console(file=stream, emoji=False, markup=False, highlight=False)
     screen.width = max(LEAST_WIDTH, screen.width)
     return screen
@@ -42,8 +42,8 @@ def plain_text(contents: RenderableType, width: int | None = None) -> str:
     """Render a view as plain text.
 
     Args:
-        contents: made with `terminal=None`.
-        width: columns; None is as wide as the contents need.
+        contents: the view, for `terminal=None`.
+        width: maximum number of columns. Defaults to 400.
     """
     buffer = StringIO()
     look = {"emoji": False, "markup": False, "highlight": False}
@@ -62,18 +62,18 @@ def figures(header: str, footer: str = "") -> Column:
 
 
 class Rows(Table):
-    """A table that formats its cells and leaves out columns that are None."""
+    """A table that formats its cells and hides columns that are None."""
 
-    shown: tuple[bool, ...] = ()
+    visible: tuple[bool, ...] = ()
 
     def add(self, *cells: str | Text | int | None, style: str | None = None) -> None:
-        """Add a row with a cell for each column, shown or not.
+        """Add a row with a cell for each column, including hidden ones.
 
         Args:
-            *cells: bytes (None if unknown), text that may come from a file, or styled text.
-            style: of the row.
+            *cells: bytes (None if unknown), untrusted text, or styled text.
+            style: style of the row.
         """
-        self.add_row(*map(_cell, compress(cells, self.shown)), style=style)
+        self.add_row(*map(_cell, compress(cells, self.visible)), style=style)
 
 
 def _cell(cell: str | Text | int | None) -> Text:
@@ -83,16 +83,16 @@ def _cell(cell: str | Text | int | None) -> Text:
 
 
 def table(terminal: int | None, *columns: str | Column | None, title: str | None = None, **more: Any) -> Rows:
-    """Return an empty table; rules and a title on a terminal only.
+    """Return an empty table, with rules and a title on a terminal only.
 
     Args:
         terminal: columns of a terminal, or None for plain text.
-        *columns: headers, with None for a column that is not to be shown.
-        title: of the table.
+        *columns: headers. None is a hidden column.
+        title: title of the table.
         **more: options of `rich.table.Table`.
     """
     styled = terminal is not None
-    made = Rows(
+    rows = Rows(
         *(column for column in columns if column is not None),
         title=Text(title, style="bold") if title and styled else None,
         box=box.SIMPLE_HEAD if styled else None,
@@ -101,12 +101,12 @@ def table(terminal: int | None, *columns: str | Column | None, title: str | None
         pad_edge=styled,
         **more,
     )
-    made.shown = tuple(column is not None for column in columns)
-    return made
+    rows.visible = tuple(column is not None for column in columns)
+    return rows
 
 
 def fact_list(facts: Iterable[tuple[str, str]], style: str = "bold") -> Table:
-    """Return a name and a text a line."""
+    """Return a table of one name and one text per line."""
     grid = Table.grid(Column(no_wrap=True, style=style), words(""), padding=(0, 2, 0, 0))
     for name, text in facts:
         grid.add_row(Text(name), Text(text))
@@ -149,18 +149,18 @@ def percent(part: float, whole: float) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return text of several lines, each printable."""
+    """Escape the control characters in each line of a text."""
     return "\n".join(printable(line) for line in text.splitlines())
 
 
 def spreadsheet_cell(text: str) -> str:
-    """Return text for a CSV cell, printable and no formula."""
-    shown = printable(text)
-    return "'" + shown if shown[:1] in ("=", "+", "-", "@") else shown
+    """Escape text for a CSV cell, so that a spreadsheet takes it for no formula."""
+    cell = printable(text)
+    return "'" + cell if cell[:1] in ("=", "+", "-", "@") else cell
 
 
 def middle(value: str, limit: int) -> str:
-    """Shorten text in its middle, as the ends tell layers apart.
+    """Shorten text in its middle, because the ends distinguish layers.
 
     Examples:
         >>> middle("encoder/block_07/attention/query", 17)
@@ -173,31 +173,31 @@ def middle(value: str, limit: int) -> str:
 
 
 def short_name(text: str, limit: int = 60) -> str:
-    """Return a name from a file, printable and shortened in its middle."""
+    """Escape a name, and shorten it in its middle."""
     return middle(printable(text), limit)
 
 
 def html_text(value: object, limit: int | None = 300) -> str:
-    """Return text for HTML in an element that isolates its writing direction."""
+    """Escape text for HTML, in an element that isolates its writing direction."""
     return f"<bdi>{html.escape(printable(str(value), limit))}</bdi>"
 
 
 def html_attribute(value: object, limit: int | None = 300) -> str:
-    """Return text for the inside of a quoted attribute."""
+    """Escape text for a quoted attribute."""
     return html.escape(printable(str(value), limit))
 
 
 def svg_text(value: str, limit: int = 60) -> str:
-    """Return text for an element of SVG, shortened in its middle."""
+    """Escape text for SVG, and shorten it in its middle."""
     return html.escape(short_name(value, limit))
 
 
 def rows_to_csv(rows: Sequence[Mapping[str, Any]], otherwise: Sequence[str] = ()) -> str:
-    """Return rows with the same keys each as CSV, under a heading.
+    """Return rows as CSV with a header.
 
     Args:
-        rows: of plain values.
-        otherwise: the heading where there are no rows.
+        rows: plain values, with the same keys in each row.
+        otherwise: header if there are no rows.
     """
     buffer = StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else otherwise, lineterminator="\n")

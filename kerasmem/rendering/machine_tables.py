@@ -1,4 +1,4 @@
-"""Devices as text: the catalogue of cards, this machine, and the findings of the doctor."""
+"""Shows devices: the catalogue of cards, this machine, and the findings of `kerasmem doctor`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kerasmem.rendering.formatting import VERDICT_STYLES, fact_list, figures, ta
 from kerasmem.units import format_size, printable
 
 _REMARK = (
-    "Memory is the total that the driver reports, nominal (~) where no report was found. "
-    "For TensorFlow: less the CUDA context, predicted where nobody read it, and what TensorFlow leaves to the system."
+    "Memory is the total that the driver reports, or the nominal size (~) if unknown. "
+    "For TensorFlow: without the CUDA context (measured or predicted) and TensorFlow's reserve for the system."
 )
 
 
 def devices_table(cards: Sequence[Card], machine: LiveMachine, terminal: int | None = None) -> RenderableType:
-    """Return the tables of this machine and of the catalogue."""
+    """Show this machine and the catalogue."""
     return Group(
         Text("In this machine", style="bold"),
         _machine(machine, terminal),
@@ -66,53 +66,63 @@ def _catalogue(cards: Sequence[Card], terminal: int | None) -> Table:
 _MARKS = {"problem": ("PROBLEM", "bold red"), "note": ("note", "yellow"), "fine": ("fine", "green")}
 
 
-def doctor_table(found: Examination, terminal: int | None = None) -> RenderableType:
-    """Return the verdict, the findings, and the facts behind them."""
+def doctor_table(examination: Examination, terminal: int | None = None) -> RenderableType:
+    """Show the verdict, the findings and the facts."""
     styled = terminal is not None
-    parts: list[RenderableType] = [_verdict(found), ""]
-    for finding in found.findings:
+    parts: list[RenderableType] = [_verdict(examination), ""]
+    for finding in examination.findings:
         mark, style = _MARKS[finding.kind]
         line = Text(f"{mark}: ", style=style if styled else "")
         line.append(printable(finding.what), style="none")
         if finding.fix:
             line.append(f"\n  fix: {printable(finding.fix)}", style="none")
         parts.append(line)
-    parts += ["", fact_list(((name, printable(value)) for name, value in _facts(found)), style="")]
-    if found.tensorflow.failure is not None or any(finding.kind == "problem" for finding in found.findings):
+    parts += ["", fact_list(((name, printable(value)) for name, value in _facts(examination)), style="")]
+    if examination.tensorflow.failure is not None or any(finding.kind == "problem" for finding in examination.findings):
         parts += ["", Text("The last lines of TensorFlow's log", style="bold" if styled else "")]
-        parts += [Text("  " + printable(line, 200)) for line in found.tensorflow.log]
+        parts += [Text("  " + printable(line, 200)) for line in examination.tensorflow.log]
     return Group(*parts)
 
 
-def _verdict(found: Examination) -> Text:
+def _verdict(examination: Examination) -> Text:
     """Return the state of TensorFlow and its devices in one line."""
-    problems = [finding for finding in found.findings if finding.kind == "problem"]
+    problems = [finding for finding in examination.findings if finding.kind == "problem"]
     if not problems:
-        cards = ", ".join(printable(str(gpu["card"]), 60) for gpu in found.tensorflow.gpus)
-        where = f"sees {cards}" if cards else "runs, on the CPU: it sees no GPU"
-        return Text(f"✔ TensorFlow {where}", style=VERDICT_STYLES["fits"])
+        cards = ", ".join(printable(str(gpu["card"]), 60) for gpu in examination.tensorflow.gpus)
+        state = f"sees {cards}" if cards else "runs, on the CPU: it sees no GPU"
+        return Text(f"✔ TensorFlow {state}", style=VERDICT_STYLES["fits"])
     more = f" ({len(problems) - 1} more below)" if len(problems) > 1 else ""
     return Text(f"✘ {printable(problems[0].what)}{more}", style=VERDICT_STYLES["does not fit"])
 
 
-def _facts(found: Examination) -> list[tuple[str, str]]:
-    said, host = found.tensorflow, found.machine.host
-    built = "" if said.built_with_cuda is None else ", without CUDA" if not said.built_with_cuda else ", with CUDA"
-    if said.built_with_cuda and said.cuda:
-        built += f" {said.cuda}, cuDNN {said.cudnn or '?'}"
+def _facts(examination: Examination) -> list[tuple[str, str]]:
+    tensorflow, host = examination.tensorflow, examination.machine.host
+    built = (
+        ""
+        if tensorflow.built_with_cuda is None
+        else ", without CUDA"
+        if not tensorflow.built_with_cuda
+        else ", with CUDA"
+    )
+    if tensorflow.built_with_cuda and tensorflow.cuda:
+        built += f" {tensorflow.cuda}, cuDNN {tensorflow.cudnn or '?'}"
     rows = [
-        ("Python", found.python),
-        ("TensorFlow", f"{said.tensorflow or 'not known'}{built}" + (f", in {said.folder}" if said.folder else "")),
-        ("Keras", "not known" if said.keras is None else f"{said.keras} on {said.backend}"),
+        ("Python", examination.python),
+        (
+            "TensorFlow",
+            f"{tensorflow.tensorflow or 'not known'}{built}"
+            + (f", in {tensorflow.folder}" if tensorflow.folder else ""),
+        ),
+        ("Keras", "not known" if tensorflow.keras is None else f"{tensorflow.keras} on {tensorflow.backend}"),
     ]
-    for gpu in said.gpus:
+    for gpu in tensorflow.gpus:
         growth = "on" if gpu["growth"] else "off"
         rows.append((gpu["name"].removeprefix("/physical_device:"), f"{gpu['card']}; memory growth {growth}"))
-    for device in found.machine.devices:
+    for device in examination.machine.devices:
         used, total = format_size(device.used_bytes), format_size(device.total_bytes)
         rows.append(("Driver", f"{device.driver_version}: {device.name}, {used} of {total} in use"))
-    if said.missing_libraries:
-        rows.append(("Not found", ", ".join(said.missing_libraries)))
+    if tensorflow.missing_libraries:
+        rows.append(("Not found", ", ".join(tensorflow.missing_libraries)))
     rows.append(("Host", f"{format_size(host.available_bytes)} of {format_size(host.total_bytes)} available"))
-    rows += [("Environment", f"{name}={value}") for name, value in found.environment.items()]
+    rows += [("Environment", f"{name}={value}") for name, value in examination.environment.items()]
     return rows

@@ -33,7 +33,7 @@ _POLICY = "default-src 'none'; style-src '{style}'; img-src data:; base-uri 'non
 
 
 def render_page(contents: PageContents) -> str:
-    """Return the page as HTML: some 30 KB, and 10 KB for each line of a chart."""
+    """Return the page as HTML, about 30 KB and 10 KB for each line of a chart."""
     style = _file("page.css")
     names = [*(log.name for log in contents.logs), *(report.source for report in contents.reports)]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
@@ -55,7 +55,7 @@ def _file(name: str) -> str:
 
 
 def _hash(style: str) -> str:
-    """Return the hash of a style for the policy, with line feeds as a browser reads them."""
+    """Return the hash of a style for the policy. Browsers read every line end as a line feed."""
     digest = hashlib.sha256(style.replace("\r\n", "\n").replace("\r", "\n").encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 
@@ -86,7 +86,7 @@ def verdicts(contents: PageContents) -> str:
     """Return the first lines of the page, the most important first."""
     lines = [*_of_reports(contents), *_of_logs(contents)]
     if limit_of(contents) is None:
-        lines.append("No device was named: <code>kerasmem estimate MODEL --device t4 --json</code> adds a verdict.")
+        lines.append("No verdict without a device: <code>kerasmem estimate MODEL --device t4 --json</code> adds one.")
     shown = "\n".join(f'<p class="verdict">{line}</p>' for line in lines[:_MOST_LINES])
     return shown + _rest(len(lines) - _MOST_LINES, "")
 
@@ -126,16 +126,16 @@ def _runs(contents: PageContents) -> Iterator[str]:
     rows, left_out = run_rows(contents.logs)
     if not rows:
         return
-    yield "<h2>Run beside run</h2>"
+    yield "<h2>Runs</h2>"
     runs = [(log, run) for log in contents.logs for run in log.runs][:_MOST_BARS]
     if len(runs) > 1:
         peaks = {run_name(log, run): {"allocator peak": run.peak_bytes or 0} for log, run in runs}
-        yield bars("The peak of each run", peaks, limit_of(contents))
-    yield _table("Runs: the largest, the mean, and the growth after warm-up", RUN_COLUMNS, rows, words=(0, 2))
+        yield bars("Peak of each run", peaks, limit_of(contents))
+    yield _table("Peak, mean and growth of each run", RUN_COLUMNS, rows, words=(0, 2))
     yield _rest(left_out, "runs; kerasmem report --json has them")
     yield (
-        '<p class="soft">Growth is the median of the last fifth less that of the second fifth: what came on top '
-        "once the run had warmed up.</p>"
+        '<p class="soft">Growth is the median of the last fifth of the batches minus that of the second fifth. '
+        "The first fifth is the warm-up.</p>"
     )
 
 
@@ -146,12 +146,12 @@ def _time(contents: PageContents) -> Iterator[str]:
     yield "<h2>Memory over time</h2>"
     for log, stretch in stretches[:_MOST_CHARTS]:
         first, last = stretch.runs
-        which = "" if len(log.runs) < 2 else f", run {first + 1}" + (f" to {last + 1}" if last > first else "")
-        yield f"<h3>{html_text(log.name)}{which}</h3>"
-        yield over_time(stretch, "Dotted lines are where epochs begin.", limit_of(contents, log))
+        runs = "" if len(log.runs) < 2 else f", run {first + 1}" + (f" to {last + 1}" if last > first else "")
+        yield f"<h3>{html_text(log.name)}{runs}</h3>"
+        yield over_time(stretch, "Dotted lines mark the start of epochs.", limit_of(contents, log))
         if log.phases and stretch is log.curves[0]:
-            yield _folded("Phase by phase, as a table", _phases(log.phases))
-    yield _rest(len(stretches) - _MOST_CHARTS, "stretches of time are in the table of runs")
+            yield _folded("Table of phases", _phases(log.phases))
+    yield _rest(len(stretches) - _MOST_CHARTS, "stretches of time")
 
 
 def _phases(phases: Sequence[PhasePeaks]) -> str:
@@ -160,48 +160,48 @@ def _phases(phases: Sequence[PhasePeaks]) -> str:
         (peaks.phase or "between two readings", *(known_size(getattr(peaks, size)) for size in sizes))
         for peaks in phases[:_MOST_ROWS]
     ]
-    head = ("Phase", "Host process", "with its workers", "in swap", "Card")
-    return _table("The largest sizes of background readings in each phase", head, rows)
+    head = ("Phase", "Host process", "With workers", "In swap", "Card")
+    return _table("Largest background readings in each phase", head, rows)
 
 
 def _composition(contents: PageContents) -> Iterator[str]:
     reports = contents.reports[:_MOST_BARS]
     if not reports:
         return
-    yield "<h2>What the peak is made of</h2>"
+    yield "<h2>Composition of the peak</h2>"
     parts = {saved.source: _categories(saved) for saved in reports}
     names = list(dict.fromkeys(name for sizes in parts.values() for name in sizes))
     if names:
-        yield bars("The peak by category", parts, limit_of(contents))
+        yield bars("Peak by category", parts, limit_of(contents))
         rows = [(name, *(known_size(sizes.get(name)) for sizes in parts.values())) for name in names]
         rows.append(("total", *(known_size(saved.report.bytes.total) for saved in reports)))
-        yield _folded("By category, as a table", _table("The peak by category", ("Category", *parts), rows))
+        yield _folded("Table of categories", _table("Peak by category", ("Category", *parts), rows))
     for saved in reports:
         yield f"<h3>{html_text(saved.source)}</h3><p>{html_text(asked_line(saved.report))}</p>"
         yield from _layers(saved)
 
 
 def _categories(saved: SavedReport) -> dict[str, int]:
-    """Return the parts of the peak that hold something."""
+    """Return the parts of the peak that are not empty."""
     need = saved.report.bytes
     parts = {name: getattr(need, name) for name in need.CATEGORIES}
     return {name: size for name, size in parts.items() if size}
 
 
 def _layers(saved: SavedReport) -> Iterator[str]:
-    """Yield a chart of the largest layers, and the table of all that hold something."""
+    """Yield a chart of the largest layers, and a table of all layers with memory."""
     layers = sorted((layer for layer in saved.report.layers if layer.bytes), key=lambda layer: -(layer.bytes or 0))
     if not layers:
         yield "<p>This method does not divide the peak by layer.</p>"
         return
     largest = {layer.name: {"bytes": layer.bytes or 0} for layer in layers[:_MOST_BARS]}
-    yield bars(f"The largest of {len(saved.report.layers)} layers", largest)
+    yield bars(f"Largest of {len(saved.report.layers)} layers", largest)
     total = saved.report.bytes.total
     rest = max(0, total - sum(layer.bytes or 0 for layer in layers))
     rows = [(layer.name, layer.class_name, known_size(layer.bytes)) for layer in layers[:_MOST_ROWS]]
-    rows += [("no layer's", "", known_size(rest)), ("total", "", known_size(total))]
-    table = _table("The peak by layer, the largest first", ("Layer", "Class", "Bytes"), rows, words=(0, 1))
-    yield _folded("By layer, as a table", table + _rest(len(layers) - _MOST_ROWS, "layers"))
+    rows += [("no single layer", "", known_size(rest)), ("total", "", known_size(total))]
+    table = _table("Peak by layer, the largest first", ("Layer", "Class", "Bytes"), rows, words=(0, 1))
+    yield _folded("Table of layers", table + _rest(len(layers) - _MOST_ROWS, "layers"))
 
 
 def _beside(contents: PageContents) -> Iterator[str]:
@@ -211,12 +211,12 @@ def _beside(contents: PageContents) -> Iterator[str]:
     estimates = [saved for saved in contents.reports if not saved.is_measured]
     rows = [_pair(estimate, name, peak) for estimate in estimates for name, peak in measured]
     if rows:
-        yield "<h2>Estimated beside measured</h2>"
+        yield "<h2>Estimates and measurements</h2>"
         sizes = {saved.source: {"estimated": saved.report.bytes.total} for saved in estimates[:_MOST_BARS]}
         sizes.update((name, {"measured": peak}) for name, peak in measured[:_MOST_BARS])
         yield bars("Peaks", sizes, limit_of(contents))
-        head = ("Estimate", "Estimated", "Measured by", "Measured", "Difference", "Interval claimed")
-        yield _table("Estimated peaks beside measured ones", head, rows[:_MOST_ROWS], words=(0, 2))
+        head = ("Estimate", "Estimated", "Measurement", "Measured", "Difference", "Interval")
+        yield _table("Estimated and measured peaks", head, rows[:_MOST_ROWS], words=(0, 2))
         yield _rest(len(rows) - _MOST_ROWS, "pairs")
 
 
@@ -224,8 +224,8 @@ def _pair(estimate: SavedReport, name: str, peak: int) -> tuple[str, ...]:
     need, claim = estimate.report.bytes, "–"
     if need.low is not None and need.high is not None:
         ends = "at most" if estimate.low is None else f"{known_size(estimate.low)} to"
-        holds = "holds" if need.low <= peak <= need.high else "✘ missed"
-        claim = f"{ends} {known_size(need.high)}: {holds}"
+        result = "✔ inside" if need.low <= peak <= need.high else "✘ outside"
+        claim = f"{ends} {known_size(need.high)}: {result}"
     change = need.total - peak
     difference = signed_size(change) + signed_share(change, peak)
     return (estimate.source, known_size(need.total), name, known_size(peak), difference, claim)
@@ -240,22 +240,22 @@ def _notes(contents: PageContents) -> Iterator[str]:
     if lines:
         items_shown = "".join(f"<li>{html_text(line, 600)}</li>" for line in lines[:_MOST_NOTES])
         rest = _rest(len(lines) - _MOST_NOTES, "notes")
-        yield _folded(f"What the figures leave out ({len(lines)} notes)", f"<ul>{items_shown}</ul>{rest}")
+        yield _folded(f"Notes ({len(lines)})", f"<ul>{items_shown}</ul>{rest}")
 
 
 # ------------------------------------------------------------------ tables
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """Return a table whose cells name their columns, as each row is a card on a phone.
+    """Return a table. On a phone each row is a card, so each cell has the name of its column.
 
     Args:
-        caption: what it shows.
+        caption: text above the table.
         head: names of the columns.
-        rows: cells as plain text; the first of a row is its heading.
-        words: columns that hold words rather than numbers.
+        rows: cells as plain text. The first cell is the heading of the row.
+        words: indices of columns with words instead of numbers.
     """
-    look = ['class="words"' if place in words else "" for place in range(len(head))]
+    look = ['class="words"' if number in words else "" for number in range(len(head))]
     lines = [
         f'<p class="caption">{html_text(caption)}</p>',
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html_attribute(caption)}">',
@@ -278,5 +278,5 @@ def _folded(title: str, content: str) -> str:
     return f"<details><summary>{html_text(title)}</summary>{content}</details>"
 
 
-def _rest(count: int, what: str) -> str:
-    return f'<p class="soft">and {count:,} more {html_text(what)}</p>' if count > 0 else ""
+def _rest(count: int, nouns: str) -> str:
+    return f'<p class="soft">and {count:,} more {html_text(nouns)}</p>' if count > 0 else ""

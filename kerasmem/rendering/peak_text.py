@@ -1,4 +1,4 @@
-"""A peak in words: settings, parts, interval and verdict, as every view of a step shows them."""
+"""Texts on a peak that several views share: settings, parts, interval and verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODES = {"train": "training", "evaluate": "evaluation"}  # and inference
 _CATEGORIES = {"activations": "activations held", "allocator": "allocator waste", "unnamed": "not known"}
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 _BAR = 60
-_LEAST_SHARE = 0.005  # smaller parts are not named
+_LEAST_SHARE = 0.005  # smaller parts are left out
 
 
 def settings_line(settings: Settings | ProfileSettings, *, with_batch: bool = True) -> str:
@@ -41,9 +41,9 @@ def verdict_line(device: DeviceVerdict, needs: str, how: str = "") -> Text:
     """Return the verdict on a device with its mark and in its colour: "✔ fits t4: needs 3 GiB, of 13.4 GiB".
 
     Args:
-        device: the device.
-        needs: of the step, in words.
-        how: words after the device, such as "with 4 micro-batches".
+        device: verdict on the device.
+        needs: memory of the step, as text.
+        how: text after the device, such as "with 4 micro-batches".
     """
     mark = VERDICT_MARKS.get(device.verdict, "?")
     text = f"{mark} {verdict_on(device.verdict, printable(device.name, 80))}"
@@ -53,23 +53,23 @@ def verdict_line(device: DeviceVerdict, needs: str, how: str = "") -> Text:
 
 
 def interval(need: Bytes, stands_in: bool) -> str:
-    """Return the interval that a method claims.
+    """Return the interval of an estimate.
 
     Args:
-        need: the bytes of a step.
-        stands_in: whether they are of this machine's CPU although a card is named.
+        need: bytes of a step.
+        stands_in: whether they are of this machine's CPU in place of a card.
     """
     if need.low is None:
         return "not known"
     if need.high is None:
         return f"at least {format_size(need.low)}, no upper end known"
     if stands_in:
-        return f"at most {format_size(need.high)}; how much less the card's own plan takes is not known"
+        return f"at most {format_size(need.high)}; the card's own plan may take less"
     return f"{format_size(need.low)} to {format_size(need.most_needed)}"
 
 
 def category_name(name: str, method: str | None = None) -> str:
-    """Return the words for a category of bytes; the formula counts all activations, other methods those held."""
+    """Return the name of a category of bytes. The formula counts all activations, other methods those held."""
     return name if method == "formula" else _CATEGORIES.get(name, name)
 
 

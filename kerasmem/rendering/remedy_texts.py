@@ -18,12 +18,12 @@ from kerasmem.units import format_count, format_size, printable
 
 
 def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool = False) -> RenderableType:
-    """Show the answer and its lines of code, the need, remedies, plans, and what is not offered.
+    """Show the answer and its code, the memory needed, remedies, plans, and rejected remedies.
 
     Args:
         advice: the advice.
         terminal: columns of a terminal, or None for plain text.
-        is_brief: leave out costs, plans, what is not offered, and notes.
+        is_brief: whether to leave out costs, plans, rejected remedies and notes.
     """
     stands_in = advice.settings.stands_in
     now = Text(f"Now: {_needs(advice.need, stands_in)}: ").append_text(verdict_text(advice.device.verdict))
@@ -35,32 +35,32 @@ def advice_table(advice: Advice, terminal: int | None = None, *, is_brief: bool 
     else:
         parts.append(Text("No remedy was found that saves memory."))
     if is_brief:
-        more = ["costs, plans, what is not offered" if advice.remedies else "what is not offered"]
+        more = ["costs, plans, rejected remedies" if advice.remedies else "rejected remedies"]
         more += [format_count(len(advice.notes), "note")] if advice.notes else []
         code = "; --code the lines of each remedy" if advice.remedies else ""
         return Group(*parts, Text(f"-v shows {', '.join(more)}{code}", style="dim"))
     if advice.remedies:
-        parts.append(Text("What they cost", style="bold"))
-        parts += [Text(f"  {n}  {printable(each.cost, 300)}") for n, each in enumerate(advice.remedies, 1)]
+        parts.append(Text("Costs", style="bold"))
+        parts += [Text(f"  {n}  {printable(remedy.cost, 300)}") for n, remedy in enumerate(advice.remedies, 1)]
     parts += ["", *_plans(advice)]
     if advice.considered:
         parts.append(Text("Not offered", style="bold"))
-        parts += [Text(f"  {printable(each.name, 120)}: {printable(each.why, 300)}") for each in advice.considered]
+        parts += [Text(f"  {printable(item.name, 120)}: {printable(item.why, 300)}") for item in advice.considered]
     return Group(*parts, *note_lines(advice.notes, 400))
 
 
 def advice_code(advice: Advice) -> str:
-    """Show the changed lines of each plan and remedy, the best first."""
-    offered = {each.name: each for each in (*advice.plans, *advice.remedies)}
+    """Show the code of each plan and remedy, the best first."""
+    offered = {remedy.name: remedy for remedy in (*advice.plans, *advice.remedies)}
     parts = []
-    for each in offered.values():
-        heading = f"# {printable(each.name, 200)}: {printable(each.verdict, 30)}, {printable(each.result, 60)}"
-        parts.append(f"{heading}\n{printable_lines(each.code)}\n")
+    for remedy in offered.values():
+        heading = f"# {printable(remedy.name, 200)}: {printable(remedy.verdict, 30)}, {printable(remedy.result, 60)}"
+        parts.append(f"{heading}\n{printable_lines(remedy.code)}\n")
     return "\n".join(parts)
 
 
 def _answer(advice: Advice) -> Iterator[Text]:
-    """Yield what to do, and the lines of code that do it."""
+    """Yield the best plan and its code, or the verdict if none is needed or known."""
     device = advice.device
     if not advice.plans or device.verdict == "fits":
         how = "as it is" if device.verdict == "fits" else ""
@@ -73,7 +73,7 @@ def _answer(advice: Advice) -> Iterator[Text]:
     yield from (Text(f"  {line}", style="cyan") for line in printable_lines(plan.code).splitlines())
 
 
-_KEPT = {
+_ON_DEVICE = {
     "train": "model.fit copies the arrays to the device: {size}; kerasmem.H5ChunkSequence streams them",
     "evaluate": "model.evaluate copies the arrays to the device: {size}; kerasmem.H5ChunkSequence streams them",
     "inference": (
@@ -85,7 +85,7 @@ _KEPT = {
 
 def _arrays(advice: Advice) -> Iterator[Text]:
     if advice.data_bytes:
-        yield Text(f"{_KEPT[advice.settings.mode].format(size=format_size(advice.data_bytes))}.")
+        yield Text(f"{_ON_DEVICE[advice.settings.mode].format(size=format_size(advice.data_bytes))}.")
 
 
 def _needs(need: Bytes | Remedy, stands_in: bool) -> str:
@@ -99,27 +99,27 @@ def _needs(need: Bytes | Remedy, stands_in: bool) -> str:
 def _remedies(advice: Advice, terminal: int | None) -> Table:
     columns = (figures(""), words("Remedy"), figures("Saves"), figures("Then"), Column("Verdict", no_wrap=True))
     rows = table(terminal, *columns, words("Result"))
-    for number, each in enumerate(advice.remedies, 1):
-        saves = f"{format_size(each.saving)} ({each.saving_percent:.0f} %)"
-        result = printable(each.result, 60)
-        rows.add(str(number), printable(each.name, 120), saves, each.total, verdict_text(each.verdict), result)
+    for number, remedy in enumerate(advice.remedies, 1):
+        saves = f"{format_size(remedy.saving)} ({remedy.saving_percent:.0f} %)"
+        name, result = printable(remedy.name, 120), printable(remedy.result, 60)
+        rows.add(str(number), name, saves, remedy.total, verdict_text(remedy.verdict), result)
     return rows
 
 
 def _plans(advice: Advice) -> Iterator[RenderableType]:
     if advice.plans:
-        fits = any(each.verdict == "fits" for each in advice.plans)
-        yield Text("What fits, the least harmful first" if fits else "What comes nearest", style="bold")
-        for each in advice.plans:
-            needs = _needs(each, each.stands_in)
-            line = Text(f"  {printable(each.name, 300)}: {needs}, ").append_text(verdict_text(each.verdict))
-            yield line.append(f"; {printable(each.result, 60)}{_trial(each)}")
+        fits = any(plan.verdict == "fits" for plan in advice.plans)
+        yield Text("Plans that fit, the smallest change first" if fits else "Plans closest to fitting", style="bold")
+        for plan in advice.plans:
+            needs = _needs(plan, plan.stands_in)
+            line = Text(f"  {printable(plan.name, 300)}: {needs}, ").append_text(verdict_text(plan.verdict))
+            yield line.append(f"; {printable(plan.result, 60)}{_trial(plan)}")
         yield ""
 
 
-def _trial(each: Remedy) -> str:
+def _trial(plan: Remedy) -> str:
     """Describe the measured memory of a plan."""
-    trial = each.trial
+    trial = plan.trial
     if trial is None:
         return ""
     if trial.peak_bytes is None:
@@ -131,61 +131,67 @@ _LOG_TEXT_WIDTH = 160  # characters of any text that comes from the log
 _NAME_WIDTH = 11
 
 
-def diagnosis_text(found: Diagnosis, terminal: int | None = None) -> RenderableType:
-    """Return the sentence, the figures that are known, the place, warnings, and what to do with its code."""
+def diagnosis_text(diagnosis: Diagnosis, terminal: int | None = None) -> RenderableType:
+    """Show the summary, known figures, context, warnings and suggestions."""
 
     def styled(text: str, style: str) -> Text:
         return Text(text, style="" if terminal is None else style)
 
     parts: list[RenderableType] = [
-        styled(printable(found.summary), f"bold {'red' if found.out_of_memory else 'green'}")
+        styled(printable(diagnosis.summary), f"bold {'red' if diagnosis.out_of_memory else 'green'}")
     ]
-    rows = [*_diagnosis_figures(found), *_context_lines(found)]
+    rows = [*_diagnosis_figures(diagnosis), *_context_lines(diagnosis)]
     parts += [""] if rows else []
     parts += [styled(f"  {name:<{_NAME_WIDTH}}", "dim").append(value, style="none") for name, value in rows]
-    for warning in found.warnings:
+    for warning in diagnosis.warnings:
         parts += ["", styled("Warning: ", "bold yellow").append(printable(warning), style="none")]
-    if found.suggestions:
+    if diagnosis.suggestions:
         parts += ["", styled("What to do", "bold")]
-    for number, each in enumerate(found.suggestions, 1):
-        parts.append(Text(f"  {number}. {printable(each.what)}: {printable(each.why)}."))
-        parts += [styled("       " + printable(line), "cyan") for line in each.code.split("\n")]
+    for number, suggestion in enumerate(diagnosis.suggestions, 1):
+        parts.append(Text(f"  {number}. {printable(suggestion.what)}: {printable(suggestion.why)}."))
+        parts += [styled("       " + printable(line), "cyan") for line in suggestion.code.split("\n")]
     return Group(*parts)
 
 
-def _diagnosis_figures(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    if found.requested_bytes is not None:
+def _diagnosis_figures(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    if diagnosis.requested_bytes is not None:
         of = ""
-        if found.tensor_shape and found.family not in ("xla", "jax", "theano"):
-            of = f": {'an array' if found.family == 'host' else 'a tensor'} of {_shape(found)}"
-        yield "Asked for", format_size(found.requested_bytes) + of
-    if found.free_bytes is not None:
-        free, largest = format_size(found.free_bytes), format_size(found.largest_free_bytes)
-        is_one_piece = found.largest_free_bytes is None or largest == free
-        yield "Free", free if is_one_piece else f"{free}, the largest piece {largest}"
-    others = (("In use", found.in_use_bytes), ("Reserved", found.reserved_bytes), ("Limit", found.limit_bytes))
+        if diagnosis.tensor_shape and diagnosis.family not in ("xla", "jax", "theano"):
+            of = f": {'an array' if diagnosis.family == 'host' else 'a tensor'} of {_shape(diagnosis)}"
+        yield "Requested", format_size(diagnosis.requested_bytes) + of
+    if diagnosis.free_bytes is not None:
+        free, largest = format_size(diagnosis.free_bytes), format_size(diagnosis.largest_free_bytes)
+        is_one_piece = diagnosis.largest_free_bytes is None or largest == free
+        yield "Free", free if is_one_piece else f"{free}, the largest block {largest}"
+    others = (
+        ("In use", diagnosis.in_use_bytes),
+        ("Reserved", diagnosis.reserved_bytes),
+        ("Limit", diagnosis.limit_bytes),
+    )
     yield from ((name, format_size(size)) for name, size in others if size is not None)
 
 
-def _context_lines(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    if found.requested_bytes is None and found.tensor_shape:
-        yield "Tensor", _shape(found)
-    if found.layer:
-        yield "Layer", printable(found.layer, _LOG_TEXT_WIDTH) + (f" ({found.pass_} pass)" if found.pass_ else "")
-    if found.operation:
-        yield "Operation", printable(found.operation, _LOG_TEXT_WIDTH)
-    if found.device:
-        yield "Device", printable(found.device, 40)
-    if found.cause and found.cause != "unknown":
-        yield "Cause", found.cause
-    if found.lines:
-        first, last = found.lines
-        place = f"line {first:,}" if first == last else f"lines {first:,}–{last:,}"
-        yield "Where", place
-    if found.evidence:
-        yield "Text", printable(found.evidence, _LOG_TEXT_WIDTH)
+def _context_lines(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    if diagnosis.requested_bytes is None and diagnosis.tensor_shape:
+        yield "Tensor", _shape(diagnosis)
+    if diagnosis.layer:
+        yield (
+            "Layer",
+            printable(diagnosis.layer, _LOG_TEXT_WIDTH) + (f" ({diagnosis.pass_} pass)" if diagnosis.pass_ else ""),
+        )
+    if diagnosis.operation:
+        yield "Operation", printable(diagnosis.operation, _LOG_TEXT_WIDTH)
+    if diagnosis.device:
+        yield "Device", printable(diagnosis.device, 40)
+    if diagnosis.cause and diagnosis.cause != "unknown":
+        yield "Cause", diagnosis.cause
+    if diagnosis.lines:
+        first, last = diagnosis.lines
+        yield "Where", f"line {first:,}" if first == last else f"lines {first:,}–{last:,}"
+    if diagnosis.evidence:
+        yield "Text", printable(diagnosis.evidence, _LOG_TEXT_WIDTH)
 
 
-def _shape(found: Diagnosis) -> str:
-    sizes = "×".join(map(str, found.tensor_shape or ()))
-    return f"{sizes} {printable(found.dtype, 20)}" if found.dtype else sizes
+def _shape(diagnosis: Diagnosis) -> str:
+    sizes = "×".join(map(str, diagnosis.tensor_shape or ()))
+    return f"{sizes} {printable(diagnosis.dtype, 20)}" if diagnosis.dtype else sizes

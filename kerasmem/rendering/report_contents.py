@@ -15,7 +15,7 @@ from kerasmem.profiling.results import StepProfile
 from kerasmem.rendering.formatting import figures, known_size, short_name, signed_size, table
 from kerasmem.units import format_count, printable
 
-_MOST_BYTES = 2**60  # beyond any memory; a chart cannot scale more
+_MOST_BYTES = 2**60  # a chart cannot scale more
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SavedReport:
 
     @property
     def low(self) -> int | None:
-        """The least that a step takes, or None if unknown."""
+        """Lower end of the interval of a step, or None if unknown."""
         return None if getattr(self.report.settings, "stands_in", False) else self.report.bytes.low
 
 
@@ -41,7 +41,7 @@ class PageContents:
     """Results for one page.
 
     Attributes:
-        logs: in brief.
+        logs: summaries of logs.
         reports: estimates and profiles.
         title: heading of the page.
     """
@@ -55,8 +55,8 @@ def read_report(data: Mapping[str, Any], source: str) -> SavedReport:
     """Read the JSON of an estimate or a profile.
 
     Args:
-        data: the object in the file.
-        source: the file's name, for the page and for errors.
+        data: object in the file.
+        source: name of the file, for the page and for errors.
 
     Raises:
         InputError: If a field is missing or of the wrong type, or a size is impossible.
@@ -83,7 +83,7 @@ def _check_sizes(part: str, record: Any) -> None:
 
 
 RUN_COLUMNS = ("Run", "Peak", "where", "Mean in use", "growth", "Host", "growth", "Card", "Batches", "Time")
-_ON_A_TERMINAL = 7  # columns that have room
+_ON_A_TERMINAL = 7  # columns
 _MOST_ROWS = 200
 
 
@@ -97,7 +97,7 @@ def _run_row(log: LogSummary, run: RunSummary) -> tuple[str, ...]:
     return (
         run_name(log, run),
         known_size(run.peak_bytes),
-        _peak_place(run),
+        _peak_position(run),
         known_size(run.mean_in_use_bytes),
         signed_size(run.in_use_growth_bytes),
         known_size(run.rss_bytes),
@@ -109,19 +109,19 @@ def _run_row(log: LogSummary, run: RunSummary) -> tuple[str, ...]:
 
 
 def runs_table(logs: Sequence[LogSummary], terminal: int | None = None) -> Table:
-    """Return a row for each run: peak, its place, means and growth."""
+    """Return a row for each run: peak, its position, means and growth."""
     columns = [Column(name) if name in ("Run", "where") else figures(name) for name in RUN_COLUMNS]
-    made = table(terminal, *columns[:_ON_A_TERMINAL], title="Runs")
+    runs = table(terminal, *columns[:_ON_A_TERMINAL], title="Runs")
     rows, left_out = run_rows(logs)
-    for name, peak, place, *sizes in rows:
-        made.add(short_name(name), peak, printable(place, 40), *sizes[: _ON_A_TERMINAL - 3])
+    for name, peak, position, *sizes in rows:
+        runs.add(short_name(name), peak, printable(position, 40), *sizes[: _ON_A_TERMINAL - 3])
     if left_out:
-        made.add(f"and {left_out} more")
-    return made
+        runs.add(f"and {left_out} more")
+    return runs
 
 
 def reports_table(reports: Sequence[SavedReport], terminal: int | None = None) -> Table:
-    """Return a row for each estimate or profile: its peak and the interval claimed."""
+    """Return a row for each estimate or profile: its peak and interval."""
     rows = table(terminal, "File", *map(figures, ("Peak", "from", "to")), "by", title="Estimates and profiles")
     for saved in reports:
         need, method = saved.report.bytes, printable(saved.report.settings.method, 20)
@@ -134,8 +134,8 @@ def run_name(log: LogSummary, run: RunSummary) -> str:
     return f"{log.name}, run {run.run + 1} ({run.kind})" if len(log.runs) > 1 else log.name
 
 
-def _peak_place(run: RunSummary) -> str:
-    """Return the place of a run's peak; epochs count from 1, batches from 0 as in Keras."""
+def _peak_position(run: RunSummary) -> str:
+    """Return epoch and batch of a run's peak. Epochs count from 1, batches from 0 as in Keras."""
     if run.peak_bytes is None:
         return ""
     epoch = "" if run.peak_epoch is None else f"epoch {run.peak_epoch + 1}, "

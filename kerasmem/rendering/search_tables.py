@@ -1,4 +1,4 @@
-"""Searches as text: the largest batch, the card to take, and many candidates."""
+"""Shows the results of searches: the largest batch, cards, and many candidates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kerasmem.units import format_size, printable
 
 
 def search_table(result: SearchResult, terminal: int | None = None) -> RenderableType:
-    """Return the answer, the sizes that were asked, and the real steps that ran."""
+    """Show the answer, the estimates, and the real steps that ran."""
     report = result.report
     model = f"{printable(report.model.name, 60)} · {settings_line(report.settings, with_batch=False)}"
     answer = [_answer_of_trials(result)] if result.trials else _answer(result)
@@ -47,13 +47,13 @@ def _trials(result: SearchResult, terminal: int | None) -> Table:
     return rows
 
 
-def _room(result: SearchResult) -> Text:
+def _device(result: SearchResult) -> Text:
     device = result.device
     return Text(f"{printable(device.name, 80)} ({format_size(device.available_bytes)} for TensorFlow): ")
 
 
 def _answer_of_trials(result: SearchResult) -> Text:
-    line = _room(result)
+    line = _device(result)
     if result.largest is None:
         smallest = min(each.size for each in result.trials)
         return line.append(f"batch size {smallest:,} ran out of memory", style=VERDICT_STYLES["does not fit"])
@@ -63,7 +63,7 @@ def _answer_of_trials(result: SearchResult) -> Text:
 
 
 def _answer(result: SearchResult) -> Iterator[Text]:
-    device, line = result.device, _room(result)
+    device, line = result.device, _device(result)
     has_failed = device.verdict == "does not fit"
     if result.largest is not None:
         size = next(each for each in result.evaluations if each.size == result.largest)
@@ -85,7 +85,7 @@ def _answer(result: SearchResult) -> Iterator[Text]:
 
 
 def cards_table(ranking: CardRanking, terminal: int | None = None) -> RenderableType:
-    """Return the answer, and a row for each card."""
+    """Show the answer, and a row for each card."""
     report, best = ranking.report, ranking.best
     fitting = sum(each.verdict == "fits" for each in ranking.cards)
     if best is None:
@@ -102,12 +102,12 @@ def cards_table(ranking: CardRanking, terminal: int | None = None) -> Renderable
 
 
 def many_table(result: EstimateTable, terminal: int | None = None, *, top: int | None = None) -> RenderableType:
-    """Return the answer, a row for each candidate, and the reasons of those that failed.
+    """Show the answer, a row for each candidate, and the reasons of failures.
 
     Args:
         result: the candidates.
-        terminal: columns of one, None for plain text.
-        top: how many rows; None or 0 for all.
+        terminal: columns of a terminal, or None for plain text.
+        top: number of rows to show. None or 0 shows all.
     """
     shown = result.candidates[: top or None]
     names = list(dict.fromkeys(name for candidate in result.candidates for name in candidate.grid))

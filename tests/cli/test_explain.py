@@ -26,7 +26,7 @@ def test_it_says_what_where_and_what_to_do(cli, log):
     done = cli("explain", log("Epoch 1\n" + OOM))
     assert (done.code, done.err) == (0, "")
     first, *rest = done.out.splitlines()
-    assert first == "GPU:1 ran out of memory while computing wide: 72.0 MiB was asked for."
+    assert first == "GPU:1 ran out of memory while computing wide: 72.0 MiB was requested."
     text = "\n".join(rest)
     assert "48×64×64×96 float" in text and "wide (forward pass)" in text and "lines 2–3" in text
     assert "model.fit(x, y, batch_size=16)" in text and not any(line != line.rstrip() for line in rest)

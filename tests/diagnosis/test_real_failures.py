@@ -60,7 +60,7 @@ def test_layer_and_phase_are_right(failures, case, source):
         else:
             assert data["layer"] in ("conv_0", "conv_1", "conv_2", "pool")
             assert shape[0] == {"forward": 100, "backward": 44}[where]
-            assert "in place of" in data["suggestions"][0]["what"]
+            assert "instead of" in data["suggestions"][0]["what"]
 
 
 @pytest.mark.parametrize("case", CASES)
