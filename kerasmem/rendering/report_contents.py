@@ -82,7 +82,7 @@ def _check_sizes(part: str, record: Any) -> None:
             raise InputError(f"{part}.{name} must be from 0 to 2**60")
 
 
-RUN_COLUMNS = ("Run", "Peak", "where", "Mean in use", "growth", "Host", "growth", "Card", "Batches", "Time")
+RUN_COLUMNS = ("Run", "Peak", "Peak in", "Mean in use", "Growth", "Host", "Growth", "Card", "Batches", "Time")
 _ON_A_TERMINAL = 7  # columns
 _MOST_ROWS = 200
 
@@ -110,7 +110,7 @@ def _run_row(log: LogSummary, run: RunSummary) -> tuple[str, ...]:
 
 def runs_table(logs: Sequence[LogSummary], terminal: int | None = None) -> Table:
     """Return a row for each run: peak, its position, means and growth."""
-    columns = [Column(name) if name in ("Run", "where") else figures(name) for name in RUN_COLUMNS]
+    columns = [Column(name) if name in ("Run", "Peak in") else figures(name) for name in RUN_COLUMNS]
     runs = table(terminal, *columns[:_ON_A_TERMINAL], title="Runs")
     rows, left_out = run_rows(logs)
     for name, peak, position, *sizes in rows:

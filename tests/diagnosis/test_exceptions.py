@@ -120,7 +120,7 @@ def test_paths_and_wrong_things(tmp_path):
     for wrong in (tmp_path / "none.log", tmp_path, Path("a\0b"), "mistyped.log"):
         with pytest.raises(InputError):
             kerasmem.explain_oom(wrong)
-    with pytest.raises(TypeError, match="not int"):
+    with pytest.raises(TypeError, match="got int"):
         kerasmem.explain_oom(7)
 
 

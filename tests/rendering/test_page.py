@@ -198,7 +198,7 @@ def test_the_verdict_comes_first():
     assert "✘ does not fit t4: net needs 10.0 MiB, of 9.00 MiB" in head
     assert "run.csv: at most 990 MiB, 99 % of 0.98 GiB (card)" in head
     without = text_of(page_of(summarise(timeline(5), "run.csv")))
-    assert "run.csv: at most 504 MiB" in without and "No device was named" in without
+    assert "run.csv: at most 504 MiB" in without and "No verdict without a device" in without
 
 
 def test_the_limit_of_a_named_device_stands_in_charts_of_its_size():
@@ -209,7 +209,7 @@ def test_the_limit_of_a_named_device_stands_in_charts_of_its_size():
 def test_estimate_and_measurement_are_laid_side_by_side():
     estimate = report(low=9 * MIB, high=11 * MIB)
     page = page_of(reports=[("e.json", estimate), ("m.json", report("measure", 16, total=20 * MIB))])
-    assert "9.00 MiB to 11.0 MiB: ✘ missed" in page and "−10.0 MiB (−50.0 %)" in page
+    assert "9.00 MiB to 11.0 MiB: ✘ outside" in page and "−10.0 MiB (−50.0 %)" in page
 
 
 def test_an_estimate_without_a_known_lower_end_claims_the_upper_one():
@@ -217,7 +217,7 @@ def test_an_estimate_without_a_known_lower_end_claims_the_upper_one():
     estimate = replace(estimate, settings=replace(estimate.settings, stands_in=True))
     assert SavedReport("e.json", estimate).low is None
     page = page_of(reports=[("e.json", estimate), ("m.json", report("measure", total=20 * MIB))])
-    assert "at most 31.0 MiB: holds" in page
+    assert "at most 31.0 MiB: ✔ inside" in page
 
 
 def test_a_notebook_shows_the_page_in_a_frame(tmp_path):
