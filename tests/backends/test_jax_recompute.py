@@ -38,26 +38,20 @@ def masked():
     return keras.Model(inputs, layers.Dense(1)(layers.LSTM(8, name="second")(x)))
 
 
-def assert_close(found, expected):
-    """XLA rounds otherwise where it compiles otherwise: weights agree to a part of the largest of their layer."""
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=2e-5 * np.abs(one).max())
+def assert_close(actual, expected):
+    """Compare weights relative to the largest of their layer, because XLA rounds differently in another program."""
+    for wanted, values in zip(expected, actual, strict=True):
+        np.testing.assert_allclose(values, wanted, rtol=1e-4, atol=2e-5 * np.abs(wanted).max())
 
 
 def trained(model, x, y):
     model.compile("sgd", "mse")
     logs = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
-    return logs, [np.asarray(each) for each in model.get_weights()]
+    return logs, model.get_weights()
 
 
-@pytest.mark.parametrize(
-    ("build", "cuts"),
-    [
-        (stack, ["dense_1", "drop_3"]),
-        (masked, ["words", "first"]),
-    ],
-)
-def test_training_is_that_of_the_plain_model(build, cuts):
+@pytest.mark.parametrize(("build", "cuts"), [(stack, ["dense_1", "drop_3"]), (masked, ["words", "first"])])
+def test_recompute_trains_like_the_plain_model(build, cuts):
     draw = np.random.default_rng(0)
     x = draw.integers(0, 3, (24, 6)) if build is masked else draw.random((24, 64), "float32")
     y = draw.random((24, 1), "float32")
@@ -66,31 +60,31 @@ def test_training_is_that_of_the_plain_model(build, cuts):
     keras.utils.set_random_seed(3)
     cut = kerasmem.recompute(build(), cuts=cuts)
     assert cut.cuts == tuple(cuts)
-    (expected, weights), (found, others) = trained(plain, x, y), trained(cut, x, y)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    (expected, weights), (losses, others) = trained(plain, x, y), trained(cut, x, y)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert_close(others, weights)
     assert_close([cut.predict(x, verbose=0)], [plain.predict(x, verbose=0)])
 
 
-def test_segments_are_computed_again_for_the_gradient():
-    """XLA for a CPU computes them again too, and too early to save memory: see docs/guides/jax.md."""
+def test_segments_are_recomputed_for_the_gradient():
+    """On a CPU, XLA recomputes them too early to save memory: see docs/guides/jax.md."""
     model = kerasmem.recompute(stack(16, 6), segments=3)
     assert len(model.cuts) == 2 and model.recomputed == (True, True, False)
 
     def loss(values, x):
         return (model.stateless_call(values, frozen, x, training=True)[0] ** 2).sum()
 
-    trained = [each.value for each in model.trainable_variables]
-    frozen = [each.value for each in model.non_trainable_variables]
+    trained = [variable.value for variable in model.trainable_variables]
+    frozen = [variable.value for variable in model.non_trainable_variables]
     program = str(jax.make_jaxpr(jax.grad(loss))(trained, np.ones((4, 16), "float32")))
     assert program.count("checkpoint[") + program.count("remat2[") + program.count("remat[") >= 2
 
 
-def test_the_offloading_layer_of_the_guide_trains_as_the_block_alone():
-    """On a CPU the host's memory is a kind of its own, too."""
-    made = {}
+def test_the_offloading_layer_of_the_guide_trains_like_its_block():
+    """On a CPU, JAX has the host's memory as a memory kind too."""
+    guide = {}
     (code,) = re.findall(r"^```py\n(import jax\n.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
-    exec(code, made)
+    exec(code, guide)
 
     def block():
         return keras.Sequential([layers.Dense(64, "gelu"), layers.BatchNormalization(), layers.Dense(64, "gelu")])
@@ -100,8 +94,8 @@ def test_the_offloading_layer_of_the_guide_trains_as_the_block_alone():
 
     draw = np.random.default_rng(0)
     x, y = draw.random((24, 32), "float32"), draw.random((24, 1), "float32")
-    plain, offloaded = build(lambda each: each), build(made["Offloaded"])
+    plain, offloaded = build(lambda block: block), build(guide["Offloaded"])
     offloaded.set_weights(plain.get_weights())
-    (expected, weights), (found, others) = trained(plain, x, y), trained(offloaded, x, y)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    (expected, weights), (losses, others) = trained(plain, x, y), trained(offloaded, x, y)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert_close(others, weights)

@@ -1,4 +1,4 @@
-"""Training on JAX that is stopped at any batch and started again: `scripts/test --with jax`."""
+"""Resume stopped training on JAX: `scripts/test --with jax`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def file(tmp_path):
     return path
 
 
-def made(seed):
+def compiled_model(seed):
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(
         [keras.Input((6,)), layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dropout(0.4),
@@ -57,26 +57,26 @@ def trained(model, file, checkpoint, kill=0):
     return resume.run.history
 
 
-def test_a_stopped_training_ends_as_one_that_never_was(file, tmp_path):
-    whole = made(0)
+def test_stopped_training_resumes_to_the_same_weights(file, tmp_path):
+    whole = compiled_model(0)
     expected = trained(whole, file, tmp_path / "whole.resume")
     killed = tmp_path / "killed.resume"
-    for seed, step in ((0, 5), (1, 9)):  # within the first epoch, and in one that was gone on with
+    for seed, step in ((0, 5), (1, 9)):  # in the first epoch, and in a resumed one
         with pytest.raises(Killed):
-            trained(made(seed), file, killed, step)
+            trained(compiled_model(seed), file, killed, step)
         assert killed.exists()
-    model = made(2)
-    found = trained(model, file, killed)
+    model = compiled_model(2)
+    history = trained(model, file, killed)
     for one, other in zip(whole.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     for one, other in zip(whole.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(one.value, other.value)
-    assert found == expected
+    assert history == expected
     assert not killed.exists(), "training is over"
 
 
 def run_two(file, saved, kill):
-    """Train in two processes; return how they ended, and what they printed last."""
+    """Train in two processes and return their exit codes and last lines."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     script = Path(__file__).with_name("jax_resumed.py")
@@ -88,16 +88,16 @@ def run_two(file, saved, kill):
         for index in range(2)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=300)[0].splitlines()[-1:] for process in reversed(processes)]
+        lines = [process.communicate(timeout=300)[0].splitlines()[-1:] for process in reversed(processes)]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    return [process.returncode for process in processes], said
+    return [process.returncode for process in processes], lines
 
 
 @pytest.mark.slow
-def test_two_processes_go_on_together(file, tmp_path):
+def test_two_processes_resume_together(file, tmp_path):
     codes, expected = run_two(file, tmp_path / "whole.resume", 0)
     assert codes == [0, 0] and expected[0] == expected[1]
     codes, _ = run_two(file, tmp_path / "killed.resume", 13)
@@ -107,6 +107,6 @@ def test_two_processes_go_on_together(file, tmp_path):
     assert not list(tmp_path.glob("killed*"))
 
 
-def test_fit_names_the_way_to_resume_on_jax():
+def test_fit_with_jax_names_resume_training():
     with pytest.raises(UsageError, match="ResumeTraining"):
-        kerasmem.fit(made(0), np.ones((8, 6), "float32"), np.zeros(8, "int32"))
+        kerasmem.fit(compiled_model(0), np.ones((8, 6), "float32"), np.zeros(8, "int32"))
