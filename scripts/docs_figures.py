@@ -129,7 +129,7 @@ def gpu_facts() -> str:
         counts = Counter(row["agreement"] for row in members)
         shares = [row["sizes"]["total"] / row["limit"] for row in members]
         agreement = (counts[name] for name in ("yes", "too close", "no"))
-        lines.append((*group, len(members), *agreement, f"{min(shares):.0%} to {max(shares):.0%}"))
+        lines.append((*group, len(members), *agreement, f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"))
     return table("card|framework|source|>readings|>agree|>too close to call|>disagree|>estimate / limit", lines)
 
 

@@ -159,3 +159,9 @@ def test_every_page_is_in_the_navigation():
     nav = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
     named = re.findall(r"[\w/-]+\.md", json.dumps(nav))
     assert sorted(f"docs/{name}" for name in named) == sorted(set(PAGES) - {"README.md"})
+
+
+def test_every_disagreement_with_public_readings_has_a_reason():
+    rows = json.loads((ROOT / "scripts" / "bench" / "results" / "gpu_facts.json").read_text())["rows"]
+    assert len(rows) >= 40 and all(row["why"] for row in rows)
+    assert all(row["reason"] for row in rows if row["agreement"] != "yes")
