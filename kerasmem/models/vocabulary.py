@@ -15,7 +15,6 @@ import json
 import runpy
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -33,8 +32,6 @@ _FUNCTION_MODULES = ("activations", "initializers", "regularizers", "constraints
 _LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")  # their objects need not be passed by the user
 _OWN_MODULE, _OWN_CLASS = "kerasmem.training.recompute.model", "RecomputedFunctional"
 OWN_NAME = f"kerasmem>{_OWN_CLASS}"
-# Whether the configuration of a recomputed model has its cuts. In a file, it is the configuration of the plain model.
-CUTS_TOLD: ContextVar[bool] = ContextVar("cuts_told", default=False)
 
 # Keras's markers for tensors, slices and other data.
 _DATA = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"})
@@ -250,19 +247,32 @@ def register_own_classes(config: Any) -> None:
         importlib.import_module(_OWN_MODULE)
 
 
+def _graph_key(name: Any, layers: Iterable[str]) -> tuple[Any, ...]:
+    """Return the identity of a Functional model inside another: its name and those of its layers."""
+    return name, *layers
+
+
 def configuration(model: Any) -> dict[str, Any]:
     """Return a model's configuration for `keras.saving.deserialize_keras_object`, with its cuts.
 
     Use it in this process and its children only: the files of Keras have no cuts.
     """
-    token = CUTS_TOLD.set(True)
-    try:
-        config: dict[str, Any] = import_keras().saving.serialize_keras_object(model)
-    finally:
-        CUTS_TOLD.reset(token)
-    for node in dictionaries(config):
+    keras = import_keras()
+    config: dict[str, Any] = keras.saving.serialize_keras_object(model)
+    recomputed = keras.saving.get_custom_objects().get(OWN_NAME, ())  # registered when the class is imported
+    cut_models = {
+        _graph_key(layer.name, [operation.name for operation in layer.operations]): layer
+        for layer in flatten_layers(model)
+        if isinstance(layer, recomputed)
+    }
+    for node in dictionaries(config) if cut_models else ():
         inner = node.get("config")
-        if node.get("class_name") == "Functional" and isinstance(inner, dict) and "cuts" in inner:
+        if node.get("class_name") != "Functional" or not isinstance(inner, dict):
+            continue
+        key = _graph_key(inner.get("name"), [layer["name"] for layer in inner.get("layers", ())])
+        cut_model = cut_models.get(key)
+        if cut_model is not None:
+            inner.update(cuts=list(cut_model.cuts), recomputed=list(cut_model.recomputed))
             node.update(class_name=_OWN_CLASS, module=_OWN_MODULE, registered_name=OWN_NAME)
     return config
 

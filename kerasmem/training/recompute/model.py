@@ -4,7 +4,7 @@ It is the Functional model with the same layers, and a list of cuts (see `cuts`)
 nested model, that is called as a recomputed model too.
 
 In Keras's files it is a plain Functional model, alone and inside another one: the class goes by that name, and its
-configuration tells the cuts only where `kerasmem.models.vocabulary.configuration` asks for them.
+configuration has no cuts. `kerasmem.models.vocabulary.configuration` adds them, for kerasmem's own processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import keras
 
 from kerasmem.compat.keras_layers import check_recomputable, functional_class, graph_of
 from kerasmem.models.backend import runs_on_jax
-from kerasmem.models.vocabulary import CUTS_TOLD, OWN_NAME
+from kerasmem.models.vocabulary import OWN_NAME
 from kerasmem.training.recompute.cuts import CUTTABLE, Segment, all_but_last, chain_of, split
 from kerasmem.training.recompute.segments import MakeCall, SegmentFunction, call_at_once
 
@@ -95,11 +95,6 @@ class RecomputedFunctional(Functional):
             leaving = run_segment(run, entering, segment.layers, segment.recomputed) if is_run else run(entering)
             tensors.update(zip(segment.leaving, leaving, strict=True))
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the configuration of the Functional model, with the cuts for kerasmem alone."""
-        cuts = {"cuts": list(self._cuts), "recomputed": list(self._recomputed)} if CUTS_TOLD.get() else {}
-        return {**super().get_config(), **cuts}
 
 
 # Keras writes a class's name and module into its files, and names the weights of a nested model by its class.
