@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 from kerasmem.compat.borrowing import Borrowed, NotAvailableError
 from kerasmem.compat.patching import patched
 
-_STREAMS = "kerasmem.fit(checkpoint=…) on tf.data and generators"
-CATCH_STOP = Borrowed("keras.src.backend.tensorflow.trainer:TFEpochIterator.catch_stop_iteration", feature=_STREAMS)
-MAYBE_BUILD = Borrowed("keras:Model._maybe_symbolic_build", feature=_STREAMS)
+_RESUMING = "kerasmem.ResumeTraining and kerasmem.fit(checkpoint=…)"
+_EPOCHS = "keras.src.trainers.epoch_iterator:EpochIterator"
+NEW_EPOCHS = Borrowed(f"{_EPOCHS}.__init__", feature=_RESUMING)
+STEPS = Borrowed(f"{_EPOCHS}._enumerate_iterator", feature=_RESUMING)
 STEP_LOGS = Borrowed("keras:Model._get_metrics_result_or_logs", feature="kerasmem.fit(isolated=True)")
 _MICRO_BATCHES = "training in micro-batches"
 _LOSSES = "keras.src.losses.loss"
@@ -62,33 +64,41 @@ def logs_from_steps(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def record_epoch_iterator(model: Any) -> Iterator[list[Any]]:
-    """Yield a list that receives the epoch iterator of the next `fit`."""
-    iterators: list[Any] = []
-    build = MAYBE_BUILD.get()
+def steps_skipped(epochs: int, count: int, skip: Callable[[Any], object]) -> Iterator[None]:
+    """Have the `fit` in progress in this thread skip steps that an earlier process has taken, in its next epoch.
 
-    def build_and_record(iterator: Any = None, data_batch: Any = None) -> None:
-        iterators.append(iterator)
-        build(model, iterator=iterator, data_batch=data_batch)
+    Keras counts skipped steps, but calls neither its callbacks nor its training function for them. An `evaluate` or
+    `predict` that begins later is left alone.
 
-    model.__dict__["_maybe_symbolic_build"] = build_and_record
-    try:
-        yield iterators
-    finally:
-        del model.__dict__["_maybe_symbolic_build"]
-
-
-def read_epoch(epoch_iterator: Any, read: Callable[[Any], Any]) -> Any:
-    """Run one epoch with `read(iterator)` instead of the steps.
-
-    Returns:
-        The last result of `read`, or None if there are no batches.
+    Args:
+        epochs: whole epochs of the data before that one.
+        count: batches of the epoch to skip.
+        skip: called with the iterator of the data for each execution of steps that is skipped.
     """
-    result = None
-    with epoch_iterator.catch_stop_iteration():
-        for _, _, iterator in epoch_iterator:
-            result = read(iterator)
-    return result
+    later: weakref.WeakSet[Any] = weakref.WeakSet()
+    is_done = False
+
+    def note(own: _Own, epoch_iterator: Any, *arguments: Any, **named: Any) -> None:
+        later.add(epoch_iterator)
+        own(epoch_iterator, *arguments, **named)
+
+    def steps(own: _Own, epoch_iterator: Any) -> Iterator[Any]:
+        nonlocal is_done
+        is_other, is_done = is_done or epoch_iterator in later, is_done or epoch_iterator not in later
+        for _ in range(0 if is_other else epochs):
+            with epoch_iterator.catch_stop_iteration():
+                for *_, data in own(epoch_iterator):
+                    skip(data)
+        for first, *last, data in own(epoch_iterator):
+            if not is_other and first < count:
+                with epoch_iterator.catch_stop_iteration():
+                    skip(data)
+                    continue
+                return  # the data has ended
+            yield first, *last, data
+
+    with patched(*NEW_EPOCHS.owner(), note), patched(*STEPS.owner(), steps):
+        yield
 
 
 def step_on_data(function: Any) -> Any:

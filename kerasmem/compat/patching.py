@@ -58,7 +58,7 @@ class ThreadStack(threading.local):
         try:
             yield
         finally:
-            self.stack.pop()
+            self.stack.remove(entry)  # scopes of a failed `fit` may end in another order
 
 
 class _Dispatcher:

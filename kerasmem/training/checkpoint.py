@@ -1,26 +1,30 @@
-"""The file of a run, replaced at once so that at any moment there is a complete one, and the callback that saves it."""
+"""The checkpoint of a run, and the callback that saves and resumes it.
+
+A new file replaces the old one in one step, so a complete one always exists.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
+from kerasmem.compat.keras_training import steps_skipped
 from kerasmem.errors import DataError, InputError, KerasmemError, UsageError
 from kerasmem.files import open_archive, open_plain, read_json, replacing
 from kerasmem.hdf5.format.layout import one_line, shown
 from kerasmem.records import Record
 from kerasmem.training.run_state import GROUPS, ModelState, RunState, as_array, describe, variables
-from kerasmem.training.sources import Source
+from kerasmem.training.sources import Source, pass_batches
 
 SAVE_FREQ = 100  # batches
-_MOST = 1 << 40  # epochs, and batches of one: more than anybody trains
+_MOST = 1 << 40  # epochs of a run, and batches of an epoch
 _DELETE = "delete it to start over"
 BEFORE = ".before"  # the file before the last, if there are several workers
 
@@ -31,7 +35,7 @@ class SavedRun(Record, what="checkpoint", version=1):
 
     Attributes:
         run: position in Keras's epochs.
-        data: kind of the data.
+        data: kind of the data, as in `Source.kind`.
         agrees: settings that must be the same when the run is resumed.
         position: position in the data.
         variables: type and shape of every variable, by group.
@@ -48,12 +52,12 @@ class Checkpoint:
     """The position and the state of a run, on disk.
 
     Args:
-        path: of the file.
-        source: the run's data.
-        keeps_before: whether the file before the last is kept as well.
+        path: path of the file.
+        source: data of the run.
+        keeps_before: whether the second-last file is kept too.
 
     Attributes:
-        saved: the content that was read last; None before.
+        saved: content of the file that was read last; None if none was.
     """
 
     def __init__(self, path: str, source: Source, *, keeps_before: bool = False) -> None:
@@ -65,56 +69,60 @@ class Checkpoint:
         """Read the file if it exists.
 
         Args:
-            path: another file than the one that is written.
+            path: another file to read. Defaults to the file that is written.
 
         Raises:
-            DataError: If the file is no checkpoint, or damaged.
+            DataError: If the file is not a checkpoint, or damaged.
         """
         if not os.path.lexists(path or self.path):
             return None
-        with _opened(path or self.path) as (saved, content):
+        with _open_checkpoint(path or self.path) as (saved, content):
             self._arrays = {
-                group: [_decoded(content[f"{group}{number}"], *kind) for number, kind in enumerate(some)]
+                group: [_decode(content[f"{group}{number}"], *kind) for number, kind in enumerate(some)]
                 for group, some in saved.variables.items()
             }
         self.saved = saved
         return saved
 
     def points(self) -> dict[int, str]:
-        """Return the files that training can resume from by their order, the latest last."""
-        found = {}
+        """Return the files that training can resume from by `RunState.order`, the latest last."""
+        paths = {}
         for path in (self.path, self.path + BEFORE):
             if os.path.lexists(path):
-                with _opened(path) as (saved, _):
-                    found[saved.run.order] = path
-        return dict(sorted(found.items()))
+                with _open_checkpoint(path) as (saved, _):
+                    paths[saved.run.order] = path
+        return dict(sorted(paths.items()))
 
-    def go_to(self, run: RunState) -> None:
+    def go_to(self, run: RunState, epochs: int) -> None:
         """Move the data to the saved position.
 
+        Args:
+            run: position in Keras's epochs.
+            epochs: whole epochs that earlier processes have trained on.
+
         Raises:
-            DataError: If the position makes no sense.
-            UsageError: If the data is other than before.
+            DataError: If the position is not valid.
+            UsageError: If the data has changed.
         """
         assert self.saved is not None
         try:
-            self.source.go_to(self.saved.position, run)
+            self.source.go_to(self.saved.position, run, epochs)
         except KerasmemError:
             raise
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"{shown(self.path)}: its position in the data makes no sense ({one_line(str(error), 100)}); {_DELETE}"
+                f"{shown(self.path)}: the position in the data is not valid ({one_line(str(error), 100)}); {_DELETE}"
             ) from error
 
     def check(self, *, steps: int | None, at_once: int) -> None:
-        """Refuse to resume with other data or settings than before.
+        """Refuse to resume if data or settings have changed.
 
         Args:
             steps: batches of an epoch now; None if unknown.
             at_once: steps in one execution.
 
         Raises:
-            UsageError: If they differ; the message names the setting.
+            UsageError: If they have changed; the message names the setting.
         """
         assert self.saved is not None
         saved, run, path = self.saved, self.saved.run, shown(self.path)
@@ -122,31 +130,31 @@ class Checkpoint:
         if saved.data == self.source.kind:
             now = self.source.describe()
             differences = [(name, repr(saved.agrees.get(name)), repr(value)) for name, value in now.items()]
-        if run.batch:
+        if run.batch or self.source.reads_skipped:
             differences.append(("steps_per_epoch", f"{run.steps} batches", f"{steps} batches"))
         for name, before, after in differences:
             if before != after:
                 raise UsageError(f"checkpoint: {name} was {before} in the run of {path} and is {after} now; {_DELETE}")
         if run.steps is not None and run.batch >= run.steps + at_once:
-            raise DataError(f"{path}: batch {run.batch:,} of an epoch of {run.steps:,} makes no sense; {_DELETE}")
+            raise DataError(f"{path}: batch {run.batch:,} of an epoch of {run.steps:,} is not valid; {_DELETE}")
         if run.batch % at_once:
             raise UsageError(
-                f"steps_per_execution: {path} was saved after {run.batch} batches of an epoch, no multiple of {at_once}"
+                f"steps_per_execution must divide the {run.batch} batches after which {path} was saved; got {at_once}"
             )
 
     def restored(self, model: Any, groups: Sequence[str] = GROUPS) -> ModelState:
         """Return the saved arrays for the variables of a model.
 
-        Metrics begin with the epoch, and other ones are no reason not to go on: theirs are then the model's own.
+        Metrics begin with each epoch and may have changed. If so, their arrays are the model's.
 
         Raises:
-            UsageError: the model is another; the message names the first variable that differs.
+            UsageError: If the model has changed; the message names the first variable that differs.
         """
         assert self.saved is not None
         own, state = variables(model), dict(self._arrays)
         for group in groups:
             here, saved = describe(own[group]), self.saved.variables.get(group, [])
-            if group == "metrics" and (self.saved.run.batch == 0 or here != saved):
+            if group == "metrics" and (self.saved.run.skipped == 0 or here != saved):
                 state[group] = [as_array(variable) for variable in own[group]]
             elif here != saved:
                 raise UsageError(_difference(self.path, group, own[group], here, saved))
@@ -179,7 +187,7 @@ class Checkpoint:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
+def _open_checkpoint(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
     try:
         with open(open_plain(path), "rb") as file, open_archive(file) as content:
             saved = SavedRun.from_dict(read_json(content["saved"].tobytes()))
@@ -189,47 +197,70 @@ def _opened(path: str) -> Iterator[tuple[SavedRun, Mapping[str, np.ndarray]]]:
         raise DataError(f"{shown(path)}: {error}; {_DELETE}") from error
     except Exception as error:  # NumPy, zipfile and Python's parser raise many kinds for damaged files
         reason = one_line(str(error), 100)
-        raise DataError(f"{shown(path)}: no checkpoint of kerasmem, or a damaged one ({reason}); {_DELETE}") from error
+        raise DataError(f"{shown(path)}: not a checkpoint of kerasmem, or damaged ({reason}); {_DELETE}") from error
 
 
 def _refuse_absurd(run: RunState) -> None:
-    """Refuse counts that no run has: loops are as long as they say."""
+    """Refuse counts that no run has, as loops run as often as they tell."""
     counts = {"epoch": run.epoch, "batch": run.batch, "steps": run.steps, "micro_batch_rows": run.micro_batch_rows}
     for name, count in counts.items():
         if count is not None and not 0 <= count < _MOST:
-            raise ValueError(f"its {name} is {count}")
+            raise ValueError(f"{name} is {count}")
     if len(set(run.epochs)) != len(run.epochs) or any(not 0 <= epoch <= run.epoch for epoch in run.epochs):
-        raise ValueError("its epochs make no sense")
+        raise ValueError("epochs are not valid")
 
 
-def _decoded(data: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
-    import ml_dtypes  # noqa: F401 - Keras's; with it NumPy knows bfloat16
+def _decode(data: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
+    import ml_dtypes  # noqa: F401 - a dependency of Keras; it adds bfloat16 to NumPy
 
     return np.frombuffer(data.tobytes(), np.dtype(name)).reshape([int(extent) for extent in shape])
 
 
 def _difference(path: str, group: str, own: list[Any], here: list[Any], saved: list[Any]) -> str:
-    what = f"{len(saved)} variables and the one given has {len(here)}"
+    change = f"{len(saved)} variables, now {len(here)}"
     for variable, now, before in zip(own, here, saved, strict=False):
         if now != before:
-            given = f"{shown(variable.path)}, {now[0]} {tuple(now[1])}"
-            what = f"{before[0]} {tuple(before[1])} where the one given has {given}"
+            change = f"{before[0]} {tuple(before[1])}, now {shown(variable.path)}, {now[0]} {tuple(now[1])}"
             break
-    return f"model: the {group} saved in {shown(path)} has {what}; build the model as before, or {_DELETE}"
+    return f"model: the {group} saved in {shown(path)} has {change}; build the same model, or {_DELETE}"
 
 
 class SavingCallback(keras.callbacks.Callback):
-    """Keeps a run's state up to date, and saves it every few batches and at each epoch's end.
+    """Updates a run's state, and saves it every few batches and at each epoch's end.
 
     Args:
-        run: the state.
-        source: the data; None if nothing is saved.
-        save_freq: batches from one saving to the next.
+        run: position of the run.
+        source: data of the run; None if nothing is saved.
+        save_freq: batches between two checkpoints.
+
+    Attributes:
+        skipping: context of skipped steps; close it when `fit` ends.
     """
 
     def __init__(self, run: RunState, source: Source | None, save_freq: int) -> None:
         super().__init__()
         self.run, self.source, self.save_freq = run, source, save_freq
+        self.skipping = ExitStack()
+
+    def resume(
+        self, checkpoint: Checkpoint, first_epoch: int = 0, on_skip: Callable[[Any], object] = lambda batch: None
+    ) -> None:
+        """Move the data to the saved position, and have the `fit` that begins skip the steps before it.
+
+        Args:
+            checkpoint: the file, read.
+            first_epoch: Keras's first epoch of the whole run.
+            on_skip: called at each skipped execution of steps, with its first batch; None if batches are not read.
+        """
+        run, source, at_once = self.run, checkpoint.source, self.model.steps_per_execution
+        checkpoint.check(steps=(self.params or {}).get("steps"), at_once=at_once)
+        epochs = sum(epoch >= first_epoch for epoch in run.epochs)
+        checkpoint.go_to(run, epochs)
+
+        def skip(iterator: Any) -> None:
+            on_skip(pass_batches(iterator, at_once) if source.reads_skipped else None)
+
+        self.skipping.enter_context(steps_skipped(epochs if source.reads_skipped else 0, run.skipped, skip))
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Note how many batches an epoch has."""
@@ -242,21 +273,19 @@ class SavingCallback(keras.callbacks.Callback):
             self.source.begin_epoch(epoch)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Save, if it is time."""
-        if self.run.count(batch + 1) and self.run.unsaved >= self.save_freq and self.can_save():
-            self.run.keep_logs(logs)
+        """Save every few batches, except after an epoch's last batch, as `on_epoch_end` saves too."""
+        run = self.run
+        run.count(batch + 1)
+        if run.unsaved >= self.save_freq and (run.steps is None or run.batch < run.steps):
+            run.keep_logs(logs)
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Save the start of the next epoch."""
         if self.source is not None:
             self.source.end_epoch(self.run)
-        self.run.end_epoch(logs)
+        self.run.end_epoch({**self.run.logs, **(logs or {})})
         self.save()
-
-    def can_save(self) -> bool:
-        """Return whether a run can be resumed here."""
-        return True
 
     def save(self) -> None:
         """Write the position of the run."""

@@ -32,31 +32,31 @@ def fit(
 ) -> Any:  # fmt: skip
     """Train a model as `model.fit` does, and survive running out of memory.
 
-    A step that runs out is undone (weights, optimizer, random generators, metrics) and repeated in micro-batches whose
-    gradients are added up: one update for the whole batch, as without. Sample weights, class weights, masks, penalties,
-    clipping, loss scaling and a smaller last micro-batch count as they do in the whole batch, so results differ by
-    rounding only; except with layers such as BatchNormalization and Dropout, which a warning names. One row is
-    tried first, to see whether fewer rows help at all; then the batch is halved until the step fits. Later batches use
-    the same size.
+    If a step runs out of memory, `fit` restores weights, optimizer, random generators and metrics, and repeats the step
+    in micro-batches. Their gradients are added up for one update of the whole batch. Sample weights, class weights,
+    masks, penalties, clipping, loss scaling and a smaller last micro-batch count as they do in the whole batch, so
+    results differ by rounding only. Layers such as BatchNormalization and Dropout are an exception, and a warning names
+    them. `fit` first tries one row, to see if fewer rows help at all; then it halves the batch until the step fits.
+    Later batches use the same size.
 
-    A batch is divided only if the result is known to be the same: for Keras's own step and `compute_loss`. A model with
-    its own trains as it stands; if it runs out, the step is undone and the error lists the options.
+    A batch is divided only if the result is known to be the same: for Keras's own step and `compute_loss`. If a model
+    with a custom step runs out of memory, the step is undone and the error lists the options.
 
-    A failed step may leave weights half updated, so a copy of the state is kept on the host. It is taken before the
-    first step of training and of validation, and then from time to time; batches since then (at most 1 GiB) are
-    repeated.
+    A failed step may leave weights half updated, so `fit` keeps a copy of the state on the host. It takes the copy
+    before the first step of training and of validation, and then from time to time; it repeats the batches since then
+    (at most 1 GiB).
 
-    Under XLA a failed step destroys the weights, so there steps run in a process of their own, made from the model's
+    Under XLA a failed step destroys the weights, so steps run in a separate process, built from the model's
     configuration. Data, callbacks and History stay in this process. Callbacks see, and may change, weights at the ends
-    of epochs only; the learning rate at any batch. On the CPU a failed step often ends the process in graph mode as
-    well; `isolated=True` survives that.
+    of epochs only; the learning rate at any batch. On the CPU a failed step often ends the process in graph mode too;
+    `isolated=True` survives that.
 
-    With `checkpoint` a killed run resumes at the very next batch when the script is started again. Arrays and the
-    batches of a `PyDataset` are then shuffled by the epoch's number and a seed that is saved, not in Keras's order; the
-    seed follows `keras.utils.set_random_seed`. Data of tf.data or a generator is read again up to the position, so give
+    If `checkpoint` is set, a killed run resumes at the very next batch when the script is started again. Arrays and the
+    batches of a `PyDataset` are then shuffled by the epoch's number and a saved seed, not in Keras's order; the seed
+    follows `keras.utils.set_random_seed`. Data of tf.data or a generator is read again up to the position, so give
     `shuffle()` a seed. The state of callbacks is not saved; see `ResumeTraining`. With deterministic operations the
     result is the same bit for bit. At the end of data of unknown length Keras's graph counts one step more in
-    `optimizer.iterations`; this does not.
+    `optimizer.iterations`; `kerasmem.fit` does not.
 
     Args:
         model: a compiled Keras model.
@@ -67,16 +67,17 @@ def fit(
         checkpoint: path of a file for the position of the run; removed at the end.
         save_freq: batches between two checkpoints; each epoch's end is saved too. Defaults to 100.
         keep: keep the file at the end. Defaults to False.
-        isolated: run steps in a process of their own. Defaults to whether XLA compiles them.
+        isolated: run steps in a separate process. Defaults to True if XLA compiles them, else False.
 
     Returns:
         Keras's `History`, including the epochs before a restart. Its attribute `recoveries` has a `Recovery` for each
-        repeated step, and for each time that the process of the steps ended between two.
+        repeated step, and for each time that the separate process ended between two steps.
 
     Raises:
-        UsageError: If an argument is wrong, the model cannot be trained in pieces, or the checkpoint is of another run.
+        UsageError: If an argument is wrong, the model cannot be trained in pieces, or the checkpoint belongs to another
+            run.
         DataError: If the checkpoint cannot be read.
-        ModelError: If not even one row at a time fits, or a batch that ran out cannot be divided.
+        ModelError: If not even one row fits, or a batch that ran out of memory cannot be divided.
 
     Examples:
         >>> import keras, kerasmem, numpy as np
@@ -105,7 +106,7 @@ def fit(
 
 
 def check_fit(model: Any) -> None:
-    """Refuse a model with steps that can neither be undone nor divided.
+    """Refuse a model if its steps cannot be undone or divided.
 
     Raises:
         UsageError: If the model is not supported; the message has the fix.
@@ -115,32 +116,33 @@ def check_fit(model: Any) -> None:
             "fit: only the TensorFlow backend is supported; use model.fit, with kerasmem.ResumeTraining to resume"
         )
     if not isinstance(model, keras.Model):
-        raise UsageError(f"model: give a compiled Keras model, not {type(model).__name__}")
+        raise UsageError(f"model must be a compiled Keras model; got {type(model).__name__}")
     if not getattr(model, "compiled", False) or (model.optimizer is None and not has_own_step(model)):
         raise UsageError("model: call model.compile(optimizer, loss) first")
     if is_under_strategy(model):
         name = type(model.distribute_strategy).__name__
         raise UsageError(f"fit: {name} divides batches itself; use model.fit, with kerasmem.ResumeTraining to resume")
-    stateful = [each.name for each in flatten_layers(model) if isinstance(each, keras.layers.RNN) and each.stateful]
+    recurrent = [layer for layer in flatten_layers(model) if isinstance(layer, keras.layers.RNN)]
+    stateful = [layer.name for layer in recurrent if layer.stateful]
     if stateful:
         raise UsageError(
             f"model: {', '.join(stateful)} carries its state from batch to batch; use stateful=False, or model.fit"
         )
     if any(getattr(variable, "overwrite_with_gradient", False) for variable in model.trainable_variables):
         raise UsageError("model: float8 training replaces its scales by their gradients, which do not add up")
-    for each in keras.tree.flatten(model.loss):
-        if isinstance(each, keras.losses.Loss) and each.reduction in (None, "none"):
-            raise UsageError(f'loss: {each.name} has reduction=None; use reduction="sum" for the same gradients')
+    for loss in keras.tree.flatten(model.loss):
+        if isinstance(loss, keras.losses.Loss) and loss.reduction in (None, "none"):
+            raise UsageError(f'loss: {loss.name} has reduction=None; use reduction="sum" for the same gradients')
 
 
 def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source: Any = None) -> Any:
-    """Train a model that was checked.
+    """Train a model that `check_fit` accepts.
 
     Args:
-        model: compiled.
-        arguments: of `model.fit`, by name.
-        options: of `kerasmem.fit`.
-        source: result of `make_source` for the arguments, if it was called.
+        model: compiled Keras model.
+        arguments: arguments of `model.fit`, by name.
+        options: arguments of `kerasmem.fit`.
+        source: result of `make_source`, if it was called for the arguments.
 
     Returns:
         Keras's `History`.
@@ -158,9 +160,10 @@ def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source:
             run = saved.run
             run.resume()
             arguments["initial_epoch"] = max(run.epoch, first_epoch)
-    trainer = Trainer(model, run, first_epoch, options, checkpoint)
-    arguments["callbacks"] = [trainer, *callbacks, SaveCallback(trainer, options.save_freq)]
-    with trainer.in_place(callbacks):
+    trainer = Trainer(model, run, options, checkpoint)
+    saver = SaveCallback(trainer, first_epoch, options.save_freq)
+    arguments["callbacks"] = [trainer, *callbacks, saver]
+    with trainer.in_place(callbacks), saver.skipping:
         history = model.fit(**arguments)
     if history is None or (checkpoint is not None and checkpoint.saved is not None):
         history = _history_of(model, run)
@@ -183,7 +186,7 @@ def _history_of(model: Any, run: Any) -> Any:
 
 def _write_end(checkpoint: Any, model: Any, history: Any, run: Any, epochs: int) -> None:
     """Save the final state, including changes by callbacks at the end."""
-    run.history = {name: [plain(each) for each in some] for name, some in history.history.items()}
+    run.history = {name: [plain(value) for value in values] for name, values in history.history.items()}
     run.epochs = list(history.epoch)
     run.epoch, run.batch, run.steps, run.logs = max(epochs, *run.epochs, 0) if run.epochs else epochs, 0, None, {}
     checkpoint.write(run, read_state(model))

@@ -21,13 +21,13 @@ class RunState(Record, what="run"):
 
     Attributes:
         epoch: Keras's epoch, from 0.
-        batch: batches of it that were trained on.
-        steps: batches that it has; None if Keras does not know.
-        logs: the numbers that Keras told its callbacks after the last batch.
-        history: logs of the epochs that are over, by name.
-        epochs: the numbers of those epochs.
+        batch: batches of the epoch that were trained on.
+        steps: batches of an epoch; None if Keras does not know.
+        logs: Keras's logs of the last batch.
+        history: logs of the finished epochs, by name.
+        epochs: numbers of the finished epochs.
         micro_batch_rows: rows of a micro-batch; None for whole batches.
-        skipped: batches of the epoch that an earlier process trained on, and that Keras counts once more.
+        skipped: batches of the epoch that an earlier process trained on.
         unsaved: batches trained on since the last saving.
     """
 
@@ -43,7 +43,7 @@ class RunState(Record, what="run"):
 
     @property
     def order(self) -> int:
-        """A number above 0, the larger the later in training."""
+        """A number above 0 that grows in training."""
         return (self.epoch << 32) + self.batch + 1
 
     @property
@@ -52,25 +52,24 @@ class RunState(Record, what="run"):
         return max(self.batch - self.skipped, 0)
 
     def resume(self) -> None:
-        """Note that another process resumes here."""
+        """Mark the batches so far as those of an earlier process."""
         self.skipped = self.batch
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note that Keras begins an epoch."""
+        """Begin an epoch of Keras."""
         self.epoch, self.batch = epoch, 0
 
-    def count(self, batch: int) -> bool:
-        """Count the batches of the epoch, and return whether this process trained on the last."""
-        before, self.batch = max(self.batch, self.skipped), batch
-        self.unsaved += max(batch - before, 0)
-        return batch > self.skipped
+    def count(self, batch: int) -> None:
+        """Note the batches of the epoch that were trained on."""
+        self.unsaved += max(batch - max(self.batch, self.skipped), 0)
+        self.batch = batch
 
     def keep_logs(self, logs: Mapping[str, Any] | None) -> None:
-        """Keep Keras's logs of the last batch. This waits for the values."""
+        """Keep Keras's logs of the last batch, after waiting for the values."""
         self.logs = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
 
     def end_epoch(self, logs: Mapping[str, Any] | None) -> None:
-        """Note the end of the epoch, with Keras's logs."""
+        """End the epoch, with Keras's logs."""
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(plain(value))
         self.epochs.append(self.epoch)
@@ -78,17 +77,17 @@ class RunState(Record, what="run"):
 
 
 def plain(value: Any) -> Any:
-    """Return a number, or lists of them, as JSON has it."""
+    """Return a number or array as a JSON value."""
     array = np.asarray(value)
     return array.item() if array.ndim == 0 else array.tolist()
 
 
-# group -> arrays, in the order of the variables; "random" is Keras's generator for those who name none.
+# group -> arrays, in the order of the variables; "random" is Keras's global seed generator.
 ModelState = dict[str, list[np.ndarray]]
 WEIGHTS = ("model", "optimizer")
 GROUPS = (*WEIGHTS, "metrics")
-_ALIGNMENT = 64  # bytes: what TensorFlow's kernels expect
-_SMALL = 4096  # bytes, for which there is always a place
+_ALIGNMENT = 64  # bytes, expected by TensorFlow's kernels
+_SMALL = 4096  # bytes, which an allocator always has
 
 
 def variables(model: Any) -> dict[str, list[Any]]:
@@ -103,54 +102,54 @@ def variables(model: Any) -> dict[str, list[Any]]:
 
 
 def read_state(model: Any) -> ModelState:
-    """Return a copy of everything a step may change."""
+    """Return a copy of the variables that a step may change."""
     if hasattr(model, "jax_state_sync"):
-        model.jax_state_sync()  # within `fit` on JAX variables have no value of their own
-    return {group: [as_array(variable) for variable in some] for group, some in variables(model).items()}
+        model.jax_state_sync()  # on JAX `fit` holds the values, not the variables
+    return {group: [as_array(variable) for variable in members] for group, members in variables(model).items()}
 
 
 def load_state(model: Any, state: ModelState, groups: Sequence[str] = (*GROUPS, "random")) -> None:
     """Assign a state from `read_state`."""
-    for group, some in variables(model).items():
+    for group, members in variables(model).items():
         arrays = state.get(group, [])
-        if group not in groups or (group == "random" and len(arrays) != len(some)):
+        if group not in groups or (group == "random" and len(arrays) != len(members)):
             continue
-        for variable, array in zip(some, arrays, strict=True):
+        for variable, array in zip(members, arrays, strict=True):
             _assign(variable, array)
 
 
 def _assign(variable: Any, array: np.ndarray) -> None:
-    """Write an array into a variable, on the host without memory of the allocator's.
+    """Write an array into a variable without allocating from TensorFlow's CPU allocator.
 
-    `assign` has TensorFlow copy the array into the memory of its CPU allocator first. If that has no room left, as
-    after a step that ran out, it waits ten seconds and ends the process.
+    `assign` first copies the array into memory of that allocator. If the allocator is full, as after a step that ran
+    out of memory, it waits ten seconds and ends the process.
     """
     if array.nbytes < _SMALL or array.dtype.kind != "f" or not isinstance(variable.value, tf.Variable):
         variable.assign(array)
         return
-    variable.value[...].assign(lend([array]))  # into its own buffer; a plain `assign` would take NumPy's in its place
+    variable.value[...].assign(lend([array]))  # copies into the buffer; a plain `assign` would adopt NumPy's
 
 
 def lend(arrays: Sequence[np.ndarray]) -> Any:
-    """Return arrays one after another as a tensor on the host that takes nothing of TensorFlow's allocator.
+    """Return the concatenation of arrays as a host tensor outside of TensorFlow's allocator.
 
     Args:
-        arrays: of one type of NumPy's own; they differ in their first dimension at most.
+        arrays: arrays of one NumPy type; shapes may differ in the first dimension.
     """
-    room = np.empty(sum(each.nbytes for each in arrays) + _ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % _ALIGNMENT
+    buffer = np.empty(sum(array.nbytes for array in arrays) + _ALIGNMENT, np.uint8)
+    begin = -buffer.ctypes.data % _ALIGNMENT
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-    placed = room[begin : begin + room.nbytes - _ALIGNMENT].view(arrays[0].dtype).reshape(shape)
-    np.concatenate(arrays, out=placed)
-    return tf.experimental.dlpack.from_dlpack(placed.__dlpack__())
+    joined = buffer[begin : begin + buffer.nbytes - _ALIGNMENT].view(arrays[0].dtype).reshape(shape)
+    np.concatenate(arrays, out=joined)
+    return tf.experimental.dlpack.from_dlpack(joined.__dlpack__())
 
 
 def describe(arrays: list[Any]) -> list[list[Any]]:
-    """Return type and shape of arrays or variables, ready for JSON."""
-    return [[keras.backend.standardize_dtype(each.dtype), [int(size) for size in each.shape]] for each in arrays]
+    """Return type and shape of arrays or variables as JSON values."""
+    return [[keras.backend.standardize_dtype(array.dtype), [int(size) for size in array.shape]] for array in arrays]
 
 
 def as_array(variable: Any) -> np.ndarray:
-    """Return a variable's value as an array of its own."""
+    """Return a copy of a variable's value."""
     value = getattr(variable, "value", variable)
-    return np.asarray(value.numpy()) if hasattr(value, "numpy") else np.array(value)  # JAX gives a view of its own
+    return np.asarray(value.numpy()) if hasattr(value, "numpy") else np.array(value)  # JAX returns a view

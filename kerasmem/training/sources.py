@@ -1,7 +1,7 @@
-"""The position of a run in its data, and the way back to it.
+"""The position of a run in its data.
 
-A source gives Keras the data and describes its position, as plain data, after some batches of Keras's epoch.
-The order of arrays and of a PyDataset depends on the epoch's number and a saved seed alone.
+A source gives Keras the data, returns its position as JSON values, and moves to such a position. The order of arrays
+and of a PyDataset depends only on the epoch's number and a saved seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasmem.compat.keras_training import read_epoch
 from kerasmem.errors import UsageError
 from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.training.run_state import RunState
@@ -27,13 +26,13 @@ _NO_ORDER = (-1, np.arange(0))
 
 
 class Source:
-    """Data that a run can go on with.
+    """The data of a run that can be resumed.
 
     Attributes:
-        kind: what it is.
-        reads_skipped: whether batches trained on before are read once more, and passed over.
-        is_bare: whether Keras's batches are tuples of one array, and a step would get the array itself.
-        arguments: for `fit`.
+        kind: name of the kind of data.
+        reads_skipped: whether a resumed run reads the earlier batches again.
+        is_bare: whether the user gave one array, which Keras's batches wrap in a tuple.
+        arguments: arguments of `fit`.
     """
 
     kind = ""
@@ -48,39 +47,34 @@ class Source:
         """Return the argument of `go_to` for the next batch."""
         return {}
 
-    def go_to(self, position: dict[str, Any], run: RunState) -> None:
-        """Have Keras's epoch go on after the batches of it that Keras counts and does not ask for."""
-
-    def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
-        """Skip whole epochs that an earlier process has trained on.
+    def go_to(self, position: dict[str, Any], run: RunState, epochs: int) -> None:
+        """Move to a saved position.
 
         Args:
-            epochs: how many.
-            epoch_iterator: by which Keras goes through the data; if that is read, it stands behind them then.
-            at_once: batches between two returns to Keras.
+            position: result of `position`.
+            run: position in Keras's epochs.
+            epochs: whole epochs that earlier processes have trained on.
         """
 
     def begin_epoch(self, epoch: int) -> None:
         """Note that Keras begins an epoch."""
 
     def end_epoch(self, run: RunState) -> None:
-        """Note that it is over."""
+        """Note that Keras ends an epoch."""
 
     def peek(self) -> Any:
-        """Return a batch, for its shapes, if no more are to be trained on."""
+        """Return a batch for its shapes, if none is left to train on."""
         return next(iter(self.arguments["x"]))
 
 
 class BatchSource(Source):
-    """A PyDataset that gives the same batch for the same index.
-
-    The order of an epoch depends on its number and a seed, so that another process has the same one.
+    """A PyDataset that returns the same batch for the same index.
 
     Args:
-        dataset: the user's; None if a subclass has the batches.
-        batches: batches of the data; None if it has no end.
-        shuffle: whether each epoch has an order of its own, as for `fit`.
-        steps: steps of an epoch, if `fit` was given them.
+        dataset: the user's PyDataset; None if a subclass has the batches.
+        batches: batches of the data; None if it is endless.
+        shuffle: whether each epoch has another order, as for `fit`.
+        steps: `steps_per_epoch` of `fit`, if set.
     """
 
     kind = "dataset"
@@ -97,9 +91,9 @@ class BatchSource(Source):
 
     @property
     def batches(self) -> int | None:
-        """Batches of the epoch that Keras reads; None for endless data.
+        """Batches of the epoch that Keras reads, or None for endless data.
 
-        In a resumed epoch it is those that are left: Keras's workers keep batches that were not asked for.
+        In a resumed epoch only the remaining ones count, as Keras's workers keep batches that were not requested.
         """
         return None if self._steps or self._batches is None else self._batches - self._trained
 
@@ -111,34 +105,31 @@ class BatchSource(Source):
         """Return the seed."""
         return {"seed": self._seed}
 
-    def go_to(self, position: dict[str, Any], run: RunState) -> None:
-        """Take over the seed and the position."""
+    def go_to(self, position: dict[str, Any], run: RunState, epochs: int) -> None:
+        """Adopt the seed and the position, and call the dataset's hooks of whole epochs, as it may change with them."""
         seed = position["seed"]
         if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
             raise ValueError(f"seed is {seed!r}")
         self._seed, self._epoch, self._trained = seed, run.epoch, run.batch
-        self._order = _NO_ORDER  # Keras has read a batch for its shapes
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Begin at the data's beginning, unless an epoch is resumed or Keras's epochs are not the data's."""
-        if self._epoch is None or not self._steps:
-            self._trained = self._trained if epoch == self._epoch else 0
-            self._epoch = epoch
-
-    def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
-        """Tell the dataset of the epochs: it may change with them."""
+        self._order = _NO_ORDER  # Keras has already read a batch for its shapes
         for _ in range(epochs if self._dataset is not None else 0):
             self._dataset.on_epoch_begin()
             self._dataset.on_epoch_end()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Start at the first batch, unless an epoch is resumed or Keras's epochs differ from the data's."""
+        if self._epoch is None or not self._steps:
+            self._trained = self._trained if epoch == self._epoch else 0
+            self._epoch = epoch
 
     def peek(self) -> Any:
         """Return the first batch."""
         return self.batch(0, 0)
 
     def next_batch(self, index: int) -> Any:
-        """Return the batch that Keras counts as `index` since it began to read."""
+        """Return the batch of Keras's index."""
         epoch, index = self._epoch or 0, index + self._trained
-        if self._steps:  # counted from the beginning of the run
+        if self._steps:  # the index counts from the beginning of the run
             epoch, index = divmod(index + epoch * self._steps, self._batches or sys.maxsize)
         return self.batch(epoch, index)
 
@@ -157,7 +148,7 @@ class BatchSource(Source):
 
 
 class _Ordered(keras.utils.PyDataset):
-    """The batches of a source, in its order and from its position on."""
+    """Batches of a source, in its order from its position on."""
 
     def __init__(self, source: BatchSource, dataset: Any) -> None:
         names = ("workers", "use_multiprocessing", "max_queue_size")
@@ -166,20 +157,16 @@ class _Ordered(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches, or None for endless data."""
         return self._source.batches
 
     def __getitem__(self, index: int) -> Any:
-        """Return the batch at `index` of the remaining ones."""
         return self._source.next_batch(index)
 
     def on_epoch_begin(self) -> None:
-        """Tell the user's dataset."""
         if self._dataset is not None:
             self._dataset.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tell the user's dataset."""
         if self._dataset is not None:
             self._dataset.on_epoch_end()
 
@@ -189,9 +176,9 @@ class ArraySource(BatchSource):
 
     Args:
         x, y, sample_weight: as for `fit`.
-        batch_size: rows of a batch; None as Keras does.
-        shuffle: as for `fit`; "batch" changes the order within batches only, so they are taken as they are.
-        steps: steps of an epoch, if `fit` was given them.
+        batch_size: rows of a batch; None for Keras's default.
+        shuffle: as for `fit`; "batch" only changes the order within batches, so they stay as they are.
+        steps: `steps_per_epoch` of `fit`, if set.
     """
 
     kind = "arrays"
@@ -204,11 +191,11 @@ class ArraySource(BatchSource):
         self._parts = keras.tree.lists_to_tuples((parts,) if self.is_bare else parts)
         leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
         if not leaves:
-            raise UsageError("x: no data was given; give arrays, a PyDataset, H5ChunkSequence or tf.data")
+            raise UsageError("x must be arrays, a PyDataset, H5ChunkSequence or tf.data; got no data")
         self._rows = len(leaves[0])
         for leaf in leaves:
             if len(leaf) != self._rows:
-                raise UsageError(f"x, y: arrays of {self._rows} and {len(leaf)} rows; they must have as many")
+                raise UsageError(f"x, y must have the same number of rows; got {self._rows} and {len(leaf)}")
         self._batch_size = batch_size or (-(-self._rows // steps) if steps else 32)
         super().__init__(None, -(-self._rows // self._batch_size), shuffle and shuffle != "batch", steps)
 
@@ -225,7 +212,7 @@ class ArraySource(BatchSource):
 
 
 def _without_objects(array: np.ndarray) -> Any:
-    """Return strings as a tensor, since Keras takes no batches of Python's."""
+    """Return strings as a tensor, as Keras refuses arrays of Python strings."""
     return tf.convert_to_tensor(array) if array.dtype.kind in "OSU" else array
 
 
@@ -235,12 +222,11 @@ class StreamSource(Source):
     kind = "stream"
     reads_skipped = True
 
-    def __init__(self, x: Any, steps: int | None) -> None:
-        self._steps = steps
+    def __init__(self, x: Any = None) -> None:
         self.arguments = {"x": x}
 
     def peek(self) -> Any:
-        """Return a batch of zeros if the pipeline has specs, since starting it would change its next order."""
+        """Return a batch of zeros if the pipeline has specs, as reading it would change its next order."""
         x = self.arguments["x"]
         specs = getattr(x, "element_spec", None)
         leaves = keras.tree.flatten(specs)
@@ -248,48 +234,35 @@ class StreamSource(Source):
             return next(iter(x))
         return keras.tree.map_structure(lambda leaf: tf.zeros([size or 1 for size in leaf.shape], leaf.dtype), specs)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the steps of an epoch."""
-        return {"steps": self._steps}
 
-    def pass_over(self, epochs: int, epoch_iterator: Any, at_once: int) -> None:
-        """Read whole epochs as Keras does.
-
-        Keras chooses how often it begins the data (one more time an epoch, if it knows the number of batches), and
-        each time a pipeline that shuffles draws another order.
-        """
-        for _ in range(epochs):
-            read_epoch(epoch_iterator, lambda iterator: pass_batches(iterator, at_once))
-
-
-def pass_batches(iterator: Any, count: int) -> None:
-    """Read batches up to the end of the data, at least one."""
-    next(iterator)
+def pass_batches(iterator: Any, count: int) -> Any:
+    """Read batches up to the end of the data, at least one, and return the first."""
+    first = next(iterator)
     with contextlib.suppress(StopIteration):
         for _ in range(count - 1):
             next(iterator)
+    return first
 
 
 def split_rows(parts: Any, share: float) -> tuple[Any, Any]:
-    """Return arrays without their last rows, and those rows, as `fit(validation_split=…)` cuts them.
+    """Split arrays into rows for training and for validation, as `fit(validation_split=…)` does.
 
     Raises:
-        UsageError: one of the two would be empty.
+        UsageError: If one of the two would be empty.
     """
     parts = map_arrays(keras_array, parts)
     rows = next((len(leaf) for leaf in keras.tree.flatten(parts) if leaf is not None), 0)
     at = math.floor(rows * (1.0 - share))
     if not 0 < at < rows:
-        raise UsageError(f"validation_split: {share!r} of {rows} rows leaves none for training or none to validate on")
-
+        raise UsageError(f"validation_split must leave rows for training and validation; got {share!r} of {rows} rows")
     return map_arrays(lambda leaf: leaf[:at], parts), map_arrays(lambda leaf: leaf[at:], parts)
 
 
 def keras_array(leaf: Any) -> Any:
-    """Return an array as Keras would have it: floats as the default float."""
+    """Convert an array as Keras does, floats to the default float."""
     if not getattr(leaf, "shape", ()) or not hasattr(leaf, "__array__"):
         raise UsageError(
-            f"x, y: {type(leaf).__name__} cannot be resumed; use arrays, a PyDataset, H5ChunkSequence or tf.data"
+            f"x, y must be arrays, a PyDataset, H5ChunkSequence or tf.data to be resumed; got {type(leaf).__name__}"
         )
     array = np.asarray(leaf)
     if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx():
@@ -298,28 +271,28 @@ def keras_array(leaf: Any) -> Any:
 
 
 class SequenceSource(Source):
-    """An H5ChunkSequence, with a state of its own.
+    """An H5ChunkSequence.
 
-    Keras asks for batches ahead of training, so the place is counted from what was trained on.
+    Keras requests batches ahead of training, so the position follows from the batches trained on.
 
     Args:
-        sequence: given to `fit`, itself or through `as_tf_dataset()`.
+        sequence: the sequence given to `fit`, itself or through `as_tf_dataset()`.
     """
 
     kind = "sequence"
 
     def __init__(self, sequence: H5ChunkSequence) -> None:
         self._sequence = sequence
-        self._first: tuple[int, int] | None = None  # the sequence's epoch and place where Keras's epoch began
+        self._first: tuple[int, int] | None = None  # the sequence's epoch and batch when Keras's epoch began
         self.arguments = {"x": sequence}
 
     def position(self, run: RunState) -> dict[str, Any]:
-        """Return the sequence's own state for the next batch."""
+        """Return the sequence's state for the next batch."""
         epoch, batch = self._next(run)
         return self._sequence.state_dict(epoch=epoch, batch=batch)
 
-    def go_to(self, position: dict[str, Any], run: RunState) -> None:
-        """Have the sequence go on there."""
+    def go_to(self, position: dict[str, Any], run: RunState, epochs: int) -> None:
+        """Move the sequence there."""
         self._sequence.load_state_dict(position, skipped=run.skipped)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -330,21 +303,21 @@ class SequenceSource(Source):
     def end_epoch(self, run: RunState) -> None:
         """Note the beginning of the next epoch."""
         epoch, batch = self._next(run)
-        # A `fit` of whole epochs that was stopped within one goes on with the next one.
-        self._first = (epoch + 1, 0) if batch and not self._goes_on(run) else (epoch, batch)
+        # If `fit` trains whole epochs and is stopped within one, it continues with the next.
+        self._first = (epoch + 1, 0) if batch and not self._spans_epochs(run) else (epoch, batch)
 
     def _next(self, run: RunState) -> tuple[int, int]:
-        """Return the sequence's epoch and place of the batch that comes after those trained on."""
+        """Return epoch and number of the batch that follows those trained on."""
         assert self._first is not None
-        epoch, place = self._first
+        epoch, batch = self._first
         batches, trained = len(self._sequence), run.trained
-        if not self._goes_on(run):
-            trained = min(trained, batches - place)  # several steps in one execution count past the end
-        further, place = divmod(place + trained, batches)
-        return epoch + further, place
+        if not self._spans_epochs(run):
+            trained = min(trained, batches - batch)  # several steps in one execution count past the end
+        further, batch = divmod(batch + trained, batches)
+        return epoch + further, batch
 
-    def _goes_on(self, run: RunState) -> bool:
-        """Return whether Keras's epochs are others than the data's."""
+    def _spans_epochs(self, run: RunState) -> bool:
+        """Return whether Keras's epochs differ from the data's."""
         return self._sequence.progress.endless or run.steps != len(self._sequence)
 
     def peek(self) -> Any:
@@ -356,10 +329,10 @@ def make_source(arguments: dict[str, Any]) -> Source:
     """Return the data of a call of `fit` as a source.
 
     Args:
-        arguments: of `fit`, by name; those that the source takes the place of are changed.
+        arguments: arguments of `fit`, by name; those that the source replaces are changed.
 
     Raises:
-        UsageError: it is nothing whose place could be found again.
+        UsageError: If the data has no position to resume from.
     """
     x, y, weight = (arguments.get(name) for name in ("x", "y", "sample_weight"))
     steps, shuffle = arguments.get("steps_per_epoch"), arguments.get("shuffle", True)
@@ -369,7 +342,7 @@ def make_source(arguments: dict[str, Any]) -> Source:
     elif isinstance(x, keras.utils.PyDataset):
         source = BatchSource(x, x.num_batches, shuffle, steps)
     elif hasattr(x, "element_spec") or hasattr(x, "__next__"):
-        source = StreamSource(x, steps)
+        source = StreamSource(x)
     else:
         if arguments.get("validation_split") and arguments.get("validation_data") is None:
             (x, y, weight), arguments["validation_data"] = split_rows((x, y, weight), arguments["validation_split"])

@@ -10,13 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.compat.keras_training import logs_from_steps, record_epoch_iterator
+from kerasmem.compat.keras_training import logs_from_steps
 from kerasmem.diagnosis.explaining import read_exception
 from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.models.freeing import drop_frames
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.run_state import WEIGHTS, RunState, load_state, read_state
-from kerasmem.training.sources import pass_batches
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
@@ -34,9 +33,9 @@ class FitOptions:
         micro_batches: pieces of a batch from the start; None for whole batches.
         checkpoint: absolute path; None for no checkpoint.
         save_freq: batches between two checkpoints.
-        keep: whether the file stays at the end.
-        isolated: whether steps run in a process of their own.
-        falls_back: whether steps run in this process if the model cannot be made in another one.
+        keep: whether the file is kept at the end.
+        isolated: whether steps run in a separate process.
+        falls_back: whether steps run in this process if the model cannot be built in a separate one.
     """
 
     micro_batches: int | None = None
@@ -47,41 +46,37 @@ class FitOptions:
     falls_back: bool = False
 
     def piece_rows(self, run: RunState, rows: int) -> int | None:
-        """Return the rows of a piece of a batch of `rows`, or None for whole batches; an earlier process may know."""
+        """Return the rows of a piece of a batch of `rows`, or None for whole batches."""
         pieces = None if self.micro_batches is None else -(-rows // self.micro_batches)
         return min((size for size in (pieces, run.micro_batch_rows) if size is not None), default=None)
 
 
-def stands_in(function: Any) -> Any:
-    """Mark a function that Keras calls in place of its own."""
+def mark_replacement(function: Any) -> Any:
+    """Mark a function as the replacement of Keras's."""
     function.is_kerasmem = True
     return function
 
 
 class Trainer(keras.callbacks.Callback):
-    """Takes the steps of one call of `kerasmem.fit`, and is the callback that comes before the user's.
+    """Runs the steps of one call of `kerasmem.fit`. It is also the callback before the user's.
 
     Args:
         model: compiled.
         run: position of the run; the saving callback updates it.
-        first_epoch: that the whole run began with.
-        options: of `kerasmem.fit`.
+        options: arguments of `kerasmem.fit`.
         checkpoint: file of the run, with the position in its data; None for no checkpoint.
     """
 
-    def __init__(
-        self, model: Any, run: RunState, first_epoch: int, options: FitOptions, checkpoint: Checkpoint | None = None
-    ) -> None:
+    def __init__(self, model: Any, run: RunState, options: FitOptions, checkpoint: Checkpoint | None = None) -> None:
         super().__init__()
         self.set_model(model)
         self.run, self.isolated, self.checkpoint = run, options.isolated, checkpoint
         self.source = None if checkpoint is None else checkpoint.source
         self.driver: Driver | None = None
-        self._first_epoch, self._options = first_epoch, options
+        self._options = options
         self._keras_train = model.train_function  # traced already, if the model was trained before
         self._keras_test = model.test_function
-        self._epoch_iterator: list[Any] = []
-        self._to_restore = checkpoint is not None and checkpoint.saved is not None
+        self.to_restore = checkpoint is not None and checkpoint.saved is not None
         self._is_epochs_first = True
         self._any_rows = False
         self._callbacks_watch_batches = False
@@ -94,7 +89,7 @@ class Trainer(keras.callbacks.Callback):
         """Replace Keras's functions of the model, and restore them with the last weights at the end.
 
         Args:
-            callbacks: the user's.
+            callbacks: the user's callbacks.
         """
         base = keras.callbacks.Callback
         self._callbacks_watch_batches = any(
@@ -104,10 +99,8 @@ class Trainer(keras.callbacks.Callback):
             for name in _HOOKS
         )
         with contextlib.ExitStack() as stack:
-            if self.isolated:  # the metrics are in the other process
+            if self.isolated:  # the metrics are in the separate process
                 stack.enter_context(logs_from_steps(self.model))
-            if self.source is not None and self.source.reads_skipped:
-                self._epoch_iterator = stack.enter_context(record_epoch_iterator(self.model))
             self.model.train_function = self.train
             try:
                 yield
@@ -118,7 +111,7 @@ class Trainer(keras.callbacks.Callback):
                 self._hand_back()
 
     def _rescue(self) -> None:
-        """After an error or Ctrl-C: bring the model the other process's weights, or those of the last good copy."""
+        """Copy the weights of the separate process, or of the last good copy, to the model after an error or Ctrl-C."""
         if self.driver is not None and self.isolated:
             state = self.driver.good
             with contextlib.suppress(RanOut):
@@ -127,7 +120,7 @@ class Trainer(keras.callbacks.Callback):
                 load_state(self.model, state, WEIGHTS)
 
     def _hand_back(self) -> None:
-        """Give Keras its functions back, traced ones too."""
+        """Restore Keras's functions, including traced ones."""
         engine = None if self.driver is None else self.driver.engine
         if isinstance(engine, LocalEngine):
             self._keras_train, self._keras_test = engine.whole["train"], engine.whole["test"]
@@ -137,26 +130,24 @@ class Trainer(keras.callbacks.Callback):
 
     # ---- steps
 
-    @stands_in
+    @mark_replacement
     def train(self, iterator: Any) -> dict[str, Any]:
-        """Stand in for Keras's training function."""
-        if self.run.batch < self.run.skipped:
-            return self._skip(iterator)
+        """Run the steps of one execution of Keras's training function."""
         logs = None
         for batch in self._batches(iterator):
             if self.source is not None and self.source.is_bare:
                 batch = batch[0]
             driver = self.driver or self._begin(batch, iterator)
             if self._is_epochs_first:
-                self._bring_changes(driver)
+                self._copy_changes(driver)
             rate = self._new_rate() if self._is_epochs_first or self._callbacks_watch_batches else None
             self._is_epochs_first = False
             logs = driver.step("train", batch, rate)
         return _logs_of_any(logs)
 
-    @stands_in
+    @mark_replacement
     def test(self, iterator: Any) -> dict[str, Any]:
-        """Stand in for Keras's function that evaluates, within the validation of this `fit`."""
+        """Run the steps of one execution of Keras's test function, in the validation of this `fit`."""
         assert self.driver is not None
         logs = None
         for batch in self._batches(iterator):
@@ -168,32 +159,24 @@ class Trainer(keras.callbacks.Callback):
         for _, batch in zip(range(self.model.steps_per_execution), iterator, strict=False):
             yield without_optionals(batch)
 
-    def _skip(self, iterator: Any) -> dict[str, Any]:
-        """Count batches that an earlier process has trained on."""
-        run, source = self.run, self.source
-        count = min(run.skipped - run.batch, self.model.steps_per_execution)
-        if source is not None and source.reads_skipped:
-            pass_batches(iterator, count)
-        return dict(run.logs)
-
     def _begin(self, batch: Any, iterator: Any) -> Driver:
-        """Make all variables and the driver."""
+        """Create all variables and the driver."""
         model, self._any_rows = self.model, has_any_rows(iterator)
         try:
             build_step(model, batch)
         except Exception as error:
             diagnosis = read_exception(error)
-            if diagnosis.out_of_memory:  # weights, and what the optimizer keeps
+            if diagnosis.out_of_memory:  # of weights and the optimizer's slots
                 drop_frames(error)
                 raise ModelError(nothing_fits(diagnosis.summary, model, 0)) from None
             if not model.built:
                 raise UsageError(
-                    f"model: it cannot be built from a batch's shapes ({error}); call it on a batch before fit"
+                    f"model cannot be built from the shapes of a batch ({error}); call it on a batch before fit"
                 ) from error
             raise
-        if self._to_restore and self.checkpoint is not None:
+        if self.to_restore and self.checkpoint is not None:
             load_state(model, self.checkpoint.restored(model))
-            self._to_restore = False
+            self.to_restore = False
         self.driver = Driver(
             self._engine(batch),
             model,
@@ -201,7 +184,7 @@ class Trainer(keras.callbacks.Callback):
             good=read_state(model) if self.isolated else None,
         )
         if self.checkpoint is not None and self.checkpoint.saved is None:
-            self.save()  # so that weights and order are those of this run from its first step
+            self.save()  # a restart before the first regular save needs these weights and this order
         return self.driver
 
     def _engine(self, batch: Any) -> Engine:
@@ -211,11 +194,11 @@ class Trainer(keras.callbacks.Callback):
             try:
                 return RemoteEngine(model, batch, any_rows=self._any_rows)
             except RanOut as failure:
-                raise ModelError(f"the process that is to take the steps does not start: {failure}") from None
+                raise ModelError(f"the training process does not start: {failure}") from None
             except UsageError as error:
                 if not self._options.falls_back:
                     raise
-                text = f"steps run in this process, and XLA destroys the weights if one runs out of memory: {error}"
+                text = f"steps run in this process, so XLA destroys the weights if one runs out of memory: {error}"
                 warn_user(text, RuntimeWarning)
                 self.isolated = False
         ours, model.train_function = model.train_function, self._keras_train
@@ -225,7 +208,7 @@ class Trainer(keras.callbacks.Callback):
             model.train_function = ours
 
     def _new_rate(self) -> float | None:
-        """Return the learning rate if it is a number that has changed."""
+        """Return the learning rate if it is a variable and has changed."""
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         variable = getattr(optimizer, "learning_rate", None)
         if not isinstance(variable, keras.Variable):
@@ -233,8 +216,8 @@ class Trainer(keras.callbacks.Callback):
         before, self._rate = self._rate, float(keras.ops.convert_to_numpy(variable))
         return self._rate if self._rate != before else None
 
-    def _bring_changes(self, driver: Driver) -> None:
-        """Take over weights that callbacks have changed here."""
+    def _copy_changes(self, driver: Driver) -> None:
+        """Copy weights that callbacks have changed to the driver."""
         if not self.isolated:
             driver.good = None
             return
@@ -244,21 +227,10 @@ class Trainer(keras.callbacks.Callback):
             driver.engine.load({**here, "metrics": there["metrics"]})
             driver.good = None
 
-    # ---- what Keras begins and ends
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Go to the position of an earlier process."""
-        checkpoint, run, at_once = self.checkpoint, self.run, self.model.steps_per_execution
-        if checkpoint is None or not self._to_restore:
-            return
-        source = checkpoint.source
-        checkpoint.check(steps=(self.params or {}).get("steps"), at_once=at_once)
-        checkpoint.go_to(run)
-        over = sum(epoch >= self._first_epoch for epoch in run.epochs)
-        source.pass_over(over, next(iter(self._epoch_iterator), None), at_once)
+    # ---- hooks of Keras
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Reset the metrics of the other process, too: Keras has just reset the model's."""
+        """Reset the metrics of the separate process too, as Keras has just reset the model's."""
         self._is_epochs_first = True
         if self.driver is not None:
             self.driver.reset_metrics(has_happened=not self.isolated)
@@ -269,7 +241,7 @@ class Trainer(keras.callbacks.Callback):
             load_state(self.model, self.driver.keep(), WEIGHTS)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Take over the steps of this `fit`'s validation."""
+        """Replace Keras's test function during this `fit`'s validation."""
         if self.driver is None:
             return
         engine = self.driver.engine
@@ -278,13 +250,13 @@ class Trainer(keras.callbacks.Callback):
         self.driver.reset_metrics(has_happened=not self.isolated)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Restore Keras's own function for other evaluations."""
+        """Restore Keras's test function for other evaluations."""
         self.model.test_function = self._keras_test
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give the model its saved state if nothing was left to train."""
+        """Load the saved state into the model if nothing was left to train."""
         checkpoint = self.checkpoint
-        if not self._to_restore or checkpoint is None or checkpoint.saved is None:
+        if not self.to_restore or checkpoint is None or checkpoint.saved is None:
             return
         if not self.model.built or not self.model.optimizer.built:
             build_step(self.model, checkpoint.source.peek())
@@ -298,22 +270,30 @@ class Trainer(keras.callbacks.Callback):
 
 
 def _logs_of_any(logs: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the logs of an execution, or tell Keras that the data has ended, as its own function does."""
+    """Return the logs of an execution, or raise StopIteration at the end of the data, as Keras's function does."""
     if logs is None:
         raise StopIteration
     return logs
 
 
 class SaveCallback(SavingCallback):
-    """Saves after the user's callbacks."""
+    """Resumes and saves after the user's callbacks.
 
-    def __init__(self, trainer: Trainer, save_freq: int) -> None:
+    Args:
+        trainer: of the same `fit`.
+        first_epoch: Keras's first epoch of the whole run.
+        save_freq: batches from one saving to the next.
+    """
+
+    def __init__(self, trainer: Trainer, first_epoch: int, save_freq: int) -> None:
         super().__init__(trainer.run, trainer.source, save_freq)
-        self._trainer = trainer
+        self._trainer, self._first_epoch = trainer, first_epoch
 
-    def can_save(self) -> bool:
-        """Return whether the epoch goes on: its end is saved anyway, after the validation."""
-        return self.run.batch != self.run.steps
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Go to the position of an earlier process."""
+        if self._trainer.checkpoint is not None and self._trainer.to_restore:
+            self.resume(self._trainer.checkpoint, self._first_epoch)
+        super().on_train_begin(logs)
 
     def save(self) -> None:
         """Write the position and the state of the run."""

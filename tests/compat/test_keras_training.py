@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -9,10 +11,9 @@ import tensorflow as tf
 from kerasmem.compat.keras_training import (
     initial_epoch,
     logs_from_steps,
-    read_epoch,
-    record_epoch_iterator,
     set_initial_epoch,
     step_on_data,
+    steps_skipped,
 )
 
 
@@ -52,16 +53,24 @@ def test_logs_of_an_epoch_are_those_of_its_last_step():
     assert "_get_metrics_result_or_logs" not in vars(model)
 
 
-def test_the_way_through_epochs_is_that_of_fit():
+def test_skipped_steps_are_counted_and_not_taken():
+    taken, skipped = [], []
+
+    class Skip(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            scope.enter_context(steps_skipped(2, 3, lambda iterator: skipped.append(float(next(iterator)[0][0, 0]))))
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.evaluate(rows(), verbose=0)
+
+        def on_train_batch_end(self, batch, logs=None):
+            taken.append(batch)
+
     model = small()
-    with record_epoch_iterator(model) as found:
-        model.fit(rows(), verbose=0)
-    (again,) = found
-    again.reset()
-    batches = []
-    for _ in range(2):
-        assert read_epoch(again, lambda iterator: batches.append(next(iterator)) or len(batches)) == len(batches)
-    assert len(batches) == 8
+    with contextlib.ExitStack() as scope:
+        model.fit(rows(), epochs=2, verbose=0, callbacks=[Skip()])
+    assert (taken, len(skipped)) == ([3, 0, 1, 2, 3], 4 + 4 + 3)
+    assert int(model.optimizer.iterations) == 5
 
 
 def test_the_step_on_one_batch_is_found():

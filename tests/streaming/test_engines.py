@@ -192,7 +192,7 @@ class TestKilledWorker:
         monkeypatch.delenv("KILL_AT")
         codes, errors = end_of_workers(path, tmp_path, 2, "resumed")
         assert 0 not in codes
-        assert "the workers' files have no point in common" in errors[0]
+        assert "the workers' files have no common point" in errors[0]
 
 
 @pytest.mark.parametrize(

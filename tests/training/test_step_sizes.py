@@ -85,7 +85,7 @@ class Engine:
 def test_what_is_tried_after_a_failure(most, tried):
     engine = Engine(lambda rows: rows > most)
     driver = Driver(engine, dense())
-    refusal = pytest.raises(ModelError, match=r"(?s)not even one row at a time.*kerasmem\.recompute")
+    refusal = pytest.raises(ModelError, match=r"(?s)not even one row.*kerasmem\.recompute")
     with (
         nullcontext() if most else refusal,
         pytest.warns(RuntimeWarning, match="ran out of memory"),
@@ -109,7 +109,7 @@ def test_an_update_that_runs_out_is_not_tried_with_smaller_pieces():
         engine = Updating(lambda n: True)
         driver = Driver(engine, model)
         with (
-            pytest.raises(ModelError, match=r"the update of the weights does not fit: it ran out") as told,
+            pytest.raises(ModelError, match=r"the optimizer update does not fit in memory: it ran out") as told,
             pytest.warns(RuntimeWarning, match="ran out of memory"),
         ):
             driver.step("train", BATCH)

@@ -1,1 +1,1 @@
-"""Training that survives running out of memory: the step again from a good copy, in smaller pieces."""
+"""Training steps that are repeated in smaller pieces if they run out of memory."""

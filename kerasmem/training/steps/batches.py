@@ -1,4 +1,4 @@
-"""A batch as a training step takes it: its rows, its shapes, a part of it, a copy of it on the host."""
+"""Functions of a batch: its rows and bytes, a part of it, a copy on the host."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import tensorflow as tf
 
 
 def map_arrays(function: Callable[[Any], Any], nested: Any) -> Any:
-    """Apply a function to each array of a structure but None."""
+    """Apply a function to each array of a structure, except None."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), nested)
 
 
 def without_optionals(batch: Any) -> Any:
-    """Return a batch with None if Keras's pipeline carries an empty optional."""
+    """Replace the empty optionals of Keras's pipeline by None."""
     return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
 
 
 def has_any_rows(iterator: Any) -> bool:
-    """Return whether an iterator of TensorFlow's leaves open how many rows its batches have."""
+    """Return whether the number of rows is open in the specs of a TensorFlow iterator."""
     specs = keras.tree.flatten(getattr(iterator, "element_spec", None))
-    return any(isinstance(each, tf.TensorSpec) and each.shape.rank and each.shape[0] is None for each in specs)
+    return any(isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] is None for spec in specs)
 
 
 def _arrays(batch: Any) -> list[Any]:
@@ -35,7 +35,7 @@ def row_count(batch: Any) -> int:
 
 
 def byte_count(batch: Any) -> int:
-    """Return the bytes of the arrays; sparse and ragged ones count as their values."""
+    """Return the bytes of the arrays, counting only the values of sparse and ragged ones."""
     values = (getattr(leaf, "flat_values", getattr(leaf, "values", leaf)) for leaf in _arrays(batch))
     return sum(int(getattr(value, "nbytes", 0)) for value in values)
 
@@ -45,9 +45,9 @@ def part(batch: Any, start: int, stop: int) -> Any:
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):
-            rest = leaf.dense_shape[1:]
-            begin = tf.concat([[tf.constant(start, tf.int64)], tf.zeros_like(rest)], 0)
-            return tf.sparse.slice(leaf, begin, tf.concat([[tf.constant(stop - start, tf.int64)], rest], 0))
+            row_shape = leaf.dense_shape[1:]
+            begin = tf.concat([[tf.constant(start, tf.int64)], tf.zeros_like(row_shape)], 0)
+            return tf.sparse.slice(leaf, begin, tf.concat([[tf.constant(stop - start, tf.int64)], row_shape], 0))
         return leaf[start:stop]
 
     with tf.device("CPU:0"):

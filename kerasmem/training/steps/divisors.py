@@ -1,12 +1,11 @@
 """Factors by which the losses of pieces add up to the loss of their batch.
 
-Keras 3 reduces a loss to one number for what it is given: a sum, a mean over all elements, over those that a mask
-lets through, or over the sum of the sample weights. A mean of such means is not the batch's mean where the pieces
-differ. So each piece is weighted by its own divisor over that of the whole batch. With d the divisor of a piece of
-n rows, D that of the batch of N rows, the piece's mean m counts as m·d/D. It is handed on as m·(d/D)·(N/n), because
-all else that Keras adds up (penalties on weights, `add_loss`, the shown loss) is weighted by n/N: a penalty that
-is the same in every piece then counts once, and a piece's activity penalty, which is a mean over its rows, as it
-should.
+Keras 3 reduces a loss to one number: a sum, or a mean over all elements, over unmasked elements, or over the sum of
+the sample weights. The mean of the pieces' means is not the batch's mean if the pieces differ. So each piece is
+weighted by its divisor over that of the whole batch. With d the divisor of a piece of n rows and D that of the batch of
+N rows, the piece's mean m counts as m·d/D. It is returned as m·(d/D)·(N/n), because all other terms (penalties on
+weights, `add_loss`, the shown loss) are weighted by n/N. Then a penalty that is the same in every piece counts once,
+and a piece's activity penalty, which is a mean over its rows, counts by its rows.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from keras import ops
 from kerasmem.compat.keras_training import masked_weights, reduction_replaced
 
 SUM = "sum"
-PLAIN = "rows"  # a mean over rows; pieces count by their rows, which is how they are weighted anyway
-COUNTED = "counted"  # the divisor is known only from the piece: its mask, or its sample weights
+PLAIN = "rows"  # a mean over rows; pieces are weighted by their rows anyway
+COUNTED = "counted"  # the divisor depends on the mask or the sample weights of the piece
 
 
 class Divisors:
-    """Stands between Keras's losses and their reduction, while a step is traced.
+    """Intercepts the reductions of Keras's losses while a step is traced.
 
     Attributes:
-        kinds: of each reduction met while divisors were read.
+        kinds: kind of each reduction, from the last time that divisors were read.
     """
 
     def __init__(self) -> None:
@@ -36,30 +35,30 @@ class Divisors:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[list[Any]]:
-        """Collect the divisor of each reduction made meanwhile."""
-        found: list[Any] = []
+        """Collect the divisor of each reduction within the context."""
+        divisors: list[Any] = []
         self.kinds = []
 
         def note(reduce: Callable[..., Any], values: Any, **how: Any) -> Any:
             kind, divisor = _divisor(values, **how)
             self.kinds.append(kind)
-            found.append(divisor)
+            divisors.append(divisor)
             return reduce(values, **how)
 
         with reduction_replaced(note):
-            yield found
+            yield divisors
 
     @contextlib.contextmanager
     def weighing(self, factors: Any) -> Iterator[None]:
-        """Multiply the result of each reduction by its factor, if any."""
-        place = 0
+        """Multiply the result of each reduction by its factor, if there are factors."""
+        number = 0
 
         def weigh(reduce: Callable[..., Any], values: Any, **how: Any) -> Any:
-            nonlocal place
+            nonlocal number
             value = reduce(values, **how)
             if factors is not None:
-                value = value * ops.cast(factors[place], value.dtype)
-            place += 1
+                value = value * ops.cast(factors[number], value.dtype)
+            number += 1
             return value
 
         with reduction_replaced(weigh):

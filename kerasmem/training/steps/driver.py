@@ -1,8 +1,8 @@
-"""What to do when a step runs out: back to a good copy, the steps since once more, the same batch in smaller pieces.
+"""Recovery of a step that ran out: restore a copy, repeat the steps since, and try the batch in smaller pieces.
 
-A step that fails may leave weights half updated, in graph mode too: the executor updates the last layers while it
-still computes the gradients of the first. So there is always a copy on the host to go back to. It is taken before the
-first step of each kind and then from time to time, with the batches since kept beside it.
+A failed step may leave weights half updated, in graph mode too: the executor updates the last layers while it still
+computes the gradients of the first. So the driver keeps a copy of the state on the host. It takes the copy before the
+first step of each kind and then from time to time, and keeps the batches since then.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _MOST_BETWEEN_STEPS = 3
 
 @dataclass(frozen=True)
 class Recovery(Record, what="recovery"):
-    """One time that a step ran out, or its process ended, and it was repeated.
+    """One repetition of a step that ran out of memory or ended its process.
 
     Attributes:
         step: number of the step since the run began, from 0.
-        kind: "train" or "test"; "state" or "reset" if the process that takes the steps ended between two of them.
+        kind: "train" or "test"; "state" or "reset" if the separate process ended between two steps.
         rows: rows of the batch; 0 between two steps.
-        micro_batch_rows: rows of the pieces in which it then went through; None if it went through whole.
-        replayed: steps since the last good copy that were taken once more.
-        summary: what ran out.
+        micro_batch_rows: rows of the pieces that succeeded; None for the whole batch.
+        replayed: training steps since the last good copy, which were repeated.
+        summary: summary of the failure.
     """
 
     step: int
@@ -63,13 +63,13 @@ class _Entry(NamedTuple):
 
 
 class Driver:
-    """Takes steps on an engine, and repeats those that ran out.
+    """Runs steps on an engine, and repeats those that ran out of memory.
 
     Args:
-        engine: where the steps run.
+        engine: engine that runs the steps.
         model: compiled and built.
         piece_rows: rows of a training piece from the first batch on; None for whole batches until one runs out.
-        good: a copy to go back to from the start.
+        good: copy of the state at the start. Defaults to one taken before the first step.
 
     Attributes:
         good: the last good copy; None if the next step must begin with one.
@@ -86,10 +86,10 @@ class Driver:
         self._sizes = {"train": piece_rows or WHOLE, "test": WHOLE}
         self._steps = 0
         self._is_warned = False
-        self._room = min(JOURNAL_BYTES, host_memory().available_bytes // 20)
+        self._journal_limit = min(JOURNAL_BYTES, host_memory().available_bytes // 20)
         self._journal: list[_Entry] = []
         self._bytes = 0
-        self._proven: set[str] = set()  # kinds of steps that fit
+        self._proven: set[str] = set()  # kinds of steps that have succeeded
         self._one_row_fits = False
         self._policy = SplitPolicy()
 
@@ -97,18 +97,18 @@ class Driver:
         """Train ("train") or evaluate ("test") a batch.
 
         Args:
-            kind: which of them.
+            kind: "train" or "test".
             batch: batch of Keras's iterator.
-            rate: learning rate, if it was changed since the step before.
+            rate: learning rate, if it has changed since the last step.
 
         Raises:
-            ModelError: If one row at a time runs out too, or the batch cannot be divided.
-            UsageError: If it is to be taken in pieces, and cannot.
+            ModelError: If one row runs out of memory too, or the batch cannot be divided.
+            UsageError: If `piece_rows` is set and the batch cannot be divided.
         """
         if self._sizes[kind] < row_count(batch):
             obstacle = division_obstacle(self._model, kind)
             if obstacle is not None:
-                raise UsageError(f"micro_batches: {obstacle}; choose a smaller batch_size")
+                raise UsageError(f"micro_batches: {obstacle}; use a smaller batch_size")
             self._warn_uneven(kind)
         if kind not in self._proven or self.good is None:
             self.keep()
@@ -120,14 +120,14 @@ class Driver:
         return logs
 
     def reset_metrics(self, *, has_happened: bool) -> None:
-        """Note the reset of the metrics at the beginning of an epoch or an evaluation."""
+        """Record the reset of the metrics at the beginning of an epoch or an evaluation."""
         if not has_happened:
             self._run(_Entry("reset", None, None))
         self._journal.append(_Entry("reset", None, None))
 
     @property
     def size(self) -> int | None:
-        """Rows of a piece, if batches are trained on in pieces."""
+        """Rows of a training piece, or None for whole batches."""
         return None if self._sizes["train"] == WHOLE else self._sizes["train"]
 
     def keep(self) -> ModelState:
@@ -139,15 +139,15 @@ class Driver:
 
     def _note(self, entry: _Entry) -> None:
         size = byte_count(entry.batch)
-        if self._bytes + size > self._room or len(self._journal) >= JOURNAL_STEPS:
-            self._journal.append(entry)  # so that the copy is a new one
+        if self._bytes + size > self._journal_limit or len(self._journal) >= JOURNAL_STEPS:
+            self._journal.append(entry)  # forces a new copy
             self.keep()
             return
         self._journal.append(entry._replace(batch=on_host(entry.batch)))
         self._bytes += size
 
     def _run(self, entry: _Entry) -> Any:
-        """Run an entry. If it runs out, roll back, ask the policy and try smaller pieces until it succeeds."""
+        """Run an entry. While it runs out of memory, roll back, ask the policy and try smaller pieces."""
         failures: list[RanOut] = []
         rows = 0 if entry.batch is None else row_count(entry.batch)
         while True:
@@ -159,7 +159,7 @@ class Driver:
             except RanOut as failure:
                 failure.rows = min(self._sizes.get(entry.kind, rows), rows)
                 failures.append(failure)
-            except StopIteration as error:  # Keras would take it for the end of the data
+            except StopIteration as error:  # to Keras it would mean the end of the data
                 raise ModelError(f"the step raised {error!r}") from error
         if failures:
             size = self._sizes.get(entry.kind, rows)
@@ -177,11 +177,11 @@ class Driver:
         return self.engine.step(entry.kind, entry.batch, self._sizes[entry.kind])
 
     def _recover(self, entry: _Entry, failures: list[RanOut]) -> None:
-        """Go back to the copy, choose the next pieces, and take the steps since the copy once more."""
+        """Restore the copy, choose the next pieces, and repeat the steps since the copy."""
         assert self.good is not None
         is_dead = failures[-1].is_dead
         if not is_dead:
-            self.engine.load(self.good)  # before anything is raised or estimated
+            self.engine.load(self.good)  # before an error is raised
         tries_one_row = self._choose_pieces(entry, failures)
         if is_dead:
             self.engine.load(self.good)
@@ -192,14 +192,14 @@ class Driver:
             self._take(old)
 
     def _choose_pieces(self, entry: _Entry, failures: list[RanOut]) -> bool:
-        """Choose the pieces of an entry, and return whether one row should be tried before.
+        """Choose the pieces of an entry, and return whether to try one row first.
 
         Raises:
-            ModelError: If nothing smaller helps, or the batch cannot be divided.
+            ModelError: If no smaller piece helps, or the batch cannot be divided.
         """
         if entry.batch is None:
             if len(failures) > _MOST_BETWEEN_STEPS:
-                raise ModelError("the training process keeps crashing; nothing was lost up to the last copy")
+                raise ModelError("the training process keeps crashing; the state of the last copy is kept")
             return False
         last, rows, kind = failures[-1], row_count(entry.batch), entry.kind
         obstacle, summary, since = division_obstacle(self._model, kind), last.diagnosis.summary, self._since()
@@ -207,23 +207,23 @@ class Driver:
         if isinstance(size, GiveUp):
             message = no_update_fits if size.is_update else nothing_fits
             raise ModelError(message(summary, self._model, since))
-        if size == last.rows:  # the process may have ended for another reason than memory
+        if size == last.rows:  # memory may not be the reason why the process ended
             return False
         if obstacle is not None:
             raise ModelError(cannot_divide(summary, obstacle, since))
         self._sizes[kind] = size
         tries_one_row = not self._one_row_fits
-        how = ", if fewer rows help at all: one row is tried first" if tries_one_row else ""
+        first = " (one row is tried first)" if tries_one_row else ""
         warn_user(
             f"a {'training' if kind == 'train' else 'validation'} step on {rows} rows ran out of memory "
-            f"({summary.rstrip('.')}); it is repeated in micro-batches of {size} rows{how}",
+            f"({summary.rstrip('.')}); it is repeated in micro-batches of {size} rows{first}",
             RuntimeWarning,
         )
         self._warn_uneven(kind)
         return tries_one_row
 
     def _try_one_row(self, entry: _Entry) -> None:
-        """Take a step on two pieces of one row, and undo it: if that runs out, no smaller piece helps."""
+        """Run a step on two pieces of one row, and undo it. If it runs out, no smaller piece helps."""
         assert self.good is not None
         size, self._sizes[entry.kind] = self._sizes[entry.kind], 1
         self.engine.step(entry.kind, part(entry.batch, 0, 2), 1)

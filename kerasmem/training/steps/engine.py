@@ -1,7 +1,7 @@
-"""Steps in this process, whole or in micro-batches. Running out of memory is raised as `RanOut`.
+"""Steps in this process, whole or in micro-batches. Running out of memory raises `RanOut`.
 
-In micro-batches gradients are added up, and there is one update, with the metrics of all rows. `divisors` says how
-losses of pieces add up to that of the batch.
+Gradients of micro-batches are added up for one update, and metrics count all rows. `divisors` has the weights by which
+losses of pieces add up.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ import tensorflow as tf
 
 from kerasmem.compat.gradients import forget_gradients
 from kerasmem.compat.keras_layers import symbolic_build
-from kerasmem.compat.keras_training import (
-    loss_and_tracker,
-    set_to_zero,
-    step_on_data,
-    updated_in_turn,
-)
+from kerasmem.compat.keras_training import loss_and_tracker, set_to_zero, step_on_data, updated_in_turn
 from kerasmem.devices.training_devices import reserve_in_one_piece
 from kerasmem.diagnosis.diagnosis import Diagnosis
 from kerasmem.diagnosis.explaining import read_exception
@@ -37,13 +32,13 @@ _NUMPY_TYPES = (np.float16, np.float32, np.float64, np.int32, np.int64)
 
 
 class RanOut(Exception):
-    """A step had too little memory, or its process died.
+    """A step ran out of memory, or its process died.
 
     Attributes:
-        diagnosis: what is known of it.
-        is_certain: whether it is known to be memory; a process that was killed may have been for other reasons.
-        is_dead: the process that ran it can no longer be trusted, or is gone.
-        is_update: it was the update after the last piece, which takes as much whatever a piece has.
+        diagnosis: diagnosis of the failure.
+        is_certain: whether memory is known to be the reason; a process may have been killed for others.
+        is_dead: whether the process of the step is gone or can no longer be trusted.
+        is_update: whether the update after the last piece ran out, which needs the same memory for any size of pieces.
         rows: rows of the pieces.
     """
 
@@ -57,14 +52,14 @@ class RanOut(Exception):
 
 
 class LocalEngine:
-    """Steps in this process: Keras's own function as long as batches are whole.
+    """Steps in this process, by Keras's function if batches are whole.
 
     Args:
         model: compiled and built.
-        any_rows: whether Keras's pipeline leaves open how many rows a batch has.
+        any_rows: whether the number of rows is open in the specs of Keras's pipeline.
 
     Attributes:
-        whole: Keras's functions that train and test a whole batch.
+        whole: Keras's train and test functions, for whole batches.
     """
 
     def __init__(self, model: Any, *, any_rows: bool = False) -> None:
@@ -75,7 +70,7 @@ class LocalEngine:
         reserve_in_one_piece()
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole if it has no more."""
+        """Train ("train") or evaluate ("test") a batch in pieces of up to `size` rows."""
         self._micro.is_updating = False
         try:
             if size < row_count(batch):
@@ -86,12 +81,12 @@ class LocalEngine:
                 _trace_for_any_rows(self.whole[kind], batch)
             return dict(self.whole[kind](iter((batch,))))
         except Exception as error:
-            found = self._explained(error)
-        raise found
+            failure = self._read_failure(error)
+        raise failure
 
-    def _explained(self, error: Exception) -> RanOut:
-        """Return the failure after freeing the tensors of the step; raise other errors."""
-        diagnosis = read_exception(error)  # threads that make batches run: no look at all objects
+    def _read_failure(self, error: Exception) -> RanOut:
+        """Return the failure after freeing the tensors of the step, or raise another error again."""
+        diagnosis = read_exception(error)  # without a search of all objects, as threads prepare batches
         if not isinstance(error, tf.errors.ResourceExhaustedError) and not diagnosis.out_of_memory:
             raise error
         drop_frames(error)
@@ -99,11 +94,11 @@ class LocalEngine:
         return RanOut(diagnosis, is_dead=bool(self.model.jit_compile), is_update=self._micro.is_updating)
 
     def state(self) -> ModelState:
-        """Return a copy of all that steps change."""
+        """Return a copy of the variables that steps change."""
         return read_state(self.model)
 
     def load(self, state: ModelState) -> None:
-        """Go back to a copy, and free the accumulators."""
+        """Restore a copy, and free the accumulators."""
         self._micro.release()
         load_state(self.model, state)
 
@@ -116,12 +111,12 @@ class LocalEngine:
         self.model.optimizer.learning_rate = rate
 
     def close(self) -> None:
-        """Give the accumulators back."""
+        """Free the accumulators."""
         self._micro.release()
 
 
 def _keras_function(model: Any, kind: str) -> Any:
-    """Return Keras's function that trains or tests, made anew if the model has none."""
+    """Return Keras's train or test function, or make one if the model has none."""
     name = f"{kind}_function"
     present = getattr(model, name)
     if present is not None and not getattr(present, "is_kerasmem", False):
@@ -133,9 +128,9 @@ def _keras_function(model: Any, kind: str) -> Any:
 
 
 def build_step(model: Any, batch: Any) -> None:
-    """Make all variables that the first training step would make.
+    """Create all variables that the first training step would create.
 
-    A step of the model's own is traced once for that: it may have optimizers, and layers, that Keras knows nothing of.
+    A custom step is traced once, as it may have optimizers and layers that Keras does not know.
     """
     is_own = has_own_step(model)
     try:
@@ -154,30 +149,30 @@ def build_step(model: Any, batch: Any) -> None:
 def _trace_for_any_rows(function: Any, batch: Any) -> None:
     """Trace Keras's function for any number of rows, as Keras does."""
     step = step_on_data(function)
-    if step is not None and all(map(tf.is_tensor, keras.tree.flatten(batch))):  # not None, sparse or ragged parts
+    if step is not None and all(map(tf.is_tensor, keras.tree.flatten(batch))):  # not with None, sparse or ragged parts
         step.get_concrete_function(
             keras.tree.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batch)
         )
 
 
 class MicroStep:
-    """Keras's own training step, taken apart: `accumulate` for each micro-batch, `apply` once.
+    """Keras's training step in two parts: `accumulate` for each micro-batch, and `apply` once.
 
-    The accumulators are one set of gradients; they are made at the first micro-batch, not sooner. Scaled
-    losses (`LossScaleOptimizer`) are added up as they are: a gradient that is not finite makes the sum so, and the
-    optimizer then leaves out the whole update, once.
+    The accumulators hold one set of gradients, and are created at the first micro-batch. Scaled losses
+    (`LossScaleOptimizer`) are added up unchanged: if a gradient is not finite, the sum is not finite, and the optimizer
+    skips the whole update once.
 
     Args:
-        model: compiled and built; it has Keras's own `train_step` and `compute_loss`.
+        model: compiled and built; it has Keras's `train_step` and `compute_loss`.
 
     Attributes:
-        accumulators: a variable for each trainable weight, None for those whose gradients are slices.
-        is_updating: whether what runs, or ran out last, is the update, which takes as much whatever a piece has.
+        accumulators: a variable for each trainable weight, or None if its gradient is slices.
+        is_updating: whether the update runs, or ran out last.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._is_told_of_training = "training" in inspect.signature(model.call).parameters
+        self._takes_training = "training" in inspect.signature(model.call).parameters
         self._loss, self._loss_tracker = loss_and_tracker(model)
         self._divisors = Divisors()
         self._is_known = False
@@ -194,10 +189,10 @@ class MicroStep:
         sparse: list[list[Any]] = []
         for piece, share, factors in self._pieces(batch, size):
             logs, slices = self._function("accumulate", self.accumulate, row_count(piece))(piece, share, factors)
-            sparse.append([tuple(map(_moved_to_host, each)) for each in slices])
+            sparse.append([tuple(map(_move_to_host, pair)) for pair in slices])
             del slices
         if self.model.trainable_variables:
-            whole = [tuple(map(_joined, zip(*some, strict=True))) for some in zip(*sparse, strict=True)]
+            whole = [tuple(map(_concatenate, zip(*pairs, strict=True))) for pairs in zip(*sparse, strict=True)]
             self.is_updating = True
             self._function("apply", self.apply)(whole)
         return logs
@@ -217,18 +212,18 @@ class MicroStep:
             collect()
 
     def _pieces(self, batch: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield each piece, its share of the rows, and the factors of its losses."""
+        """Yield each piece with its share of the rows and the factors of its losses."""
         total = row_count(batch)
         bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
-        if not self._is_known:  # tracing tells whether there is anything to count
+        if not self._is_known:  # tracing finds the kinds of divisors
             first = part(batch, *bounds[0])
             count = self._function("count", self._count, row_count(first))
             getattr(count, "get_concrete_function", count)(first)
             self._is_known = True
         counted: list[list[float]] = [[1.0] * len(self._divisors.kinds)] * len(bounds)
         if COUNTED in self._divisors.kinds:
-            counted = [self._counted(part(batch, *bound)) for bound in bounds]
-        whole = [math.fsum(some) for some in zip(*counted, strict=True)]
+            counted = [self._read_divisors(part(batch, *bound)) for bound in bounds]
+        whole = [math.fsum(divisors) for divisors in zip(*counted, strict=True)]
         for bound, own in zip(bounds, counted, strict=True):
             rows = bound[1] - bound[0]
             divisors = zip(self._divisors.kinds, own, whole, strict=True)
@@ -238,43 +233,43 @@ class MicroStep:
                 weights = tf.constant(np.asarray(factors, np.float32))
             yield part(batch, *bound), share, weights
 
-    def _counted(self, piece: Any) -> list[float]:
+    def _read_divisors(self, piece: Any) -> list[float]:
         count = self._function("count", self._count, row_count(piece))
-        return [float(each) for each in count(piece)]
+        return [float(divisor) for divisor in count(piece)]
 
     def _function(self, name: str, body: Callable[..., Any], rows: int = 0) -> Callable[..., Any]:
-        """Return the body as a graph, one for each number of rows."""
+        """Return the body as a graph for a number of rows."""
         key = (name, rows)
         if key not in self._functions:
-            made = body
+            function = body
             if not self.model.run_eagerly:
-                made = tf.function(
+                function = tf.function(
                     tf.autograph.experimental.do_not_convert(body),
                     reduce_retracing=True,
-                    # Counting in a graph leaves out all of the model that masks do not depend on.
+                    # A graph of divisors omits the parts of the model that masks do not depend on.
                     jit_compile=self.model.jit_compile if name != "count" else False,
                 )
-            self._functions[key] = made
+            self._functions[key] = function
         return self._functions[key]
 
     def _forward(self, x: Any, training: bool) -> Any:
-        return self.model(x, training=training) if self._is_told_of_training else self.model(x)
+        return self.model(x, training=training) if self._takes_training else self.model(x)
 
     def _count(self, data: Any) -> list[Any]:
-        """Return the divisor of each loss, changing nothing."""
+        """Return the divisor of each loss without changing variables."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        with keras.StatelessScope(), self._divisors.reading() as found:
+        with keras.StatelessScope(), self._divisors.reading() as divisors:
             if self._loss is not None:
                 self._loss(y, self._forward(x, training=False), weight)
-        return found
+        return divisors
 
     def accumulate(self, data: Any, share: Any, factors: Any) -> tuple[Any, list[Any]]:
-        """Accumulate the gradients of a piece; return the metrics and the gradients that are slices.
+        """Accumulate the gradients of a piece, and return the metrics and the gradients that are slices.
 
         Args:
             data: the piece.
-            share: its share of the batch's rows.
-            factors: of its losses; None for 1.
+            share: share of the batch's rows.
+            factors: factors of the losses; None for 1.
         """
         model = self.model
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -292,7 +287,7 @@ class MicroStep:
     def _compute_loss(self, x: Any, y: Any, predicted: Any, weight: Any, factors: Any, *, training: bool) -> Any:
         with self._divisors.weighing(factors):
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
-        rows = tf.shape(next(each for each in keras.tree.flatten(x) if each is not None))[0]
+        rows = tf.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
         self._loss_tracker.update_state(loss, sample_weight=rows)
         return loss
 
@@ -303,10 +298,10 @@ class MicroStep:
         return self.model.compute_metrics(x, y, predicted, sample_weight=weight)
 
     def _add(self, gradients: list[Any], trainable: list[Any]) -> list[Any]:
-        """Accumulate dense gradients; return the others as values and indices.
+        """Accumulate dense gradients, and return slices as values and indices.
 
-        Optimizers square slices one by one, also if several are of the same row, so their sum would be another
-        gradient. Those of all pieces take what those of the whole batch would.
+        Optimizers square slices one by one, even if several have the same row, so their sum would be another gradient.
+        The slices of all pieces need the memory of those of the whole batch.
         """
         self._kinds = ["none" if g is None else "slices" if isinstance(g, tf.IndexedSlices) else "" for g in gradients]
         if not self.accumulators:
@@ -332,7 +327,7 @@ class MicroStep:
                     done = [set_to_zero(accumulator)]
 
     def apply(self, sparse: Sequence[Sequence[Any]]) -> None:
-        """Update the weights from the accumulators and the given slices."""
+        """Update the weights from the accumulators and the slices."""
         trainable = self.model.trainable_variables
         slices = iter(sparse)
         gradients: list[Any] = []
@@ -346,11 +341,10 @@ class MicroStep:
             self.model.optimizer.apply_gradients(zip(gradients, trainable, strict=True))
 
 
-def _moved_to_host(tensor: Any) -> Any:
-    """Return a part of a gradient out of the device's memory, which the next piece may need; as it is where NumPy
-    has no such type."""
+def _move_to_host(tensor: Any) -> Any:
+    """Move a part of a gradient out of the device's memory if NumPy has its type."""
     return tensor.numpy() if tensor.dtype.as_numpy_dtype in _NUMPY_TYPES else tensor
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _concatenate(parts: Sequence[Any]) -> Any:
     return lend(parts) if isinstance(parts[0], np.ndarray) else tf.concat(parts, 0)

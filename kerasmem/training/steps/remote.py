@@ -1,6 +1,6 @@
-"""Steps in a process of their own, separate from that of data and callbacks.
+"""Steps in a separate process, while data and callbacks stay in this one.
 
-The process is started as `python -m kerasmem.training.steps.remote`. It makes the model from its configuration.
+The process runs `python -m kerasmem.training.steps.remote`, and builds the model from its configuration.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kerasmem.training.run_state import ModelState, read_state
 from kerasmem.training.steps.batches import map_arrays, on_host
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
 
-_WORKER = "KERASMEM_FIT_WORKER"  # set in the environment of a process that takes steps for another
+_WORKER = "KERASMEM_FIT_WORKER"  # environment variable of the separate process
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _TAIL = 2**16  # bytes of the dead process's messages that are read
 
 
 class RemoteEngine:
-    """Runs steps in a process of their own, and starts a new one after a crash.
+    """Runs steps in a separate process, and starts a new one after a crash.
 
     Args:
-        model: compiled; it stands still here until `load_state` brings it what the other process has.
-        batch: the first one, which shows what variables there will be.
+        model: compiled; in this process it changes only by `load_state`.
+        batch: the first batch, to create all variables.
         any_rows: as for `LocalEngine`.
     """
 
@@ -50,21 +50,21 @@ class RemoteEngine:
 
     @property
     def pid(self) -> int | None:
-        """The other process."""
+        """Number of the separate process."""
         return None if self._child is None else self._child.pid
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
-        """Train ("train") or evaluate ("test") a batch in pieces of `size` rows, or whole if it has no more."""
+        """Train ("train") or evaluate ("test") a batch in pieces of up to `size` rows."""
         logs: dict[str, Any] = self._ask("step", kind, on_host(batch), size)
         return logs
 
     def state(self) -> ModelState:
-        """Return a copy of all that steps change."""
-        found: ModelState = self._ask("state")
-        return found
+        """Return a copy of the variables that steps change."""
+        state: ModelState = self._ask("state")
+        return state
 
     def load(self, state: ModelState) -> None:
-        """Go back to a copy, in a new process if the old one is gone."""
+        """Restore a copy, in a new process if the old one is gone."""
         if self._child is None:
             self._start(state)
         else:
@@ -95,13 +95,13 @@ class RemoteEngine:
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         if self._child is None:
-            raise RanOut(_unknown("it is not running"), is_certain=False, is_dead=True)
+            raise RanOut(_unknown("the training process is not running"), is_certain=False, is_dead=True)
         try:
             kind, value = self._child.ask((name, arguments))
         except ChildEnded as end:
             self._child = None
             raise _death(end) from None
-        except BaseException:  # Ctrl-C has ended it
+        except BaseException:  # Ctrl-C has ended the process
             self._child = None
             raise
         if kind == "ran out":
@@ -110,29 +110,29 @@ class RemoteEngine:
                 self.close()
             raise RanOut(Diagnosis.from_dict(data), is_dead=is_dead, is_update=is_update)
         if kind == "failed":
-            raise ModelError(f"the step failed in its process: {value}")
+            raise ModelError(f"the step failed in the training process: {value}")
         return value
 
 
-Engine = LocalEngine | RemoteEngine  # where steps run; what both of them do is written at the first
+Engine = LocalEngine | RemoteEngine  # `LocalEngine` documents the methods
 
 
 def _death(end: ChildEnded) -> RanOut:
     """Return the failure from the exit code and the messages of the process."""
     with end.messages as messages:
         messages.seek(max(0, messages.seek(0, os.SEEK_END) - _TAIL))
-        found = explain_stream(messages, name="its messages")
-    if found.out_of_memory:
-        return RanOut(found, is_dead=True)
-    summary = f"the process that took the step was ended by {exit_reason(end.code)}"
+        diagnosis = explain_stream(messages, name="its messages")
+    if diagnosis.out_of_memory:
+        return RanOut(diagnosis, is_dead=True)
+    summary = f"the training process was ended by {exit_reason(end.code)}"
     return RanOut(_unknown(summary), is_certain=False, is_dead=True)
 
 
 def check_card() -> None:
-    """Refuse if this process has taken all of a card, so that nothing is left for another.
+    """Refuse to start a process if this one has reserved all memory of a card.
 
     Raises:
-        UsageError: it has.
+        UsageError: If it has.
     """
     if not devices_are_started():
         return
@@ -155,16 +155,16 @@ def pack(model: Any) -> dict[str, Any]:
     """Return the argument of `unpack`, without weights.
 
     Raises:
-        UsageError: the model cannot be described; the message has the way out.
+        UsageError: If the model cannot be described; the message has the fix.
     """
     try:
-        copy = cloudpickle.dumps(pack_model(model))  # classes of a script or notebook as they are, others by name
+        copy = cloudpickle.dumps(pack_model(model))  # classes of a script or notebook by value, others by name
     except Exception as error:
         raise cannot_be_made(str(error)) from error
     return {
         "copy": copy,
         "floatx": keras.config.floatx(),
-        "dtype_policy": keras.dtype_policies.serialize(model.dtype_policy),  # it decides whether losses are scaled
+        "dtype_policy": keras.dtype_policies.serialize(model.dtype_policy),  # decides on loss scaling
         "image_data_format": keras.config.image_data_format(),
         "deterministic": operations_are_deterministic(),
         "run_eagerly": bool(model.run_eagerly),
@@ -173,23 +173,23 @@ def pack(model: Any) -> dict[str, Any]:
 
 
 def cannot_be_made(reason: str) -> UsageError:
-    """Return the error if another process cannot make the model."""
+    """Return the error if the separate process cannot build the model."""
     return UsageError(
-        f"model: another process cannot make it from its configuration ({one_line(reason, 300)}); implement "
+        f"model cannot be built from its configuration in another process ({one_line(reason, 300)}); implement "
         "get_config(), or compile with jit_compile=False and isolated=False"
     )
 
 
 def unpack(packed: dict[str, Any]) -> Any:
-    """Return the model, compiled, with newly drawn weights. In the other process."""
+    """Return the compiled model with new weights, in the separate process."""
     if packed["deterministic"]:
         tf.config.experimental.enable_op_determinism()
     keras.config.set_floatx(packed["floatx"])
     keras.config.set_dtype_policy(keras.dtype_policies.deserialize(packed["dtype_policy"]))
     keras.config.set_image_data_format(packed["image_data_format"])
-    copy = pickle.loads(packed["copy"])  # from our own parent
+    copy = pickle.loads(packed["copy"])  # sent by the parent
     model = copy.built()
-    if copy.compile_config is not None:  # afterwards: the optimizer makes its slots for what is trained
+    if copy.compile_config is not None:  # after freezing, as the optimizer creates slots for trainable weights
         with keras.saving.custom_object_scope(copy.objects), safe_mode(False):
             model.compile_from_config(copy.compile_config)
     model.run_eagerly = packed["run_eagerly"]
@@ -198,20 +198,20 @@ def unpack(packed: dict[str, Any]) -> Any:
 
 
 def refuse_in_worker() -> None:
-    """Refuse to train in a process that imports a module only for the classes in it.
+    """Refuse to train in the separate process, which imports modules only for their classes.
 
     Raises:
-        UsageError: we are in one.
+        UsageError: If this is the separate process.
     """
     if os.environ.get(_WORKER):
         raise UsageError(
-            "fit: the process that takes its steps imported the module that calls it; protect the call with "
+            "fit: the training process imported the module that calls fit; put the call under "
             '`if __name__ == "__main__":`'
         )
 
 
 def main() -> None:
-    """Answer requests of a `RemoteEngine`: names of methods with arguments."""
+    """Answer requests of a `RemoteEngine`, which are names of methods with arguments."""
     engine: LocalEngine | None = None
 
     def make(packed: dict[str, Any], batch: Any, any_rows: bool) -> None:
@@ -238,7 +238,7 @@ def main() -> None:
             traceback.print_exc()
             return ("failed", f"{type(error).__name__}: {error}"), True
 
-    # What a failed XLA step left behind must not be touched, not even to free it: `serve_requests` sees to that.
+    # After a failed XLA step no buffer may be touched, not even freed; so `serve_requests` ends with `os._exit`.
     serve_requests(answer)
 
 

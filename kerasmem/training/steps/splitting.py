@@ -13,9 +13,9 @@ from kerasmem.compat.keras_training import has_added_losses
 
 _SHARES = ("rate", "dropout", "recurrent_dropout")
 SUMS_PENALTIES = keras.__version__.startswith("3.12.")  # later versions divide activity penalties by the batch
-_SMALLER = "a smaller model: fewer or narrower layers, shorter sequences, smaller pictures"
-_LARGER = "a larger card or limit; other processes on this one ended"
-_RECOMPUTE = "kerasmem.recompute(model): activations are computed again in the backward pass; the same result"
+_SMALLER = "a smaller model: fewer or narrower layers, shorter sequences, smaller images"
+_LARGER = "a larger card or limit, or fewer other processes on the card"
+_RECOMPUTE = "kerasmem.recompute(model): recomputes activations in the backward pass, with the same result"
 _STEPS = {
     "train": ("train_step", "make_train_function", "compute_loss"),
     "test": ("test_step", "make_test_function", "compute_loss"),
@@ -23,7 +23,7 @@ _STEPS = {
 
 
 def uneven_layers(model: Any) -> str | None:
-    """Return a warning about layers for which micro-batches differ from the batch, or None."""
+    """Return a warning about layers that treat micro-batches differently, or None."""
     layers = flatten_layers(model, include_self=False)
     statistics, random, added = [], [], []
     half = sorted({f"layers in {layer.compute_dtype}" for layer in layers if _sums_in_half(layer)})
@@ -33,18 +33,18 @@ def uneven_layers(model: Any) -> str | None:
                 statistics.append(layer.name)
         elif draws_numbers(layer):
             shares = [getattr(layer, name) for name in _SHARES if hasattr(layer, name)]
-            if any(shares) or not shares:  # a GRU has a generator also if it drops nothing
+            if any(shares) or not shares:  # a GRU has a generator even if it drops nothing
                 random.append(layer.name)
         elif SUMS_PENALTIES if layer.activity_regularizer is not None else has_added_losses(layer):
             added.append(layer.name)
     reasons = (
-        (statistics, "statistics are those of each micro-batch (not so if frozen, or with LayerNormalization)"),
-        (random, "random numbers are drawn for each micro-batch, others than for the whole"),
-        (added, "penalties that a layer adds are taken for means over the rows"),
+        (statistics, "statistics are those of each micro-batch; freeze the layer, or use LayerNormalization"),
+        (random, "each micro-batch draws its random numbers, which differ from those of the whole batch"),
+        (added, "penalties that the layer adds are taken as means over the rows"),
         (half, "gradients are sums over the rows in half precision, which micro-batches round differently"),
     )
     parts = [f"{_list(names)}: {why}" for names, why in reasons if names]
-    return "micro-batches are not the same as the whole batch for " + "; ".join(parts) if parts else None
+    return "micro-batches give another result than the whole batch for " + "; ".join(parts) if parts else None
 
 
 def _sums_in_half(layer: Any) -> bool:
@@ -65,7 +65,7 @@ def division_obstacle(model: Any, kind: str) -> str | None:
     """
     for name in _STEPS[kind]:
         if not _is_keras_own(type(model), name):
-            return f"{type(model).__name__} has its own {name}(), whose gradients and updates are not known"
+            return f"{type(model).__name__} overrides {name}(), so its gradients and updates are unknown"
     return None
 
 
@@ -75,12 +75,12 @@ def _is_keras_own(cls: type, name: str) -> bool:
 
 
 class Failure(Protocol):
-    """A step that ran out.
+    """A step that ran out of memory.
 
     Attributes:
         rows: rows of its pieces.
         is_update: whether the update after the last piece ran out.
-        is_certain: whether memory is known to be the reason; a killed process may have had another one.
+        is_certain: whether memory is known to be the reason; a process may have been killed for others.
     """
 
     rows: int
@@ -93,17 +93,17 @@ class GiveUp:
     """No smaller piece helps.
 
     Attributes:
-        is_update: whether the update is what does not fit.
+        is_update: whether the update does not fit.
     """
 
     is_update: bool = False
 
 
 class SplitPolicy:
-    """Rows of the pieces of a batch, from its failures so far.
+    """Choose the rows of the pieces of a batch after failures.
 
-    A failure costs ten seconds and more, since TensorFlow's allocator waits. So one row is tried before anything else:
-    if it runs out, too, no smaller piece helps. After that pieces are halved; larger ones train faster.
+    A failure costs ten seconds or more, as TensorFlow's allocator waits. So the driver tries one row first: if that
+    runs out too, no smaller piece helps. Then pieces are halved, as larger ones train faster.
     """
 
     def next(self, failures: Sequence[Failure]) -> int | GiveUp:
@@ -122,34 +122,34 @@ def nothing_fits(summary: str, model: Any, since: int) -> str:
     Args:
         summary: summary of the failure.
         model: the model.
-        since: training steps since the copy that the model went back to.
+        since: training steps since the restored copy.
     """
     options = [_RECOMPUTE, *_half_precision(model), *_lean_optimizer(model), _SMALLER, _LARGER]
     return (
-        f"not even one row at a time fits: {summary}\nA smaller batch cannot help. {_state(since)} "
+        f"not even one row fits: {summary}\nA smaller batch cannot help. {_state(since)} "
         f"kerasmem.advise(model, device=…) estimates the options:{_listed(options)}"
     )
 
 
 def no_update_fits(summary: str, model: Any, since: int) -> str:
-    """Return the message if the update after the last piece ran out."""
-    all_rows = "a smaller batch_size: the gradients of embeddings are kept for each row until then"
+    """Return the message if the update after the last piece ran out of memory."""
+    all_rows = "a smaller batch_size, as the gradients of embeddings are kept for each row until the update"
     has_embeddings = any(isinstance(layer, keras.layers.Embedding) for layer in flatten_layers(model))
     options = [*([all_rows] if has_embeddings else []), *_lean_optimizer(model), _SMALLER, _LARGER]
     return (
-        f"the update of the weights does not fit: {summary}\nIt comes after the last piece of a batch, and smaller "
-        f"pieces cannot help. {_state(since)} Options:{_listed(options)}"
+        f"the optimizer update does not fit in memory: {summary}\nSmaller pieces of the batch cannot help. "
+        f"{_state(since)} Options:{_listed(options)}"
     )
 
 
 def cannot_divide(summary: str, obstacle: str, since: int) -> str:
-    """Return the message if a batch that ran out is not divided, because of an obstacle.
+    """Return the message if a batch that ran out of memory cannot be divided.
 
     Args:
         summary, since: as for `nothing_fits`.
         obstacle: result of `division_obstacle`.
     """
-    options = ["a smaller batch_size (kerasmem.max_batch_size): training is that of smaller batches", _RECOMPUTE]
+    options = ["a smaller batch_size (kerasmem.max_batch_size), which changes the training", _RECOMPUTE]
     return (
         f"a step ran out of memory: {summary}\nThe batch is not divided: {obstacle}. {_state(since)} "
         f"Options:{_listed(options)}"
@@ -161,7 +161,7 @@ def _listed(options: Iterable[str]) -> str:
 
 
 def _state(since: int) -> str:
-    before = f"{since} steps before it, at the last copy" if since else "before the step"
+    before = f"{since} steps earlier, at the last copy" if since else "before the step"
     return f"The model is as it was {before}."
 
 
@@ -173,4 +173,4 @@ def _half_precision(model: Any) -> Iterator[str]:
 def _lean_optimizer(model: Any) -> Iterator[str]:
     if model.optimizer is not None and any(variable.shape for variable in model.optimizer.variables):
         name = type(model.optimizer).__name__
-        yield f"an optimizer that keeps less than {name}, such as keras.optimizers.SGD"
+        yield f"an optimizer with fewer variables than {name}, such as keras.optimizers.SGD"
