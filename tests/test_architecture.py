@@ -74,7 +74,8 @@ ONLY_IN = {
 # Modules that are loaded only for a public name that needs Keras anyway.
 KERAS_AT_THE_TOP = {
     "monitoring/logger.py", "streaming/sequence.py", "training/checkpoint.py",
-    "training/fitting.py", "training/resume.py", "training/run_state.py", "training/sources.py",
+    "training/fitting.py", "training/indexed_sources.py", "training/resume.py", "training/run_state.py",
+    "training/sources.py",
     "training/trainer.py", "training/steps/batches.py", "training/steps/splitting.py", "training/steps/divisors.py",
     "training/steps/engine.py", "training/steps/remote.py",
     "training/recompute/call_gradients.py", "training/recompute/gradient.py", "training/recompute/model.py",

@@ -10,7 +10,7 @@ A call of `kerasmem.fit`, in the order of its steps:
 The position of a run:
 
 - `run_state`: the position in Keras's epochs; weights, optimizer, metrics and random generators.
-- `sources`: the position in the data.
+- `sources`, `indexed_sources`: the position in the data.
 - `checkpoint`: one file with all of it, and the callback that saves and resumes.
 
 Other entry points:

@@ -258,7 +258,9 @@ class SavingCallback(keras.callbacks.Callback):
         checkpoint.go_to(run, epochs)
 
         def skip(iterator: Any) -> None:
-            on_skip(pass_batches(iterator, at_once) if source.reads_skipped else None)
+            batch = pass_batches(iterator, at_once) if source.reads_skipped else None
+            source.check_first(batch)
+            on_skip(batch)
 
         self.skipping.enter_context(steps_skipped(epochs if source.reads_skipped else 0, run.skipped, skip))
 

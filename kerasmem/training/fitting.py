@@ -12,9 +12,11 @@ from kerasmem.compat.keras_layers import flatten_layers
 from kerasmem.compat.keras_training import is_under_strategy
 from kerasmem.errors import UsageError, warn_user
 from kerasmem.models.own_step import has_own_step
+from kerasmem.streaming.sequence import H5ChunkSequence
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint
+from kerasmem.training.indexed_sources import ArraySource, BatchSource, split_rows
 from kerasmem.training.run_state import RunState, plain, read_state
-from kerasmem.training.sources import make_source
+from kerasmem.training.sources import SequenceSource, Source, StreamSource
 from kerasmem.training.steps.remote import refuse_in_worker
 from kerasmem.training.trainer import FitOptions, SaveCallback, Trainer
 
@@ -173,6 +175,35 @@ def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source:
     elif checkpoint is not None:
         checkpoint.remove()
     return history
+
+
+def make_source(arguments: dict[str, Any]) -> Source:
+    """Return the data of a call of `fit` as a source.
+
+    Args:
+        arguments: arguments of `fit`, by name; those that the source replaces are changed.
+
+    Raises:
+        UsageError: If the data has no position to resume from.
+    """
+    x, y, weight = (arguments.get(name) for name in ("x", "y", "sample_weight"))
+    steps, shuffle = arguments.get("steps_per_epoch"), arguments.get("shuffle", True)
+    source: Source
+    if isinstance(x, H5ChunkSequence):
+        source = SequenceSource(x)
+    elif isinstance(x, keras.utils.PyDataset):
+        source = BatchSource(x, x.num_batches, shuffle, steps)
+    elif hasattr(x, "element_spec") or hasattr(x, "__next__"):
+        source = StreamSource(x)
+    else:
+        if arguments.get("validation_split") and arguments.get("validation_data") is None:
+            (x, y, weight), arguments["validation_data"] = split_rows((x, y, weight), arguments["validation_split"])
+        if arguments.get("validation_data") is not None and not arguments.get("validation_batch_size"):
+            arguments["validation_batch_size"] = arguments.get("batch_size")
+        source = ArraySource(x, y, weight, arguments.get("batch_size"), shuffle, steps)
+        arguments.update(y=None, sample_weight=None, batch_size=None, validation_split=0.0)
+    arguments.update(source.arguments)
+    return source
 
 
 def _history_of(model: Any, run: Any) -> Any:

@@ -31,7 +31,7 @@ from kerasmem.processes.children import GOES_ON, SIGKILL, exit_reason, start_mod
 _DEATHS = (SIGKILL, signal.SIGSEGV, signal.SIGABRT, getattr(signal, "SIGBUS", SIGKILL))
 _MOST_HALVINGS = 10
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-# Steps that XLA compiles run in a process of their own, which needs a part of the card.
+# Steps under XLA run in a separate process, which needs a part of the card.
 _GROWTH = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
@@ -46,23 +46,23 @@ def supervise(
     folder: str | None = None,
     is_module: bool = False,
 ) -> int:
-    """Run a script, again after it was killed if there is a folder, and return its exit code.
+    """Run a script, restart it after a kill if there is a folder, and return its exit code.
 
     Args:
         script: path of a Python script.
-        arguments: for the script.
-        say: called with a sentence for each restart, and if the script is not started again.
+        arguments: arguments of the script.
+        say: called with a sentence for each restart, and if the script is not restarted.
         micro_batches: pieces of a batch from the start.
         save_freq: batches between two checkpoints.
         restarts: maximum number of restarts.
         folder: folder for checkpoints, one for each `fit`. They are removed when the script ends with exit code 0.
-        is_module: `script` is the name of a module, as after `python -m`.
+        is_module: whether `script` is the name of a module, as after `python -m`.
 
     Raises:
         UsageError: If the script does not exist.
     """
     if not is_module and not os.path.isfile(script):
-        raise UsageError(f"{script}: there is no such script")
+        raise UsageError(f"{script}: script not found; give the path of a Python file")
     if folder is not None:
         folder = os.path.realpath(folder)
         os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -79,7 +79,7 @@ def supervise(
             *command,
             environ={**_GROWTH, **os.environ, GOES_ON: "1" if before else ""},
             own_group=False,
-            stdin=None,  # the script's is ours
+            stdin=None,  # shared with the script
         )
         code = _wait(process)
         if folder is None or -code not in _DEATHS:
@@ -94,19 +94,20 @@ def supervise(
             return 128 - code
         restarts -= 1
         smaller = f", with its batches divided by {2 ** (deaths - 1)}" if deaths > 1 else ""
+        latest = max(after, key=lambda name: after[name])
         say(
-            f"in {max(after, key=lambda name: after[name])} the script was ended by {exit_reason(code)}; it is started "
-            f"again and resumes from the last checkpoint{smaller}"
+            f"in {latest} the script was ended by {exit_reason(code)}; it is restarted and resumes from the last "
+            f"checkpoint{smaller}"
         )
 
 
 def _reason_to_stop(checkpoints: Mapping[str, int], deaths: int, restarts: int) -> str | None:
     if not checkpoints:
-        return "it is not started again: no step of model.fit was saved, and loops of train_on_batch cannot be"
+        return "it is not restarted, as it saved no step of model.fit; loops of train_on_batch cannot be resumed"
     if restarts == 0:
-        return "it is not started again: --restarts is used up"
+        return "it is not restarted: --restarts is used up"
     if deaths > _MOST_HALVINGS + 1:
-        return f"it is not started again: that happened {deaths} times since the last checkpoint"
+        return f"it is not restarted, as it died {deaths} times since the last checkpoint"
     return None
 
 
@@ -115,22 +116,22 @@ def _checkpoints(folder: str | None) -> dict[str, int]:
     if folder is None:
         return {}
     with os.scandir(folder) as entries:
-        return {each.name: each.stat().st_mtime_ns for each in entries if not each.name.endswith(".part")}
+        return {entry.name: entry.stat().st_mtime_ns for entry in entries if not entry.name.endswith(".part")}
 
 
 def _remove_checkpoints(folder: str) -> None:
     for name in os.listdir(folder):
         if name.startswith("fit-"):
             os.unlink(os.path.join(folder, name))
-    with contextlib.suppress(OSError):  # it holds files of the script's
+    with contextlib.suppress(OSError):  # the script may have put files there
         os.rmdir(folder)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of the script, after passing on signals that were sent to this process alone."""
+    """Return the exit code of the script, and forward signals that only this process receives."""
 
     def forward(number: int, frame: Any) -> None:
-        if number != signal.SIGINT or not sys.stdin.isatty():  # a terminal sends Ctrl-C to the script, too
+        if number != signal.SIGINT or not sys.stdin.isatty():  # a terminal sends Ctrl-C to the script too
             process.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -156,10 +157,9 @@ def replace_fit(keras: ModuleType, *, folder: str | None, micro_batches: int | N
 
     @functools.wraps(keras_fit)
     def fit(model: Any, *arguments: Any, **named: Any) -> Any:
-        if getattr(model.train_function, "is_kerasmem", False):  # `kerasmem.fit` calls it
+        if getattr(model.train_function, "is_kerasmem", False):  # called by `kerasmem.fit`
             return keras_fit(model, *arguments, **named)
-        from kerasmem.training.fitting import check_fit, train
-        from kerasmem.training.sources import make_source
+        from kerasmem.training.fitting import check_fit, make_source, train
         from kerasmem.training.trainer import FitOptions
 
         bound = signature.bind(model, *arguments, **named).arguments
@@ -168,7 +168,7 @@ def replace_fit(keras: ModuleType, *, folder: str | None, micro_batches: int | N
         try:
             check_fit(model)
         except UsageError as error:
-            _warn(f"fit {number} of the script runs as Keras has it: {error}")
+            _warn(f"fit {number} of the script runs without recovery: {error}")
             return keras_fit(model, *arguments, **named)
         isolated = bool(model.jit_compile)
         options = FitOptions(micro_batches, save_freq=save_freq, isolated=isolated, falls_back=True)
@@ -191,7 +191,7 @@ def _warn(text: str) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Waits for the script to import Keras, since it may set environment variables before."""
+    """Replaces `fit` after the script imports Keras, as it may set environment variables before."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
@@ -214,7 +214,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 def main(options: str, *arguments: str) -> None:
     """Run the script, or after "-m" the module, as Python would."""
-    if "keras" in sys.modules:  # imported at the start of Python, as by a .pth file
+    if "keras" in sys.modules:  # imported when Python starts, as by a .pth file
         replace_fit(sys.modules["keras"], **json.loads(options))
     else:
         sys.meta_path.insert(0, _AfterImport(json.loads(options)))
@@ -244,10 +244,10 @@ def _run_file(arguments: list[str]) -> None:
 
 def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """Show an error of the script from the script's first call on."""
-    each = traceback
-    while each is not None and each.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<string>", "<frozen runpy>")):
-        each = each.tb_next
-    show(kind, error.with_traceback(each or traceback), each or traceback)
+    entry, ours = traceback, (_PACKAGE, "<string>", "<frozen runpy>")
+    while entry is not None and entry.tb_frame.f_code.co_filename.startswith(ours):
+        entry = entry.tb_next
+    show(kind, error.with_traceback(entry or traceback), entry or traceback)
 
 
 if __name__ == "__main__":

@@ -184,6 +184,7 @@ class Trainer(keras.callbacks.Callback):
             good=read_state(model) if self.isolated else None,
         )
         if self.checkpoint is not None and self.checkpoint.saved is None:
+            self.checkpoint.source.check_first(batch)
             self.save()  # a restart before the first regular save needs these weights and this order
         return self.driver
 

@@ -12,8 +12,8 @@ import pytest
 
 from kerasmem.errors import DataError
 from kerasmem.training.checkpoint import Checkpoint
+from kerasmem.training.indexed_sources import BatchSource
 from kerasmem.training.run_state import RunState
-from kerasmem.training.sources import BatchSource
 
 MIB = 2**20
 

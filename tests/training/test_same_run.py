@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import kerasmem
 from kerasmem.errors import UsageError
-from kerasmem.training.sources import ArraySource
+from kerasmem.training.indexed_sources import ArraySource
 
 ROWS = 45
 
@@ -95,6 +97,24 @@ def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, kind, batches):
     with pytest.raises(KeyboardInterrupt):
         run(kerasmem.fit, kind, checkpoint=path, save_freq=1, callbacks=[Stop(batches)])
     assert_same(run(resume, kind, checkpoint=path), whole)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tf.data"])
+def test_changed_data_is_noticed_on_resume(tmp_path, kind):
+    def train(seed, *callbacks):
+        x, y = data()
+        if kind == "arrays":
+            new = {"x": x + seed, "y": y, "batch_size": 6}
+        else:
+            new = {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=seed).batch(6)}
+        kerasmem.fit(new_model(), **new, checkpoint=tmp_path / "run", save_freq=1, verbose=0, callbacks=[*callbacks])
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            train(1, Stop(2))
+    with pytest.warns(RuntimeWarning, match="first batch has changed"):
+        train(2)
 
 
 def resume(model, **options):
