@@ -1,4 +1,4 @@
-"""Results of `kerasmem.advise`, in bytes, to and from JSON."""
+"""Results of `kerasmem.advise`, in bytes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
     """One change, or several together, and the estimate of the changed step.
 
     Attributes:
-        name: what is changed, in a few words.
-        changes: kinds and values, as `Change.to_data` gives them.
-        result: what becomes of the result: "same outputs", "same training trajectory", "same network, other
-            rounding", "same network, other training", "other optimizer" or "other network".
-        cost: what it costs in time, hardware or quality, in words.
-        compute: the arithmetic of a step against now (1.33: a third more; the number of cards for several), at most.
-        total: the predicted peak in bytes.
-        low: the least that the estimator claims.
-        high: the most; None where it knows no upper end.
-        before: the peak without the change, by the same method.
-        verdict: on the device: "fits", "does not fit", "too close to call".
-        method: of the estimates.
-        code: a complete script.
+        name: the changes in a few words.
+        changes: kinds and values, as from `Change.to_data`.
+        result: effect on the result: "same outputs", "same training trajectory", "same network, other rounding", "same
+            network, other training", "other optimizer" or "other network".
+        cost: cost in time, hardware or quality, in words.
+        compute: maximum arithmetic of a step relative to now (1.33: a third more); for several cards their number.
+        total: predicted peak in bytes.
+        low: lower end of the estimate in bytes.
+        high: upper end of the estimate in bytes; None if unknown.
+        before: predicted peak without the change, by the same method.
+        verdict: verdict on the device: "fits", "does not fit", "too close to call".
+        method: method of the estimates.
+        code: Python code that makes the changes.
         stands_in: whether this machine's CPU stands in for the card, as in `Settings`.
-        trial: real steps of it, whose verdict then counts; None where none were run.
+        trial: result of real steps, which sets the verdict; None if none were run.
     """
 
     name: str
@@ -56,13 +56,13 @@ class Remedy(Record, what="remedy", also=("saving", "saving_percent")):
 
     @property
     def saving_percent(self) -> float:
-        """The same as a share of the peak without the change, in per cent with two digits."""
+        """The saving in percent of the peak without the change, with two digits."""
         return round(100 * self.saving / self.before, 2) if self.before else 0.0
 
 
 @dataclass(frozen=True)
 class Considered:
-    """A remedy that is not offered, and why."""
+    """A remedy that is not offered, and the reason."""
 
     name: str
     why: str
@@ -70,19 +70,19 @@ class Considered:
 
 @dataclass(frozen=True)
 class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict",), rows="remedies"):
-    """What to do so that a model's training fits a device, or takes less: a sequence of remedies, the best first.
+    """Remedies that make a model's training fit a device or need less memory, the best first.
 
     Attributes:
         model: the model.
-        settings: how it is trained now.
-        need: what that takes, in bytes.
-        device: and whether it fits.
+        settings: settings of the training now.
+        need: memory of the training now, in bytes.
+        device: the device, and whether the training fits.
         remedies: single changes that save memory, by bytes saved for each unit of arithmetic.
-        plans: changes, single or combined, that fit, the least harmful first; where none does, the one that comes
-            nearest. Empty where nothing needs to be done.
-        considered: what is not offered, and why.
-        notes: what else a reader should know.
-        data_bytes: arrays that Keras keeps on the device, at most; `device.available_bytes` is the rest of it.
+        plans: single or combined changes that fit, the least harmful first; if none fits, the nearest. Empty if the
+            training fits.
+        considered: remedies that are not offered, with the reason.
+        notes: remarks for the reader.
+        data_bytes: maximum of arrays that Keras keeps on the device; `device.available_bytes` excludes them.
     """
 
     model: ModelFacts
@@ -97,28 +97,28 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
 
     @property
     def verdict(self) -> str:
-        """Whether it fits as it is or with what is offered: "fits", "too close to call" or "does not fit"."""
-        found = {self.device.verdict, *(each.verdict for each in (*self.remedies, *self.plans))}
-        return next(each for each in VERDICTS if each in found)
+        """The best verdict with or without a remedy: "fits", "too close to call" or "does not fit"."""
+        reached = {self.device.verdict, *(remedy.verdict for remedy in (*self.remedies, *self.plans))}
+        return next(verdict for verdict in VERDICTS if verdict in reached)
 
     @property
     def fits(self) -> bool:
-        """Whether it surely fits, as it is or with what is offered."""
+        """Whether the verdict is "fits"."""
         return self.verdict == FITS
 
     @property
     def peak(self) -> int:
-        """The bytes in use at the peak of the step as it is."""
+        """Bytes in use at the peak of the current step."""
         return self.need.total
 
     @property
     def answer(self) -> str:
-        """The answer: "fits 16GB with 4 micro-batches of 128: needs 9.61 GiB, of 14.9 GiB"."""
+        """The answer: "resnet fits 16GB with 4 micro-batches of 128: needs 9.61 GiB, of 14.9 GiB"."""
         device, chosen = self.device, None if self.device.fits or not self.plans else self.plans[0]
         verdict, how = (device.verdict, "") if chosen is None else (chosen.verdict, f" with {chosen.name}")
         needs = format_size(self.peak if chosen is None else chosen.total)
-        on, room = verdict_on(verdict, device.name), format_size(device.available_bytes)
-        return f"{self.model.name} {on}{how}: needs {needs}, of {room}"
+        on, available = verdict_on(verdict, device.name), format_size(device.available_bytes)
+        return f"{self.model.name} {on}{how}: needs {needs}, of {available}"
 
     def __getitem__(self, index: Any) -> Any:
         """Return a remedy by its index, or several by a slice."""

@@ -1,4 +1,4 @@
-"""`kerasmem.advise`: remedies so that training fits a device, or takes less."""
+"""`kerasmem.advise`: remedies that make training fit a device or need less memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DEFAULT_BUDGET_SECONDS = 300.0
-_FOR_COMBINATIONS = 0.3  # of the time, where one remedy may not be enough
+_FOR_COMBINATIONS = 0.3  # of the time, if one remedy may not be enough
 
 
 @shows_settings("replicas")
@@ -39,27 +39,26 @@ def advise(
 ) -> Advice:
     """Estimate remedies that make the training of a model fit a device.
 
-    Every remedy is estimated on the changed model or step; what cannot be estimated is not offered, and
-    `considered` says why. Where no single one is enough, combinations are searched for, the least harmful first.
+    Every remedy is estimated on the changed model or step. Remedies that cannot be estimated or save nothing are in
+    `considered`, with the reason. If no single remedy is enough, combinations are searched, the least harmful first.
 
     Args:
         model: as for `kerasmem.estimate`.
         device: a card of the catalogue ("t4") or a size ("16GB", or bytes).
-        budget_seconds: time for estimates, after which no further one is begun; None: as long as it takes.
-        samples: length of arrays that Keras is given whole. It copies them to the device, and `predict` keeps all
-            outputs there; steps then have the rest of the device. Defaults to data that comes in batches.
-        confirm: run three real steps of the first plan, in a process of its own under the device's limit, before it
-            is recommended; where memory runs out the next plan is run. On a machine without a GPU they run on the CPU.
+        budget_seconds: seconds after which no further estimate begins; None for no limit. Defaults to 300.
+        samples: length of the arrays given to Keras whole. It copies them to the device, and `predict` keeps all
+            outputs there, which leaves less for the steps. Defaults to data in batches.
+        confirm: run three real steps of the first plan in a separate process under the device's limit; if memory runs
+            out, the next plan is run. Without a GPU they run on the CPU. Defaults to False.
         progress: called with a few words before each estimate.
-        **settings: as for `kerasmem.estimate`, but for `replicas`. Method "auto" keeps to the method that answers
-            first.
+        **settings: as for `kerasmem.estimate`, except `replicas`. Method "auto" uses one method for all estimates.
 
     Returns:
         An `Advice`: a sequence of `Remedy`, by bytes saved for each unit of arithmetic; all sizes in bytes.
 
     Raises:
-        UsageError: an argument is wrong.
-        KerasmemError: as `kerasmem.estimate`, of the step as it is.
+        UsageError: If an argument is wrong.
+        KerasmemError: If `kerasmem.estimate` raises one for the current step.
 
     Examples:
         >>> import kerasmem
@@ -69,10 +68,10 @@ def advise(
     if budget_seconds is not None:
         number("budget_seconds", budget_seconds)
     target = resolve_device(str(device))
-    import_keras()  # refuses a backend for which no remedy is written
+    import_keras()  # refuses an unsupported backend
     spec = StepSpec(model, device=device, **settings)
     if spec.replicas != 1:
-        raise UsageError("replicas: advise estimates several devices itself, as one of its remedies")
+        raise UsageError("replicas must be 1, as advise estimates several devices as one of its remedies")
     data_bytes = 0
     if samples is not None:
         kept, data_bytes = array_bytes(spec, whole("samples", samples))
@@ -85,7 +84,7 @@ def advise(
     search = RemedySearch(estimator)
     plans: list[Remedy] = []
     if not target.available_bytes:
-        search.notes.append("no remedy is estimated: the arrays alone take more than the device has")
+        search.notes.append("no remedy is estimated, as the arrays need more than the device has")
         return _advice(search, plans, data_bytes)
     try:
         search.traits = traits_of(spec, current.settings.batch_size)
@@ -97,7 +96,7 @@ def advise(
 
 
 def _search(search: RemedySearch, budget_seconds: float | None, confirms: bool) -> list[Remedy]:
-    """Look for remedies, and for plans of them if the step as it is does not fit."""
+    """Search remedies, and plans of them if the current step does not fit."""
     estimator = search.estimator
     if budget_seconds is not None and not estimator.fits_now:
         estimator.reserved = _FOR_COMBINATIONS * budget_seconds
@@ -106,22 +105,22 @@ def _search(search: RemedySearch, budget_seconds: float | None, confirms: bool) 
     plans = find_plans(search)
     if confirms:
         plans = confirmed(estimator, plans, search.notes)
-        by_name = {each.name: each for each in plans}
-        search.remedies = [by_name.get(each.name, each) for each in search.remedies]
+        by_name = {plan.name: plan for plan in plans}
+        search.remedies = [by_name.get(remedy.name, remedy) for remedy in search.remedies]
     return plans
 
 
 def _advice(search: RemedySearch, plans: list[Remedy], data_bytes: int) -> Advice:
     estimator = search.estimator
     current, target = estimator.current, estimator.target
-    assert current.device is not None  # one was named
-    remedies = sorted(search.remedies, key=lambda each: -each.saving / each.compute)
+    assert current.device is not None
+    remedies = sorted(search.remedies, key=lambda remedy: -remedy.saving / remedy.compute)
     notes = [*current.notes, *search.notes]
-    if unsure := [each.name for each in remedies if _may_save_nothing(each, current.bytes)]:
-        notes.append(f"the interval overlaps that of the step as it is, so the saving is not sure: {', '.join(unsure)}")
-    if not estimator.fits_now and not any(each.verdict == FITS for each in (*remedies, *plans)):
+    if unsure := [remedy.name for remedy in remedies if _may_save_nothing(remedy, current.bytes)]:
+        notes.append(f"the interval overlaps that of the current step, so the saving is uncertain: {', '.join(unsure)}")
+    if not estimator.fits_now and not any(remedy.verdict == FITS for remedy in (*remedies, *plans)):
         available = f"{format_size(target.available_bytes)} of {target.name}"
-        notes.append(f"nothing that was estimated surely fits the {available}")
+        notes.append(f"no estimated remedy surely fits the {available}")
     return Advice(
         current.model, current.settings, current.bytes, current.device, tuple(remedies), tuple(plans),
         tuple(search.considered), tuple(notes), data_bytes,

@@ -34,7 +34,7 @@ LORA_RANK = 8
 
 
 def is_loaded(spec: StepSpec) -> bool:
-    """Return whether the model comes from a file or an object, and no function builds it."""
+    """Return whether the model is a file or an object rather than built by a function."""
     if spec.factory is not None:
         return False
     if isinstance(spec.model, (str, os.PathLike)):
@@ -43,17 +43,17 @@ def is_loaded(spec: StepSpec) -> bool:
 
 
 def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32) -> Any:
-    """Build the model with some changes, compiled as it will be trained; called inside `open_model`.
+    """Build the changed model, compiled for training. `open_model` calls it.
 
     Args:
-        origin: the model as the user gave it.
-        changes: as `Change.to_data` gave them.
-        rows: samples that a step takes at once, for which recomputation is planned.
+        origin: the user's model and settings.
+        changes: changes, as from `Change.to_data`.
+        rows: samples of a step at once, for which recomputation is planned.
 
     Raises:
         KerasmemError: If the model cannot be opened or changed.
     """
-    values = {each["kind"]: each["value"] for each in changes}
+    values = {change["kind"]: change["value"] for change in changes}
     changed = replace(origin, dtype_policy=values.get("dtype_policy", origin.dtype_policy))
     with changed.opened(shapes_only=True) as opened:
         model = opened.model
@@ -75,7 +75,7 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
 
 
 def _training(opened: OpenedModel, origin: StepSpec, values: Mapping[str, Any]) -> TrainingSettings:
-    """Return the settings of the changed model's `compile`: a copy has none of its own."""
+    """Return the settings for `compile` of the changed model, as copies are not compiled."""
     training = opened.training
     if "recompute" in values and opened.model.compiled:
         training = training_of_copy(opened.model, training)
@@ -89,7 +89,7 @@ def _training(opened: OpenedModel, origin: StepSpec, values: Mapping[str, Any]) 
 def _compile(model: Any, training: TrainingSettings, origin: StepSpec) -> None:
     keras = import_keras()
     structure, inputs = model_inputs(model, origin.input_shapes())
-    flat = [keras.KerasTensor(each.shape, each.dtype) for each in inputs]
+    flat = [keras.KerasTensor(tensor.shape, tensor.dtype) for tensor in inputs]
     compile_model(model, training, partial(output_spec, model, structure, flat), jit_compile=False)
 
 
@@ -108,9 +108,9 @@ def traits_of(origin: StepSpec, batch_size: int) -> Traits:
         return Traits(
             batch_size,
             has_own_step=has_own_step(model),
-            has_batch_norm=any(isinstance(each, keras.layers.BatchNormalization) for each in layers),
+            has_batch_norm=any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers),
             head_start=start if any(layer.weights for layer in backbone) else 0,
-            can_lora=any(takes_lora(each, LORA_RANK) for each in backbone),
+            can_lora=any(takes_lora(layer, LORA_RANK) for layer in backbone),
             trains=origin.mode == "train",
         )
 
@@ -126,20 +126,20 @@ def array_bytes(spec: StepSpec, samples: int) -> tuple[int, int]:
         samples: length of the arrays.
 
     Raises:
-        KerasmemError: If the model cannot be opened, or does not tell its shapes.
+        KerasmemError: If the model cannot be opened, or its shapes are unknown.
     """
     keras = import_keras()
     with random_state_kept(), weightless():
         model = build(spec, [])
         structure, inputs = model_inputs(model, spec.input_shapes())
-        batch = next((each.shape[0] for each in inputs if each.shape[0] is not None), 1)
-        flat = [keras.KerasTensor((batch, *each.shape[1:]), each.dtype) for each in inputs]
+        batch = next((tensor.shape[0] for tensor in inputs if tensor.shape[0] is not None), 1)
+        flat = [keras.KerasTensor((batch, *tensor.shape[1:]), tensor.dtype) for tensor in inputs]
         outputs = partial(output_spec, model, structure, flat)
         copied = samples * _tensor_bytes(flat) // batch
         if spec.mode == "inference":
             try:
                 returned = samples * _tensor_bytes(outputs()) // batch
-            except Exception as error:  # Keras raises whatever a model's own call does
+            except Exception as error:  # the model's `call` may raise any exception
                 raise ModelError(
                     f"samples: the outputs of {model.name!r} are unknown: {keras_reason(error)}"
                 ) from error
@@ -150,4 +150,4 @@ def array_bytes(spec: StepSpec, samples: int) -> tuple[int, int]:
 
 def _tensor_bytes(tensors: Any) -> int:
     flat = import_keras().tree.flatten(tensors)
-    return sum(math.prod(each.shape) * element_bytes(each.dtype) for each in flat if each is not None)
+    return sum(math.prod(tensor.shape) * element_bytes(tensor.dtype) for tensor in flat if tensor is not None)

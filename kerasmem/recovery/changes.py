@@ -1,13 +1,12 @@
-"""Changes to a training step, with their effect on the result and the time. Pure.
+"""Changes to a training step, with their effect on the result and the time, and their code. Pure.
 
-A change is a kind and a value that JSON has, so that it can be handed to another process and kept in a file. `harm`
-orders changes from what leaves the training as it is to what trains another network; it is an order, not a measure.
+A change is a kind and a JSON value, so that another process or a file can hold it. `harm` orders changes from the same
+training to another network; it is an order, not a measure.
 
-The words of each kind stand in `data/changes.json`, in the order in which changes are made to a model. A row has a
-name, what becomes of the result (one of `RESULTS`), the cost in words, and `compute` and `steps` where they are not 1;
-under "values" what is other for a value; under "without_training" what is other for evaluation and inference; under
-"with_batch_norm" what the cost ends with for a model that normalises by the statistics of a batch: the result is
-another training then.
+`data/changes.json` has the words of each kind, in the order in which changes are made to a model. A row has a name, the
+effect on the result (one of `RESULTS`), the cost in words, and `compute` and `steps` if they are not 1. "values" has
+the differences for single values, "without_training" those for evaluation and inference. "with_batch_norm" is the end
+of the cost for a model that normalizes by the statistics of a batch, for which the result is another training.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from kerasmem.files import package_data
 
 SAME, TRAINING = "same training trajectory", "same network, other training"
-# From the least to the most that a change does to the result, and how far apart these lie in `Change.harm`.
+# Effects on the result, from the least to the largest, with their weight in `Change.harm`.
 RESULTS = {
     "same outputs": 1.0, SAME: 1.0, "same network, other rounding": 10.0, TRAINING: 100.0,
     "other optimizer": 100.0, "other network": 1000.0,
@@ -29,13 +28,13 @@ RESULTS = {
 
 @dataclass(frozen=True)
 class LeanOptimizer:
-    """An optimizer that keeps less than Adam.
+    """An optimizer with fewer variables than Adam.
 
     Attributes:
-        title: in words.
-        keeps: what it keeps beside the weights.
-        class_name: Keras's.
-        learning_rate: to begin with.
+        title: name in words.
+        keeps: its variables in words.
+        class_name: name of Keras's class.
+        learning_rate: initial learning rate.
         config: other settings.
     """
 
@@ -47,13 +46,13 @@ class LeanOptimizer:
 
     @property
     def code(self) -> str:
-        """The call that makes it, after "keras.optimizers."."""
+        """The call that creates it, after "keras.optimizers."."""
         options = "".join(f", {name}={value!r}" for name, value in self.config.items())
         return f"{self.class_name}({self.learning_rate}{options})"
 
 
 _DATA = package_data(__package__, "changes")
-# From the nearest to Adam to the farthest.
+# From the most to the least similar to Adam.
 OPTIMIZERS = {name: LeanOptimizer(**row) for name, row in _DATA["optimizers"].items()}
 
 
@@ -64,12 +63,12 @@ class Change:
     Attributes:
         kind: "batch_size", "micro_batches", "recompute", "jit_compile", "dtype_policy", "optimizer", "freeze",
             "lora" or "replicas".
-        value: what it is set to.
-        name: in a few words.
-        result: what becomes of the result, one of `RESULTS`.
-        cost: what it costs in time, hardware or quality, in words.
-        compute: the arithmetic of a step against now, 1.0 where it does not grow; for several cards their number.
-        steps: how far it goes along its own line (halvings of a batch): more of the same is more harm.
+        value: value of the setting.
+        name: the change in a few words.
+        result: effect on the result, one of `RESULTS`.
+        cost: cost in time, hardware or quality, in words.
+        compute: arithmetic of a step relative to now, at least 1.0; for several cards their number.
+        steps: degree of the change, such as halvings of a batch; a higher degree is more harm.
     """
 
     kind: str
@@ -82,7 +81,7 @@ class Change:
 
     @property
     def group(self) -> str:
-        """Changes of one group exclude one another."""
+        """Group of changes that exclude one another."""
         return _GROUPS.get(self.kind, self.kind)
 
     @property
@@ -110,10 +109,10 @@ def make_change(
 
     Args:
         kind: as in `Change`.
-        value: what it is set to.
-        has_batch_norm: the model normalises by the statistics of a batch, so that a smaller one gives others.
-        batch_size: samples in a batch as they are now.
-        trains: the step is a training step.
+        value: value of the setting.
+        has_batch_norm: whether the model normalizes by the statistics of a batch.
+        batch_size: samples in a batch now.
+        trains: whether the step is a training step.
 
     Examples:
         >>> make_change("micro_batches", 4).result
@@ -133,7 +132,7 @@ def make_change(
 
 
 def _words(kind: str, value: Any, batch_size: int | None) -> dict[str, Any]:
-    """Return the values of the braces in the texts of a change."""
+    """Return the values of the placeholders in the texts of a change."""
     if kind == "optimizer":
         return {"title": OPTIMIZERS[value].title, "keeps": OPTIMIZERS[value].keeps}
     if kind == "micro_batches" and batch_size is not None:
@@ -142,7 +141,7 @@ def _words(kind: str, value: Any, batch_size: int | None) -> dict[str, Any]:
 
 
 def _steps(kind: str, value: Any, batch_size: int | None) -> float | None:
-    """Return how far a change goes along its own line, if that depends on its value."""
+    """Return the degree of a change, if it depends on the value."""
     if kind == "micro_batches":
         return math.log2(value)
     if kind == "batch_size":
@@ -155,13 +154,13 @@ def _steps(kind: str, value: Any, batch_size: int | None) -> float | None:
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
     """Sort changes into the order of their application: the model first, then its step."""
     order = list(_DATA["changes"])
-    return tuple(sorted(changes, key=lambda each: order.index(each.kind)))
+    return tuple(sorted(changes, key=lambda change: order.index(change.kind)))
 
 
 def worst_result(changes: Iterable[Change]) -> str:
     """Return the largest effect on the result among several changes."""
     order = list(RESULTS)
-    return max((each.result for each in changes), key=order.index, default=SAME)
+    return max((change.result for change in changes), key=order.index, default=SAME)
 
 
 @dataclass(frozen=True)
@@ -170,11 +169,11 @@ class Traits:
 
     Attributes:
         batch_size: samples in a batch.
-        has_own_step: the class of the model brings a training step.
-        has_batch_norm: the model normalizes by the statistics of a batch.
-        head_start: index in `model.layers` at which the head begins; 0 if there is no backbone.
-        can_lora: a layer of the backbone can train thin factors in place of its kernel.
-        trains: the step is a training step.
+        has_own_step: whether the model's class has a custom training step.
+        has_batch_norm: whether the model normalizes by the statistics of a batch.
+        head_start: index in `model.layers` of the head's first layer; 0 if there is no backbone.
+        can_lora: whether a layer of the backbone can train low-rank factors instead of its kernel.
+        trains: whether the step is a training step.
     """
 
     batch_size: int
@@ -191,7 +190,7 @@ class Traits:
 
 
 _BUILT_POLICY = 'keras.config.set_dtype_policy("{value}")   # before the model is built'
-# A model that is loaded keeps the policies of its layers.
+# A loaded model keeps the policies of its layers.
 _LOADED_POLICY = (
     "from kerasmem.recovery.transforms import with_policy\n"
     'model = with_policy(model, "{value}")   # weights stay float32'
@@ -217,17 +216,17 @@ _MICRO_BATCHES = "kerasmem.fit(model, x, y, batch_size={batch}, micro_batches={v
 
 
 def code_of(changes: Iterable[Change], traits: Traits, mode: str, *, is_loaded: bool) -> str:
-    """Write the lines that make some changes.
+    """Return lines of Python that make changes in the user's script.
 
-    They name `model`, the arrays `x` and `y`, and the `optimizer`, `loss` and `metrics` of the script they go into.
+    They refer to `model`, the arrays `x` and `y`, and the `optimizer`, `loss` and `metrics` of the script.
 
     Args:
-        changes: in the order in which they are made.
-        traits: of the model.
+        changes: changes in the order of application.
+        traits: properties of the model.
         mode: "train", "evaluate" or "inference".
-        is_loaded: whether the script loads the model from a file, and does not build it.
+        is_loaded: whether the script loads the model from a file instead of building it.
     """
-    values = {each.kind: each.value for each in changes}
+    values = {change.kind: change.value for change in changes}
     batch = int(values.get("batch_size", traits.batch_size))
     words = {"head_start": traits.head_start, "batch": batch, "rows": -(-batch // values.get("micro_batches", 1))}
     if "optimizer" in values:

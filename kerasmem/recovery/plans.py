@@ -1,4 +1,9 @@
-"""Combinations of changes that fit, each estimated as a whole, and real steps of the first."""
+"""Combinations of changes that fit, each estimated as a whole, and real steps of the first.
+
+The search is pure, and estimates few combinations, as one estimate may take a minute. Combinations are sorted by harm.
+The need of one is guessed from the nearest estimated one, times the savings of the other changes. A guess only decides
+which combination is estimated next; every result is an estimate.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +23,14 @@ from kerasmem.recovery.remedies import RemedySearch
 
 MOST_ASKED = 10
 WANTED = 3  # combinations
-_PIECES = (2, 4, 8, 16, 32, 64)  # into which a batch is divided
-STEPS = 3  # that are run of a plan
-_OUT_OF_TIME = "the time was over before all combinations were estimated (--budget-seconds, budget_seconds)"
-_NOT_COMBINED = {"replicas"}  # more hardware is another answer than fitting this device
+_PIECES = (2, 4, 8, 16, 32, 64)  # of a batch
+STEPS = 3  # real steps of a plan
+_OUT_OF_TIME = "not all combinations were estimated within --budget-seconds (budget_seconds)"
+_NOT_COMBINED = {"replicas"}  # more hardware does not make the step fit this device
 
 
 def find_plans(search: RemedySearch) -> list[Remedy]:
-    """Return the least harmful changes that fit, alone or combined; if none fits, the nearest."""
+    """Return the least harmful single or combined changes that fit, or the nearest if none fits."""
     estimator = search.estimator
     if estimator.fits_now or not search.changes:
         return []
@@ -73,7 +78,7 @@ def _options(search: RemedySearch) -> Iterator[tuple[Change, float, Need | None]
             estimated.add(change.key)
             yield change, ratio, need
     for kind, points in lines.items():
-        for pieces in (each for each in _PIECES if each <= batch_size):
+        for pieces in (count for count in _PIECES if count <= batch_size):
             change = search.traits.change(kind, pieces if kind == "micro_batches" else batch_size // pieces)
             ratio = _on_the_line(points, 1 / pieces)
             if change.key not in estimated and ratio < 1:
@@ -92,27 +97,27 @@ def _on_the_line(points: list[tuple[float, float]], share: float) -> float:
 
 
 def answer_of(need: Need) -> Answer:
-    """Return the most that a step must have, and whether it surely fits."""
+    """Return the upper end of a need, and whether it surely fits."""
     return Answer(need.bytes.most_needed, need.verdict == FITS)
 
 
 def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str]) -> list[Remedy]:
-    """Run the plans until one fits, and move it to the front; those that ran out go to the end.
+    """Run the plans until one fits, and move it to the front. Plans that ran out move to the end.
 
-    Each is run in a process of its own: training steps on a batch of zeros and an evaluation, under the limit of the
-    device. A plan of which the estimate says that it does not fit is not run.
+    Each runs in a separate process: training steps on a batch of zeros and an evaluation, under the limit of the
+    device. Plans that do not fit by the estimate are not run.
 
     Args:
-        estimator: that estimated them.
-        plans: the best first.
-        notes: where to say why one could not be run.
+        estimator: estimator of the plans.
+        plans: plans, the best first.
+        notes: list that receives the reason if a plan cannot be run.
     """
     waiting, failed = list(plans), []
     while waiting:
         if waiting[0].verdict == DOES_NOT_FIT:
             break
         try:
-            first = _ran(estimator, waiting[0])
+            first = _run_plan(estimator, waiting[0])
         except KerasmemError as error:
             notes.append(f"{waiting[0].name}: its steps were not run: {error}")
             break
@@ -124,9 +129,9 @@ def confirmed(estimator: StepEstimator, plans: Sequence[Remedy], notes: list[str
     return [*waiting, *failed]
 
 
-def _ran(estimator: StepEstimator, plan: Remedy) -> Remedy:
-    """Run real steps of a plan and take over their verdict."""
-    changes = [make_change(each["kind"], each["value"]) for each in plan.changes]
+def _run_plan(estimator: StepEstimator, plan: Remedy) -> Remedy:
+    """Run real steps of a plan, and return it with their verdict."""
+    changes = [make_change(change["kind"], change["value"]) for change in plan.changes]
     limit = estimator.target.available_bytes
     request = estimator.request(changes)
     trial = try_batch(request, request.batch_size, limit, steps=STEPS, last=0, timeout=DEFAULT_TIMEOUT)
@@ -138,11 +143,11 @@ class Option:
     """A change that may be combined.
 
     Attributes:
-        key: what tells it from others; keys can be sorted.
-        group: options of one group exclude one another.
-        kind: more and less of the same thing are of one kind.
-        harm: where it stands in the order of harm.
-        ratio: the need with it alone, as a share of the need without.
+        key: identity; keys can be sorted.
+        group: group of options that exclude one another.
+        harm: rank in the order of harm.
+        ratio: need with only this change, relative to the need without.
+        kind: kind shared by degrees of one change.
     """
 
     key: Any
@@ -154,7 +159,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a combination needs: the upper end in bytes (None: not known), and whether it surely fits."""
+    """The estimate of a combination: the upper end in bytes (None if unknown), and if it surely fits."""
 
     high: int | None
     fits: bool
@@ -174,18 +179,18 @@ def search_combinations(
 ) -> list[Combination]:
     """Return the least harmful combinations that fit, at most `wanted`.
 
-    None has another in it, or is more of the same: with batches of 16, batches of 8 say nothing new.
+    No combination includes another or is a higher degree of it: if batches of 16 fit, batches of 8 are left out.
 
     Args:
-        options: what may be combined; those that save nothing are best left out.
-        known: what was asked before, the empty combination among it.
-        ask: from a combination to what it needs; None where it has no answer.
-        available_bytes: what there is.
-        wanted: how many are looked for.
-        most_asked: how often to ask.
+        options: changes that may be combined; leave out those that save nothing.
+        known: previous answers, including the empty combination.
+        ask: function from a combination to its estimate, or None if there is none.
+        available_bytes: memory of the device.
+        wanted: maximum number of combinations. Defaults to 3.
+        most_asked: maximum number of calls of `ask`. Defaults to 10.
 
     Returns:
-        Those that fit. Where none does, the one of what was asked that needs least, or nothing.
+        Combinations that fit; if none does, the estimated one with the least need, or an empty list.
 
     Examples:
         >>> halves = [Option("a", "a", 1, 0.5), Option("b", "b", 2, 0.5)]
@@ -193,10 +198,10 @@ def search_combinations(
         >>> [sorted(each) for each in search_combinations(halves, {frozenset(): Answer(100, False)}, need, 30)]
         [['a', 'b']]
     """
-    by_key = {each.key: each for each in options}
+    by_key = {option.key: option for option in options}
     answers: dict[Combination, Answer | None] = dict(known)
-    found: list[Combination] = []
-    asked = 0
+    fitting: list[Combination] = []
+    calls = 0
 
     def harm(keys: Combination) -> float:
         return sum(by_key[key].harm for key in keys)
@@ -205,23 +210,23 @@ def search_combinations(
         return guess(keys, answers, by_key)
 
     def may_fit(keys: Combination) -> bool:
-        if any(_kinds(each, by_key) <= _kinds(keys, by_key) for each in found):
+        if any(_kinds(smaller, by_key) <= _kinds(keys, by_key) for smaller in fitting):
             return False
         return _fits(answers[keys]) if keys in answers else guessed(keys) <= available_bytes
 
     order = sorted(combinations(options), key=lambda keys: (harm(keys), len(keys), sorted(keys)))
-    while len(found) < wanted:
+    while len(fitting) < wanted:
         following = next(filter(may_fit, order), None)
-        if following is None and not found:  # to be told that nothing fits, not to guess it
+        if following is None and not fitting:  # estimate that nothing fits instead of guessing it
             following = min((keys for keys in order if keys not in answers), key=guessed, default=None)
-        if following is None or (following not in answers and asked == most_asked):
+        if following is None or (following not in answers and calls == most_asked):
             break
         if following not in answers:
-            asked += 1
+            calls += 1
             answers[following] = ask(following)
         if _fits(answers[following]):
-            found.append(following)
-    return sorted(found, key=harm) or _least(answers, harm)
+            fitting.append(following)
+    return sorted(fitting, key=harm) or _least(answers, harm)
 
 
 def _kinds(keys: Combination, options: Mapping[Any, Option]) -> set[Any]:
@@ -229,25 +234,29 @@ def _kinds(keys: Combination, options: Mapping[Any, Option]) -> set[Any]:
 
 
 def _least(answers: Mapping[Combination, Answer | None], harm: Callable[[Combination], float]) -> list[Combination]:
-    """Return the combination with the least known need, as a list; empty if none is known."""
-    told = {keys: each.high for keys, each in answers.items() if keys and each is not None and each.high is not None}
-    return [min(told, key=lambda keys: (told[keys], harm(keys)))] if told else []
+    """Return a list of the combination with the least known need, or an empty list."""
+    needs = _known_needs({keys: answer for keys, answer in answers.items() if keys})
+    return [min(needs, key=lambda keys: (needs[keys], harm(keys)))] if needs else []
+
+
+def _known_needs(answers: Mapping[Combination, Answer | None]) -> dict[Combination, int]:
+    return {keys: answer.high for keys, answer in answers.items() if answer is not None and answer.high is not None}
 
 
 def combinations(options: Iterable[Option]) -> list[Combination]:
-    """Return every combination with at most one option of a group, the empty one left out."""
+    """Return every combination with at most one option of a group, except the empty one."""
     groups: dict[str, list[Any]] = {}
-    for each in options:
-        groups.setdefault(each.group, [None]).append(each.key)
+    for option in options:
+        groups.setdefault(option.group, [None]).append(option.key)
     every = (frozenset(key for key in chosen if key is not None) for chosen in itertools.product(*groups.values()))
     return [keys for keys in every if keys]
 
 
 def guess(keys: Combination, answers: Mapping[Combination, Answer | None], options: Mapping[Any, Option]) -> float:
     """Guess the need of a combination from its largest estimated part and the savings of the rest."""
-    told = {part: each.high for part, each in answers.items() if each and each.high is not None and part <= keys}
-    most = max(map(len, told), default=0)
-    nearest = [(part, high) for part, high in told.items() if len(part) == most]
+    needs = _known_needs({part: answer for part, answer in answers.items() if part <= keys})
+    most = max(map(len, needs), default=0)
+    nearest = [(part, high) for part, high in needs.items() if len(part) == most]
     guesses = (high * math.prod(options[key].ratio for key in keys - part) for part, high in nearest)
     return min(guesses, default=0.0)
 

@@ -1,6 +1,6 @@
-"""Changes to a Keras model, with or without weights, that the code of remedies makes too.
+"""Changes to a Keras model, with or without weights, which the code of remedies makes too.
 
-Each function changes the model it is given, and returns it.
+Each function changes the model in place and returns it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kerasmem.models.own_step import has_own_step
 
 
 def with_policy(model: Any, policy: str) -> Any:
-    """Let every layer that computes in float32 compute by another policy; weights stay float32."""
+    """Set another dtype policy for every float32 layer. Weights stay float32."""
     for layer in flatten_layers(model):
         if layer.dtype_policy.name == "float32":
             layer.dtype_policy = policy
@@ -23,7 +23,7 @@ def with_policy(model: Any, policy: str) -> Any:
 
 
 def with_lora(model: Any, rank: int) -> Any:
-    """Train thin factors beside the kernels of the backbone, and the head as it was."""
+    """Train low-rank factors instead of the kernels of the backbone, and the head as before."""
     for layer in model.layers[: head_start(model)]:
         for inner in flatten_layers(layer):
             if takes_lora(inner, rank):
@@ -34,20 +34,20 @@ def with_lora(model: Any, rank: int) -> Any:
 
 
 def with_micro_batches(model: Any, pieces: int) -> Any:
-    """Let a compiled model's `train_step` take one micro-batch and the update, by the step of `kerasmem.fit`.
+    """Replace `train_step` of a compiled model by one micro-batch and the update of `kerasmem.fit`.
 
-    `kerasmem.fit` runs the update after the last piece in a function of its own. Here it follows in the same step, when
-    everything else of it is done, so that one estimate covers the larger of the two.
+    `kerasmem.fit` runs the update after the last piece in another function. Here the update follows the piece in the
+    same step, so that one estimate covers the larger of the two.
 
     Args:
         model: compiled.
-        pieces: micro-batches of a batch, whose slices of gradients the update takes together.
+        pieces: micro-batches of a batch; the update needs the gradient slices of all of them.
 
     Raises:
-        UsageError: If the model has a step of its own.
+        UsageError: If the model has a custom step.
     """
     if has_own_step(model):
-        raise UsageError("the model has a train_step of its own, whose gradients cannot be divided")
+        raise UsageError("micro_batches: the model overrides train_step, so its batches cannot be divided")
     from kerasmem.training.steps.engine import MicroStep
 
     step = MicroStep(model)
@@ -56,9 +56,9 @@ def with_micro_batches(model: Any, pieces: int) -> Any:
         import tensorflow as tf
 
         logs, slices = step.accumulate(data, tf.constant(1.0 / pieces), None)
-        sums = [each.read_value() for each in step.accumulators if each is not None]
+        sums = [accumulator.read_value() for accumulator in step.accumulators if accumulator is not None]
         with tf.control_dependencies(tf.nest.flatten([logs, slices, sums])):
-            step.apply([[tf.concat([part] * pieces, 0) for part in each] for each in slices])
+            step.apply([[tf.concat([part] * pieces, 0) for part in pair] for pair in slices])
         return logs
 
     model.train_step = train_step
@@ -66,28 +66,30 @@ def with_micro_batches(model: Any, pieces: int) -> Any:
 
 
 def takes_lora(layer: Any, rank: int) -> bool:
-    """Return whether a layer can train factors of a rank in place of its kernel, and would train fewer numbers."""
+    """Return whether a layer can train factors of a rank instead of its kernel, with fewer parameters."""
     if not hasattr(layer, "enable_lora") or not layer.built or getattr(layer, "lora_enabled", False):
         return False
     kernel = getattr(layer, "kernel", None) if hasattr(layer, "kernel") else getattr(layer, "embeddings", None)
     shape = tuple(getattr(kernel, "shape", ()))
     if len(shape) < 2:
         return False
-    numbers = math.prod(shape)
-    return rank * (numbers // shape[-1] + shape[-1]) < numbers
+    parameters = math.prod(shape)
+    return rank * (parameters // shape[-1] + shape[-1]) < parameters
 
 
 def head_start(model: Any) -> int:
-    """Return the index in `model.layers` of the first layer of the head; the backbone is before it.
+    """Return the index in `model.layers` of the first layer of the head, after the backbone.
 
-    Where the model holds another model, as in transfer learning, the head is what comes after the last of these.
-    Otherwise it is the dense layers at the end, but the last layer with weights alone where all of them are dense.
+    If the model contains another model, as in transfer learning, the head follows the last of these. Otherwise the
+    head is the dense layers at the end, or only the last layer with weights if all layers are dense.
     """
     keras = import_keras()
     layers = list(model.layers)
-    nested = [place for place, layer in enumerate(layers) if isinstance(layer, keras.Model) and layer.weights]
+    nested = [index for index, layer in enumerate(layers) if isinstance(layer, keras.Model) and layer.weights]
     if nested and nested[-1] + 1 < len(layers):
         return nested[-1] + 1
-    with_weights = [place for place, layer in enumerate(layers) if layer.weights]
-    other = [place for place in with_weights if not isinstance(layers[place], keras.layers.Dense)]
-    return other[-1] + 1 if other and other[-1] != with_weights[-1] else with_weights[-1] if with_weights else 0
+    with_weights = [index for index, layer in enumerate(layers) if layer.weights]
+    other = [index for index in with_weights if not isinstance(layers[index], keras.layers.Dense)]
+    if other and other[-1] != with_weights[-1]:
+        return other[-1] + 1
+    return with_weights[-1] if with_weights else 0

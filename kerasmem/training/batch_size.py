@@ -23,26 +23,26 @@ from kerasmem.units import format_size
 def find_executable_batch_size(
     function: Callable[..., Any] | None = None, *, starting_batch_size: int = 128, isolated: bool = False
 ) -> Callable[..., Any]:
-    """Decorate a function so that it is called with half the batch size each time that memory runs out.
+    """Decorate a function to retry with half the batch size whenever memory runs out.
 
     The batch size is the function's first argument, which callers leave out. The function must start over each time and
     build its model inside: changes outside of it are not undone. The memory of a failed try is freed before the next.
     Other exceptions pass through.
 
-    After an out-of-memory under XLA the process cannot be trusted, so it is not retried; with `isolated=True` each try
-    runs in a process of its own (`kerasmem.run_isolated`).
+    If memory runs out under XLA, the process cannot be trusted, so there is no retry. With `isolated=True` each try
+    runs in a separate process (`kerasmem.run_isolated`).
 
     Args:
         function: a function with the batch size as its first argument.
         starting_batch_size: samples in the first try. Defaults to 128.
-        isolated: run each try in a process of its own; the function must then return plain values, arrays or a Keras
+        isolated: run each try in a separate process; the function must then return plain values, arrays or a Keras
             model. Defaults to False.
 
     Returns:
         The function without its first argument.
 
     Raises:
-        UsageError: If it is called with a batch size, or takes none; or `starting_batch_size` is wrong.
+        UsageError: If the function takes no argument or is called with a batch size, or `starting_batch_size` is wrong.
 
     Examples:
         >>> from kerasmem import find_executable_batch_size
@@ -59,28 +59,28 @@ def find_executable_batch_size(
     checks.whole("starting_batch_size", starting_batch_size)
     parameters = list(inspect.signature(function).parameters)
     if not parameters:
-        raise UsageError(f"find_executable_batch_size: {_name(function)}() takes no batch size as its first argument")
+        raise UsageError(f"find_executable_batch_size: {_name(function)}() must take the batch size as first argument")
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         if parameters[0] in named or len(arguments) >= len(parameters):
-            raise UsageError(f"{_name(function)}: leave {parameters[0]} out, it is found by find_executable_batch_size")
+            raise UsageError(f"{_name(function)}: leave {parameters[0]} out; find_executable_batch_size chooses it")
         size = starting_batch_size
         while True:
-            summary, value = _tried(functools.partial(function, size, *arguments, **named), isolated)
+            summary, value = _try(functools.partial(function, size, *arguments, **named), isolated)
             if summary is None:
                 return value
             if size == 1:
                 raise ModelError(f"{_name(function)}: not even a batch of 1 fits: {summary}")
-            text = f"a batch of {size} ran out of memory ({summary.rstrip('.')}); {size // 2} is tried"
+            text = f"a batch of {size} ran out of memory ({summary.rstrip('.')}); retrying with {size // 2}"
             warn_user(f"{_name(function)}: {text}", RuntimeWarning)
             size //= 2
 
     return call
 
 
-def _tried(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any]:
-    """Call the function; return the summary of an out-of-memory, or None and the value."""
+def _try(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any]:
+    """Call the function and return None and its value, or the summary if memory ran out."""
     if isolated:
         run = run_isolated(function)
         ran_out = run.out_of_memory or run.killed
@@ -88,17 +88,17 @@ def _tried(function: Callable[[], Any], isolated: bool) -> tuple[str | None, Any
     try:
         return None, function()
     except Exception as error:
-        found = read_exception(error)
-        if not found.out_of_memory:
+        diagnosis = read_exception(error)
+        if not diagnosis.out_of_memory:
             raise
-        if found.family == "xla":
+        if diagnosis.family == "xla":
             raise ModelError(
-                f"{found.summary} Under XLA a failed step destroys the weights; use "
+                f"{diagnosis.summary} Under XLA a failed step destroys the weights; use "
                 "find_executable_batch_size(isolated=True), with a process for each try"
             ) from error
         drop_frames(error)
     collect()
-    return found.summary, None
+    return diagnosis.summary, None
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -121,7 +121,7 @@ def require_fit(
 
     Raises:
         DoesNotFitError: If the lower end of the estimate is more than the device has.
-        KerasmemError: As `kerasmem.estimate`.
+        KerasmemError: If `kerasmem.estimate` raises one.
 
     Examples:
         >>> import keras, kerasmem
@@ -130,14 +130,14 @@ def require_fit(
         >>> kerasmem.require_fit(model, device="8MB")
         Traceback (most recent call last):
         ...
-        kerasmem.errors.DoesNotFitError: model ... at batch 32 takes ... by the estimate (...), and there are 7.63 MiB
+        kerasmem.errors.DoesNotFitError: model ... at batch 32 needs ... by the estimate (...), of 7.63 MiB available
     """
     available = _available(model) if device is None else device
     report = estimate(model, batch_size=batch_size, device=available, **options)
     if report.device is not None and report.device.verdict == DOES_NOT_FIT:
         raise DoesNotFitError(
-            f"model {report.model.name!r} at batch {batch_size:,} takes {format_size(report.bytes.total)} by the "
-            f"estimate ({report.settings.method}), and there are {format_size(report.device.available_bytes)}"
+            f"model {report.model.name!r} at batch {batch_size:,} needs {format_size(report.bytes.total)} by the "
+            f"estimate ({report.settings.method}), of {format_size(report.device.available_bytes)} available"
         )
     return report
 
@@ -147,6 +147,7 @@ def _available(model: Any) -> int:
     limit = allocator_limit()
     if limit is not None:
         return limit
-    parts = [*getattr(model, "variables", ()), *(getattr(getattr(model, "optimizer", None), "variables", None) or ())]
-    own = sum({id(each): variable_bytes(each) for each in parts}.values())  # it is no longer free, and in the estimate
-    return training_memory() + own
+    optimizer_variables = getattr(getattr(model, "optimizer", None), "variables", None) or ()
+    variables = [*getattr(model, "variables", ()), *optimizer_variables]
+    in_use = sum({id(variable): variable_bytes(variable) for variable in variables}.values())  # part of the estimate
+    return training_memory() + in_use

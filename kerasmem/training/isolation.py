@@ -1,4 +1,4 @@
-"""`kerasmem.run_isolated`: a function in a process of its own, and running out of memory as a value."""
+"""`kerasmem.run_isolated`: call a function in a separate process, and return running out of memory as a value."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DONE, OUT_OF_MEMORY, TIMED_OUT, DIED = "done", "out of memory", "timed out", "di
 
 @dataclass(frozen=True)
 class IsolatedRun:
-    """The result of a call in a process of its own.
+    """The result of a call in a separate process.
 
     Attributes:
         status: "done", "out of memory", "timed out" or "died" (the process ended without an answer).
         value: return value of the function; None unless the status is "done".
-        reason: one line that says why there is no value; None if there is one.
-        diagnosis: of the failure if memory ran out and a message said so.
+        reason: one line on why there is no value; None if there is one.
+        diagnosis: diagnosis of the failure, if a message shows that memory ran out.
         device: device of `peak_bytes`, such as "GPU:0"; None if TensorFlow was not used.
         peak_bytes: peak of the allocator of `device`; None if unknown.
         host_peak_bytes: peak of the resident memory of the process; None if unknown.
@@ -55,7 +55,7 @@ class IsolatedRun:
         """Return the value.
 
         Raises:
-            KerasmemError: If there is none; the message says why.
+            KerasmemError: If there is none; the message has the reason.
         """
         if self.status != DONE:
             raise KerasmemError(f"no result: {self.status}" + ("" if self.reason is None else f" ({self.reason})"))
@@ -72,19 +72,19 @@ def run_isolated(
     output: bool = True,
     **named: Any,
 ) -> IsolatedRun:
-    """Call a function in a process of its own, such as one trial of a grid search.
+    """Call a function in a separate process, such as one trial of a grid search.
 
-    Its memory is freed when it ends, on the card and on the host. Running out of memory is a status of the result, and
-    so is a process that dies; any other exception is raised here. The first call starts a process that loads
-    TensorFlow, and each call is a fork of it, so a call costs milliseconds, not the seconds of an import. Function,
-    arguments and result are sent by cloudpickle: lambdas, and functions of a script or notebook, work, and a script
-    needs no `if __name__ == "__main__"`. Threads may call it at the same time.
+    All its memory on the card and on the host is freed when it ends. If memory runs out or the process dies, the result
+    has that status; any other exception is raised here. The first call starts a process that loads TensorFlow, and each
+    call is a fork of it, so a call costs milliseconds, not the seconds of an import. Function, arguments and result are
+    sent by cloudpickle: lambdas, and functions of a script or notebook, work, and a script needs no
+    `if __name__ == "__main__"`. It is thread-safe.
 
     Args:
         function: function to call; it returns plain values, arrays (`model.get_weights()`), or a Keras model.
         *arguments: arguments of the function.
-        device_memory_limit: memory of each device for TensorFlow, in bytes or as "4GB": of the card, or without one of
-            the host as TensorFlow allocates it. Defaults to no limit.
+        device_memory_limit: memory of each device for TensorFlow, in bytes or as "4GB"; without a GPU, host memory that
+            TensorFlow allocates. Defaults to no limit.
         host_memory_limit: maximum resident memory, checked 20 times a second. Defaults to no limit.
         timeout: maximum seconds from the start of the process. Defaults to no limit.
         output: show the output of the function. Defaults to True.
@@ -104,7 +104,7 @@ def run_isolated(
         42
     """
     if not callable(function):
-        raise UsageError(f"run_isolated: give a function, not a {type(function).__name__}")
+        raise UsageError(f"run_isolated: function must be callable; got {type(function).__name__}")
     limits, device_bytes = _read_limits(device_memory_limit, host_memory_limit, timeout)
     begin = time.monotonic()
     call = call_in_fork(function, arguments, named, limits=limits, device_bytes=device_bytes, output=output)
@@ -112,7 +112,7 @@ def run_isolated(
     if call.failure is not None:
         status = TIMED_OUT if call.failure.timed_out else OUT_OF_MEMORY
         return IsolatedRun(status, reason=call.failure.reason, **common)
-    return _died(call, common) if call.answer is None else _answered(call.answer, common)
+    return _explain_death(call, common) if call.answer is None else _read_answer(call.answer, common)
 
 
 def _read_limits(device_memory_limit: Any, host_memory_limit: Any, timeout: Any) -> tuple[Limits, int | None]:
@@ -122,16 +122,16 @@ def _read_limits(device_memory_limit: Any, host_memory_limit: Any, timeout: Any)
         if value is not None:
             value = parse_size(value if isinstance(value, bool) else str(value), field=name)
             if value < MIB:
-                raise UsageError(f"{name}: give bytes, at least {MIB:,}, or a size such as '4GB'")
+                raise UsageError(f"{name} must be at least {MIB:,} bytes, or a size such as '4GB'; got {value:,}")
         sizes.append(value)
     if timeout is not None and not checks.number("timeout", timeout) > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds, more than 0")
+        raise UsageError(f"timeout must be above 0 seconds; got {timeout!r}")
     if device_memory_limit is not None and os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-        raise UsageError("device_memory_limit: only TensorFlow's allocator can be limited; use the TensorFlow backend")
+        raise UsageError("device_memory_limit needs the TensorFlow backend, as it limits TensorFlow's allocator")
     return Limits(timeout, sizes[1]), sizes[0]
 
 
-def _answered(answer: dict[str, Any], common: dict[str, Any]) -> IsolatedRun:
+def _read_answer(answer: dict[str, Any], common: dict[str, Any]) -> IsolatedRun:
     """Return the result of an answer, or raise the exception of the function."""
     common = {**common, "device": answer.get("device"), "peak_bytes": answer.get("peak")}
     if "value" in answer:
@@ -143,8 +143,8 @@ def _answered(answer: dict[str, Any], common: dict[str, Any]) -> IsolatedRun:
     raise error from _Traceback(answer["traceback"])
 
 
-def _died(call: ForkedCall, common: dict[str, Any]) -> IsolatedRun:
-    """Return how the process ended without an answer."""
+def _explain_death(call: ForkedCall, common: dict[str, Any]) -> IsolatedRun:
+    """Return the result of a process that ended without an answer."""
     diagnosis = explain_stream(io.BytesIO(call.errors))
     if diagnosis.out_of_memory:
         reason = f"{diagnosis.summary} ({exit_name(call.code)})"

@@ -186,7 +186,7 @@ def test_what_cannot_be_sent_is_said():
         run_isolated(lambda lock: None, threading.Lock())
     with pytest.raises(KerasmemError, match="lock, cannot be sent back"):
         run_isolated(threading.Lock)
-    with pytest.raises(UsageError, match="give a function"):
+    with pytest.raises(UsageError, match="function must be callable"):
         run_isolated("train")
 
 

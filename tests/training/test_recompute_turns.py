@@ -182,5 +182,5 @@ def test_a_tensor_that_is_handed_on_in_an_attribute_is_refused():
     leaves = Leaves(name="leaves")
     x = L.Dense(8, name="dense")(leaves(inputs))
     outputs = L.Dense(1, name="out")(L.Lambda(lambda x: x * leaves.left, name="reads")(x))
-    with pytest.raises(UsageError, match="layer 'reads' reads a tensor that another layer made"):
+    with pytest.raises(UsageError, match="layer 'reads' reads a tensor of another layer"):
         kerasmem.recompute(keras.Model(inputs, outputs), cuts=["dense"])

@@ -1,1 +1,1 @@
-"""Recomputation: the choice of segments to compute twice, and the model that does so."""
+"""Recomputation: the choice of segments, and the model that recomputes them."""

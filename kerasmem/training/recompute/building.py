@@ -1,9 +1,8 @@
-"""`kerasmem.recompute`: the same model, with less of its forward pass kept and the rest recomputed."""
+"""`kerasmem.recompute`: the same model with segments of its forward pass recomputed."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,14 +14,14 @@ from kerasmem.compat.keras_training import compile_arguments
 from kerasmem.devices.catalogue import DeviceTarget, resolve_device
 from kerasmem.devices.kernels import CardKernels, CpuKernels, kernels_on
 from kerasmem.devices.training_devices import training_kernels
-from kerasmem.errors import UsageError
+from kerasmem.errors import UsageError, warn_user
 from kerasmem.estimation.estimating import estimate
 from kerasmem.models.backend import import_keras, runs_on_jax
 from kerasmem.models.inputs import model_inputs, normalise_input_shapes
 from kerasmem.models.sizes import element_bytes, variable_bytes
 from kerasmem.models.spec import DEFAULT_BATCH_SIZE
 from kerasmem.models.training import optimizer_slot_bytes, training_of_model
-from kerasmem.training.recompute.cuts import chain_of, cut_places, is_cuttable, split
+from kerasmem.training.recompute.cuts import chain_of, cut_positions, is_cuttable, split
 from kerasmem.training.recompute.planning import (
     AUTO,
     LayerCall,
@@ -47,11 +46,11 @@ def recompute(
     cuts: Sequence[str] | None = None,
     input_shape: Any = None,
 ) -> Any:
-    """Return the same model, keeping the tensors at a few cuts and recomputing the rest.
+    """Return the same model, which keeps the tensors at a few cuts and recomputes the others.
 
-    Layers, weights, their names and the compiled state are shared with the given model, so weights and checkpoints are
-    interchangeable. Gradients are the same, including dropout masks and statistics. Without a gradient it runs as the
-    plain model does. On JAX segments run in `jax.checkpoint`, and cuts are balanced by the layers' outputs.
+    Layers, weights, their names and the compiled state are shared with the original model, so weights and checkpoints
+    are interchangeable. Gradients are the same, including dropout masks and statistics. Without a gradient it runs like
+    the plain model. On JAX segments run in `jax.checkpoint`, and cuts are balanced by the layers' outputs.
 
     Args:
         model: a built Sequential or Functional Keras model.
@@ -66,12 +65,12 @@ def recompute(
 
     Returns:
         A Functional model; its `plan` has the predictions, its `cuts` the names of the segments' last layers.
-        Nested models are cut too if they are called once. If nothing is saved, one warning says so, and with
-        segments="auto" the model is left as it is. Keras saves it as the plain model, alone or inside another one, and
+        Nested models are cut too if they are called once. If recomputation saves nothing, it warns, and with
+        segments="auto" the model recomputes nothing. Keras saves it as the plain model, also inside another one, and
         it opens without kerasmem; `recompute(keras.saving.load_model(path), cuts=model.cuts)` recomputes it again.
 
     Raises:
-        UsageError: If the model has no such graph, or cannot be cut so.
+        UsageError: If the model is not Sequential or Functional, or cannot be cut at `cuts`.
         ModelError: If the model cannot be traced.
 
     Examples:
@@ -86,7 +85,7 @@ def recompute(
     source = _functional(model)
     batch_size = whole("batch_size", batch_size)
     if cuts is not None and segments != AUTO:
-        raise UsageError("cuts and segments: give one of them")
+        raise UsageError("cuts and segments exclude each other; give one")
     if runs_on_jax():
         steps = shaped_chain(source, batch_size, input_shape)
     else:
@@ -101,20 +100,20 @@ def recompute(
         if limit is not None:
             return _estimated_within(model, plan, choose, limit, input_shape)
     if plan.activation_bytes >= plan.plain_activation_bytes:
-        warnings.warn(_nothing_saved(model, plan), stacklevel=2)
+        warn_user(_nothing_saved(model, plan))
         if cuts is None and segments == AUTO:
             plan = uncut(plan)
     return build_recomputed(model, plan)
 
 
 def _ends(source: Any, steps: Sequence[LayerCall], cuts: Sequence[str]) -> list[int]:
-    """Return the ends of the segments between given cuts."""
-    split(source, cuts)  # names the cut that is wrong
-    places = cut_places(chain_of(source))
-    ends = {places[each] for each in cuts}
-    for first, last in nested_models(steps):  # a segment recomputes calls of one model alone
-        if any(first < each < last for each in ends):
-            ends |= {each for each in (first, last) if 0 < each < max(ends)}
+    """Return the ends of the segments between cuts."""
+    split(source, cuts)  # checks the cuts
+    positions = cut_positions(chain_of(source))
+    ends = {positions[cut] for cut in cuts}
+    for first, last in nested_models(steps):  # a segment recomputes calls of only one model
+        if any(first < end < last for end in ends):
+            ends |= {end for end in (first, last) if 0 < end < max(ends)}
     return [*sorted(ends), len(steps)]
 
 
@@ -127,41 +126,41 @@ def _kernels(model: Any, target: DeviceTarget | None) -> CpuKernels | CardKernel
 
 
 def _nothing_saved(model: Any, plan: RecomputePlan) -> str:
-    what = f"cut after {', '.join(plan.cuts)}" if plan.cuts else "wherever it is cut"
+    cuts = f"cut after {', '.join(plan.cuts)}" if plan.cuts else "at any cuts"
     return (
-        f"kerasmem.recompute saves nothing in model {model.name!r}, {what}: at batch {plan.batch_size:,} it needs "
-        f"{format_size(plan.activation_bytes)}, the model {format_size(plan.plain_activation_bytes)}. Frozen layers "
-        "keep nothing, and a layer, a model called more than once or one with its own code cannot be cut inside"
+        f"kerasmem.recompute saves nothing in model {model.name!r}, {cuts}: at batch {plan.batch_size:,} activations "
+        f"need {format_size(plan.activation_bytes)}, without it {format_size(plan.plain_activation_bytes)}. Frozen "
+        "layers keep nothing; single layers, models called more than once and custom models cannot be cut inside"
     )
 
 
 def build_recomputed(model: Any, plan: RecomputePlan) -> Any:
-    """Return the model cut as a plan says, compiled as the model is."""
+    """Return the model with the cuts of a plan, compiled like the model."""
     from kerasmem.training.recompute.model import RecomputedFunctional
 
     source = _functional(model)
     made = RecomputedFunctional(source.input, source.output, name=model.name, cuts=plan.cuts)
     made.plan = plan
-    made.dtype_policy = model.dtype_policy  # that of now may be another
+    made.dtype_policy = model.dtype_policy  # the global policy may have changed
     if model.compiled:
-        made.compile(**compile_arguments(model))  # the two share their weights, and so the optimizer's state of them
+        made.compile(**compile_arguments(model))  # the models share weights and optimizer
     return made
 
 
 def _estimated_within(
     model: Any, plan: RecomputePlan, choose: Callable[..., RecomputePlan], limit: int, input_shape: Any
 ) -> Any:
-    """Return the model cut so that the estimator, too, says that it stays within the limit.
+    """Return the model with cuts for which `kerasmem.estimate` stays within the limit too.
 
     Args:
-        model: to be cut.
-        plan: the first one to try.
-        choose: `target_bytes` → a plan.
-        limit: bytes that the step may take.
+        model: model to be cut.
+        plan: first plan to try.
+        choose: function from `target_bytes` to a plan.
+        limit: memory of the step in bytes.
         input_shape: as for `recompute`.
 
     Raises:
-        UsageError: If it does not, however it is cut.
+        UsageError: If no plan stays within the limit.
     """
     aim = limit
     for _ in range(_TRIES):
@@ -176,8 +175,8 @@ def _estimated_within(
         except UsageError:
             break
     raise UsageError(
-        f"memory {format_size(limit)}: by the estimate the step may need {format_size(most)} at batch "
-        f"{plan.batch_size:,} cut as {', '.join(made.cuts) or 'it is'}; take a smaller batch"
+        f"memory {format_size(limit)} is too small: the step may need {format_size(most)} at batch "
+        f"{plan.batch_size:,}, cut after {', '.join(made.cuts) or 'no layer'}; use a smaller batch"
     )
 
 
@@ -185,13 +184,13 @@ def _functional(model: Any) -> Any:
     """Return the graph of layers of a model.
 
     Raises:
-        UsageError: it has none.
+        UsageError: If the model has no such graph.
     """
     keras = import_keras()
 
     if not isinstance(model, keras.Model):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise UsageError(f"a {kind} is no Keras model; load the file with keras.saving.load_model and give the model")
+        raise UsageError(f"model must be a Keras model; got {kind}; load a file with keras.saving.load_model")
     source = graph_of(model)
     if source is None:
         raise UsageError(f"model {model.name!r} is not built yet: begin it with keras.Input(shape), or call build()")
@@ -200,7 +199,7 @@ def _functional(model: Any) -> Any:
         if isinstance(source, functional_class()):
             fix = "call kerasmem.recompute(keras.Model(model.inputs, model.outputs)) in your class"
         raise UsageError(
-            f"model {model.name!r} is of the class {type(model).__name__}, which has methods of its own: {fix}"
+            f"model {model.name!r} must be Sequential or Functional; got the subclass {type(model).__name__}: {fix}"
         )
     return source
 

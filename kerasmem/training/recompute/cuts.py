@@ -1,8 +1,8 @@
-"""From the names of cuts to the segments of a Functional model.
+"""The segments of a Functional model between cuts.
 
-A cut is the name of an operation after whose (last) call one segment ends and the next begins; "mobilenet/conv1" is one
-of the model "mobilenet" inside the model. If a cut lies inside a nested model, that is a segment of its own, with
-the cuts that are its own.
+A cut is the name of an operation. After its (last) call one segment ends and the next begins. "mobilenet/conv1" is an
+operation of the model "mobilenet" inside the model. If a nested model contains cuts, it is a separate segment with
+those cuts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kerasmem.errors import UsageError
 from kerasmem.models.backend import import_keras
 
 CutInside = Callable[[Any, Sequence[str], Sequence[bool]], Any]
-CUTTABLE: set[type] = set()  # classes beside Functional whose models do nothing but call their layers
+CUTTABLE: set[type] = set()  # subclasses of Functional that only call their layers
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Segment:
     """A run of operations between two cuts.
 
     Attributes:
-        nodes: the calls, in the order in which the model makes them.
-        entering: ids of the symbolic tensors that come from before.
-        leaving: ids of those that something after, or the model's output, needs.
-        recomputed: whether its inside is computed again for the gradient, rather than kept.
-        inside: if it is the call of a nested model with cuts of its own: what is called in its place.
+        nodes: the calls, in the order of the model.
+        entering: ids of the symbolic tensors from earlier segments.
+        leaving: ids of the symbolic tensors for later segments or the model's outputs.
+        recomputed: whether the gradient recomputes its inside rather than keeping it.
+        inside: replacement of a nested model with cuts; None for other segments.
     """
 
     nodes: tuple[Any, ...]
@@ -41,19 +41,19 @@ class Segment:
 
     @functools.cached_property
     def layers(self) -> list[Any]:
-        """The layers that it calls."""
-        operations = {id(each.operation): each.operation for each in self.nodes}
+        """Layers of the calls."""
+        operations = {id(node.operation): node.operation for node in self.nodes}
         layer = import_keras().Layer
-        return [each for each in operations.values() if isinstance(each, layer)]
+        return [operation for operation in operations.values() if isinstance(operation, layer)]
 
 
 @dataclass(frozen=True)
 class ChainCall:
-    """A call that a model makes, with the calls that it stands for.
+    """A call of a model, with the calls inside it.
 
     Attributes:
         node: the call.
-        inner: names and calls inside it, in their order, if it is that of a nested model; else it alone.
+        inner: names and calls inside a nested model, in their order; the call itself for other operations.
     """
 
     node: Any
@@ -61,12 +61,12 @@ class ChainCall:
 
     @property
     def is_model(self) -> bool:
-        """Whether a nested model is called that can be cut inside."""
+        """Whether it calls a nested model that can be cut inside."""
         return self.inner[0][1] is not self.node
 
 
 def is_cuttable(model: Any) -> bool:
-    """Return whether a model does nothing but call its layers in the order of its graph."""
+    """Return whether a model only calls its layers in the order of its graph."""
     keras = import_keras()
     source = graph_of(model) if isinstance(model, keras.Model) else None
     kinds = {functional_class(), *CUTTABLE}
@@ -74,29 +74,29 @@ def is_cuttable(model: Any) -> bool:
 
 
 def chain_of(model: Any) -> list[ChainCall]:
-    """Return the calls of a Functional model, with those inside the models that it calls once."""
+    """Return the calls of a Functional model, with those inside models that are called once."""
     calls = calls_of(model)
-    made = [id(each.operation) for each in calls]
+    called = [id(node.operation) for node in calls]
     chain = []
     for node in calls:
         name = node.operation.name
-        opened = is_cuttable(node.operation) and made.count(id(node.operation)) == 1
-        inside = [pair for each in chain_of(graph_of(node.operation)) for pair in each.inner] if opened else []
+        is_opened = is_cuttable(node.operation) and called.count(id(node.operation)) == 1
+        inside = [pair for call in chain_of(graph_of(node.operation)) for pair in call.inner] if is_opened else []
         inner = tuple((f"{name}/{path}", call) for path, call in inside)
         chain.append(ChainCall(node, inner or ((name, node),)))
     return chain
 
 
-def cut_places(chain: Sequence[ChainCall]) -> dict[str, int]:
-    """Return the names that a cut may have: operation → how many calls lie before the cut, its own included."""
-    places: dict[str, int] = {}
-    place = 0
+def cut_positions(chain: Sequence[ChainCall]) -> dict[str, int]:
+    """Return the possible cuts: name of the operation → number of calls up to and including its own."""
+    positions: dict[str, int] = {}
+    position = 0
     for call in chain:
         for name, _ in call.inner:
-            place += 1
+            position += 1
             path = name.split("/")
-            places.update(("/".join(path[:depth]), place) for depth in range(1, len(path) + 1))
-    return places
+            positions.update(("/".join(path[:depth]), position) for depth in range(1, len(path) + 1))
+    return positions
 
 
 def split(
@@ -109,65 +109,65 @@ def split(
 
     Args:
         model: the model.
-        cuts: names of the operations after which a segment ends.
-        recomputed: for each segment whether it is recomputed; None: all but the last.
-        cut_inside: from a nested model, its cuts, and which of its segments are recomputed, to what runs in its place.
+        cuts: names of the last operations of segments.
+        recomputed: whether each segment is recomputed. Defaults to all but the last.
+        cut_inside: from a nested model, its cuts and its `recomputed` to its replacement.
 
     Raises:
-        UsageError: If a cut is no operation of the model, or not in the model's order.
+        UsageError: If a cut is not an operation of the model, or not in the model's order.
     """
     chain = chain_of(model)
     names = [name for call in chain for name, _ in call.inner]
-    places = cut_places(chain)
+    positions = cut_positions(chain)
     for cut in cuts:
-        if not isinstance(cut, str) or cut not in places:
+        if not isinstance(cut, str) or cut not in positions:
             known = ", ".join(names[:6])
-            raise UsageError(f"cut {cut!r}: model {model.name!r} calls no layer of that name; it calls {known}, …")
-    bounds = [0, *(places[cut] for cut in cuts), len(names)]
+            raise UsageError(f"cuts must be layers that model {model.name!r} calls ({known}, …); got {cut!r}")
+    bounds = [0, *(positions[cut] for cut in cuts), len(names)]
     recomputed = all_but_last(cuts) if recomputed is None else recomputed
     if bounds != sorted(set(bounds)) or len(recomputed) != len(cuts) + 1:
-        raise UsageError(f"cuts {list(cuts)}: name each layer once, in the order in which the model calls them")
-    groups = list(_grouped(chain, bounds, recomputed, cut_inside))
-    return _segments(groups, {id(each) for each in model.outputs})
+        raise UsageError(f"cuts must name each layer once, in the order of the model's calls; got {list(cuts)}")
+    groups = list(_group_calls(chain, bounds, recomputed, cut_inside))
+    return _segments(groups, {id(tensor) for tensor in model.outputs})
 
 
-def _segments(groups: Sequence[_Group], wanted: Set[int]) -> list[Segment]:
-    """Return groups of calls as segments, given the ids of the tensors that are needed after the last of them."""
+def _segments(groups: Sequence[_Group], outputs: Set[int]) -> list[Segment]:
+    """Return groups of calls as segments, given the ids of the model's outputs."""
     segments = []
     for number, group in enumerate(groups):
-        made = {id(tensor): None for each in group.nodes for tensor in each.outputs}
-        needed = {id(tensor): None for each in group.nodes for tensor in each.input_tensors}
-        after = [each for other in groups[number + 1 :] for each in other.nodes]
-        later = wanted | {id(tensor) for each in after for tensor in each.input_tensors}
-        entering = tuple(key for key in needed if key not in made)
-        leaving = tuple(key for key in made if key in later)
+        results = {id(tensor): None for node in group.nodes for tensor in node.outputs}
+        needed = {id(tensor): None for node in group.nodes for tensor in node.input_tensors}
+        after = [node for other in groups[number + 1 :] for node in other.nodes]
+        later = outputs | {id(tensor) for node in after for tensor in node.input_tensors}
+        entering = tuple(key for key in needed if key not in results)
+        leaving = tuple(key for key in results if key in later)
         segments.append(Segment(tuple(group.nodes), entering, leaving, group.recomputed, group.inside))
     return segments
 
 
 def all_but_last(cuts: Sequence[str]) -> tuple[bool, ...]:
-    """Return for each segment between such cuts whether it is recomputed, if nothing else was said."""
+    """Return the default of `recomputed` for these cuts."""
     return (True,) * len(cuts) + (False,)
 
 
 @dataclass
 class _Group:
-    number: int | None  # of the segment that it is a part of; None if it is a nested model with cuts inside
+    number: int | None  # of its segment; None for a nested model with cuts inside
     recomputed: bool
     nodes: list[Any] = field(default_factory=list)
     inside: Any = None
 
 
-def _grouped(
+def _group_calls(
     chain: Sequence[ChainCall],
     bounds: Sequence[int],
     recomputed: Sequence[bool],
     cut_inside: CutInside,
 ) -> Iterator[_Group]:
-    """Yield the calls between two cuts together, and each nested model with cuts inside alone."""
+    """Yield the calls between two cuts as one group, and each nested model with cuts inside as another."""
     names = [name for call in chain for name, _ in call.inner]
     sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
-    numbers = [number for number, size in enumerate(sizes) for _ in range(size)]  # of each call's segment
+    numbers = [number for number, size in enumerate(sizes) for _ in range(size)]  # segment of each call
     group: _Group | None = None
     begin = 0
     for call in chain:
@@ -178,7 +178,7 @@ def _grouped(
             group = None
         if first != last:
             model, skipped = call.node.operation, len(call.node.operation.name) + 1
-            cuts = [names[place - 1][skipped:] for place in bounds[first + 1 : last + 1]]
+            cuts = [names[bound - 1][skipped:] for bound in bounds[first + 1 : last + 1]]
             yield _Group(None, False, [call.node], cut_inside(model, cuts, recomputed[first : last + 1]))
         else:
             group = group or _Group(first, recomputed[first])

@@ -1,16 +1,15 @@
-"""Run a segment of a model, and run it again when its gradient is asked for, so that its inside need not be kept.
+"""Run a segment of a model, and run it again for its gradient instead of keeping its inside.
 
-Between the two runs nothing may differ, and nothing may happen twice. Every variable that the segment reads is read
-once, outside it. Both runs are given those values inside a `keras.StatelessScope`: the second run draws the seeds
-that the first one drew, and what it would assign (statistics, states of seed generators) is dropped. What the first
-run assigns is assigned once, when it has ended.
+The two runs must be identical, and side effects must happen once. Every variable of the segment is read once, outside
+of it. Both runs get those values inside a `keras.StatelessScope`: the second run draws the same seeds, and its
+assignments (statistics, states of seed generators) are dropped. Those of the first run are made once, after it.
 
 The second run must wait until the gradient of the segment's outputs exists. Otherwise the executor runs it at once, or
-the compiler sees that it computes what the first run has computed, and keeps that. In a TensorFlow graph control
-edges delay it, which cost nothing; XLA has none and is given a condition that it cannot see through.
+the compiler merges it with the first run and keeps the results. In a TensorFlow graph control edges delay it at no
+cost. XLA has no control edges, so an opaque condition delays it.
 
-In a graph a segment that is kept has its gradients one layer after another too: else those of its weights, and what
-they are made of, would still be there while the segment before it runs again.
+In a graph the gradients of a kept segment are computed one layer after another too. Otherwise gradients of weights, and
+their inputs, would still be in memory while the segment before runs again.
 """
 
 from __future__ import annotations
@@ -54,23 +53,23 @@ def gradients_wanted() -> bool:
 
 
 def run_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[Any], again: bool) -> list[Any]:
-    """Return `run(inputs)`, with gradients computed one layer after another.
+    """Run a segment, with gradients computed one layer after another.
 
     Args:
-        run: from the tensors that enter to the tensors that leave; it may be called more than once.
-        inputs: tensors (with Keras's masks on them), or None for an optional input that is not there.
-        layers: the Keras layers that it calls; losses and variables are looked for in them.
-        again: whether only the inputs are kept for the gradient, and the segment runs again then.
+        run: function from the entering to the leaving tensors; may be called more than once.
+        inputs: tensors with Keras's masks, or None for a missing optional input.
+        layers: Keras layers of the segment, with its variables and losses.
+        again: whether the gradient keeps only the inputs and runs the segment again.
 
     Returns:
-        The tensors that leave, with their masks.
+        The leaving tensors, with their masks.
     """
     inputs = list(inputs)
-    if not again and (tf.executing_eagerly() or in_xla()):  # the one is in turn, the other has an order of its own
+    if not again and (tf.executing_eagerly() or in_xla()):  # the order is set by Python or by the compiler
         return run(inputs)
-    parted = (tf.SparseTensor, tf.RaggedTensor)
-    if any(each is not None and (not tf.is_tensor(each) or isinstance(each, parted)) for each in inputs):
-        return run(inputs)  # of several parts: kept as they are, not recomputed
+    composite = (tf.SparseTensor, tf.RaggedTensor)
+    if any(tensor is not None and (not tf.is_tensor(tensor) or isinstance(tensor, composite)) for tensor in inputs):
+        return run(inputs)  # composite tensors are kept, not recomputed
     segment = (_Recomputed if again else _Kept)(run, inputs, layers)
     if not segment.sources:
         return run(inputs)
@@ -88,7 +87,7 @@ def run_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[An
 
 @dataclass
 class _FirstRun:
-    """What the first run of a segment leaves behind besides the tensors that carry gradients."""
+    """Results of the first run of a segment besides the tensors with gradients."""
 
     outputs: list[Any] = field(default_factory=list)
     masks: list[Any] = field(default_factory=list)
@@ -96,10 +95,10 @@ class _FirstRun:
     losses: list[tuple[Any, Any]] = field(default_factory=list)  # (layer, loss)
 
     def finish(self, results: Sequence[Any]) -> list[Any]:
-        """Assign the updates of the run and return its outputs, with the tensors that carry gradients.
+        """Assign the updates of the run and return its outputs.
 
         Args:
-            results: those tensors: the outputs, and after them the losses.
+            results: tensors with gradients: outputs, followed by losses.
         """
         for variable, value in self.updates:
             variable.assign(value)
@@ -107,21 +106,22 @@ class _FirstRun:
         for (layer, _), loss in zip(self.losses, results[count:], strict=True):
             replace_losses(layer, loss)
         leaving = iter(results)
-        outputs = [next(leaving) if is_differentiable(each) else each for each in self.outputs]
+        outputs = [next(leaving) if is_differentiable(output) else output for output in self.outputs]
         for tensor, mask in zip(outputs, self.masks, strict=True):
             set_mask(tensor, mask)
         return outputs
 
 
 class _Segment(abc.ABC):
-    """A segment with all that its runs and its gradient must have in common."""
+    """A segment with the state that its runs and its gradient share."""
 
     def __init__(self, run: SegmentFunction, inputs: list[Any], layers: Sequence[Any]) -> None:
         self._run, self._inputs, self._layers = run, inputs, layers
-        self._masks = [mask_of(each) for each in inputs]
+        self._masks = [mask_of(tensor) for tensor in inputs]
         self._variables, self._values = _variables_now(layers)
-        self._entering = [number for number, each in enumerate(inputs) if each is not None and each.dtype.is_floating]
-        self._asked = [number for number in self._entering if any_is_recorded([inputs[number]])]
+        tensors = enumerate(inputs)
+        self._entering = [number for number, tensor in tensors if tensor is not None and tensor.dtype.is_floating]
+        self._recorded = [number for number in self._entering if any_is_recorded([inputs[number]])]
         self._trained = [
             number
             for number, (variable, value) in enumerate(zip(self._variables, self._values, strict=True))
@@ -131,13 +131,13 @@ class _Segment(abc.ABC):
         self.sources = self._sources(inputs, self._values)
 
     def _sources(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Return the tensors that get gradients: inputs, then weights."""
+        """Return the tensors with gradients: inputs, then weights."""
         return [*(inputs[number] for number in self._entering), *(values[number] for number in self._trained)]
 
     def _run_with(
         self, run: Callable[[list[Any]], list[Any]], inputs: list[Any], masks: Sequence[Any], values: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        """Run with these values of the variables; return the scope with its updates, and the outputs."""
+        """Run with these values of the variables, and return the scope with its updates, and the outputs."""
         for tensor, mask in zip(inputs, masks, strict=True):
             set_mask(tensor, mask)
         scope = SegmentScope(zip(self._variables, values, strict=True))
@@ -148,22 +148,22 @@ class _Segment(abc.ABC):
         value_of = {id(self._variables[number]): values[number] for number in self._trained}
 
         def weights_of(layer: Any) -> list[Any]:
-            weights = (value_of.get(id(each)) for each in getattr(layer, "trainable_variables", ()))
-            return [each for each in weights if each is not None]
+            weights = (value_of.get(id(variable)) for variable in getattr(layer, "trainable_variables", ()))
+            return [weight for weight in weights if weight is not None]
 
-        asked = [entering[number] for number in self._asked]
-        return CallGradients(weights_of, of_others=list(value_of.values()), entering=asked)
+        recorded = [entering[number] for number in self._recorded]
+        return CallGradients(weights_of, of_others=list(value_of.values()), entering=recorded)
 
     def run_first(self, first: _FirstRun) -> list[Any]:
-        """Run forward; return outputs and losses with gradients, and put the rest into `first`."""
+        """Run forward, write the results to `first`, and return outputs and losses with gradients."""
         scope, outputs = self._forward()
         first.outputs = outputs
-        first.masks = [mask_of(each) for each in outputs]
+        first.masks = [mask_of(output) for output in outputs]
         first.updates = scope.updates()
-        inner = [each for layer in self._layers for each in flatten_layers(layer)]
+        inner = [sublayer for layer in self._layers for sublayer in flatten_layers(layer)]
         first.losses = [(loss_owner(loss, inner) or self._layers[0], loss) for loss in scope.losses]
         result = [*differentiable(outputs), *(loss for _, loss in first.losses)]
-        if in_xla():  # else it may compute the statistics last of all, and keep for them what they are taken of
+        if in_xla():  # otherwise it may compute the statistics last and keep their inputs until then
             statistics = [value for _, value in first.updates if value.dtype.is_floating]
             result = _delayed(result, [*result, *statistics])
         return result
@@ -172,47 +172,48 @@ class _Segment(abc.ABC):
         """Return the gradients of the sources.
 
         Args:
-            upstream: the gradients of what `run_first` returned.
-            unowned: variables that the segment reads and no layer of it owns; their gradients are returned too.
+            upstream: gradients of the results of `run_first`.
+            unowned: other variables that the segment reads; their gradients are returned too.
         """
-        above = [None if each is None else tf.convert_to_tensor(each) for each in upstream]
-        calls, sources, results = self._differentiated(above)
-        of_tensor = calls.gradients(results, above)
-        found = _inputs_after_weights([of_tensor.get(id(each)) for each in (*sources, *unowned)], len(self._entering))
+        above = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in upstream]
+        calls, sources, results = self._calls_with_tapes(above)
+        by_id = calls.gradients(results, above)
+        own = [by_id.get(id(source)) for source in (*sources, *unowned)]
+        gradients = _inputs_after_weights(own, len(self._entering))
         count = len(self.sources)
-        return (found[:count], found[count:]) if unowned else found
+        return (gradients[:count], gradients[count:]) if unowned else gradients
 
     @abc.abstractmethod
     def _forward(self) -> tuple[Any, list[Any]]:
-        """Run forward; return the scope with its updates, and the outputs."""
+        """Run forward, and return the scope with its updates, and the outputs."""
 
     @abc.abstractmethod
-    def _differentiated(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+    def _calls_with_tapes(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
         """Return the calls to differentiate, their sources, and their results."""
 
 
 class _Kept(_Segment):
-    """A segment that is kept for the gradient."""
+    """A segment that keeps its inside for the gradient."""
 
     def _forward(self) -> tuple[Any, list[Any]]:
         fresh = _fresh(self._inputs)
         calls = self._calls(self._values, fresh)
         scope, outputs = self._run_with(lambda inputs: self._run(inputs, calls.make), fresh, self._masks, self._values)
-        self._made = calls, self._sources(fresh, self._values), [*differentiable(outputs), *scope.losses]
+        self._kept = calls, self._sources(fresh, self._values), [*differentiable(outputs), *scope.losses]
         return scope, outputs
 
-    def _differentiated(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
-        return self._made
+    def _calls_with_tapes(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+        return self._kept
 
 
 class _Recomputed(_Segment):
-    """A segment that runs again when its gradient is asked for."""
+    """A segment that runs again for its gradient."""
 
     def _forward(self) -> tuple[Any, list[Any]]:
         with stop_recording():
             return self._run_with(self._run, _fresh(self._inputs), self._masks, self._values)
 
-    def _differentiated(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
+    def _calls_with_tapes(self, above: list[Any]) -> tuple[CallGradients, list[Any], list[Any]]:
         inputs, masks = _delayed(self._inputs, above), _delayed(self._masks, above)
         values = _delayed(self._values, above)
         with self._scopes.restored(), runs_after(above):
@@ -222,23 +223,22 @@ class _Recomputed(_Segment):
         return calls, self._sources(fresh, values), [*differentiable(outputs), *scope.losses]
 
     def _run_again(self, calls: CallGradients, inputs: list[Any]) -> list[Any]:
-        if tf.executing_eagerly():  # all is in turn; and sums have their terms in the order of the plain model
+        if tf.executing_eagerly():  # one call, so that sums have the order of the plain model
             return calls.make(lambda: self._run(inputs), inputs, None)
         return self._run(inputs, calls.make)
 
 
 def _fresh(tensors: Iterable[Any]) -> list[Any]:
-    return [None if each is None else tf.identity(each) for each in tensors]
+    return [None if tensor is None else tf.identity(tensor) for tensor in tensors]
 
 
 def _variables_now(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return all variables of the layers, the states of seed generators among them, and their values now."""
-    found, values = variables_now(layers)
-    return found, [tf.convert_to_tensor(each) for each in values]
+    variables, values = variables_now(layers)
+    return variables, [tf.convert_to_tensor(value) for value in values]
 
 
 class _Scopes:
-    """The scopes of Keras and TensorFlow that were open around the first run, to be opened around the second."""
+    """Scopes of Keras and TensorFlow around the first run, to open around the second."""
 
     def __init__(self) -> None:
         self._autocast = autocast_dtype()
@@ -254,32 +254,32 @@ class _Scopes:
 
 def _delayed(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
     """Return the same tensors, delayed until the others exist."""
-    others = [each for each in until if each is not None]
+    others = [tensor for tensor in until if tensor is not None]
     if tf.executing_eagerly() or not others:
         return list(tensors)
     if in_xla():
-        present = [each for each in tensors if each is not None]
+        present = [tensor for tensor in tensors if tensor is not None]
         passed = iter(_through_condition(present, _opaque_condition(others)))
-        return [None if each is None else next(passed) for each in tensors]
+        return [None if tensor is None else next(passed) for tensor in tensors]
     with tf.control_dependencies(others):
-        return [None if each is None else tf.identity(each) for each in tensors]
+        return _fresh(tensors)
 
 
 def _opaque_condition(tensors: Sequence[Any]) -> Any:
-    """Return a true condition that a compiler cannot see through."""
-    total = tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(each, [-1])[:1], "float32")) for each in tensors])
+    """Return a condition that is true, which a compiler cannot prove."""
+    total = tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], "float32")) for tensor in tensors])
     return tf.equal(total, total)
 
 
 def _through_condition(tensors: Sequence[Any], holds: Any) -> list[Any]:
-    """Return the same tensors out of a condition, across which XLA neither fuses nor compares."""
+    """Pass tensors through a condition, which prevents XLA from fusing or merging operations across it."""
 
     def never() -> list[Any]:
-        return [tf.zeros(each.shape, each.dtype) for each in tensors]
+        return [tf.zeros(tensor.shape, tensor.dtype) for tensor in tensors]
 
-    return list(tf.cond(holds, lambda: [tf.identity(each) for each in tensors], never)) if tensors else []
+    return list(tf.cond(holds, lambda: _fresh(tensors), never)) if tensors else []
 
 
 def _inputs_after_weights(gradients: Sequence[Any], entering: int) -> list[Any]:
-    """Let the gradients of the inputs wait for those of the weights: the segment before starts when all is done."""
+    """Let the gradients of the inputs, which start the segment before, wait for those of the weights."""
     return [*_delayed(gradients[:entering], list(map(gradient_values, gradients[entering:]))), *gradients[entering:]]

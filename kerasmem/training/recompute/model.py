@@ -1,10 +1,10 @@
-"""The Keras model that recomputes its inside in segments: its saving and its call.
+"""The Keras model that recomputes its inside in segments.
 
-It is the Functional model with the same layers, and a list of cuts (see `cuts`). If a cut lies inside a
-nested model, that is called as a recomputed model too.
+It is a Functional model with the same layers and a list of cuts (see `cuts`). If a nested model contains a cut, it is
+called as a recomputed model too.
 
-In Keras's files it is a plain Functional model, alone and inside another one: the class goes by that name, and its
-configuration has no cuts. `kerasmem.models.vocabulary.configuration` adds them, for kerasmem's own processes.
+Keras saves it as a plain Functional model: the class has that name, and its configuration has no cuts.
+`kerasmem.models.vocabulary.configuration` adds them for processes of kerasmem.
 """
 
 from __future__ import annotations
@@ -33,62 +33,60 @@ Functional: Any = functional_class()
 
 
 def _cut_inside(model: Any, cuts: Sequence[str], recomputed: Sequence[bool]) -> Any:
-    """Return a nested model with the same layers, cut."""
-    return _made_again(model, RecomputedFunctional, cuts=cuts, recomputed=recomputed)
+    """Return a recomputed copy of a nested model with the same layers."""
+    return _copy_as(model, RecomputedFunctional, cuts=cuts, recomputed=recomputed)
 
 
-def _made_again(model: Any, kind: Any, **options: Any) -> Any:
+def _copy_as(model: Any, kind: Any, **options: Any) -> Any:
     """Return a model of another class with the same layers, calls and policy."""
     source = graph_of(model)
-    made = kind(source.input, source.output, name=model.name, **options)
-    made.dtype_policy = model.dtype_policy
-    return made
+    copy = kind(source.input, source.output, name=model.name, **options)
+    copy.dtype_policy = model.dtype_policy
+    return copy
 
 
 @dataclass(frozen=True)
 class _Untracked:
-    """Hides its content from Keras's search for layers, which belong to the model already."""
+    """Hides layers from Keras's tracking, as the model tracks them already."""
 
-    held: Any
+    content: Any
 
 
 class RecomputedFunctional(Functional):
-    """A Functional model that keeps the tensors at its cuts and recomputes the rest.
+    """A Functional model that keeps the tensors at its cuts and recomputes the others.
 
-    Made by `kerasmem.recompute`. Without a gradient (`predict`, `evaluate`) it runs as the plain model does.
+    Without a gradient (`predict`, `evaluate`) it runs like the plain model.
 
     Args:
-        inputs: as for `keras.Model`.
-        outputs: as for `keras.Model`.
-        name: as for `keras.Model`.
-        cuts: names of the operations after which a segment ends, in the order of the model.
-        recomputed: for each segment whether it is recomputed; None: all but the last.
+        inputs, outputs, name: as for `keras.Model`.
+        cuts: names of the last operations of segments, in the order of the model.
+        recomputed: whether each segment is recomputed. Defaults to all but the last.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Keras before 3.15 saves and clones a Functional subclass as such only if its `__init__` is written like this.
+        # Keras before 3.15 saves and clones a Functional subclass only if its `__init__` has these arguments.
         cuts, recomputed = kwargs.pop("cuts", ()), kwargs.pop("recomputed", None)
         super().__init__(*args, **kwargs)
         self._cuts = tuple(cuts)
         self._recomputed = all_but_last(self._cuts) if recomputed is None else tuple(map(bool, recomputed))
-        self.plan: Any = None  # of `kerasmem.recompute`; not saved
+        self.plan: Any = None  # set by `kerasmem.recompute`, not saved
         self._inside = _Untracked(split(self, self._cuts, self._recomputed, _cut_inside))
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """The name of the last operation of each segment but the last."""
+        """Names of the last operations of all segments but the last."""
         return self._cuts
 
     @property
     def recomputed(self) -> tuple[bool, ...]:
-        """For each segment whether its inside is recomputed rather than kept."""
+        """Whether each segment is recomputed rather than kept."""
         return self._recomputed
 
     def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **kwargs: Any) -> Any:
         if _is_symbolic(inputs) or kwargs.get("call_fn") is not None or not gradients_wanted():
             return super()._run_through_graph(inputs, operation_fn=operation_fn, **kwargs)
         tensors = dict(zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True))
-        for segment in self._inside.held:
+        for segment in self._inside.content:
             run = _runner(segment, operation_fn)
             entering = [tensors.get(key) for key in segment.entering]
             is_run = segment.layers and self._cuts and segment.inside is None
@@ -97,20 +95,18 @@ class RecomputedFunctional(Functional):
         return keras.tree.pack_sequence_as(self._outputs_struct, [tensors[id(each)] for each in self.outputs])
 
 
-# Keras writes a class's name and module into its files, and names the weights of a nested model by its class.
+# Keras writes the class's name and module into files, and names the weights of nested models by their class.
 RecomputedFunctional.__name__, RecomputedFunctional.__module__ = Functional.__name__, Functional.__module__
 keras.saving.get_custom_objects()[OWN_NAME] = RecomputedFunctional
 CUTTABLE.add(RecomputedFunctional)
 
 
 class WalkedFunctional(Functional):
-    """Runs as the plain model does, each call made by a function that is given, those inside nested models included.
+    """Runs like the plain model, and passes each call to a function, including those inside nested models.
 
     Args:
-        inputs: as for `keras.Model`.
-        outputs: as for `keras.Model`.
-        name: as for `keras.Model`.
-        make_call: makes each call of what is no nested model.
+        inputs, outputs, name: as for `keras.Model`.
+        make_call: makes each call except those of nested models.
         tensors: dictionary that receives the tensors, by the ids of the symbolic ones.
     """
 
@@ -122,7 +118,7 @@ class WalkedFunctional(Functional):
     def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **kwargs: Any) -> Any:
         if kwargs.get("call_fn") is not None or _is_symbolic(inputs):
             return super()._run_through_graph(inputs, operation_fn=operation_fn, **kwargs)
-        make_call, tensors = self._walk.held
+        make_call, tensors = self._walk.content
         tensors.update(zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True))
         for call in chain_of(self):
             args, kwargs = call.node.arguments.fill_in(tensors)
@@ -137,8 +133,8 @@ class WalkedFunctional(Functional):
 
 
 def walked(model: Any, make_call: MakeCall, tensors: dict[int, Any]) -> Any:
-    """Return the model as one that has `make_call` make each call, and writes into `tensors` (see its class)."""
-    return _made_again(model, WalkedFunctional, make_call=make_call, tensors=tensors)
+    """Return a copy of the model as a `WalkedFunctional`."""
+    return _copy_as(model, WalkedFunctional, make_call=make_call, tensors=tensors)
 
 
 def _is_symbolic(inputs: Any) -> bool:

@@ -1,12 +1,12 @@
 """Plans of a chain: a number of segments, the lowest peak, or the least time within a target. Pure arithmetic.
 
-A step is one call of a layer. Between any two neighbouring steps the chain may be cut. What must be remembered at a
-cut are the tensors that cross it; what lies between two cuts can be computed again from them.
+A step is one call of a layer. The chain may be cut between two neighboring steps. The tensors that cross a cut are
+kept, and the tensors between two cuts are recomputed from them.
 
-In the backward pass of a segment there are in memory: what every segment before it holds, its own inside, the
-gradient that comes from above, and scratch. All segments but the last are recomputed, and hold the tensors that cross
-their ends; the last one holds its whole inside. So the state of a partition is what is held at a cut, and everything
-after it depends on that number alone: dynamic programming over the cuts.
+In the backward pass of a segment memory holds the kept tensors of all segments before, the inside of the segment, the
+gradient from above, and scratch. All segments but the last are recomputed, and hold the tensors that cross their ends;
+the last one holds its whole inside. So everything after a cut depends only on the bytes held at it, which allows
+dynamic programming over the cuts.
 
 Sizes are bytes.
 """
@@ -30,12 +30,12 @@ _CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor that a step makes and that is not gone when the step is over. Sizes in bytes.
+    """A tensor of a step that outlives the step.
 
     Attributes:
-        bytes: its size.
-        last_use: the number of the last step that takes it; the number of steps if it is an output of the model; None
-            if none takes it.
+        bytes: size in bytes.
+        last_use: number of the last step that reads it; the number of steps for an output of the model; None if no
+            step reads it.
         for_gradient: whether the backward pass needs its value.
     """
 
@@ -49,13 +49,12 @@ class LayerCall:
     """One call of a layer.
 
     Attributes:
-        name: of the layer, with those of the models around it inside the model: "mobilenet/conv1".
-        seconds: what its forward pass takes, roughly (`kerasmem.estimation.graph.rules`); only ratios count.
-        working_bytes: what is in memory beside what is kept while it is computed, or its gradient, whichever is more:
-            what that works on, the kernels' scratch, the gradients that wait for steps before it, and its weights'
-            gradients with their update, which follows.
-        kept: its tensors that outlive it.
-        may_end: whether a segment may end after it; not if the layer is called again later.
+        name: name of the layer, after those of nested models: "mobilenet/conv1".
+        seconds: rough time of its forward pass (`kerasmem.estimation.graph.rules`); only ratios count.
+        working_bytes: peak of other memory during the call or its gradient: temporary tensors, the kernels' scratch,
+            gradients for earlier steps, and the weights' gradients with their update.
+        kept: tensors that outlive the call.
+        may_end: whether a segment may end after it; False if the layer is called again later.
     """
 
     name: str
@@ -66,19 +65,19 @@ class LayerCall:
 
 
 def nested_models(steps: Sequence[LayerCall]) -> list[tuple[int, int]]:
-    """Return for each model inside the model how many steps lie before it, and before its end.
+    """Return the number of steps before the beginning and before the end of each nested model.
 
     Examples:
         >>> nested_models([LayerCall(name, 1.0, 0, ()) for name in ("scale", "net/conv", "net/block/conv", "head")])
         [(1, 3), (2, 3)]
     """
-    found: dict[str, tuple[int, int]] = {}
-    for number, each in enumerate(steps):
-        names = each.name.split("/")
+    bounds: dict[str, tuple[int, int]] = {}
+    for number, step in enumerate(steps):
+        names = step.name.split("/")
         for depth in range(1, len(names)):
-            begin, _ = found.setdefault("/".join(names[:depth]), (number, 0))
-            found["/".join(names[:depth])] = (begin, number + 1)
-    return list(found.values())
+            begin, _ = bounds.setdefault("/".join(names[:depth]), (number, 0))
+            bounds["/".join(names[:depth])] = (begin, number + 1)
+    return list(bounds.values())
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,11 @@ class CostTable:
     """The cost of a segment between each pair of places.
 
     Attributes:
-        places: how many steps lie before each.
-        held: bytes that a recomputed segment leaves behind, [begin, end].
-        peak: bytes in its backward pass beside what is held before it; infinite if it has a part of a nested model
-            and something outside that, which no call computes a second time.
-        held_kept, peak_kept: the same for the segment from each place to the end of the chain, whose inside is kept.
+        places: number of steps before each place.
+        held: bytes that a recomputed segment holds after it, [begin, end].
+        peak: bytes in its backward pass without those of earlier segments; infinite if it has a part of a nested model
+            and steps outside of it, which no single call recomputes.
+        held_kept, peak_kept: the same for the kept segment from each place to the end of the chain.
     """
 
     places: Any
@@ -101,23 +100,23 @@ class CostTable:
 
     @classmethod
     def of(cls, steps: Sequence[LayerCall], places: Sequence[int] | None = None) -> CostTable:
-        """Return the table of a chain, over all its places or the given ones."""
-        ends = [number + 1 for number, each in enumerate(steps[:-1]) if each.may_end]
+        """Return the table of a chain. `places` defaults to all possible ones."""
+        ends = [number + 1 for number, step in enumerate(steps[:-1]) if step.may_end]
         at = np.array([0, *ends, len(steps)] if places is None else places)
-        held, peak = _swept(steps, at, again=True)
+        held, peak = _sweep(steps, at, again=True)
         begin, end = at[:, None], at[None, :]
         for first, last in nested_models(steps):
             peak[
                 ((begin < first) & (first < end) & (end < last)) | ((first < begin) & (begin < last) & (last < end))
             ] = np.inf
-        held_kept, peak_kept = _swept(steps, at, again=False)
+        held_kept, peak_kept = _sweep(steps, at, again=False)
         return cls(at, held, peak, held_kept[:, -1], peak_kept[:, -1])
 
     def peak_of(self, ends: Sequence[int]) -> list[tuple[float, float]]:
         """Return the bytes that each segment holds, and the peak in its backward pass.
 
         Args:
-            ends: how many steps lie before the end of each segment.
+            ends: number of steps before the end of each segment.
         """
         before, begin, costs = 0.0, 0, []
         for place in ends[:-1]:
@@ -129,28 +128,29 @@ class CostTable:
 
 
 def lowest_peak(table: CostTable, segments: int | None = None) -> list[int]:
-    """Return the ends of the segments of the lowest peak.
+    """Return the ends of the segments with the lowest peak.
 
     Args:
-        table: of the chain.
-        segments: how many; None: as many as it takes.
+        table: table of the chain.
+        segments: number of segments. Defaults to any number.
     """
     low, high = 0.0, float(table.peak_kept[0]) * 2 + 1
     best = partition_within(table, high, segments)
     while high - low > _CLOSE * high:
         middle = (low + high) / 2
-        found = partition_within(table, middle, segments)
-        if found is None:
+        ends = partition_within(table, middle, segments)
+        if ends is None:
             low = middle
         else:
-            best, high = (found, min(middle, max(peak for _, peak in table.peak_of(found))))
+            best, high = ends, min(middle, max(peak for _, peak in table.peak_of(ends)))
     return best or [int(table.places[-1])]
 
 
 def partition_within(table: CostTable, limit: float, segments: int | None = None) -> list[int] | None:
-    """Return the partition within the limit whose last segment, which is kept, is longest; None if none is.
+    """Return the partition within the limit with the longest last segment, which is kept, or None.
 
-    At each place the least that segments up to there can hold is known; with a number of segments, for each number.
+    At each place the least bytes are known that segments up to there can hold, for each number of segments if it is
+    set.
     """
     size, counts, more = len(table.places), segments or 1, 0 if segments is None else 1
     held, origin = np.full((size, counts), np.inf), np.zeros((size, counts), int)
@@ -160,7 +160,7 @@ def partition_within(table: CostTable, limit: float, segments: int | None = None
         fits = before + table.peak[:place, place, None] <= limit
         total = np.where(fits, before + table.held[:place, place, None], np.inf)
         held[place, more:], origin[place, more:] = total.min(axis=0), total.argmin(axis=0)
-    # The last segment, which is kept, costs nothing: it begins where the longest that fits does.
+    # The last segment is kept and costs no time, so it should be the longest that fits.
     begins = np.flatnonzero(held[:-1, -1] + table.peak_kept[:-1] <= limit)
     if not len(begins):
         return None
@@ -171,24 +171,24 @@ def partition_within(table: CostTable, limit: float, segments: int | None = None
     return ends[::-1]
 
 
-def _swept(steps: Sequence[LayerCall], at: Any, again: bool) -> tuple[Any, Any]:
+def _sweep(steps: Sequence[LayerCall], at: Any, again: bool) -> tuple[Any, Any]:
     """Return the held bytes and the peaks of all segments, from the last step to the first.
 
-    The backward pass of a step takes place while all before it in its segment is still there. What the model puts out
-    is gone by then, unless a gradient needs it.
+    During the backward pass of a step all earlier tensors of its segment are in memory. The model's outputs are freed
+    by then, unless a gradient needs them.
     """
     size = len(at)
     held, peak = np.zeros((size, size)), np.zeros((size, size))
-    holds, tops = (np.zeros(size), np.zeros(size))  # of the segments from here to each place
+    holds, tops = (np.zeros(size), np.zeros(size))  # of the segments from this step to each place
     for number in range(len(steps) - 1, -1, -1):
         own, leaving = np.zeros(size), np.zeros(size)
-        for each in steps[number].kept:
-            crosses = at <= min(-1 if each.last_use is None else each.last_use, len(steps) - 1)
-            leaving += each.bytes * crosses
-            if each.for_gradient:
-                own += each.bytes
+        for tensor in steps[number].kept:
+            crosses = at <= min(-1 if tensor.last_use is None else tensor.last_use, len(steps) - 1)
+            leaving += tensor.bytes * crosses
+            if tensor.for_gradient:
+                own += tensor.bytes
             elif not again:
-                own += each.bytes * crosses
+                own += tensor.bytes * crosses
         tops = own + np.maximum(steps[number].working_bytes, tops)
         holds = holds + (leaving if again else own)
         tops[at <= number], holds[at <= number] = 0.0, 0.0
@@ -204,10 +204,10 @@ class PlannedSegment:
 
     Attributes:
         first: name of its first layer.
-        last: of its last.
-        held_bytes: what it leaves in memory until its gradient is computed: the inside of the last one, else the
-            tensors that cross its end.
-        peak_bytes: activations in memory while its gradient is computed, those of the segments before included.
+        last: name of its last layer.
+        held_bytes: bytes in memory until its gradient is computed: the inside of the last segment, or the tensors that
+            cross the end of another.
+        peak_bytes: activations in memory while its gradient is computed, including those of earlier segments.
     """
 
     first: str
@@ -221,14 +221,14 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
     """The cuts of a model, with their predicted saving and cost.
 
     Attributes:
-        batch_size: samples in a batch, for which all of it holds.
-        segments: in the order of the model.
-        activation_bytes: predicted peak of what the backward pass needs of the forward pass, with what it works on, its
-            kernels' scratch and the gradients of the weights that are updated meanwhile.
+        batch_size: samples in a batch, to which all values refer.
+        segments: segments in the order of the model.
+        activation_bytes: predicted peak of activations, temporary tensors, the kernels' scratch and the gradients of
+            weights during the backward pass.
         plain_activation_bytes: the same without recomputation.
-        persistent_bytes: weights, the optimizer's slots and the batch, which recomputation leaves as they are.
-        extra_time: predicted share by which a step takes longer, the backward pass taken as two forward passes.
-        target_bytes: the memory that was asked for; None if none was.
+        persistent_bytes: weights, the optimizer's slots and the batch, which recomputation does not change.
+        extra_time: predicted relative increase of a step's time, with the backward pass counted as two forward passes.
+        target_bytes: the requested memory, or None.
     """
 
     batch_size: int
@@ -246,7 +246,7 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
 
     @property
     def predicted_bytes(self) -> int:
-        """Predicted peak of a training step. `kerasmem.estimate` of the recomputed model is more exact."""
+        """Predicted peak of a training step. `kerasmem.estimate` of the recomputed model is more accurate."""
         return self.activation_bytes + self.persistent_bytes
 
 
@@ -262,14 +262,14 @@ def plan_segments(
 
     Args:
         steps: the chain.
-        segments: how many; "auto": those of the lowest peak or, with a target, those that meet it and recompute the
-            shortest part of the chain.
+        segments: number of segments; "auto" for the lowest peak or, with a target, for the shortest recomputed part
+            that meets it.
         batch_size: samples in a batch, for which the steps were traced.
-        persistent_bytes: what is in memory besides activations.
-        target_bytes: the memory to stay within, `persistent_bytes` included.
+        persistent_bytes: memory besides activations.
+        target_bytes: maximum memory, including `persistent_bytes`. Defaults to no limit.
 
     Raises:
-        UsageError: the chain has not so many places to be cut, or no partition meets the target.
+        UsageError: If the chain has too few places for the segments, or no partition meets the target.
 
     Examples:
         >>> inside = Kept(90, None, True)
@@ -291,9 +291,10 @@ def plan_segments(
     lowest = max(peak for _, peak in table.peak_of(ends or lowest_peak(table)))
     if budget is not None and (ends is None or lowest > budget):
         raise UsageError(
-            f"memory {format_size(target_bytes or 0)}: even cut {'at the best places' if segments == AUTO else 'so'} "
-            f"the step needs about {format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
-            f"{format_size(persistent_bytes)} of it weights, optimizer and batch; take a smaller batch"
+            f"memory {format_size(target_bytes or 0)} is too small: cut "
+            f"{'at the best places' if segments == AUTO else f'in {segments} segments'}, the step needs about "
+            f"{format_size(round(lowest) + persistent_bytes)} at batch {batch_size:,}, "
+            f"{format_size(persistent_bytes)} of it weights, optimizer and batch; use a smaller batch"
         )
     return described(steps, ends or [], batch_size, persistent_bytes, target_bytes)
 
@@ -301,18 +302,18 @@ def plan_segments(
 def described(
     steps: Sequence[LayerCall], ends: Sequence[int], batch_size: int, persistent_bytes: int, target_bytes: int | None
 ) -> RecomputePlan:
-    """Return the plan of the segments with these ends, with its predicted bytes and time."""
+    """Return the plan with these ends of segments, with predicted bytes and time."""
     table = CostTable.of(steps, [0, *ends])
     begins = [0, *ends]
     parts = []
     for begin, end, (held, peak) in zip(begins, ends, table.peak_of(ends), strict=False):
         parts.append(PlannedSegment(steps[begin].name, steps[end - 1].name, round(held), round(peak)))
-    forward = sum(each.seconds for each in steps)
-    twice = sum(each.seconds for each in steps[: begins[-2]])
+    forward = sum(step.seconds for step in steps)
+    twice = sum(step.seconds for step in steps[: begins[-2]])
     return RecomputePlan(
         batch_size=batch_size,
         segments=tuple(parts),
-        activation_bytes=max(each.peak_bytes for each in parts),
+        activation_bytes=max(part.peak_bytes for part in parts),
         plain_activation_bytes=round(table.peak_of([len(steps)])[0][1]),
         persistent_bytes=persistent_bytes,
         extra_time=round(twice / (3 * forward), 4) if forward else 0.0,
@@ -321,7 +322,7 @@ def described(
 
 
 def uncut(plan: RecomputePlan) -> RecomputePlan:
-    """Return the plan of the same model that recomputes nothing."""
+    """Return the plan of the same model without recomputation."""
     first, last = plan.segments[0], plan.segments[-1]
     peak = plan.plain_activation_bytes
     whole = PlannedSegment(first.first, last.last, held_bytes=peak, peak_bytes=peak)

@@ -23,7 +23,7 @@ from kerasmem.compat.keras_state import (
     set_mask,
 )
 
-# Makes a call, given what it takes and which layer's or operation's it is, and returns what comes out of it, flat.
+# From a call, its input tensors and its layer or operation to the flat list of outputs.
 MakeCall = Callable[[Callable[[], Any], list[Any], Any], list[Any]]
 
 
@@ -31,7 +31,7 @@ class SegmentFunction(Protocol):
     """Maps the tensors that enter a segment to those that leave it. It may be called more than once."""
 
     def __call__(self, entering: list[Any], make_call: MakeCall = ...) -> list[Any]:
-        """Run the segment, each call of a layer made by `make_call`."""
+        """Run the segment. `make_call` makes each call of a layer."""
 
 
 def call_at_once(call: Callable[[], Any], _taken: list[Any], _layer: Any) -> list[Any]:
@@ -41,57 +41,57 @@ def call_at_once(call: Callable[[], Any], _taken: list[Any], _layer: Any) -> lis
 
 
 class SegmentScope(keras.StatelessScope):
-    """A stateless scope that starts from given values and knows the assigned variables.
+    """A stateless scope that starts from values and records the assigned variables.
 
     Args:
-        held: variables and their values.
+        values: variables and their values.
     """
 
-    def __init__(self, held: Iterable[tuple[Any, Any]]) -> None:
+    def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         outer = attribute(STATELESS_SCOPE)
         if outer is not None:
             self.state_mapping.update(outer.state_mapping)
-        self.state_mapping.update((id(variable), value) for variable, value in held)
+        self.state_mapping.update((id(variable), value) for variable, value in values)
         self._assigned: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Note a variable that is assigned, and its value."""
+        """Record an assigned variable, and its value."""
         self._assigned[id(update[0])] = update[0]
         super().add_update(update)
 
     def updates(self) -> list[tuple[Any, Any]]:
-        """Return the variables that were assigned, and their last values."""
-        return [(each, self.state_mapping[key]) for key, each in self._assigned.items()]
+        """Return the assigned variables with their last values."""
+        return [(variable, self.state_mapping[key]) for key, variable in self._assigned.items()]
 
 
 def variables_now(layers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return all variables of the layers, the states of seed generators among them, and their values now."""
-    found = {id(each): each for layer in layers for each in layer.variables}
+    """Return all variables of the layers, including states of seed generators, and their values now."""
+    variables = {id(variable): variable for layer in layers for variable in layer.variables}
     common = global_seed_state()
     if common is not None:
-        found.setdefault(id(common), common)
+        variables.setdefault(id(common), common)
     with autocast(None):
-        values = {key: each.value for key, each in found.items() if each.dtype != "string"}
-        return [found[key] for key in values], list(values.values())
+        values = {key: variable.value for key, variable in variables.items() if variable.dtype != "string"}
+        return [variables[key] for key in values], list(values.values())
 
 
 def jax_gradients_wanted() -> bool:
-    """Return whether a gradient may follow. On JAX this is not known yet, and costs nothing without."""
+    """Return whether a gradient may follow. On JAX this is unknown, and recomputation is free without one."""
     return not in_symbolic_scope()
 
 
 def run_jax_segment(run: SegmentFunction, inputs: Sequence[Any], layers: Sequence[Any], again: bool) -> list[Any]:
-    """Return `run(inputs)`.
+    """Run a segment on JAX.
 
     Args:
-        run: from the tensors that enter to the tensors that leave; it is called once.
-        inputs: tensors (with Keras's masks on them), or None for an optional input that is not there.
-        layers: the Keras layers that it calls; losses and variables are looked for in them.
-        again: whether only the inputs are kept for the gradient, and the segment runs again then.
+        run: function from the entering to the leaving tensors; called once.
+        inputs: tensors with Keras's masks, or None for a missing optional input.
+        layers: Keras layers of the segment, with its variables and losses.
+        again: whether the gradient keeps only the inputs and runs the segment again.
 
     Returns:
-        The tensors that leave, with their masks.
+        The leaving tensors, with their masks.
     """
     import jax
 

@@ -1,8 +1,7 @@
-"""What each layer of a live model keeps for its gradient, read off the graph of a forward and a backward pass.
+"""The tensors that each layer of a live model keeps for its gradient, from the graph of both passes.
 
-The model is traced on the shapes of a batch; nothing is computed. A tensor that an operation of the forward pass
-makes and one of the backward pass takes is kept in between; which layer made it is known, since the layers are called
-one by one.
+The model is traced on the shapes of a batch; nothing is computed. If the backward pass reads a tensor of the forward
+pass, the tensor is kept in between. Layers are called one by one, so the layer of each operation is known.
 """
 
 from __future__ import annotations
@@ -47,28 +46,29 @@ def trace_chain(
     """Return the chain of a Functional model's calls.
 
     Args:
-        model: a Functional model, built; its weights are not read.
+        model: a built Functional model; its weights are not read.
         batch_size: samples in a batch.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
-        loss: that the model is compiled with; it counts if there is one output and the targets are the usual ones.
-        kernels: that run it, whose scratch counts; None: none counts, as if XLA compiles the step.
+        loss: loss of `compile`; counted if there is one output with the usual targets.
+        kernels: kernels that run the step, for their scratch. Defaults to none, as under XLA.
 
     Raises:
-        UsageError: an input has open dimensions that `input_shape` does not give.
-        ModelError: the model cannot be traced.
+        UsageError: If an input has open dimensions that are not in `input_shape`.
+        ModelError: If the model cannot be traced.
     """
     inputs, calls = inputs_and_calls(model, batch_size, input_shape)
     try:
         with with_stand_ins(handle_only):
-            traced = _traced(model, inputs)
+            traced = _trace(model, inputs)
     except KerasmemError:
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be traced for training: {keras_reason(error)}") from error
     steps = _Reader(traced, model, calls, kernels).steps()
-    # The loss is computed while all that the last call has made is there, the outputs too, which are gone after it.
-    outputs = [traced.tensors[id(each)] for each in model.outputs]
-    kept = sum(each.bytes for step in steps for each in step.kept if each.for_gradient and each.last_use == len(steps))
+    # The loss is computed while all tensors of the last call are in memory, and the outputs, which are freed after it.
+    outputs = [traced.tensors[id(output)] for output in model.outputs]
+    tensors = [tensor for step in steps for tensor in step.kept]
+    kept = sum(tensor.bytes for tensor in tensors if tensor.for_gradient and tensor.last_use == len(steps))
     working = max(steps[-1].working_bytes, loss_bytes(loss, outputs) - kept)
     return (*steps[:-1], replace(steps[-1], working_bytes=working))
 
@@ -76,24 +76,24 @@ def trace_chain(
 def inputs_and_calls(
     model: Any, batch_size: int, input_shape: Any
 ) -> tuple[list[tuple[tuple[int | None, ...], str]], list[tuple[str, Any]]]:
-    """Return the shape, with a batch, and the type of each input of a Functional model, and its calls by name.
+    """Return the shape and type of each input of a Functional model, with the batch, and the calls with their names.
 
     Raises:
-        UsageError: an input has open dimensions that `input_shape` does not give.
+        UsageError: If an input has open dimensions that are not in `input_shape`.
     """
     _, inputs = model_inputs(model, normalise_input_shapes(input_shape))
-    batch = [((each.shape[0] or batch_size, *each.shape[1:]), each.dtype) for each in inputs]
-    return batch, [pair for each in chain_of(model) for pair in each.inner]
+    batch = [((tensor.shape[0] or batch_size, *tensor.shape[1:]), tensor.dtype) for tensor in inputs]
+    return batch, [pair for call in chain_of(model) for pair in call.inner]
 
 
 def last_calls(calls: Iterable[Any]) -> dict[int, int]:
     """Return the number of the last call of each operation, by the operation's identity."""
-    return {id(each.operation): number for number, each in enumerate(calls)}
+    return {id(call.operation): number for number, call in enumerate(calls)}
 
 
 def update_bytes(operation: Any) -> int:
-    """Return the bytes of the optimizer's update of a layer."""
-    return sum(variable_bytes(each) for each in getattr(operation, "trainable_variables", ()))
+    """Return the bytes of a layer's optimizer update."""
+    return sum(variable_bytes(variable) for variable in getattr(operation, "trainable_variables", ()))
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,10 @@ class _Traced:
     """A forward and a backward pass, call by call. Places are numbers of operations in the graph.
 
     Attributes:
-        graph: puts out the weights' gradients.
-        begins: the place where each call's forward pass begins, and where the last one ends.
-        turns: for each call where its backward pass begins and ends.
-        tensors: by the ids of the symbolic ones.
+        graph: graph with the gradients of the weights as outputs.
+        begins: places of the beginning of each call's forward pass, and of the end of the last one.
+        turns: places of the beginning and the end of each call's backward pass.
+        tensors: tensors by the ids of the symbolic ones.
     """
 
     graph: Any
@@ -113,7 +113,7 @@ class _Traced:
     tensors: dict[int, Any]
 
 
-def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
+def _trace(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
     import tensorflow as tf
 
     from kerasmem.training.recompute.call_gradients import CallGradients, differentiable
@@ -122,7 +122,7 @@ def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
 
     begins: list[int] = []
     turns: list[int] = []
-    handed: list[tuple[Any, dict[int, Any]]] = []
+    available: list[tuple[Any, dict[int, Any]]] = []
     tensors: dict[int, Any] = {}
 
     def both_passes(*batch: Any) -> Any:
@@ -133,54 +133,55 @@ def _traced(model: Any, inputs: Sequence[tuple[Any, str]]) -> _Traced:
 
         def make_call(call: Any, taken: list[Any], layer: Any) -> list[Any]:
             note(begins)
-            given = [*tf.nest.flatten(taken, expand_composites=True), *scope.state_mapping.values()]
-            handed.append((layer, {id(each): each for each in given}))
+            inputs = [*tf.nest.flatten(taken, expand_composites=True), *scope.state_mapping.values()]
+            available.append((layer, {id(tensor): tensor for tensor in inputs}))
             return calls.make(call, taken, layer)
 
-        weights = {id(each): raw_value(each) for each in model.trainable_variables}
+        weights = {id(variable): raw_value(variable) for variable in model.trainable_variables}
         calls = CallGradients(
-            lambda layer: [weights[id(each)] for each in getattr(layer, "trainable_variables", ())],
-            told=lambda _: note(turns),
+            lambda layer: [weights[id(variable)] for variable in getattr(layer, "trainable_variables", ())],
+            on_call=lambda _: note(turns),
         )
         with SegmentScope(()) as scope:
             run = walked(model, make_call, tensors)
             run(import_keras().tree.pack_sequence_as(model.input, list(batch)), training=True)
         note(begins)
-        _check_inputs(graph, begins, handed)
-        ends = differentiable([*(tensors[id(each)] for each in model.outputs), *scope.losses])
-        found = calls.gradients(ends, [tf.ones_like(each) for each in ends])
+        _check_inputs(graph, begins, available)
+        ends = differentiable([*(tensors[id(output)] for output in model.outputs), *scope.losses])
+        gradients = calls.gradients(ends, [tf.ones_like(end) for end in ends])
         note(turns)
-        return [found.get(id(each)) for each in weights.values()]
+        return [gradients.get(id(weight)) for weight in weights.values()]
 
     specs = [tf.TensorSpec(shape, dtype) for shape, dtype in inputs]
     function = tf.function(both_passes, autograph=False).get_concrete_function(*specs)
     return _Traced(function.graph, begins, list(itertools.pairwise(turns))[::-1], tensors)
 
 
-def _check_inputs(graph: Any, begins: Sequence[int], handed: Sequence[tuple[Any, Mapping[int, Any]]]) -> None:
-    """Refuse a call that takes numbers out of another call otherwise than as inputs: nothing would train through them.
+def _check_inputs(graph: Any, begins: Sequence[int], available: Sequence[tuple[Any, Mapping[int, Any]]]) -> None:
+    """Refuse a call that reads tensors of another call other than its inputs, as their gradient would be lost.
 
     Args:
-        begins: the places where the calls begin, and where the last one ends.
-        handed: for each call its layer, and by identity what it may take: its inputs, and what variables were set to.
+        graph: graph of the forward pass.
+        begins: as in `_Traced`.
+        available: layer of each call, with its inputs and the values of variables by identity.
     """
     operations = graph.get_operations()
     caller = {
-        each.name: n for n, (start, end) in enumerate(itertools.pairwise(begins)) for each in operations[start:end]
+        made.name: n for n, (start, end) in enumerate(itertools.pairwise(begins)) for made in operations[start:end]
     }
     for operation in operations[begins[0] : begins[-1]]:
         number = caller[operation.name]
-        layer, given = handed[number]
-        for each in operation.inputs:
-            if each.dtype.is_floating and caller.get(each.op.name, number) != number and id(each) not in given:
+        layer, inputs = available[number]
+        for tensor in operation.inputs:
+            if tensor.dtype.is_floating and caller.get(tensor.op.name, number) != number and id(tensor) not in inputs:
                 raise UsageError(
-                    f"recompute: layer {getattr(layer, 'name', layer)!r} reads a tensor that another layer made "
-                    f"({each.name!r}), so its gradient would be lost; pass it as an input"
+                    f"recompute: layer {getattr(layer, 'name', layer)!r} reads a tensor of another layer "
+                    f"({tensor.name!r}), so its gradient would be lost; pass it as an input"
                 )
 
 
 class _Reader:
-    """Reads steps off the graph."""
+    """Reads the chain from the graph."""
 
     def __init__(self, traced: _Traced, model: Any, calls: Sequence[tuple[str, Any]], kernels: Kernels | None) -> None:
         self._kernels, self._compiled = kernels, dict[Any, int]()
@@ -188,8 +189,8 @@ class _Reader:
         self._operations = in_order(traced.graph.get_operations(), traced.begins[-1])
         self._place = {each.name: number for number, each in enumerate(self._operations)}
         self._names, self._calls = zip(*calls, strict=True)
-        self._ends = {id(each) for each in model.outputs}
-        self._needed = needed_for(traced.graph.outputs)  # gradients of frozen layers are made too; nothing runs them
+        self._ends = {id(output) for output in model.outputs}
+        self._needed = needed_for(traced.graph.outputs)  # without gradients of frozen layers, which never run
 
     def steps(self) -> tuple[LayerCall, ...]:
         last_call = last_calls(self._calls)
@@ -198,41 +199,39 @@ class _Reader:
         return tuple(
             LayerCall(
                 name=self._names[number],
-                seconds=sum(seconds(*_as_node(one), _RATES) for one in self._made_by(number)),
-                working_bytes=max(forward[number], working[number] + update_bytes(each.operation)),
+                seconds=sum(seconds(*_as_node(operation), _RATES) for operation in self._operations_of(number)),
+                working_bytes=max(forward[number], working[number] + update_bytes(call.operation)),
                 kept=tuple(self._kept(number, uses)),
-                may_end=last_call[id(each.operation)] == number,
+                may_end=last_call[id(call.operation)] == number,
             )
-            for number, each in enumerate(self._calls)
+            for number, call in enumerate(self._calls)
         )
 
-    def _made_by(self, number: int) -> list[Any]:
-        made: list[Any] = self._operations[self._begins[number] : self._begins[number + 1]]
-        return made
+    def _operations_of(self, number: int) -> list[Any]:
+        return self._operations[self._begins[number] : self._begins[number + 1]]
 
     def _uses(self) -> dict[Any, list[int]]:
         """Return the calls that take each tensor, by its buffer."""
-        found: dict[Any, list[int]] = {}
+        uses: dict[Any, list[int]] = {}
         for number, call in enumerate(self._calls):
-            for each in call.input_tensors:
-                self._note(found, self._tensors.get(id(each)), number)
+            for symbolic in call.input_tensors:
+                self._add_use(uses, self._tensors.get(id(symbolic)), number)
         for key in self._ends:
-            self._note(found, self._tensors.get(key), len(self._calls))
-        return found
+            self._add_use(uses, self._tensors.get(key), len(self._calls))
+        return uses
 
-    def _note(self, found: dict[Any, list[int]], tensor: Any, number: int) -> None:
-        for one in (tensor, mask_of(tensor)):
-            if one is not None and hasattr(one, "op"):
-                found.setdefault(root_of(one).ref(), []).append(number)
+    def _add_use(self, uses: dict[Any, list[int]], tensor: Any, number: int) -> None:
+        for used in (tensor, mask_of(tensor)):
+            if used is not None and hasattr(used, "op"):
+                uses.setdefault(root_of(used).ref(), []).append(number)
 
     def _kept(self, number: int, uses: Mapping[Any, list[int]]) -> Iterable[Kept]:
         backward = self._begins[-1]
-        for operation in self._made_by(number):
+        for operation in self._operations_of(number):
             if operation.type in MAKE_NOTHING:
                 continue
             for tensor in operation.outputs:
-                taken = uses.get(tensor.ref(), [])
-                later = [each for each in taken if each > number]
+                later = [call for call in uses.get(tensor.ref(), []) if call > number]
                 for_gradient = self._taken_after(tensor, backward)
                 if not later and not for_gradient:
                     continue
@@ -240,39 +239,39 @@ class _Reader:
                 yield Kept(size, max(later, default=None), for_gradient)
 
     def _taken_after(self, tensor: Any, place: int) -> bool:
-        """Return whether an operation from that place on takes the tensor's values, by whatever name."""
-        for each in tensor.consumers():
-            if self._place[each.name] >= place:
-                if each.type not in SHAPE_ONLY and each.name in self._needed:
+        """Return whether an operation from a place on reads the tensor's values, possibly through aliases."""
+        for operation in tensor.consumers():
+            if self._place[operation.name] >= place:
+                if operation.type not in SHAPE_ONLY and operation.name in self._needed:
                     return True
-            elif each.type in ALIASES and any(self._taken_after(one, place) for one in each.outputs):
+            elif operation.type in ALIASES and any(self._taken_after(alias, place) for alias in operation.outputs):
                 return True
         return False
 
     def _working(self) -> list[int]:
-        """Return for each call the most bytes that the backward pass has made and still needs in the call's turn."""
+        """Return the peak of the backward pass's live tensors during each call's turn."""
         begin, turns = self._begins[-1], self._traced.turns
-        until = {}  # the update follows when a weight's gradient is there and the call's turn is over
-        for each in self._traced.graph.outputs:
-            place = self._place[root_of(each).op.name]
-            until[root_of(each).ref()] = (
-                max((after for before, after in turns if before <= place < after), default=0) - 1
-            )
+        until = {}  # the update of a weight follows its gradient when the call's turn is over
+        for gradient in self._traced.graph.outputs:
+            place = self._place[root_of(gradient).op.name]
+            ends = [after for before, after in turns if before <= place < after]
+            until[root_of(gradient).ref()] = max(ends, default=0) - 1
         lives = lifetimes(self._operations[begin:], self._needed, until, begin, self._scratch)
         return [max(lives[before - begin : after - begin], default=0) for before, after in turns]
 
     def _forward(self) -> list[int]:
         """Return the peak of each call's forward pass, without the tensors kept for the gradient."""
         begin, end = self._begins[0], self._begins[-1]
-        made = self._operations[begin:end]
-        kept = {each.ref() for one in made for each in one.outputs if self._taken_after(each, end)}
-        lives = lifetimes(made, {each.name for each in made}, {}, begin, self._scratch, kept)
+        operations = self._operations[begin:end]
+        outputs = [tensor for operation in operations for tensor in operation.outputs]
+        kept = {tensor.ref() for tensor in outputs if self._taken_after(tensor, end)}
+        lives = lifetimes(operations, {operation.name for operation in operations}, {}, begin, self._scratch, kept)
         return [
             max(lives[before - begin : after - begin], default=0) for before, after in itertools.pairwise(self._begins)
         ]
 
     def _scratch(self, operation: Any) -> int:
-        """Return the bytes that an operation's kernel works in."""
+        """Return the scratch bytes of an operation's kernel."""
         if self._kernels is None:
             return 0
         node, inputs = _as_node(operation)
@@ -284,23 +283,23 @@ def _as_node(operation: Any) -> tuple[Node, tuple[Tensor, ...]]:
     return node_of(operation), tuple(map(tensor_of, operation.inputs))
 
 
-_RATES = TABLES[ONEDNN].rates  # only ratios of times count, which differ little between kernels
+_RATES = TABLES[ONEDNN].rates  # only ratios of times count, and they differ little between kernels
 
 
 def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[LayerCall, ...]:
-    """Return the chain of a Functional model's calls on Keras's JAX backend, from shapes: each call keeps its outputs.
+    """Return the chain of a Functional model's calls on JAX, from shapes: each call keeps its outputs.
 
-    What XLA really keeps of a layer's inside is not known before it has compiled the step. So the cuts are balanced by
-    the layers' outputs, and if a memory is given, the compiled step decides whether they are good enough.
+    XLA decides about a layer's inside only when it compiles the step. So the cuts are balanced by the layers' outputs,
+    and if `memory` is set, the compiled step is checked.
 
     Args:
-        model: a Functional model, built; its weights are not read.
+        model: a built Functional model; its weights are not read.
         batch_size: samples in a batch.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
 
     Raises:
-        UsageError: an input has open dimensions that `input_shape` does not give.
-        ModelError: the model cannot be called.
+        UsageError: If an input has open dimensions that are not in `input_shape`.
+        ModelError: If the model cannot be called.
     """
     from kerasmem.training.recompute.model import walked
     from kerasmem.training.recompute.segments import call_at_once
@@ -314,30 +313,30 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
         return run(keras.tree.pack_sequence_as(model.input, list(batch)), training=True)
 
     try:
-        symbolic_outputs(call, *(keras.KerasTensor(*each) for each in inputs))
+        symbolic_outputs(call, *(keras.KerasTensor(*shape_and_type) for shape_and_type in inputs))
     except KerasmemError:
         raise
     except Exception as error:
         raise ModelError(f"model {model.name!r} cannot be called on a batch: {keras_reason(error)}") from error
-    sizes = {key: math.prod(each.shape) * element_bytes(str(each.dtype)) for key, each in tensors.items()}
+    sizes = {key: math.prod(tensor.shape) * element_bytes(str(tensor.dtype)) for key, tensor in tensors.items()}
     uses: dict[int, list[int]] = {}
-    for number, (_, made) in enumerate(calls):
-        for each in made.input_tensors:
-            uses.setdefault(id(each), []).append(number)
-    for each in model.outputs:
-        uses.setdefault(id(each), []).append(len(calls))
-    last_call = last_calls(made for _, made in calls)
+    for number, (_, node) in enumerate(calls):
+        for tensor in node.input_tensors:
+            uses.setdefault(id(tensor), []).append(number)
+    for tensor in model.outputs:
+        uses.setdefault(id(tensor), []).append(len(calls))
+    last_call = last_calls(node for _, node in calls)
     return tuple(
-        _step(name, made, sizes, uses, last_call[id(made.operation)] == number)
-        for number, (name, made) in enumerate(calls)
+        _step(name, node, sizes, uses, last_call[id(node.operation)] == number)
+        for number, (name, node) in enumerate(calls)
     )
 
 
 def _step(name: str, call: Any, sizes: dict[int, int], uses: dict[int, list[int]], may_end: bool) -> LayerCall:
-    taken = sum(sizes.get(id(each), 0) for each in call.input_tensors)
-    made = {id(each): sizes.get(id(each), 0) for each in call.outputs}
+    inputs = sum(sizes.get(id(tensor), 0) for tensor in call.input_tensors)
+    outputs = {id(tensor): sizes.get(id(tensor), 0) for tensor in call.outputs}
     kept = tuple(
-        Kept(size, max(uses[key], default=None), for_gradient=True) for key, size in made.items() if key in uses
+        Kept(size, max(uses[key], default=None), for_gradient=True) for key, size in outputs.items() if key in uses
     )
-    working = taken + sum(made.values()) + 2 * update_bytes(call.operation)
+    working = inputs + sum(outputs.values()) + 2 * update_bytes(call.operation)
     return LayerCall(name, working / _BYTES_A_SECOND, working, kept, may_end)
