@@ -16,6 +16,7 @@ _PUBLIC = {
     "MemoryReport": "kerasmem.estimation.report",
     "estimate_many": "kerasmem.estimation.many",
     "measure": "kerasmem.estimation.measuring",
+    "profile": "kerasmem.estimation.measuring",
     "max_batch_size": "kerasmem.estimation.sizing",
     "rank_cards": "kerasmem.estimation.card_ranking",
     "compare": "kerasmem.estimation.comparing",
@@ -34,6 +35,7 @@ _PUBLIC = {
     "recompute": "kerasmem.training.recompute.building",
     "require_fit": "kerasmem.training.batch_size",
     "clear_session": "kerasmem.models.freeing",
+    "doctor": "kerasmem.devices.examination",
     "enable_memory_growth": "kerasmem.devices.growth",
     "H5ChunkSequence": "kerasmem.streaming.sequence",
     "H5DataSource": "kerasmem.streaming.data_source",
@@ -46,6 +48,7 @@ __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
     from kerasmem import data as data
+    from kerasmem.devices.examination import doctor as doctor
     from kerasmem.devices.growth import enable_memory_growth as enable_memory_growth
     from kerasmem.diagnosis.explaining import explain_oom as explain_oom
     from kerasmem.display import report_page as report_page
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from kerasmem.estimation.estimating import estimate as estimate
     from kerasmem.estimation.many import estimate_many as estimate_many
     from kerasmem.estimation.measuring import measure as measure
+    from kerasmem.estimation.measuring import profile as profile
     from kerasmem.estimation.report import MemoryReport as MemoryReport
     from kerasmem.estimation.sizing import max_batch_size as max_batch_size
     from kerasmem.models.freeing import clear_session as clear_session

@@ -55,7 +55,7 @@ RESULTS = {
     "kerasmem.estimation.report", "kerasmem.estimation.formula", "kerasmem.estimation.search",
     "kerasmem.estimation.card_ranking", "kerasmem.estimation.many",
     "kerasmem.estimation.comparing", "kerasmem.monitoring.timeline", "kerasmem.devices.catalogue",
-    "kerasmem.devices.machine", "kerasmem.devices.doctor", "kerasmem.monitoring.tracking",
+    "kerasmem.devices.machine", "kerasmem.devices.examination", "kerasmem.monitoring.tracking",
     "kerasmem.monitoring.curves", "kerasmem.monitoring.log_summary",
     "kerasmem.profiling.results", "kerasmem.diagnosis.diagnosis",
     "kerasmem.datatools.reports", "kerasmem.recovery.advice",

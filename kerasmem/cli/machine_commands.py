@@ -46,10 +46,10 @@ def doctor_command(timeout: float, as_json: bool) -> int:
       CUDA_VISIBLE_DEVICES=1 kerasmem doctor
       kerasmem doctor --json
     """
-    from kerasmem.devices.doctor import examine
+    from kerasmem.devices.examination import doctor
     from kerasmem.rendering.machine_tables import doctor_table
 
     with spinner("running TensorFlow"):
-        examination = examine(timeout=timeout)
+        examination = doctor(timeout=timeout)
     show_result(examination, as_json, doctor_table)
     return 0 if examination.works else 1

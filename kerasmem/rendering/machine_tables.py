@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kerasmem.devices.catalogue import Card
-from kerasmem.devices.doctor import Examination
+from kerasmem.devices.examination import Examination
 from kerasmem.devices.machine import LiveMachine
 from kerasmem.rendering.formatting import VERDICT_STYLES, fact_list, figures, table
 from kerasmem.units import format_size, printable

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kerasmem.devices.doctor import examine, judge, self_report
+from kerasmem.devices.examination import doctor, judge, self_report
 from kerasmem.devices.host import HostMemory
 from kerasmem.devices.machine import LiveDevice, LiveMachine
 from kerasmem.errors import UsageError
@@ -111,4 +111,4 @@ def test_wrong_usage(cli):
     done = cli("doctor", "--timeout", "0")
     assert done.code == 2 and "--timeout': 0.0 is not in the range" in done.err
     with pytest.raises(UsageError):
-        examine(timeout=float("nan"))
+        doctor(timeout=float("nan"))

@@ -113,14 +113,23 @@ class Examination(Record, what="examination", version=1, also=("works", "sees_gp
         return self.tensorflow.failure is None
 
 
-def examine(timeout: float = 120.0) -> Examination:
-    """Run TensorFlow in a subprocess, read the driver and the environment, and diagnose problems.
+def doctor(timeout: float = 120.0) -> Examination:
+    """Find out if TensorFlow sees the GPU, and if not, why.
+
+    TensorFlow runs a small step in a subprocess, so a crash or a hang is a finding too.
 
     Args:
-        timeout: seconds for the subprocess. Defaults to 120.
+        timeout: seconds for TensorFlow. Defaults to 120.
+
+    Returns:
+        An `Examination`: the findings, with `works` and `sees_gpu`.
 
     Raises:
         UsageError: If `timeout` is not above 0.
+
+    Examples:
+        >>> kerasmem.doctor().sees_gpu  # doctest: +SKIP
+        True
     """
     if not timeout > 0:
         raise UsageError(f"timeout must be above 0 seconds; got {timeout!r}")
@@ -143,7 +152,7 @@ def _run_tensorflow(timeout: float) -> SelfReport:
         settings = {**os.environ, **_LOGGED, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         with log.open("wb") as stream:
             process = start_module(
-                "kerasmem.devices.doctor", str(result), environ=settings, stdout=subprocess.DEVNULL, stderr=stream
+                "kerasmem.devices.examination", str(result), environ=settings, stdout=subprocess.DEVNULL, stderr=stream
             )
             try:
                 code = process.wait(timeout)
