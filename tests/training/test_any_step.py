@@ -180,12 +180,12 @@ def test_a_step_of_its_own_is_not_divided(make, step, limited):
     limited(3)
     keras.utils.set_random_seed(1)
     model, data = make()
-    with pytest.raises(ModelError, match=f"(?s)has its own {step}.*batch_size.*recompute") as caught:
+    with pytest.raises(ModelError, match=f"(?s)overrides {step}.*batch_size.*recompute") as caught:
         kerasmem.fit(model, *data, batch_size=9, verbose=0)
     assert "The model is as it was before the step" in str(caught.value)
     assert all(int(each.iterations) == 0 for each in (model.optimizer, *vars(model).values())
                if isinstance(each, keras.Optimizer))  # fmt: skip
-    with pytest.raises(UsageError, match=f"own {step}.*smaller batch_size"):
+    with pytest.raises(UsageError, match=f"overrides {step}.*smaller batch_size"):
         kerasmem.fit(model, *data, batch_size=9, verbose=0, micro_batches=3)
 
 

@@ -162,7 +162,7 @@ def test_layers_for_which_pieces_differ_are_named_once():
         [keras.Input((8,)), L.Dense(4), L.BatchNormalization(name="norm"), L.Dropout(0.5, name="drop"), L.Dense(1)]
     )
     model.compile("sgd", "mse", jit_compile=False)
-    with pytest.warns(RuntimeWarning, match="norm: statistics.*drop: random numbers") as said:
+    with pytest.warns(RuntimeWarning, match="norm: statistics.*drop: each micro-batch draws") as said:
         kerasmem.fit(model, X, X[:, :1], batch_size=11, epochs=2, verbose=0, micro_batches=2)
     assert [each.filename for each in said if each.category is RuntimeWarning] == [__file__]
 
@@ -180,10 +180,10 @@ def small(cls=keras.Sequential, **compiled):
 
 def test_what_cannot_work_is_refused_before_training():
     for model, options, message in (
-        (small(OwnStep), {"micro_batches": 2}, "OwnStep has its own train_step.*smaller batch_size"),
+        (small(OwnStep), {"micro_batches": 2}, "OwnStep overrides train_step.*smaller batch_size"),
         (small(loss=keras.losses.MeanSquaredError(reduction=None)), {}, "reduction=None"),
         (keras.Sequential([keras.Input((8,)), L.Dense(1)]), {}, "call model.compile"),
-        ("model.keras", {}, "give a compiled Keras model"),
+        ("model.keras", {}, "must be a compiled Keras model"),
         (small(), {"micro_batches": 0}, "micro_batches must be .*got 0"),
         (small(), {"save_freq": "often"}, "save_freq must be .*got 'often'"),
         (small(), {"save_freq": 0}, "save_freq must be .*got 0"),
