@@ -38,7 +38,7 @@ def uneven_layers(model: Any) -> str | None:
         elif SUMS_PENALTIES if layer.activity_regularizer is not None else has_added_losses(layer):
             added.append(layer.name)
     reasons = (
-        (statistics, "statistics are those of each micro-batch; freeze the layer, or use LayerNormalization"),
+        (statistics, "statistics are those of each micro-batch (unless frozen, or with LayerNormalization)"),
         (random, "each micro-batch draws its random numbers, which differ from those of the whole batch"),
         (added, "penalties that the layer adds are taken as means over the rows"),
         (half, "gradients are sums over the rows in half precision, which micro-batches round differently"),
