@@ -198,7 +198,7 @@ class TestRefusals:
             ({"cuts": ["dense_3", "dense_1"]}, "in the order of the model's calls"),
             ({"cuts": ["dense_1"], "segments": 2}, "cuts and segments"),
             ({"cuts": [3]}, "cuts must be layers.*got 3"),
-            ({"batch_size": 0}, "batch_size:? 0"),
+            ({"batch_size": 0}, "batch_size must be .*got 0"),
             ({"memory": "2MB", "batch_size": 65536}, "use a smaller batch"),
             ({"memory": "no card"}, "no card"),
         ],
