@@ -59,7 +59,7 @@ def every_result():
     yield advice(), "net fits 50MiB with 4 micro-batches of 16: needs 30.0 MiB, of 50.0 MiB"
     yield (
         kerasmem.explain_oom(OOM),
-        "The device ran out of memory: 24.0 KiB was asked for.",
+        "The device ran out of memory: 24.0 KiB was requested.",
     )
     yield (
         Timeline([Sample(0, 0.5, "train", 0, 7, 1, "GPU:0", 100, 3 * MIB, *[None] * 6)]),

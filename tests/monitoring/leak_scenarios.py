@@ -43,26 +43,9 @@ def retracing():
     return lambda number: scaled(X, number)
 
 
-def captured_arrays():
-    kept = []
-
-    def capture(number):
-        table = np.full(20_000, number, "float32")  # 80 KB
-        function = tf.function(lambda x: x + table)
-        function(tf.zeros([20_000]))
-        kept.append(function)
-
-    return capture
-
-
 def kept_results():
     kept = []
     return lambda number: kept.append(tf.random.uniform([25_000]))  # 100 KB
-
-
-def one_model():
-    trained = model()
-    return lambda number: trained.fit(X, Y, verbose=0)
 
 
 def many_shapes():

@@ -18,7 +18,7 @@ from kerasmem.rendering.formatting import plain_text
 
 @pytest.fixture(scope="module")
 def report():
-    layers = [keras.layers.Dense(64, activation="relu") for _ in range(30)]
+    layers = [keras.layers.Dense(64, activation="relu") for _ in range(12)]
     model = keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10)], name="deep")
     model.compile("adam", "mse")
     return estimate(model, batch_size=64, method="graph")
