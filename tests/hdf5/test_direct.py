@@ -65,7 +65,7 @@ def some_rows(rows):
 
 @settings(max_examples=120)
 @given(datasets(), st.data())
-def test_every_kind_of_dataset_is_read_as_it_was_written(tmp_path_factory, dataset, data):
+def test_any_dataset_is_read_unchanged(tmp_path_factory, dataset, data):
     x, options = dataset
     path = tmp_path_factory.getbasetemp() / "any kind.h5"
     user_block, version = data.draw(st.sampled_from([0, 512])), data.draw(st.sampled_from(["earliest", "latest"]))
@@ -93,7 +93,7 @@ def test_every_kind_of_dataset_is_read_as_it_was_written(tmp_path_factory, datas
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip", "shuffle": True}])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("chunks", [100, None])
-def test_every_byte_is_read_once_an_epoch(write, options, shuffle, chunks):
+def test_each_byte_is_read_once_per_epoch(write, options, shuffle, chunks):
     if options and chunks is None:
         pytest.skip("filters need chunks")
     x = np.random.default_rng(0).integers(0, 50, (4000, 300)).astype("f4")
@@ -109,7 +109,7 @@ def test_every_byte_is_read_once_an_epoch(write, options, shuffle, chunks):
     stream.close()
 
 
-def test_filters_left_out_of_single_chunks(tmp_path):
+def test_skipped_filters(tmp_path):
     """HDF5 leaves out an optional filter that fails, and writers may leave out any."""
     path = tmp_path / "masks.h5"
     x = np.arange(400, dtype="<i4").reshape(40, 10)
@@ -129,7 +129,7 @@ def test_filters_left_out_of_single_chunks(tmp_path):
     assert np.array_equal(H5ChunkSequence(path, y=None, shuffle=False, batch_size=40, dtype="stored")[0][0], x)
 
 
-def test_types_whose_bytes_mean_something_else_go_through_hdf5(tmp_path):
+def test_types_that_numpy_lacks_are_read_through_hdf5(tmp_path):
     with h5py.File(tmp_path / "odd.h5", "w") as file:
         odd = h5py.h5t.STD_I32LE.copy()
         odd.set_precision(12)
@@ -144,7 +144,7 @@ def test_types_whose_bytes_mean_something_else_go_through_hdf5(tmp_path):
     stream.close()
 
 
-def test_fill_values_take_the_place_of_what_was_never_written(tmp_path):
+def test_fill_values_of_unwritten_chunks(tmp_path):
     path = tmp_path / "holes.h5"
     with h5py.File(path, "w") as file:
         for name, dtype, fill in (("x", ">i4", 7), ("z", "<f4", np.nan)):
@@ -163,7 +163,7 @@ def test_fill_values_take_the_place_of_what_was_never_written(tmp_path):
 # ---- damage
 
 
-def test_a_chunk_that_inflates_beyond_its_size_is_refused(tmp_path):
+def test_chunk_that_decompresses_to_another_size_is_refused(tmp_path):
     path = tmp_path / "bomb.h5"
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("x", (40, 10), "f4", chunks=(10, 10), compression="gzip")
@@ -190,7 +190,7 @@ def overwrite_file(path, other):
 @pytest.mark.parametrize("change", [replace_file, overwrite_file])
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
 @pytest.mark.parametrize("alike", [True, False])
-def test_another_file_in_its_place(write, change, options, alike):
+def test_replaced_or_overwritten_file_is_refused(write, change, options, alike):
     rows = 20_000
     old = np.random.default_rng(1).integers(0, 9, (rows, 50)).astype("f4")
     path = write(x=old, y=np.arange(rows), chunks=50, options={"x": options})

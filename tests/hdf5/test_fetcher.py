@@ -53,7 +53,7 @@ def claims(fetcher, reader, starts, size):
     return requests, [Claim(fetcher, [request]) for request in requests]
 
 
-def test_as_many_bytes_as_allowed_are_on_their_way_in_the_order_of_need(fetcher):
+def test_prefetch_keeps_order_and_byte_limit(fetcher):
     reader = Reader()
     requests, held = claims(fetcher, reader, [9, 3, 5, 1, 7, 8], 16 * KIB)
     fetcher.prefetch(requests)
@@ -71,7 +71,7 @@ def test_as_many_bytes_as_allowed_are_on_their_way_in_the_order_of_need(fetcher)
     until(lambda: not fetcher._held and not fetcher._active)
 
 
-def test_a_range_that_several_need_stays_until_the_last_lets_go(fetcher):
+def test_shared_range_is_kept_until_its_last_release(fetcher):
     reader = Reader()
     reader.allowed.set()
     request = RangeRequest(reader, 0, 10)
@@ -88,7 +88,7 @@ def test_a_range_that_several_need_stays_until_the_last_lets_go(fetcher):
     assert reader.ended == [0]
 
 
-def test_what_nobody_needs_any_more_is_broken_off_or_never_begun(fetcher):
+def test_released_ranges_are_cancelled(fetcher):
     reader = Reader()
     requests, held = claims(fetcher, reader, range(8), 32 * KIB)
     fetcher.prefetch(requests)
@@ -100,7 +100,7 @@ def test_what_nobody_needs_any_more_is_broken_off_or_never_begun(fetcher):
     assert fetcher.result(requests[7])[0] == 7 and reader.ended == [7]
 
 
-def test_a_failure_is_told_to_whoever_waits_and_holds_nothing(fetcher):
+def test_failure_reaches_all_waiters_and_frees_bytes(fetcher):
     reader = Reader()
     reader.allowed.set()
     (request,), held = claims(fetcher, reader, [666], 10)
@@ -112,7 +112,7 @@ def test_a_failure_is_told_to_whoever_waits_and_holds_nothing(fetcher):
     until(lambda: not fetcher._held and not fetcher._active)
 
 
-def test_close_ends_all_waiting(fetcher):
+def test_close_interrupts_waiters(fetcher):
     reader, said = Reader(), []
     requests, held = claims(fetcher, reader, range(9), 16 * KIB)
     fetcher.prefetch(requests)

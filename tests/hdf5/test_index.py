@@ -59,7 +59,7 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize("name", ["x", "packed", "tiles", "plain"])
-def test_batches_are_those_of_the_files_and_no_other_file_is_opened(parts, name):
+def test_index_opens_only_the_files_in_use(parts, name):
     done = kerasmem.data.index(parts / "part-*.h5", parts / "train.index")
     assert (done.files, done.rows) == (3, 303)
     assert set(done.datasets) == {"x", "y", "packed", "tiles", "plain"}, "of as many rows as the largest"
@@ -71,7 +71,7 @@ def test_batches_are_those_of_the_files_and_no_other_file_is_opened(parts, name)
         assert sorted(number for _, y in sequence.next_epoch() for number in y) == list(range(1000, 1101))
 
 
-def test_a_file_that_was_changed_is_an_error_that_names_it(parts):
+def test_changed_file_is_named(parts):
     kerasmem.data.index(parts / "part-*.h5", parts / "train.index")
     os.utime(parts / "part-2.h5")
     with pytest.raises(DataError, match=r"part-2\.h5.*changed after its index"):
@@ -83,7 +83,7 @@ def test_a_file_that_was_changed_is_an_error_that_names_it(parts):
         batches(parts / "train.index")
 
 
-def test_data_that_only_hdf5_finds_is_read_through_the_file(parts):
+def test_index_of_virtual_datasets(parts):
     for part in range(3):
         with h5py.File(parts / f"part-{part}.h5", "a") as file:
             source = h5py.VirtualSource(file["x"])
@@ -119,7 +119,7 @@ def test_the_command(parts, cli):
     assert "no file matches" in done.err
 
 
-def test_damaged_indexes_are_refused_before_memory_is_taken(parts):
+def test_damaged_index_takes_little_memory(parts):
     path = parts / "train.index"
     kerasmem.data.index(parts / "part-*.h5", path)
     whole = path.read_bytes()
@@ -169,12 +169,12 @@ def craft(path, *, name="part-0.h5", rows=100, **storage):
         ({"name": ""}, "not a file"),
     ],
 )
-def test_an_index_of_a_stranger_cannot_do_harm(parts, changes, words):
+def test_forged_index_is_refused(parts, changes, words):
     with pytest.raises((DataError, UsageError), match=words):
         batches(craft(parts / "bad.index", **changes), y=None, shuffle=False)
 
 
-def test_a_remote_index_names_files_of_its_own_server_only(parts):
+def test_remote_index_is_limited_to_its_server(parts):
     for name, words in (("http://example.org/a.h5", "on another server"), ("/etc/passwd", "does not exist")):
         server = FileServer({"bad.index": craft(parts / "bad.index", name=name).read_bytes()})
         with pytest.raises(DataError, match=words):

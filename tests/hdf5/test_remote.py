@@ -104,7 +104,7 @@ def new_threads():
 class TestSameBatches:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("settings", [{}, {"shuffle": False}], ids=["shuffled", "in order"])
-    def test_over_http_each_byte_once_an_epoch(self, web, folder, kind, settings, new_threads):
+    def test_http_reads_each_byte_once_per_epoch(self, web, folder, kind, settings, new_threads):
         path = folder / f"{kind}.h5"
         settings = {"batch_size": 50, "memory_budget": "1MiB", **settings}
         with H5ChunkSequence(path, **settings) as local, H5ChunkSequence(web.url(path.name), **settings) as remote:
@@ -168,10 +168,10 @@ class TestSameBatches:
         ],
         ids=lambda settings: "-".join(settings),
     )
-    def test_whatever_else_is_asked_for(self, web, folder, settings):
+    def test_other_settings(self, web, folder, settings):
         equal(epochs(web.url("gzip.h5"), **settings), epochs(folder / "gzip.h5", **settings))
 
-    def test_several_files_a_pattern_and_local_ones_among_them(self, web, folder):
+    def test_lists_patterns_and_local_files(self, web, folder):
         local = [folder / f"part-{part}.h5" for part in range(12)]
         wanted = epochs(local)
         equal(epochs([web.url(path.name) for path in local]), wanted)
@@ -181,14 +181,14 @@ class TestSameBatches:
         with pytest.raises(DataError, match="no file matches"):
             epochs(web.url("none-*.h5"))
 
-    def test_first_bytes_of_many_files_are_held_for_a_group_at_a_time(self, web, monkeypatch):
+    def test_first_bytes_are_requested_in_groups(self, web, monkeypatch):
         asked, ask = [], scan.request_infos
         monkeypatch.setattr(scan, "GROUP", 5)
         monkeypatch.setattr(scan, "request_infos", lambda urls, access: asked.append(len(urls)) or ask(urls, access))
         scan.scan_files([web.url(f"part-{part}.h5") for part in range(12)], ["x"], Access())
         assert asked == [5, 5, 2]
 
-    def test_a_copy_for_another_process_takes_the_options_along(self, web, folder):
+    def test_storage_options_are_pickled_and_never_shown(self, web, folder):
         web.needs = "Bearer SECRET"
         options = {"headers": {"Authorization": "Bearer SECRET"}}
         with H5ChunkSequence(web.url("gzip.h5"), memory_budget=BUDGET, remote={"storage_options": options}) as train:
@@ -199,7 +199,7 @@ class TestSameBatches:
         with pytest.raises(DataError, match="no permission to read it"):
             epochs(web.url("gzip.h5"))
 
-    def test_any_other_file_system(self, folder):
+    def test_other_fsspec_file_system(self, folder):
         memory = fsspec.filesystem("memory")
         memory.pipe("/here/gzip.h5", (folder / "gzip.h5").read_bytes())
         equal(epochs("memory://here/gzip.h5"), epochs(folder / "gzip.h5"))
@@ -207,7 +207,7 @@ class TestSameBatches:
 
 
 class TestFaults:
-    def test_bursts_of_503_cut_bodies_and_a_slow_link_pass(self, web, folder, impatient):
+    def test_transient_failures_are_retried(self, web, folder, impatient):
         wanted = epochs(folder / "gzip.h5")
         tries = Counter()
 
@@ -236,7 +236,7 @@ class TestFaults:
         ids=str,
     )
     @pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
-    def test_what_does_not_pass_is_named_without_secrets(self, web, impatient, fault, message, later, new_threads):
+    def test_permanent_failures_are_named_without_secrets(self, web, impatient, fault, message, later, new_threads):
         url = web.url("gzip.h5", user="me:SECRET@") + "?X-Amz-Signature=SECRET"
         if not later:
             web.fault = lambda *request: fault
@@ -287,7 +287,7 @@ class TestFaults:
         with pytest.raises(MissingExtraError, match=r"kerasmem\[s3\]"):
             epochs("s3://bucket/a.h5")
 
-    def test_what_a_file_names_is_never_followed(self, web, tmp_path):
+    def test_links_of_remote_files_are_never_followed(self, web, tmp_path):
         with h5py.File(tmp_path / "links.h5", "w") as file:
             file["x"] = h5py.ExternalLink(web.url("gzip.h5"), "x")
             file["y"] = np.arange(ROWS)
@@ -333,20 +333,20 @@ class TestChanges:
         change = lambda: s3.put("bucket", "gzip.h5", self.spoil(data))  # noqa: E731
         self.check("s3://bucket/gzip.h5", change, remote={"storage_options": s3.options})
 
-    def test_where_no_answer_tells_the_version(self, folder):
+    def test_file_system_without_versions_in_answers(self, folder):
         memory = fsspec.filesystem("memory")
         data = (folder / "gzip.h5").read_bytes()
         memory.pipe("/gzip.h5", data)
         self.check("memory:///gzip.h5", lambda: (memory.rm("/gzip.h5"), memory.pipe("/gzip.h5", self.spoil(data))))
 
-    def test_a_server_that_tells_nothing_is_warned_of(self, web, folder):
+    def test_missing_version_warns(self, web, folder):
         web.etag = web.modified = False
         with pytest.warns(UserWarning, match="its store reports no version"):
             equal(epochs(web.url("gzip.h5")), epochs(folder / "gzip.h5"))
 
 
 class TestCacheInUse:
-    def test_the_second_epoch_and_another_sequence_come_from_disk(self, web, tmp_path, folder):
+    def test_second_epoch_is_read_from_the_cache(self, web, tmp_path, folder):
         settings = {"remote": {"cache": tmp_path / "cache", "cache_size": "64MiB"}}
         wanted = epochs(folder / "gzip.h5", 2)
         equal(epochs(web.url("gzip.h5"), 2, **settings), wanted)
@@ -357,7 +357,7 @@ class TestCacheInUse:
         web.put("gzip.h5", web.files["chunked.h5"])
         equal(epochs(web.url("gzip.h5"), 2, **settings), epochs(folder / "chunked.h5", 2))
 
-    def test_a_killed_process_leaves_nothing_that_is_half_written(self, web, tmp_path, folder):
+    def test_killed_process_leaves_no_damaged_block(self, web, tmp_path, folder):
         wanted = sum(float(np.sum(x, dtype="f8")) for x, y in epochs(folder / "gzip.h5"))
         arguments = [sys.executable, CHILD, "cached", web.url("gzip.h5"), str(tmp_path / "cache"), "16MiB"]
         running = [subprocess.Popen([*arguments, "forever"], stdout=subprocess.DEVNULL) for _ in range(2)]
@@ -395,7 +395,7 @@ class TestEnding:
         assert time.monotonic() - begun < 30 and "was closed while it was being read" in failures[0]
         assert not new_threads()
 
-    def test_ctrl_c_ends_a_process_that_waits(self, web):
+    def test_ctrl_c_interrupts_waiting(self, web):
         process = subprocess.Popen(
             [sys.executable, CHILD, "interrupted", web.url("gzip.h5")],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},

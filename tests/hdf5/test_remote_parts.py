@@ -41,12 +41,12 @@ class TestUrls:
             "zip://a.h5?SECRET::https://u:SECRET@h/b.zip",
         ],
     )
-    def test_secrets_are_left_out(self, url):
+    def test_redact_hides_secrets(self, url):
         assert "SECRET" not in redact(url)
         assert "SECRET" not in shown(url)
         assert "host" in redact(url) or "@h/b.zip" in redact(url)
 
-    def test_a_link_signed_anew_is_the_same_object(self):
+    def test_identity_ignores_signatures(self):
         one = "https://u:p@h/a.h5?X-Amz-Signature=1&X-Amz-Date=2&part=7"
         assert identity(one) == identity("https://h/a.h5?part=7&X-Amz-Signature=9")
         assert identity(one) != identity("https://h/a.h5?part=8")
@@ -56,7 +56,7 @@ class TestUrls:
         assert not is_pattern("https://h/a.h5?id=*1") and not is_pattern("s3://b/a.h5")
 
 
-def test_a_store_without_coroutines_is_read_in_a_process_that_knows_no_other(tmp_path):
+def test_synchronous_file_system_in_a_fresh_process(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = range(9)
     code = (
@@ -75,7 +75,7 @@ class TestRanges:
         st.integers(0, 8),
         st.integers(20, 200),
     )
-    def test_extents_are_all_covered_once(self, needs, gap, most):
+    def test_join_extents_covers_each_extent_once(self, needs, gap, most):
         ranges = sorted(join_extents(needs, gap=gap, most=most))
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(ranges))
         assert all(stop - start <= most for start, stop, _ in ranges)
@@ -106,7 +106,7 @@ class TestSettings:
     def test_options_are_not_shown(self):
         assert "SECRET" not in repr(read_remote({"storage_options": {"secret": "SECRET"}}))
 
-    def test_bytes_ahead_are_what_the_budget_leaves(self):
+    def test_ahead_bytes_use_the_rest_of_the_budget(self):
         assert ahead_bytes(None, 5) == 32 * MIB
         assert ahead_bytes(64 * MIB, 60 * MIB) == 4 * MIB
         assert ahead_bytes(1 * MIB, 1 * MIB) == MIB // 4
@@ -123,7 +123,7 @@ class TestCache:
             assert b"".join(blocks[1:5]) == data
             assert one.read("other", 4, 5) == [None]
 
-    def test_a_damaged_block_is_not_served(self, tmp_path):
+    def test_damaged_block_is_a_miss(self, tmp_path):
         cache = DiskCache(str(tmp_path), 64 * MIB)
         cache.write("k", 0, memoryview(os.urandom(2 * BLOCK)))
         (path,) = tmp_path.iterdir()
@@ -147,7 +147,7 @@ class TestCache:
         assert cache.read("e", 0, 1) != [None] and cache.read("e", 256, 257) == [None]
         assert (tmp_path / "mine.txt").exists()
 
-    def test_a_full_disk_ends_nothing(self, tmp_path):
+    def test_full_disk_warns_and_continues(self, tmp_path):
         (tmp_path / "c").write_text("a file in the place of the folder")
         cache = DiskCache(str(tmp_path / "c" / "d"), 64 * MIB)
         with pytest.warns(UserWarning, match="cannot be written to"):

@@ -66,7 +66,7 @@ def test_refused(given, error, text):
         read_rows(given, 10, ordered=False)
 
 
-def test_file_order_cannot_keep_the_order_of_an_array():
+def test_file_order_needs_sorted_rows():
     assert read_rows([1, 5], 10, ordered=True).tolist() == [1, 5]
     with pytest.raises(UsageError, match=r"numpy.sort"):
         read_rows([5, 1], 10, ordered=True)

@@ -137,7 +137,7 @@ def test_netcdf(tmp_path):
 # ---- layouts
 
 
-def test_a_virtual_dataset_over_other_files(tmp_path):
+def test_virtual_dataset(tmp_path):
     """As facilities write them: a file a detector run, and one that joins them."""
     layout = h5py.VirtualLayout((ROWS, 6), "f4")
     for number in range(3):
@@ -159,7 +159,7 @@ def test_a_virtual_dataset_over_other_files(tmp_path):
 
 @pytest.mark.parametrize("chunks", [(300, 1), (300, 4), (64, 1), (1, 4), (7, 5)])
 @pytest.mark.parametrize("filters", [{}, {"compression": "gzip"}])
-def test_chunks_along_other_axes_are_read_once(tmp_path, chunks, filters):
+def test_chunks_of_parts_of_rows_are_read_once(tmp_path, chunks, filters):
     path = tmp_path / "columns.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=X, chunks=chunks, **filters)
@@ -172,7 +172,7 @@ def test_chunks_along_other_axes_are_read_once(tmp_path, chunks, filters):
         assert isinstance(stream.opened().reader.files._files[0].source("x"), ChunkedSource)
 
 
-def test_rows_appended_before_a_sequence_opens_the_file_are_left_to_the_next_one(tmp_path):
+def test_appended_rows_are_ignored(tmp_path):
     path = tmp_path / "growing.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("x", data=X[:192], maxshape=(None, 6), chunks=(16, 6), compression="gzip")
@@ -193,7 +193,7 @@ def test_rows_appended_before_a_sequence_opens_the_file_are_left_to_the_next_one
 # ---- locks
 
 
-def test_a_file_locked_by_its_writer(tmp_path):
+def test_locked_file(tmp_path):
     """As on NFS with stale locks: the message names the ways out, and they work."""
     path = tmp_path / "held.h5"
     with h5py.File(path, "w") as file:
@@ -213,7 +213,7 @@ def test_a_file_locked_by_its_writer(tmp_path):
     check(path, "x", "y")
 
 
-def test_what_hdf5_alone_can_read_is_read_through_it(tmp_path):
+def test_compact_dataset_is_read_through_hdf5(tmp_path):
     path = tmp_path / "compact.h5"
     with h5py.File(path, "w") as file:
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -228,7 +228,7 @@ def test_what_hdf5_alone_can_read_is_read_through_it(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gzip", "checksum", "shuffle"])
-def test_chunks_at_the_edge_without_filters(tmp_path, kind):
+def test_unfiltered_edge_chunks(tmp_path, kind):
     """As H5Pset_chunk_opts has HDF5 write them, which h5py cannot ask for."""
     libraries = list(Path(h5py.__file__).parent.parent.glob("h5py.libs/libhdf5-*.so*"))
     if not libraries:

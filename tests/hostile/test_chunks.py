@@ -80,7 +80,7 @@ print("done", len(KINDS))
 """
 
 
-def test_changed_chunks_bring_no_memory_and_end_nothing(attack):
+def test_mutated_chunks_neither_leak_memory_nor_crash(attack):
     done = attack(script=MUTATE, seconds=60, memory=1 << 29)
     assert done.code == 0 and done.out.startswith("done"), done.text
 
@@ -123,7 +123,7 @@ BLOSC_CHUNKS = {
 
 
 @pytest.mark.parametrize("name", BLOSC_CHUNKS)
-def test_a_blosc_chunk_gives_no_foreign_memory(tmp_path, name):
+def test_blosc_chunk_leaks_no_memory(tmp_path, name):
     pytest.importorskip("hdf5plugin")
     filters = optional(BLOSC, (2, 2, 1, 1 << 20, 5, 0, 0))
     with pytest.raises(DataError, match="cannot be read"):
@@ -131,7 +131,7 @@ def test_a_blosc_chunk_gives_no_foreign_memory(tmp_path, name):
 
 
 @pytest.mark.parametrize("numbers", [(), (0,)])
-def test_a_shuffle_without_an_element_size_is_left_to_hdf5(numbers):
+def test_shuffle_without_element_size_is_refused(numbers):
     with pytest.raises(DecodeError, match="no element size"):
         Pipeline([(SHUFFLE, numbers)], 64)
 
@@ -150,7 +150,7 @@ SHORT = zlib.compress(b"\7" * 40)
     ],
 )
 @pytest.mark.parametrize("virtual", [False, True])
-def test_no_way_leads_a_short_chunk_to_hdf5(tmp_path, set_filters, chunk, virtual):
+def test_short_chunks_never_reach_hdf5(tmp_path, set_filters, chunk, virtual):
     """Each of these brings memory of the process into the rows, or ends it, where HDF5 reads it."""
     path = write_chunk(tmp_path / "short.h5", chunk, set_filters)
     if virtual:
@@ -162,7 +162,7 @@ def test_no_way_leads_a_short_chunk_to_hdf5(tmp_path, set_filters, chunk, virtua
         read(path, "v" if virtual else "x")
 
 
-def test_a_chunk_with_fewer_bytes_than_it_needs_is_not_left_to_hdf5(tmp_path):
+def test_short_unfiltered_chunk_is_refused(tmp_path):
     """Without filters too HDF5 reads on in memory. Only it knows numbers of 12 bits."""
     path = tmp_path / "odd.h5"
     with h5py.File(path, "w", libver="earliest") as file:
@@ -181,7 +181,7 @@ def test_a_chunk_with_fewer_bytes_than_it_needs_is_not_left_to_hdf5(tmp_path):
         read(path)
 
 
-def test_what_only_hdf5_can_undo_is_read_where_the_file_is_trusted(tmp_path):
+def test_szip_needs_trust(tmp_path):
     if not h5py.h5z.filter_avail(h5py.h5z.FILTER_SZIP):
         pytest.skip("this HDF5 has no szip")
     x = np.arange(512, dtype="u1").reshape(64, 8)

@@ -22,7 +22,7 @@ def npy(header: bytes) -> bytes:
 @pytest.mark.parametrize(
     "header", [b"{'descr': '<f4', (", b"(" * 117, b"'''", b"{'descr': 1/0}", b"\x00", b"{1: 2, **3}"]
 )
-def test_an_array_whose_header_is_no_python(tmp_path, header):
+def test_npy_header_that_is_not_python(tmp_path, header):
     (tmp_path / "x.npy").write_bytes(npy(header) + bytes(64))
     with pytest.raises(DataError, match=r"x\.npy.*not an \.npy file"):
         kerasmem.data.convert(tmp_path / "x.npy", tmp_path / "out.h5")
@@ -36,7 +36,7 @@ HEADER = b"{'descr': %s, 'fortran_order': False, 'shape': %s, }"
     [(b"('<f4', (2,))", b"(4, 2)", "its type is"), (b"'<f4'", b"(4, " + b"1" * 400 + b")", "its shape is")],
     ids=["an array of arrays, which NumPy neither writes nor reads", "a number that no float holds"],
 )
-def test_an_array_whose_header_makes_no_sense(tmp_path, kind, shape, said):
+def test_npy_header_with_invalid_values(tmp_path, kind, shape, said):
     text = (HEADER % (kind, shape)).ljust(600) + b"\n"
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64))
     with pytest.raises(DataError, match=rf"x\.npy.*not an \.npy file.*{said}"):
@@ -44,7 +44,7 @@ def test_an_array_whose_header_makes_no_sense(tmp_path, kind, shape, said):
 
 
 @pytest.mark.parametrize("mark", [b"PK\x01\x02", b"PK\x03\x04"], ids=["in the table of contents", "in an entry"])
-def test_an_archive_with_a_name_that_is_no_text(tmp_path, mark):
+def test_archive_with_invalid_utf8_name(tmp_path, mark):
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), "f4"))
     data = bytearray((tmp_path / "d.npz").read_bytes())
     flags, name = (8, 46) if mark == b"PK\x01\x02" else (6, 30)
@@ -56,7 +56,7 @@ def test_an_archive_with_a_name_that_is_no_text(tmp_path, mark):
         kerasmem.data.convert(tmp_path / "d.npz", tmp_path / "out.h5")
 
 
-def test_an_archive_with_an_entry_without_a_name(tmp_path):
+def test_archive_with_unnamed_entry(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), "f4"))
     data = (tmp_path / "d.npz").read_bytes()
     place = data.index(b"PK\x01\x02")  # the entry in the table of contents
@@ -70,7 +70,7 @@ def test_an_archive_with_an_entry_without_a_name(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"), [("run", None), ("time", None), ("phase", None), ("run", -(2**63)), ("time", 1e308)]
 )
-def test_a_log_that_does_not_know_when_a_sample_was(tmp_path, field, value):
+def test_log_sample_without_valid_time(tmp_path, field, value):
     sample = {"kind": "sample", "run": 0, "time": 0.5, "phase": "train", "peak_bytes": 7}
     lines = [{"kind": "run", "format_version": 1, "run": 0, "notes": []}, sample, {**sample, field: value}, sample]
     (tmp_path / "run.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -79,7 +79,7 @@ def test_a_log_that_does_not_know_when_a_sample_was(tmp_path, field, value):
     assert summarise(timeline, "run.jsonl", 100).runs
 
 
-def test_a_record_whose_error_is_no_text(tmp_path):
+def test_record_with_undecodable_error(tmp_path):
     tf = pytest.importorskip("tensorflow")
     value = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0]))
     sound = tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString()
@@ -90,7 +90,7 @@ def test_a_record_whose_error_is_no_text(tmp_path):
         kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")
 
 
-def test_a_record_that_speaks_of_more_than_it_has(attack, tmp_path):
+def test_record_with_forged_length(attack, tmp_path):
     """TensorFlow's fast parser reads beyond the end of it."""
     tf = pytest.importorskip("tensorflow")
     value = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0]))
@@ -125,7 +125,7 @@ def rows_said(values, number, places):
 
 
 @pytest.mark.parametrize("places", [[0, 2], [0, 1, 2]], ids=["in the part", "everywhere"])
-def test_a_table_that_says_more_rows_than_it_has(tmp_path, places):
+def test_parquet_with_forged_row_count(tmp_path, places):
     """Columns of floating-point numbers are not looked through before they are written."""
     pytest.importorskip("pyarrow")
     (tmp_path / "d.parquet").write_bytes(rows_said(np.arange(50) + 1.0, b"\xc8\x01", places))

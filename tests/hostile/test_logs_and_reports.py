@@ -18,7 +18,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_line_beyond_reason_is_left_out(tmp_path, name):
+def test_unreasonable_line_is_skipped(tmp_path, name):
     path = tmp_path / "run.jsonl"
     path.write_text(GOOD + BAD[name])
     timeline = read_timeline(path)
@@ -29,13 +29,13 @@ def test_a_line_beyond_reason_is_left_out(tmp_path, name):
         read_timeline(path)
 
 
-def test_a_csv_line_beyond_reason_is_left_out(tmp_path):
+def test_unreasonable_csv_line_is_skipped(tmp_path):
     path = tmp_path / "run.csv"
     path.write_text("run,time,phase,peak_bytes\n0,1,train,900\n" + "9" * 400 + ",1,train,1\n")
     assert read_timeline(path).max("peak_bytes") == 900
 
 
-def test_appending_to_a_log_whose_last_line_nests(tmp_path):
+def test_append_to_log_with_deeply_nested_last_line(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text(GOOD + '{"kind":"sample","run":' + "[" * 20_000 + "\n")
     log = LogFile(path, append=True)
@@ -43,7 +43,7 @@ def test_appending_to_a_log_whose_last_line_nests(tmp_path):
     log.close()
 
 
-def test_a_report_that_nests(attack, tmp_path):
+def test_deeply_nested_report_is_refused(attack, tmp_path):
     path = tmp_path / "run.json"
     path.write_text('{"bytes":' + "[" * 200_000)
     done = attack("report", path, seconds=40)

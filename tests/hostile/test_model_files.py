@@ -26,7 +26,7 @@ def h5_model(path):
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_a_model_file_opens_no_other_file(attack, tmp_path, fifo, soft):
+def test_model_file_opens_no_other_file(attack, tmp_path, fifo, soft):
     path = h5_model(tmp_path / "model.h5")
     with h5py.File(path, "a") as file:
         file["linked" if soft else "model_weights"] = h5py.ExternalLink(str(fifo), "/group")
@@ -35,12 +35,12 @@ def test_a_model_file_opens_no_other_file(attack, tmp_path, fifo, soft):
     assert attack("estimate", path, "--method", "formula", seconds=40).code == 0
 
 
-def test_a_link_to_a_pipe_is_no_model(attack, tmp_path, fifo):
+def test_link_to_a_pipe_is_refused(attack, tmp_path, fifo):
     os.symlink(fifo, tmp_path / "model.h5")
     assert attack("estimate", tmp_path / "model.h5", seconds=40).code == 2
 
 
-def test_an_attribute_of_many_texts_is_refused_before_it_is_read(attack, tmp_path):
+def test_attribute_with_many_texts_is_not_read(attack, tmp_path):
     path = h5_model(tmp_path / "model.h5")
     with h5py.File(path, "a") as file:
         file.attrs.create("keras_version", ["3.15.1"] * 3900, dtype=h5py.string_dtype())

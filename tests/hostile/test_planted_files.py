@@ -35,7 +35,7 @@ def arrays(tmp_path):
     return tmp_path / "d.npz"
 
 
-def test_a_planted_link_is_replaced_and_not_followed(tmp_path, arrays, victim):
+def test_planted_link_is_replaced(tmp_path, arrays, victim):
     output = tmp_path / "out.h5"
     os.symlink(victim, output)
     kerasmem.data.convert(arrays, output, force=True)
@@ -44,16 +44,16 @@ def test_a_planted_link_is_replaced_and_not_followed(tmp_path, arrays, victim):
 
 class TestCacheOfRemoteFiles:
     @needs_root
-    def test_a_folder_of_another_user_is_refused(self, tmp_path):
+    def test_folder_of_another_user_is_refused(self, tmp_path):
         os.chown(tmp_path, SOMEBODY, SOMEBODY)
         with pytest.raises(UsageError, match=r"^cache must be a folder of yours"):
             read_remote({"cache": str(tmp_path)})
 
-    def test_a_new_folder_is_for_the_user_alone(self, tmp_path):
+    def test_new_folder_is_private(self, tmp_path):
         files.own_folder("cache", str(tmp_path / "new"))
         assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
-    def test_a_folder_behind_the_users_own_link_is_fine(self, tmp_path):
+    def test_folder_behind_a_link_of_the_user(self, tmp_path):
         (tmp_path / "scratch").mkdir()
         os.symlink("scratch", tmp_path / "cache")
         assert read_remote({"cache": str(tmp_path / "cache")}).cache == str(tmp_path / "scratch")
@@ -68,7 +68,7 @@ class TestCacheOfRemoteFiles:
             cache.write("key", 0, memoryview(b"data"))
         assert {entry.name for entry in tmp_path.iterdir()} == {"cache", "victim"}
 
-    def test_a_file_belongs_to_one_version(self, tmp_path):
+    def test_block_belongs_to_one_version(self, tmp_path):
         cache = DiskCache(str(tmp_path / "cache"), 2**24)
         cache.write("version1", 0, memoryview(b"data"))
         os.rename(tmp_path / "cache" / "version1.blocks", tmp_path / "cache" / "version2.blocks")
@@ -76,7 +76,7 @@ class TestCacheOfRemoteFiles:
 
 
 class TestRuns:
-    def test_a_file_that_is_replaced_was_made_for_it(self, tmp_path, victim):
+    def test_replacing_is_atomic_and_ignores_links(self, tmp_path, victim):
         path = tmp_path / "state"
         os.symlink(victim, tmp_path / "state")
         with files.replacing(str(path)) as file:
@@ -87,7 +87,7 @@ class TestRuns:
             raise KeyError
         assert path.read_bytes() == b"new" and sorted(os.listdir(tmp_path)) == ["state", "victim"]
 
-    def test_two_writers_replace_a_file_as_a_whole(self, tmp_path):
+    def test_concurrent_writers_replace_the_whole_file(self, tmp_path):
         path = str(tmp_path / "state")
         with files.replacing(path) as slow, files.replacing(path) as fast:
             slow.write(b"slow")
@@ -96,7 +96,7 @@ class TestRuns:
             assert file.read() == b"slow"
         assert os.listdir(tmp_path) == ["state"]
 
-    def test_files_of_killed_writers_are_removed_after_an_hour(self, tmp_path):
+    def test_partial_files_are_removed_after_an_hour(self, tmp_path):
         for name, age in ((".state.01.part", 4000), (".state.02.part", 0), (".other.03.part", 4000)):
             (tmp_path / name).touch()
             os.utime(tmp_path / name, (time.time() - age,) * 2)
@@ -104,7 +104,7 @@ class TestRuns:
             pass
         assert sorted(os.listdir(tmp_path)) == [".other.03.part", ".state.02.part", "state"]
 
-    def test_what_an_earlier_run_left_is_opened_as_it_lies(self, tmp_path, victim):
+    def test_open_plain_refuses_links_and_pipes(self, tmp_path, victim):
         os.symlink(victim, tmp_path / "link")
         os.mkfifo(tmp_path / "pipe")
         for name, why in (("link", "is a link, which is not followed"), ("pipe", "not a regular file")):
@@ -113,14 +113,14 @@ class TestRuns:
 
 
 class TestNamedFiles:
-    def test_the_users_own_links_are_followed(self, tmp_path):
+    def test_links_of_the_user_are_followed(self, tmp_path):
         os.symlink("log.csv", tmp_path / "link.csv")
         LogFile(tmp_path / "link.csv", append=False).close()
         assert (tmp_path / "log.csv").is_file() and (tmp_path / "link.csv").is_symlink()
         files.write_named(str(tmp_path / "link.csv"), b"whole")
         assert (tmp_path / "log.csv").read_bytes() == b"whole" and (tmp_path / "link.csv").is_symlink()
 
-    def test_devices_and_pipes_take_what_comes(self, capfd, tmp_path):
+    def test_devices_and_pipes_can_be_written(self, capfd, tmp_path):
         for name in ("/dev/null", "/dev/stdout"):
             files.write_named(name, b"out")
         assert capfd.readouterr().out == "out"

@@ -58,7 +58,7 @@ def serve():
         server.server_close()
 
 
-def test_a_server_that_sends_more_than_was_asked_for(attack, serve):
+def test_longer_answer_than_requested_is_refused(attack, serve):
     size = 3 * GIB
 
     def answer(request):
@@ -83,7 +83,7 @@ HEAD = (
     "said", [(HEAD, b"3e0\r\n" + bytes(0x3E0) + b"\r\nzz\r\n"), (b"HTTP/1.1 100 Continue\r\n\r\n",)],
     ids=["breaks its chunked coding off", "says that it goes on and does not"],
 )  # fmt: skip
-def test_a_server_that_falls_silent(attack, serve, said):
+def test_silent_server_is_given_up(attack, serve, said):
     """aiohttp neither tells of a break in the coding nor minds the silence after it, or after "100 Continue"."""
     pytest.importorskip("aiohttp")
 
@@ -149,7 +149,7 @@ def data(tmp_path):
 SECRETS = {"X-Api-Key": "SECRET", "Private-Token": "SECRET", "Authorization": "Bearer SECRET", "Cookie": "id=SECRET"}
 
 
-def test_headers_are_for_the_server_that_was_named(serve, data):
+def test_redirects_hide_secrets_from_other_servers(serve, data):
     here, there = [], []
     other = serve(ranges(data, there))
     options = {"headers": SECRETS}

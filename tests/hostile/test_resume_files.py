@@ -133,7 +133,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("make", BOMBS.values(), ids=BOMBS)
-def test_a_file_to_go_on_from_takes_no_more_than_it_has(checkpoint, make):
+def test_hostile_checkpoint_takes_little_memory(checkpoint, make):
     make(checkpoint)
     tracemalloc.start()
     try:
@@ -151,13 +151,13 @@ def test_a_file_to_go_on_from_takes_no_more_than_it_has(checkpoint, make):
      {"epochs": [0, 0]}],
     ids=str,
 )  # fmt: skip
-def test_counts_that_no_run_has(checkpoint, counts):
+def test_impossible_counts(checkpoint, counts):
     retell(checkpoint, lambda found: found["run"].update(counts))
     with pytest.raises(DataError, match=rf"run\.resume': not a checkpoint of kerasmem.*{next(iter(counts))}"):
         Checkpoint(checkpoint.path, Data()).read()
 
 
-def test_more_batches_than_the_epoch_has(checkpoint):
+def test_batch_beyond_the_epoch(checkpoint):
     checkpoint.write(RunState(batch=9, steps=4), {"model": []})
     read = Checkpoint(checkpoint.path, Data())
     read.read()
@@ -169,7 +169,7 @@ PLACES = [{}, {"seed": -1}, {"seed": 10**30}, {"seed": "1"}]
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_a_place_in_the_data_that_makes_no_sense(checkpoint, place):
+def test_invalid_position_in_the_data(checkpoint, place):
     checkpoint.source = BatchSource(None, 4, shuffle=True, steps=None)
     checkpoint.write(RunState(), {"model": []})
     saved = checkpoint.read()
@@ -178,7 +178,7 @@ def test_a_place_in_the_data_that_makes_no_sense(checkpoint, place):
         checkpoint.go_to(saved.run, 0)
 
 
-def test_links_are_neither_read_nor_written_through(checkpoint, tmp_path):
+def test_links_are_not_followed(checkpoint, tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"the only copy")
     (tmp_path / "run.resume.before").symlink_to(victim)
@@ -188,7 +188,7 @@ def test_links_are_neither_read_nor_written_through(checkpoint, tmp_path):
     assert victim.read_bytes() == b"the only copy"
 
 
-def test_a_path_may_be_the_users_own_link(checkpoint, tmp_path):
+def test_path_may_be_a_link_of_the_user(checkpoint, tmp_path):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "named").symlink_to("scratch/run.resume")
     linked = Checkpoint(str(tmp_path / "named"), Data())

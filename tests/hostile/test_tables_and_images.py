@@ -129,7 +129,7 @@ def converted(attack, paths, memory):
     return told
 
 
-def test_tables_and_arrays_that_claim_too_much(attack, tmp_path):
+def test_oversized_tables_and_arrays_are_refused(attack, tmp_path):
     for name, (make, _) in FILES.items():
         make(tmp_path / name)
     records = [tmp_path / name for name in FILES if name.endswith(".tfrecord")]
@@ -171,7 +171,7 @@ IMAGES = {
 }
 
 
-def test_images_that_claim_too_much(attack, tmp_path):
+def test_oversized_images_are_refused(attack, tmp_path):
     for name, (make, _) in IMAGES.items():
         (tmp_path / name / "a").mkdir(parents=True)
         (tmp_path / name / "a" / name).write_bytes(make())

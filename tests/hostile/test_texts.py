@@ -66,7 +66,7 @@ def write(path, where, texts, libver="earliest", **options):
 PLACES = [("y", "class_names"), ("/", "encoding-type"), ("x", "note"), "dataset", "categories"]
 
 
-def test_a_text_that_is_named_many_times_is_not_read(attack, tmp_path):
+def test_repeated_references_to_one_text_are_not_expanded(attack, tmp_path):
     paths = []
     for number, where in enumerate(PLACES):
         paths.append(write(tmp_path / f"bomb{number}.h5", where, ["x" * LARGE] + ["y"] * (TIMES - 1)))
@@ -100,7 +100,7 @@ def test_many_texts_in_an_attribute_need_trust(tmp_path):
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 @pytest.mark.parametrize("options", [{}, {"userblock_size": 512}])
-def test_sound_texts_are_those_that_hdf5_reads(tmp_path, libver, options):
+def test_texts_equal_those_of_hdf5(tmp_path, libver, options):
     texts = ["", "a", "größe", "tail" * 3000, "a"]
     path = tmp_path / "sound.h5"
     with h5py.File(path, "w", libver=libver, **options) as file:
@@ -131,7 +131,7 @@ def test_sound_texts_are_those_that_hdf5_reads(tmp_path, libver, options):
         assert read_attribute(item, "many", most=79) is None
 
 
-def test_texts_behind_a_short_chunk_are_an_error(tmp_path):
+def test_texts_in_a_short_chunk_are_refused(tmp_path):
     path = tmp_path / "short.h5"
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("x", (1000,), h5py.string_dtype(), chunks=(1000,), compression="gzip")

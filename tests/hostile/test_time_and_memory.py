@@ -60,7 +60,7 @@ BOMBS = {
     "name",
     ["doubling", "large state", *(pytest.param(each, marks=pytest.mark.slow) for each in ("unrolled", "many layers"))],
 )
-def test_a_model_that_would_take_all_ends_within_its_limits(attack, tmp_path, name):
+def test_oversized_model_ends_within_limits(attack, tmp_path, name):
     path = tmp_path / "bomb.json"
     path.write_text(json.dumps(BOMBS[name]()))
     limits = ["--time-limit", "20", "--memory-limit", "900MB"]
@@ -84,7 +84,7 @@ def endless(tmp_path):
     return "endless.py:build"
 
 
-def test_a_model_that_is_built_for_ever_ends_after_its_time(attack, endless, tmp_path):
+def test_endless_build_ends_at_the_time_limit(attack, endless, tmp_path):
     found = attack("estimate", endless, "--time-limit", "12", seconds=40, new=True)
     assert found.code == 1 and (tmp_path / "looping").exists()
     assert found.err.startswith("Error: while ") and "it took longer than 12 s" in found.err
@@ -113,7 +113,7 @@ def child_of(process, folder):
 
 
 @pytest.mark.parametrize("whom", ["both", "the first"])
-def test_ctrl_c_ends_a_command_that_waits_for_ever(endless, tmp_path, whom):
+def test_ctrl_c_ends_an_endless_command(endless, tmp_path, whom):
     process = start("estimate", endless, cwd=tmp_path)
     child = child_of(process, tmp_path)
     began = time.monotonic()
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_ever(endless, tmp_path, whom):
     assert time.monotonic() - began < 6 and not os.path.exists(f"/proc/{child}")
 
 
-def test_a_command_that_is_killed_leaves_nothing_running(endless, tmp_path):
+def test_killed_command_leaves_no_child(endless, tmp_path):
     process = start("estimate", endless, cwd=tmp_path)
     child = child_of(process, tmp_path)
     process.kill()
@@ -153,7 +153,7 @@ CRASHES = {
 
 
 @pytest.mark.parametrize("file", CRASHES)
-def test_a_crash_is_a_message_with_the_file(attack, tmp_path, file):
+def test_crash_message_names_the_file(attack, tmp_path, file):
     (tmp_path / "m.json").write_text(json.dumps(sequential([8], layer("Dense", "dense", units=1))))
     found = attack(*CRASHES[file], script=CRASH)
     assert found.code == 1
@@ -179,6 +179,6 @@ def test_an_isolated_estimate_from_python(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("option", "value"), [("--memory-limit", "much"), ("--time-limit", "0")])
-def test_what_is_no_limit_is_refused(cli, option, value):
+def test_invalid_limits(cli, option, value):
     done = cli("data", "inspect", "data.h5", option, value)
     assert done.code == 2 and option in done.err

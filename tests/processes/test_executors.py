@@ -15,7 +15,7 @@ def fail(error):
     raise error
 
 
-def test_results_come_in_order():
+def test_results_are_in_order():
     with ThreadPoolExecutor(2) as threads:
         for executor in (None, threads):
             assert list(run_tasks(executor, lambda task: task + 1, range(20))) == list(range(1, 21))
@@ -29,7 +29,7 @@ def test_errors_of_tasks():
             list(run_tasks(threads, fail, [RuntimeError("no luck")]))
 
 
-def test_what_the_command_line_opens(monkeypatch):
+def test_open_executor(monkeypatch):
     with open_executor() as executor:
         assert executor is None
     with pytest.raises(UsageError, match="choose one"), open_executor(2, "tcp://host:1"):

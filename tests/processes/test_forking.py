@@ -29,13 +29,13 @@ def run(code="", *, seconds=20.0, host_bytes=None, **options):
     return run_child(work, code, "é\n", limits=Limits(seconds, host_bytes), **options)
 
 
-def test_an_answer_comes_back_beside_noise(capfd):
+def test_answer_is_separate_from_output(capfd):
     answer = run("os.write(1, b'more noise')", environ=child_environment(EXTRA="given"))
     assert (answer["echo"], answer["extra"]) == ("é\n", "given")
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_server_serves_calls_with_the_variables_that_are_read_at_a_start(monkeypatch):
+def test_server_is_shared_unless_startup_variables_differ(monkeypatch):
     monkeypatch.setattr(forking, "_servers", {})
     monkeypatch.setattr(forking, "start_module", lambda *args, **options: SimpleNamespace(poll=lambda: None))
     environ = child_environment()
@@ -53,7 +53,7 @@ def test_a_server_serves_calls_with_the_variables_that_are_read_at_a_start(monke
         ("raise ChildFailure('no ptxas')", ChildFailure, "no ptxas"),
     ],
 )
-def test_errors_of_kerasmem_come_through(code, cls, text):
+def test_kerasmem_errors_keep_their_type(code, cls, text):
     with pytest.raises(KerasmemError, match=text) as caught:
         run(code)
     assert type(caught.value) is cls
