@@ -110,27 +110,6 @@ def test_failure_reaches_all_waiters_and_frees_bytes(fetcher):
             fetcher.result(request)
     held[0].release()
     until(lambda: not fetcher._held and not fetcher._active)
-
-
-def test_close_interrupts_waiters(fetcher):
-    reader, said = Reader(), []
-    requests, held = claims(fetcher, reader, range(9), 16 * KIB)
-    fetcher.prefetch(requests)
-
-    def wait(request):
-        with pytest.raises(PermanentError, match="was closed while it was being read") as caught:
-            fetcher.result(request)
-        said.append(caught)
-
-    waiting = [threading.Thread(target=wait, args=(request,)) for request in requests]
-    for thread in waiting:
-        thread.start()
-    until(lambda: len(reader.begun) >= 4)
     fetcher.close()
-    for thread in waiting:
-        thread.join(30)
-    assert len(said) == 9 and not reader.ended and not fetcher._thread.is_alive()
-    for claim in held:
-        claim.release()
     with pytest.raises(PermanentError, match="was closed while it was being read"):
-        fetcher.prefetch(requests)
+        fetcher.prefetch([request])

@@ -96,16 +96,17 @@ def test_silent_server_is_given_up(attack, serve, said):
     assert found.code == 1 and "failed 7 times in a row" in found.err, found.text
 
 
-def ranges(data, seen):
-    """Answer requests for ranges of some bytes, and note their headers."""
+def ranges(data, headers, before=b"", after=b""):
+    """Answer requests for ranges of some bytes, and record their headers."""
 
     def answer(request):
-        seen.append(dict(request.headers))
-        first, last = (int(each) for each in request.headers["Range"].removeprefix("bytes=").split("-"))
+        headers.append(dict(request.headers))
+        first, last = (int(byte) for byte in request.headers["Range"].removeprefix("bytes=").split("-"))
         body = data[first : last + 1]
         request.send_response(206)
         request.send_header("ETag", '"1"')
         request.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(data)}")
+        body = before + body + after
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body)
@@ -114,19 +115,10 @@ def ranges(data, seen):
 
 
 def test_a_multipart_answer_is_refused(serve, data, monkeypatch):
-    def answer(request):
-        first, last = (int(part) for part in request.headers["Range"].removeprefix("bytes=").split("-"))
-        body = data[first : last + 1]
-        request.send_response(206)
-        request.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(data)}")
-        body = b"--x\r\nContent-Type: text/html\r\n\r\n" + body + b"\r\n--x--"
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
     monkeypatch.setattr("kerasmem.hdf5.io.objects._FIRST_WAIT", 0.01)
+    address = serve(ranges(data, [], b"--x\r\nContent-Type: text/html\r\n\r\n", b"\r\n--x--"))
     with pytest.raises(DataError, match=r"failed 7 times in a row.*more than [0-9,]+ bytes came"):
-        H5ChunkSequence(f"{serve(answer)}/x.h5")
+        H5ChunkSequence(f"{address}/x.h5")
 
 
 def moved_to(address):
@@ -150,17 +142,10 @@ SECRETS = {"X-Api-Key": "SECRET", "Private-Token": "SECRET", "Authorization": "B
 
 
 def test_redirects_hide_secrets_from_other_servers(serve, data):
-    here, there = [], []
-    other = serve(ranges(data, there))
-    options = {"headers": SECRETS}
-    with H5ChunkSequence(
-        f"{serve(moved_to(other))}/x.h5", y=None, shuffle=False, remote={"storage_options": options}
-    ) as sequence:
-        assert len(sequence) == 1
-        list(sequence)
-    with H5ChunkSequence(
-        f"{serve(ranges(data, here))}/x.h5", y=None, shuffle=False, remote={"storage_options": options}
-    ) as sequence:
-        list(sequence)
-    assert there and not any("SECRET" in str(headers) for headers in there)
-    assert here and all(headers.items() >= SECRETS.items() for headers in here)
+    direct, redirected = [], []
+    moved, options = moved_to(serve(ranges(data, redirected))), {"storage_options": {"headers": SECRETS}}
+    for answer in (moved, ranges(data, direct)):
+        with H5ChunkSequence(f"{serve(answer)}/x.h5", y=None, shuffle=False, remote=options) as sequence:
+            assert len(list(sequence)) == 1
+    assert redirected and not any("SECRET" in str(headers) for headers in redirected)
+    assert direct and all(headers.items() >= SECRETS.items() for headers in direct)
