@@ -139,20 +139,24 @@ class TransformPool:
         # A fork of this process would inherit locks that TensorFlow's threads hold.
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        self._start = functools.partial(
+        self._make_pool = functools.partial(
             ProcessPoolExecutor, processes, context, initializer=_start_worker, initargs=(pickled,)
         )
-        self._pool = self._start()
-        self._replacing = threading.Lock()
+        self._pool = self._make_pool()
+        self._processes = processes
+        self._is_started = False
+        self._lock = threading.Lock()
 
     def run(self, batch: Batch) -> Batch:
         """Return the transformed batch, or raise `TransformFailure`."""
         pool = self._pool
         try:
+            self._start_workers(pool)
             result, message, details = pool.submit(_run_in_worker, batch).result()
         except BrokenProcessPool as error:
-            with self._replacing:  # several threads may have waited for it
-                self._pool = self._start() if self._pool is pool else self._pool
+            with self._lock:
+                if self._pool is pool:  # not replaced by another thread
+                    self._pool, self._is_started = self._make_pool(), False
             raise TransformFailure(
                 "crashed its worker process. If the system ran out of memory, use fewer workers, or threads "
                 "(use_multiprocessing=False). If this is a script, it must train under "
@@ -161,6 +165,17 @@ class TransformPool:
         if result is None:
             raise TransformFailure(message) from RuntimeError(f"in the worker process:\n{details}")
         return result
+
+    def _start_workers(self, pool: ProcessPoolExecutor) -> None:
+        """Start all workers at once.
+
+        The pool would start them on demand, and if it starts one while Python exits, it waits for that one forever.
+        """
+        with self._lock:
+            if pool is self._pool and not self._is_started:
+                self._is_started = True
+                for _ in range(self._processes):
+                    pool.submit(int)
 
     def close(self) -> None:
         """Stop the processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from streams import shared_model
+from streams import shared_model, slow_double
 
 from kerasmem import H5ChunkSequence
 from kerasmem.errors import DataError
@@ -106,6 +107,14 @@ def test_a_new_modification_time_is_a_warning(write, options):
 # ---- Ctrl-C
 
 PROCESSES = {"workers": 2, "use_multiprocessing": True}
+
+
+def test_all_worker_processes_start_with_the_first_batch(numbered):
+    """A pool that starts one on demand while Python exits never ends."""
+    before = set(multiprocessing.active_children())
+    with H5ChunkSequence(numbered(rows=40), transform=slow_double, **PROCESSES) as stream:
+        assert len(stream[0][1]) == 32
+        assert len(set(multiprocessing.active_children()) - before) == 2
 
 
 @pytest.mark.parametrize(("settings", "handled"), [({"workers": 3}, "yes"), (PROCESSES, "no")])
