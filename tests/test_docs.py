@@ -161,7 +161,11 @@ def test_every_page_is_in_the_navigation():
     assert sorted(f"docs/{name}" for name in named) == sorted(set(PAGES) - {"README.md"})
 
 
-def test_every_disagreement_with_public_readings_has_a_reason():
+def test_every_disagreement_with_public_readings_has_a_reason(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "bench")
+    from gpu_facts import compare
+
     rows = json.loads((ROOT / "scripts" / "bench" / "results" / "gpu_facts.json").read_text())["rows"]
     assert len(rows) >= 40 and all(row["why"] for row in rows)
+    assert [compare(row, row["sizes"]) for row in rows] == rows
     assert all(row["reason"] for row in rows if row["agreement"] != "yes")

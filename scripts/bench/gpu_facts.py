@@ -92,14 +92,14 @@ def estimates(facts: list[Fact]) -> list[dict[str, int]]:
 
 def compare(fact: Fact, sizes: dict[str, int]) -> Fact:
     """Add the estimate to a reading, and whether the two agree."""
-    from kerasmem.estimation.report import DOES_NOT_FIT, FITS, TOO_CLOSE, judge
+    from kerasmem.estimation.report import DOES_NOT_FIT, FITS, TOO_CLOSE, interval_verdict
 
     limit = int(fact["limit_mib"] or 0) * MIB or sizes["available"]
     if fact["fact"] == "peak_bytes":
         agreement = "yes" if sizes["low"] <= int(fact["value"]) <= sizes["high"] else "no"
     else:
         agreement = {{"fits": FITS, "oom": DOES_NOT_FIT}[fact["fact"]]: "yes", TOO_CLOSE: "too close"}.get(
-            judge(sizes["low"], sizes["most_needed"], limit), "no"
+            interval_verdict(sizes["low"], sizes["most_needed"], limit), "no"
         )
     return {**fact, "sizes": sizes, "limit": limit, "agreement": agreement}
 
