@@ -65,7 +65,7 @@ def launch(variables, folder, *more, python=sys.executable, **others):
 
 
 def weights(output):
-    match = re.search(r"^worker 0 of 2, 93 batches an epoch, weights (\w{8})$", output, re.MULTILINE)
+    match = re.search(r"^worker 0 of 2, 46 batches an epoch, weights (\w{8})$", output, re.MULTILINE)
     assert match, output[-3000:]
     return match[1]
 
