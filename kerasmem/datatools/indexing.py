@@ -140,8 +140,8 @@ def read_index(output: Any, writing: WriteOptions) -> str:
     """
     if writing.shuffle:
         raise UsageError(
-            "output must end with .h5 if shuffle or split is set, because parts of an index cannot be shuffled; or "
-            "leave both out: H5ChunkSequence shuffles as it reads, and its rows= selects a part of the rows"
+            "output must end with .h5 if shuffle or split is set, because parts of an index cannot be shuffled. If you "
+            "want parts, leave both out: H5ChunkSequence shuffles as it reads, and its rows= selects rows"
         )
     target = read_location(output)
     if not target.endswith(INDEX_SUFFIX):
