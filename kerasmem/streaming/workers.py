@@ -137,14 +137,11 @@ class TransformPool:
         except Exception as error:
             raise UsageError(f"transform cannot be pickled: {error}; pass use_multiprocessing=False") from error
         # A fork of this process would inherit locks that TensorFlow's threads hold.
-        methods = multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        self._make_pool = functools.partial(
-            ProcessPoolExecutor, processes, context, initializer=_start_worker, initargs=(pickled,)
-        )
+        context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
+        self._make_pool = functools.partial(ProcessPoolExecutor, processes, context, _start_worker, (pickled,))
         self._pool = self._make_pool()
         self._processes = processes
-        self._is_started = False
+        self._started: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
 
     def run(self, batch: Batch) -> Batch:
@@ -154,13 +151,11 @@ class TransformPool:
             self._start_workers(pool)
             result, message, details = pool.submit(_run_in_worker, batch).result()
         except BrokenProcessPool as error:
-            with self._lock:
-                if self._pool is pool:  # not replaced by another thread
-                    self._pool, self._is_started = self._make_pool(), False
+            with self._lock:  # another thread may have replaced it
+                self._pool = self._make_pool() if self._pool is pool else self._pool
             raise TransformFailure(
                 "crashed its worker process. If the system ran out of memory, use fewer workers, or threads "
-                "(use_multiprocessing=False). If this is a script, it must train under "
-                '`if __name__ == "__main__":`'
+                '(use_multiprocessing=False). If this is a script, it must train under `if __name__ == "__main__":`'
             ) from error
         if result is None:
             raise TransformFailure(message) from RuntimeError(f"in the worker process:\n{details}")
@@ -172,8 +167,8 @@ class TransformPool:
         The pool would start them on demand, and if it starts one while Python exits, it waits for that one forever.
         """
         with self._lock:
-            if pool is self._pool and not self._is_started:
-                self._is_started = True
+            if pool is not self._started:
+                self._started = pool
                 for _ in range(self._processes):
                     pool.submit(int)
 
