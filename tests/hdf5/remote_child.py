@@ -1,4 +1,4 @@
-"""Run by the remote tests in processes of their own: training that is interrupted, and a cache that is shared.
+"""Child processes of the remote tests: interrupted training, and a shared cache.
 
 remote_child.py interrupted URL
 remote_child.py cached URL CACHE CACHE_SIZE [forever]

@@ -37,7 +37,7 @@ def test_memory_is_reused_once_the_last_view_is_gone():
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_ctrl_c_is_not_lost_while_memory_is_returned():
-    """TensorFlow returns arrays within a call in C; a signal that came meanwhile is handled in the next Python code."""
+    """TensorFlow frees arrays within calls in C. A pending signal is handled in the next Python code."""
     arena = Arena([((4,), "<f4")], rows=2, keep=1)
     arrays = arena.take(2)
     raise_signal = functools.partial(ctypes.CDLL(None)["raise"], signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What is read past the HDF5 library, against h5py, and what is damaged."""
+"""Reading without the HDF5 library, compared with h5py, and damaged files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = [(), (1,), (5,), (600,), (3, 4), (7, 2, 3), (40, 40)]
 
 
 def codecs():
-    """Return filters by name, those of `kerasmem[codecs]` too where they are installed."""
+    """Return filters by name, including those of `kerasmem[codecs]` if installed."""
     found = {
         "none": {},
         "gzip": {"compression": "gzip", "compression_opts": 1},
@@ -110,7 +110,7 @@ def test_each_byte_is_read_once_per_epoch(write, options, shuffle, chunks):
 
 
 def test_skipped_filters(tmp_path):
-    """HDF5 leaves out an optional filter that fails, and writers may leave out any."""
+    """HDF5 skips an optional filter that fails, and writers may skip any filter."""
     path = tmp_path / "masks.h5"
     x = np.arange(400, dtype="<i4").reshape(40, 10)
     with h5py.File(path, "w") as file:

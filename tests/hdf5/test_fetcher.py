@@ -1,4 +1,4 @@
-"""Ranges are fetched in the order of need, within so many bytes and requests, and let go of when nobody needs them."""
+"""Prefetching of ranges: order, limits and release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIB = 1024
 
 
 class Reader:
-    """Gives bytes once it is allowed to; `begun` says which ranges were asked for, in order."""
+    """Returns bytes once `allowed` is set. `begun` lists the starts of requested ranges in order."""
 
     def __init__(self):
         self.begun, self.ended = [], []

@@ -1,4 +1,4 @@
-"""An index of many files: made by a command, read in place of the files, held against them, safe from strangers."""
+"""Indexes of data files: writing, reading, changed files, and forged indexes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_damaged_index_takes_little_memory(parts):
 
 
 def craft(path, *, name="part-0.h5", rows=100, **storage):
-    """Write an index that says what none should."""
+    """Write a forged index."""
     dataset = DatasetLayout(**{"name": "x", "shape": (rows, 8), "dtype": "<f4", "storage": "contiguous", **storage})
     write_index(str(path), [FileLayout("NAME", (path.parent / "part-0.h5").stat().st_size, (dataset,))])
     content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""H5ChunkSequence over HTTP and S3: the batches of the local file, few requests, faults, changes, the cache."""
+"""H5ChunkSequence over HTTP and S3: equal batches, few requests, faults, changes, the cache."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def epochs(path, count=1, **settings):
 
 @pytest.fixture
 def new_threads():
-    """Names of threads begun since that have not ended; other tests of the process may have left some."""
+    """Returns the names of kerasmem's threads started since and still running."""
     before = set(threading.enumerate())
     return lambda: [each.name for each in set(threading.enumerate()) - before if each.name.startswith("kerasmem-")]
 
@@ -206,7 +206,7 @@ class TestFaults:
         tries = Counter()
 
         def fault(method, name, first, last):
-            """Fail each range up to three times, as its own numbers draw, in whatever order ranges are requested."""
+            """Fail each range up to three times, drawn from its offsets regardless of the order of requests."""
             tries[first, last] += 1
             chance = random.Random(f"{first} {last}")
             if tries[first, last] > chance.randrange(4):
@@ -295,7 +295,7 @@ class TestFaults:
 
 
 class TestChanges:
-    """Another object under the same name is an error that names it, and no batch mixes the two."""
+    """A replaced object is an error that names it, and no batch mixes the two."""
 
     def spoil(self, data):
         return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]

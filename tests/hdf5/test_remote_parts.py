@@ -1,4 +1,4 @@
-"""Remote files without a network: what may be shown of a URL, which ranges are asked for, and the folder cache."""
+"""Parts of remote reading without a network: redaction of URLs, joining of ranges, settings, and the disk cache."""
 
 from __future__ import annotations
 

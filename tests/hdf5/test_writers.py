@@ -1,4 +1,4 @@
-"""Files as other programs write them, each written by that program where it is installed, and layouts found in them."""
+"""Files written by other programs, if installed, and layouts that they use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = np.random.default_rng(0).random((ROWS, 6)).astype("f4")
 
 
 def check(path, x, y, wanted=X, **settings):
-    """Every row once, each as it was written; the targets count the rows."""
+    """Check that each row is delivered once and unchanged. The targets are the row numbers."""
     for shuffle in (True, False):
         with H5ChunkSequence(path, x, y, batch_size=64, shuffle=shuffle, **settings) as stream:
             seen = []
@@ -71,7 +71,7 @@ def test_pandas(tmp_path):
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_matlab(tmp_path, compressed):
-    """As MATLAB 7.3 saves: 512 bytes of its own first, columns as rows, a class attribute, cells as references."""
+    """MATLAB 7.3 writes a user block of 512 bytes, transposed arrays, class attributes, and cells as references."""
     path = tmp_path / "matlab.mat"
     options = {"chunks": (25, 6), "compression": "gzip", "compression_opts": 3} if compressed else {}
     with h5py.File(path, "w", userblock_size=512, libver="earliest") as file:
@@ -118,7 +118,7 @@ def test_anndata(tmp_path):
 
 
 def test_netcdf(tmp_path):
-    """As netCDF-4 writes: dimension scales, attached to the axes of a packed variable."""
+    """netCDF-4 attaches dimension scales to the axes of variables."""
     path = tmp_path / "field.nc"
     with h5py.File(path, "w", libver="latest", track_order=True) as file:
         for name, size in {"time": ROWS, "column": 6}.items():
@@ -138,7 +138,7 @@ def test_netcdf(tmp_path):
 
 
 def test_virtual_dataset(tmp_path):
-    """As facilities write them: a file a detector run, and one that joins them."""
+    """Facilities write one file per detector run, and a master file that joins them."""
     layout = h5py.VirtualLayout((ROWS, 6), "f4")
     for number in range(3):
         part = slice(number * 100, number * 100 + 100)
@@ -194,7 +194,7 @@ def test_appended_rows_are_ignored(tmp_path):
 
 
 def test_locked_file(tmp_path):
-    """As on NFS with stale locks: the message names the ways out, and they work."""
+    """As on NFS with stale locks. The message names a fix, and it works."""
     path = tmp_path / "held.h5"
     with h5py.File(path, "w") as file:
         file["x"], file["y"] = X, np.arange(ROWS)
@@ -229,7 +229,7 @@ def test_compact_dataset_is_read_through_hdf5(tmp_path):
 
 @pytest.mark.parametrize("kind", ["gzip", "checksum", "shuffle"])
 def test_unfiltered_edge_chunks(tmp_path, kind):
-    """As H5Pset_chunk_opts has HDF5 write them, which h5py cannot ask for."""
+    """HDF5 writes them after H5Pset_chunk_opts, a function that h5py lacks."""
     libraries = list(Path(h5py.__file__).parent.parent.glob("h5py.libs/libhdf5-*.so*"))
     if not libraries:
         pytest.skip("this h5py has no HDF5 of its own")

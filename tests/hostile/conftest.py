@@ -1,4 +1,4 @@
-"""Attacks run in processes of their own, within a time and a memory that a harmless answer stays far below."""
+"""Run attacks in child processes with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def secret(tmp_path):
 
 @pytest.fixture
 def fifo(tmp_path):
-    """A pipe that nobody writes to: whoever opens it waits for ever."""
+    """A pipe without a writer. Opening it blocks forever."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path

@@ -1,4 +1,4 @@
-"""Chunks changed at random, and ways around the decoders that check them: an error or numbers, and never memory."""
+"""Mutated chunks, and ways around the decoders that check them: errors or numbers, but never leaked memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kerasmem.hdf5.format.filters import SHUFFLE, DecodeError, Pipeline
 from kerasmem.hdf5.rows.paths import Access
 from kerasmem.streaming.data_source import read_windows
 
-# Every chunk is decoded over two different fillings: what a decoder leaves as it was would be the process's memory.
+# Each chunk is decoded into two different fillings. Bytes that a decoder does not write would leak memory.
 MUTATE = """
 import sys
 import h5py, numpy as np
@@ -86,7 +86,7 @@ def test_mutated_chunks_neither_leak_memory_nor_crash(attack):
 
 
 def write_chunk(path, chunk, set_filters, shape=(64, 8)):
-    """Write a dataset of one chunk whose stored bytes are `chunk`."""
+    """Write a dataset with `chunk` as its only stored chunk."""
     with h5py.File(path, "w") as file:
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         creation.set_chunk(shape)
@@ -108,7 +108,7 @@ BLOSC = 32001
 
 
 def blosc_header(total, stored, flags=0x02, typesize=1, block=None):
-    """A Blosc 1 header; flag 2 says that the bytes after it are a plain copy."""
+    """A Blosc 1 header. Flag 2 marks the following bytes as uncompressed."""
     return struct.pack("<BBBBiii", 2, 1, flags, typesize, total, block or total, stored)
 
 
@@ -151,7 +151,7 @@ SHORT = zlib.compress(b"\7" * 40)
 )
 @pytest.mark.parametrize("virtual", [False, True])
 def test_short_chunks_never_reach_hdf5(tmp_path, set_filters, chunk, virtual):
-    """Each of these brings memory of the process into the rows, or ends it, where HDF5 reads it."""
+    """If HDF5 reads one of these, it leaks memory of the process into the rows, or crashes."""
     path = write_chunk(tmp_path / "short.h5", chunk, set_filters)
     if virtual:
         layout = h5py.VirtualLayout((64, 8), "u1")
@@ -163,7 +163,7 @@ def test_short_chunks_never_reach_hdf5(tmp_path, set_filters, chunk, virtual):
 
 
 def test_short_unfiltered_chunk_is_refused(tmp_path):
-    """Without filters too HDF5 reads on in memory. Only it knows numbers of 12 bits."""
+    """HDF5 does not check the size of unfiltered chunks either. Only HDF5 reads 12-bit integers."""
     path = tmp_path / "odd.h5"
     with h5py.File(path, "w", libver="earliest") as file:
         kind = h5py.h5t.STD_U16LE.copy()

@@ -1,4 +1,4 @@
-"""What `scripts/fuzz` found, each made small and by code: an error that names the file, and never a defect."""
+"""Minimal cases from `scripts/fuzz`: each is an error that names the file, not a crash."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_record_with_undecodable_error(tmp_path):
 
 
 def test_record_with_forged_length(attack, tmp_path):
-    """TensorFlow's fast parser reads beyond the end of it."""
+    """TensorFlow's fast parser reads beyond the end of the record."""
     tf = pytest.importorskip("tensorflow")
     value = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0]))
     sound = tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString()
@@ -102,10 +102,10 @@ def test_record_with_forged_length(attack, tmp_path):
     assert done.code == 2 and "record 1 must be a tf.train.Example" in done.err, done.text
 
 
-def rows_said(values, number, places):
-    """Return a table of 50 rows that says another number of them, as zigzag varint, in some places.
+def forge_rows(values, number, places):
+    """Return a Parquet table of 50 rows with a forged number of rows, as zigzag varint, in some places.
 
-    Its footer says 50 of itself, of the values of the column, and of its only part, in this order.
+    The footer stores 50 for the table, for the values of the column, and for its only part, in this order.
     """
     import io
 
@@ -126,9 +126,9 @@ def rows_said(values, number, places):
 
 @pytest.mark.parametrize("places", [[0, 2], [0, 1, 2]], ids=["in the part", "everywhere"])
 def test_parquet_with_forged_row_count(tmp_path, places):
-    """Columns of floating-point numbers are not looked through before they are written."""
+    """Columns of floats are not scanned before they are written."""
     pytest.importorskip("pyarrow")
-    (tmp_path / "d.parquet").write_bytes(rows_said(np.arange(50) + 1.0, b"\xc8\x01", places))
+    (tmp_path / "d.parquet").write_bytes(forge_rows(np.arange(50) + 1.0, b"\xc8\x01", places))
     with pytest.raises(DataError, match=r"d\.parquet.*must have 100 rows; got 50"):
         kerasmem.data.convert(tmp_path / "d.parquet", tmp_path / "out.h5")
 

@@ -1,4 +1,4 @@
-"""Logs and saved reports from strangers: numbers and nestings beyond reason are lines that are left out."""
+"""Hostile logs and reports: lines with unreasonable numbers or nesting are skipped."""
 
 from __future__ import annotations
 

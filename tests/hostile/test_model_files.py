@@ -1,4 +1,4 @@
-"""Model files from strangers: other files stay closed, and what is no configuration is refused before it is read."""
+"""Hostile model files: other files are never opened, and invalid configurations are refused before they are read."""
 
 from __future__ import annotations
 

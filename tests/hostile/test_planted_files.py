@@ -1,4 +1,4 @@
-"""What others may have put where kerasmem writes and goes on: links, pipes, folders and files of other users."""
+"""Links, pipes and other users' files at the paths that kerasmem writes to."""
 
 from __future__ import annotations
 

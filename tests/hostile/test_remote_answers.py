@@ -1,4 +1,4 @@
-"""What a server may do with a reader: no more memory than was asked for, no secrets for others, no way inside."""
+"""Hostile servers: memory stays bounded, waiting ends, and secrets stay with the named server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ except DataError as error:
 
 @pytest.fixture
 def serve():
-    """Start servers on this machine that answer with a function of the request; return their address."""
+    """Start servers on loopback that answer with a function of the request. Returns their address."""
     servers = []
 
     def start(answer):
@@ -81,10 +81,10 @@ HEAD = (
 
 @pytest.mark.parametrize(
     "said", [(HEAD, b"3e0\r\n" + bytes(0x3E0) + b"\r\nzz\r\n"), (b"HTTP/1.1 100 Continue\r\n\r\n",)],
-    ids=["breaks its chunked coding off", "says that it goes on and does not"],
+    ids=["breaks off its chunked encoding", "announces an answer and sends none"],
 )  # fmt: skip
 def test_silent_server_is_given_up(attack, serve, said):
-    """aiohttp neither tells of a break in the coding nor minds the silence after it, or after "100 Continue"."""
+    """aiohttp reports no error for broken chunked encoding, and no timeout after it or after "100 Continue"."""
     pytest.importorskip("aiohttp")
 
     def answer(request):

@@ -1,4 +1,4 @@
-"""Files to go on from: what unpacks to more than it has, or nests without end, is refused before it takes memory."""
+"""Hostile checkpoints: oversized or deeply nested content is refused before it takes memory."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def npy(array):
     return file.getvalue()
 
 
-def retell(checkpoint, change):
-    """Change what the archive says of itself."""
+def change_metadata(checkpoint, change):
+    """Change the metadata of the archive."""
     found = json.loads(np.load(io.BytesIO(entries(checkpoint)["saved.npy"])).tobytes())
     change(found)
     replace(checkpoint, saved=npy(np.frombuffer(json.dumps(found).encode(), np.uint8)))
@@ -95,7 +95,7 @@ def variable_is(place, value):
     def change(found):
         found["variables"]["model"][0][place] = value
 
-    return lambda checkpoint: retell(checkpoint, change)
+    return lambda checkpoint: change_metadata(checkpoint, change)
 
 
 def no_header(checkpoint):
@@ -152,7 +152,7 @@ def test_hostile_checkpoint_takes_little_memory(checkpoint, make):
     ids=str,
 )  # fmt: skip
 def test_impossible_counts(checkpoint, counts):
-    retell(checkpoint, lambda found: found["run"].update(counts))
+    change_metadata(checkpoint, lambda found: found["run"].update(counts))
     with pytest.raises(DataError, match=rf"run\.resume': not a checkpoint of kerasmem.*{next(iter(counts))}"):
         Checkpoint(checkpoint.path, Data()).read()
 

@@ -1,4 +1,4 @@
-"""Pipes, devices, sockets and other files that a file names, or that are named in its place: nobody opens them."""
+"""Pipes, devices and sockets, in files or as paths, are never opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import kerasmem
 from kerasmem.errors import DataError
 
-# What each way of reading says about dataset x of each file.
+# Print the result of each command for dataset x of each file.
 READ = """
 import json, sys
 import kerasmem
@@ -85,7 +85,7 @@ _REFUSED = re.compile("another file|other files|external link|by a pattern")
 
 @pytest.fixture
 def hostile_files(tmp_path, fifo):
-    """Files whose dataset x lies in something that is no file; by name."""
+    """Files whose dataset x refers to a pipe, device or socket."""
     link = tmp_path / "link-to-pipe"
     os.symlink(fifo, link)
     with socket.socket(socket.AF_UNIX) as listening:
@@ -137,7 +137,7 @@ def test_pipes_and_devices_are_refused(attack, hostile_files):
 
 
 def test_a_model_with_weights_in_a_pipe(attack, tmp_path, fifo):
-    """A virtual dataset among the weights, whose shape HDF5 would look for in the pipe."""
+    """HDF5 would read the shape of a virtual weight from the pipe."""
     virtual(tmp_path / "model.h5", fifo, unlimited=True)
     with h5py.File(tmp_path / "model.h5", "a") as file:
         file.move("x", "model_weights/x")

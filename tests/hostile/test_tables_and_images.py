@@ -1,4 +1,4 @@
-"""Tables, arrays, records and images from strangers: what claims or unpacks to far too much is refused in little."""
+"""Hostile tables, arrays, records and images: oversized content is refused within little memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def large_npy(path):
 
 
 def packed_npz(path):
-    """A header that claims what the archive's list claims too: a fifth of a terabyte of zeros, as far as it unpacks."""
+    """A header that claims 200 MiB of zeros, of which the archive holds 10 MiB."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("x.npy", npy_header((2**20, 200)) + bytes(10 * MIB))
 
@@ -155,7 +155,7 @@ def tiff(width, height):
 
 
 def endless_pages():
-    """A TIFF whose list of pages leads back to its beginning."""
+    """A TIFF with a circular list of pages."""
     good = tiff(4, 4)
     return good[:-4] + struct.pack("<I", 8) + bytes(64)
 

@@ -1,4 +1,4 @@
-"""Texts in data files: one that is named thousands of times, and texts behind hostile chunks."""
+"""Texts in data files: thousands of references to one text, and texts in hostile chunks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for path in sys.argv[1:]:
 
 
 def place_of(data, length, following):
-    """Return where a text is named in a file, one of so many bytes before one of so many others."""
+    """Return the offset of the reference to a text of `length` bytes, followed by one of `following` bytes."""
     at = data.index(length.to_bytes(4, "little"))
     while int.from_bytes(data[at + 16 : at + 20], "little") != following:
         at = data.index(length.to_bytes(4, "little"), at + 1)
@@ -40,7 +40,7 @@ def place_of(data, length, following):
 
 
 def repeat_first(path, count):
-    """Have the elements of a row of texts all name the first, which is the large one."""
+    """Let the first `count` elements of a dataset of texts refer to the first, large text."""
     data = bytearray(path.read_bytes())
     at = place_of(data, LARGE, 1)
     data[at : at + 16 * count] = data[at : at + 16] * count

@@ -1,4 +1,4 @@
-"""Files that would take all memory or never end: the command ends, with one message and the stage it was in."""
+"""Files that would take all memory or never end: the command ends with one message that names the stage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sequential(shape, *layers):
 
 
 def doubling(times):
-    """A model that beside its input puts the same again, so many times; building it takes shapes alone."""
+    """A model that doubles its input `times` times. Building it needs only shapes."""
     x = inputs = keras.Input((1024,))
     for _ in range(times):
         x = keras.layers.Concatenate()([x, x])

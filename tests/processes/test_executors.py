@@ -1,4 +1,4 @@
-"""Tasks on executors: results in order, errors of their own type, and what the command line opens."""
+"""Tasks on executors: order of results, types of errors, and executors of the command line."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class OwnError(ModelFileError):
 
 
 def work(code="", value=None):
-    """Run in the child: standard output and error are its own."""
+    """Runs in the child, with separate standard output and error."""
     print("noise on standard output")
     exec(code, globals())
     return {"echo": value, "extra": os.environ.get("EXTRA"), "pid": os.getpid()}
