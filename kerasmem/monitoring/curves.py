@@ -102,7 +102,7 @@ class Stretch:
     def _add_points(self, size: str, device: str | None, points: Array) -> None:
         line = np.concatenate([self._lines.get((size, device), points[:, :0]), points], axis=1)
         if line.shape[1] > _BUFFER * self._points:
-            line = line[:, thin(*line, _BUFFER // 8 * self._points)]
+            line = line.take(thin(line[0], line[1], _BUFFER // 8 * self._points), axis=1)
         self._lines[size, device] = line
 
     def curves(self) -> Curves:
@@ -111,7 +111,7 @@ class Stretch:
         for (size, device), line in sorted(self._lines.items(), key=lambda item: DRAWN.index(item[0][0])):
             if size == "swap_bytes" and not line[1].any():
                 continue  # a line at zero tells less than no line
-            seconds, values = line[:, thin(*line, self._points)]
+            seconds, values = line.take(thin(line[0], line[1], self._points), axis=1)
             lines.append(Curve(size, device, tuple(np.round(seconds, 4).tolist()), tuple(map(int, values))))
         first, last = self._runs
         starts = tuple(EpochStart(int(epoch), round(start, 4)) for (_, epoch), start in self._epochs.items())

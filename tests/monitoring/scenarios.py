@@ -466,13 +466,6 @@ def fits_in_two_threads():
     return {"rows": brief(logger), "warnings": said, "keys": len(history.history)}
 
 
-@scenario
-def overhead():
-    logger = MemoryLogger("log.csv")
-    fit(small_model(), logger, rows=1600)
-    return logger.overhead.to_dict()
-
-
 def resident(mebibytes, seconds=0.7):
     """Hold so much of the host's memory for longer than the sampler rests on a busy machine, 0.4 s."""
     block = np.ones(mebibytes * 2**17)
