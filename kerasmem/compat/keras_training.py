@@ -65,15 +65,16 @@ def logs_from_steps(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def steps_skipped(epochs: int, count: int, skip: Callable[[Any], object]) -> Iterator[None]:
-    """Have the `fit` in progress in this thread skip steps that an earlier process has taken, in its next epoch.
+    """Have the `fit` in progress in this thread skip the first steps of its next epoch.
 
-    Keras counts skipped steps, but calls neither its callbacks nor its training function for them. An `evaluate` or
-    `predict` that begins later is left alone.
+    Keras counts skipped steps, but calls neither callbacks nor the training function for them. An `evaluate` or
+    `predict` that begins later is not changed. Whole epochs are read as Keras reads them: it starts the data once more
+    per epoch if it knows the number of batches, and each start draws another order of a shuffled pipeline.
 
     Args:
-        epochs: whole epochs of the data before that one.
+        epochs: whole epochs of the data to read before.
         count: batches of the epoch to skip.
-        skip: called with the iterator of the data for each execution of steps that is skipped.
+        skip: called with the iterator of the data for each skipped execution of steps.
     """
     later: weakref.WeakSet[Any] = weakref.WeakSet()
     is_done = False
@@ -90,12 +91,15 @@ def steps_skipped(epochs: int, count: int, skip: Callable[[Any], object]) -> Ite
                 for *_, data in own(epoch_iterator):
                     skip(data)
         for first, *last, data in own(epoch_iterator):
-            if not is_other and first < count:
-                with epoch_iterator.catch_stop_iteration():
-                    skip(data)
-                    continue
-                return  # the data has ended
-            yield first, *last, data
+            if is_other or first >= count:
+                yield first, *last, data
+                continue
+            has_ended = True
+            with epoch_iterator.catch_stop_iteration():
+                skip(data)
+                has_ended = False
+            if has_ended:
+                return
 
     with patched(*NEW_EPOCHS.owner(), note), patched(*STEPS.owner(), steps):
         yield

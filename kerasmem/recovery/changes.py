@@ -111,7 +111,7 @@ def make_change(
         kind: as in `Change`.
         value: value of the setting.
         has_batch_norm: whether the model normalizes by the statistics of a batch.
-        batch_size: samples in a batch now.
+        batch_size: samples per batch now.
         trains: whether the step is a training step.
 
     Examples:
@@ -168,7 +168,7 @@ class Traits:
     """Properties of a model and its step.
 
     Attributes:
-        batch_size: samples in a batch.
+        batch_size: samples per batch.
         has_own_step: whether the model's class has a custom training step.
         has_batch_norm: whether the model normalizes by the statistics of a batch.
         head_start: index in `model.layers` of the head's first layer; 0 if there is no backbone.

@@ -112,7 +112,7 @@ def require_fit(
 
     Args:
         model: as for `kerasmem.estimate`.
-        batch_size: samples in a batch. Defaults to 32.
+        batch_size: samples per batch. Defaults to 32.
         device: a card ("t4") or a size ("16GB", or bytes). Defaults to the memory available to TensorFlow here.
         **options: other arguments of `kerasmem.estimate`.
 

@@ -129,7 +129,7 @@ class ArraySource(BatchSource):
 
     Args:
         x, y, sample_weight: as for `fit`.
-        batch_size: rows of a batch; None for Keras's default.
+        batch_size: rows per batch; None for Keras's default.
         shuffle: as for `fit`; "batch" only changes the order within batches, so they stay as they are.
         steps: `steps_per_epoch` of `fit`, if set.
     """

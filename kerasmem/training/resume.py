@@ -49,7 +49,7 @@ class ResumeTraining(SavingCallback):
     With several workers (see `shard="auto"` of `H5ChunkSequence`) each saves its own file, with its rank in the name
     unless `path` has it: `run.rank1.resume` for `run.resume`. Under `tf.distribute.MultiWorkerMirroredStrategy`, and in
     several processes of JAX, the file before is kept as well (`PATH.before`), since a worker may die before it has
-    saved a point that another one has. All workers resume from the last common point, so start all of them again.
+    saved a point that another one has. All workers resume from the last common point, so restart all workers.
 
     Args:
         path: path of the file. Workers may share it.

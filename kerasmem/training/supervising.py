@@ -1,4 +1,4 @@
-"""`kerasmem run`: run a script with `kerasmem.fit` in place of `model.fit`, and again after it was killed.
+"""`kerasmem run`: run a script with `kerasmem.fit` instead of `model.fit`, and again after it was killed.
 
 `supervise` starts `python -m kerasmem.training.supervising OPTIONS SCRIPT ARGUMENTS…` (or `-m MODULE`); there `main`
 replaces `model.fit` and runs the script.

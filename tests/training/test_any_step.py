@@ -173,7 +173,7 @@ def test_a_step_of_its_own_trains_as_it_stands(make, tmp_path):
 
 @pytest.mark.parametrize(
     ("make", "step"),
-    [(vae, "train_step"), (gan, "train_step"), (compiled, "compute_loss")],
+    [(vae, "train_step"), (compiled, "compute_loss")],
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_step_of_its_own_is_not_divided(make, step, limited):

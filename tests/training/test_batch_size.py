@@ -64,17 +64,6 @@ def test_under_xla_nothing_is_tried_again_in_this_process():
     assert tried == [8]
 
 
-@pytest.mark.slow
-def test_each_try_in_a_process_of_its_own():
-    def train(batch_size):
-        if batch_size > 2:
-            raise MemoryError
-        return batch_size
-
-    with pytest.warns(RuntimeWarning, match="4 ran out"):
-        assert kerasmem.find_executable_batch_size(train, starting_batch_size=4, isolated=True)() == 2
-
-
 def test_a_try_that_the_kernel_kills_halves_the_batch():
     @kerasmem.find_executable_batch_size(starting_batch_size=8, isolated=True)
     def train(batch_size):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stopped import Stop
 
 import kerasmem
 from kerasmem.errors import DataError, UsageError
@@ -248,19 +249,6 @@ STREAMS = {
 }  # fmt: skip
 
 
-class Stopped(keras.callbacks.Callback):
-    """Ctrl-C after so many steps."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self.left = steps
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 @pytest.mark.parametrize(("stream", "at_once"), [*((name, 1) for name in STREAMS), ("known length", 2)])
 def test_a_stream_goes_on_in_a_later_epoch(tmp_path, stream, at_once):
@@ -274,7 +262,7 @@ def test_a_stream_goes_on_in_a_later_epoch(tmp_path, stream, at_once):
 
     whole, saving = run(), {"checkpoint": tmp_path / "run.ckpt", "save_freq": 2}
     with pytest.raises(KeyboardInterrupt):
-        run(**saving, callbacks=[Stopped(9 // at_once)])
+        run(**saving, callbacks=[Stop(9 // at_once)])
     for here, there in zip(run(**saving), whole, strict=True):
         np.testing.assert_array_equal(here, there)
 

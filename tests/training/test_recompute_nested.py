@@ -67,8 +67,9 @@ def test_frozen_layers_keep_nothing_and_one_warning_says_that_nothing_is_saved()
     model.get_layer("backbone").trainable = False
     frozen = sum(each.bytes for step in trace_chain(model, 32) for each in step.kept if each.for_gradient)
     assert frozen < 0.3 * kept
-    with pytest.warns(UserWarning, match=r"saves nothing in model 'transfer'.*Frozen layers keep nothing"):
+    with pytest.warns(UserWarning, match=r"saves nothing in model 'transfer'.*Frozen layers keep nothing") as caught:
         kerasmem.recompute(model)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_what_is_called_twice_is_left_whole_and_said():

@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from stopped import Stop
 
 from kerasmem import H5ChunkSequence, ResumeTraining
 from kerasmem.errors import DataError, UsageError
@@ -103,12 +103,6 @@ def small_model(units=2):
     return model
 
 
-class Stop(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 5:
-            raise KeyboardInterrupt
-
-
 def test_refusals(numbered, tmp_path):
     path, saved = labelled(numbered), tmp_path / "deep" / "run.resume"
 
@@ -118,7 +112,7 @@ def test_refusals(numbered, tmp_path):
         (model or small_model()).fit(sequence, verbose=0, callbacks=[resuming, *callbacks], **fit)
 
     with pytest.raises(KeyboardInterrupt):
-        resume(callbacks=[Stop()], epochs=2)
+        resume(callbacks=[Stop(6)], epochs=2)
     assert saved.exists()
     with pytest.raises(UsageError, match=r"batch_size was 8 .* is 16"):
         resume(settings={"batch_size": 16}, steps_per_epoch=26)
@@ -155,70 +149,3 @@ def test_a_kept_file_ends_a_second_run_at_once(numbered, tmp_path):
     assert int(model.optimizer.iterations) == 78
     model.fit(sequence, epochs=1, verbose=0)
     assert int(model.optimizer.iterations) == 104, "a fit without the callback begins at Keras's epoch 0 again"
-
-
-def rows_of(kind):
-    random = np.random.default_rng(3)
-    x, y = random.random((45, 3), "float32"), random.integers(0, 2, 45)
-    if kind == "arrays":
-        return {"x": x, "y": y, "batch_size": 8}
-    if kind == "dataset":
-        return {"x": Batches(x, y), "shuffle": True}
-    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(45, seed=4).batch(8)
-    if kind == "tf.data":
-        return {"x": data}
-    if kind == "steps":
-        return {"x": data.repeat(), "steps_per_epoch": 4}
-    return {"x": ((each[0].numpy(), each[1].numpy()) for each in data.repeat()), "steps_per_epoch": 5}
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, x, y):
-        super().__init__()
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        return self.x[index * 8 : index * 8 + 8], self.y[index * 8 : index * 8 + 8]
-
-
-class Evaluate(keras.callbacks.Callback):
-    """Evaluates within `fit`, which reads other data."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.model.evaluate(np.ones((9, 3)), np.ones(9), batch_size=1, verbose=0)
-        self.model.reset_metrics()
-
-
-@pytest.mark.parametrize("kind", ["arrays", "dataset", "tf.data", "steps", "generator"])
-@pytest.mark.parametrize("batches", [3, 9])
-def test_any_data_of_keras_resumes(tmp_path, kind, batches):
-    def train(name, *callbacks):
-        keras.utils.set_random_seed(11)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8), keras.layers.Dropout(0.5)])
-        model.add(keras.layers.Dense(2, "softmax"))
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False)
-        saver = ResumeTraining(tmp_path / name, save_freq=2)
-        model.fit(**rows_of(kind), epochs=3, verbose=0, callbacks=[saver, Evaluate(), *callbacks])
-        return model.get_weights(), saver.run.history
-
-    whole = train("whole")
-    with pytest.raises(KeyboardInterrupt):
-        train("stopped", StopAfter(batches))
-    resumed = train("stopped")
-    assert resumed[1] == whole[1]
-    for one, other in zip(resumed[0], whole[0], strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-class StopAfter(keras.callbacks.Callback):
-    def __init__(self, batches):
-        super().__init__()
-        self.left = batches
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stopped import Stop
 
 import kerasmem
 from kerasmem.errors import UsageError
@@ -24,19 +25,6 @@ class Batches(keras.utils.PyDataset):
     def __getitem__(self, index):
         x, y = data()
         return x[index * 9 : index * 9 + 9], y[index * 9 : index * 9 + 9]
-
-
-class Stop(keras.callbacks.Callback):
-    """Ends the process's part of a run, as a kill would."""
-
-    def __init__(self, batches):
-        super().__init__()
-        self.left = batches
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 def data():
@@ -62,6 +50,11 @@ def given(kind):
     if kind == "dataset steps":
         return {"x": Batches(), "steps_per_epoch": 3}
     x, y = data()
+    if kind == "tf.data":
+        return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=4).batch(6)}
+    if kind in ("endless", "generator"):
+        rows = given("tf.data")["x"].repeat()
+        return {"x": rows if kind == "endless" else (row for row in rows.as_numpy_iterator()), "steps_per_epoch": 5}
     more = {"arrays": {}, "in order": {"shuffle": False}, "batch": {"shuffle": "batch"},
             "split": {"validation_split": 0.3}, "steps": {"steps_per_epoch": 4}}[kind]  # fmt: skip
     return {"x": x, "y": y, "batch_size": 6, **more}
@@ -89,8 +82,10 @@ def test_with_a_checkpoint_unshuffled_arrays_come_as_in_keras(tmp_path, kind):
     assert_same(run(kerasmem.fit, kind, checkpoint=tmp_path / "run"), run(keras.Model.fit, "in order"))
 
 
-@pytest.mark.parametrize("kind", ["arrays", "split", "steps", "dataset", "dataset steps", "workers"])
-@pytest.mark.parametrize("batches", [3, 9])
+@pytest.mark.parametrize(
+    ("kind", "batches"),
+    [("arrays", 3), ("arrays", 9), ("split", 9), ("steps", 9), ("dataset", 9), ("dataset steps", 9), ("workers", 3)],
+)
 def test_a_stopped_run_ends_as_one_that_was_not(tmp_path, kind, batches):
     path = tmp_path / "run"
     whole = run(kerasmem.fit, kind, checkpoint=path)
@@ -115,6 +110,27 @@ def test_changed_data_is_noticed_on_resume(tmp_path, kind):
             train(1, Stop(2))
     with pytest.warns(RuntimeWarning, match="first batch has changed"):
         train(2)
+
+
+class Evaluate(keras.callbacks.Callback):
+    """Evaluates within `fit`, which reads other data."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.evaluate(*data(), verbose=0)
+        self.model.reset_metrics()
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "tf.data", "endless", "generator"])
+def test_resume_training_takes_any_data(tmp_path, kind):
+    def train(name, *callbacks):
+        saver = kerasmem.ResumeTraining(tmp_path / name, save_freq=2)
+        _, weights = run(keras.Model.fit, kind, callbacks=[saver, Evaluate(), *callbacks])
+        return saver.run.history, weights
+
+    whole = train("whole")
+    with pytest.raises(KeyboardInterrupt):
+        train("stopped", Stop(12))
+    assert_same(train("stopped"), whole)
 
 
 def resume(model, **options):

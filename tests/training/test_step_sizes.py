@@ -70,9 +70,6 @@ class Engine:
     def load(self, state):
         pass
 
-    def other_bytes(self, state_bytes):
-        return 0
-
 
 @pytest.mark.parametrize(
     ("most", "tried"),

@@ -58,7 +58,7 @@ def recompute(
             Defaults to "auto".
         memory: memory for a training step: bytes, a size ("8GB") or a card ("t4"). The plan is checked by
             `kerasmem.estimate`, and changed if it needs more. Defaults to no limit.
-        batch_size: samples in a batch, for the choice of the cuts; other batches run too. Defaults to 32.
+        batch_size: samples per batch, for the choice of the cuts; other batches run too. Defaults to 32.
         cuts: names of the last layers of the segments, instead of a plan; "mobilenet/conv1" is a layer of the model
             "mobilenet" inside the model. Cuts at the edges of such a model are added.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.

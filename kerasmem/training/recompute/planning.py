@@ -221,7 +221,7 @@ class RecomputePlan(Record, what="recomputation plan", version=1, also=("predict
     """The cuts of a model, with their predicted saving and cost.
 
     Attributes:
-        batch_size: samples in a batch, to which all values refer.
+        batch_size: samples per batch, to which all values refer.
         segments: segments in the order of the model.
         activation_bytes: predicted peak of activations, temporary tensors, the kernels' scratch and the gradients of
             weights during the backward pass.
@@ -264,7 +264,7 @@ def plan_segments(
         steps: the chain.
         segments: number of segments; "auto" for the lowest peak or, with a target, for the shortest recomputed part
             that meets it.
-        batch_size: samples in a batch, for which the steps were traced.
+        batch_size: samples per batch, for which the steps were traced.
         persistent_bytes: memory besides activations.
         target_bytes: maximum memory, including `persistent_bytes`. Defaults to no limit.
 

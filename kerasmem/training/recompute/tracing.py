@@ -47,7 +47,7 @@ def trace_chain(
 
     Args:
         model: a built Functional model; its weights are not read.
-        batch_size: samples in a batch.
+        batch_size: samples per batch.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
         loss: loss of `compile`; counted if there is one output with the usual targets.
         kernels: kernels that run the step, for their scratch. Defaults to none, as under XLA.
@@ -294,7 +294,7 @@ def shaped_chain(model: Any, batch_size: int, input_shape: Any = None) -> tuple[
 
     Args:
         model: a built Functional model; its weights are not read.
-        batch_size: samples in a batch.
+        batch_size: samples per batch.
         input_shape: open dimensions of the inputs, as for `kerasmem.estimate`.
 
     Raises:
