@@ -232,7 +232,7 @@ def test_a_model_without_a_configuration():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "nothing"}, "not in the catalogue"),
+        ({"device": "nothing"}, "device must be a card of the catalogue"),
         ({"device": "1GB", "budget_seconds": -1}, "budget_seconds"),
         ({"device": "1GB", "batch_size": 0}, "batch_size"),
         ({"device": "1GB", "method": "guess"}, "method"),

@@ -74,7 +74,7 @@ def test_the_next_plan_is_run_where_the_first_runs_out(monkeypatch):
     assert [each.trial is None for each in found] == [False, True, False] and notes == []
     assert tried == [([MICRO], 64, 64_000_000, False), ([], 64, 64_000_000, False)]
     tried.clear()
-    monkeypatch.setattr(winner, "_ran", lambda *_: (_ for _ in ()).throw(KerasmemError("it lives here only")))
+    monkeypatch.setattr(winner, "_run_plan", lambda *_: (_ for _ in ()).throw(KerasmemError("it lives here only")))
     assert winner.confirmed(asked, plans, notes) == plans
     assert notes == ["a: its steps were not run: it lives here only"]
     hopeless = [plan("d", "does not fit")]
