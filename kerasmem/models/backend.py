@@ -94,11 +94,8 @@ def keras_reason(error: BaseException) -> str:
         reason = next(filter(_ERROR.match, lines), lines[-1] if lines else text)
         return reason.removeprefix(f"{type(error).__name__}: ")[:300]
     emphasised = re.findall(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL)
-    text = (
-        emphasised[-1]
-        if emphasised
-        else text.rpartition("xception encountered:")[2].rpartition("Error encountered:")[2]
-    )
+    original = text.rpartition("xception encountered:")[2].rpartition("Error encountered:")[2]
+    text = emphasised[-1] if emphasised else original
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0] == "Graph execution error:":  # stack of the operation, reason, name of the operation
         name_index = next((index for index, line in enumerate(lines) if line.startswith("[[")), len(lines))

@@ -287,11 +287,8 @@ def _named(model: Any, flat: list[ModelInput]) -> tuple[Any, list[ModelInput]]:
 
 
 def _is_shape(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and len(value) > 0
-        and all(size is None or isinstance(size, int) for size in value)
-    )
+    sizes = value if isinstance(value, (list, tuple)) else ()
+    return bool(sizes) and all(size is None or isinstance(size, int) for size in sizes)
 
 
 def _settled(

@@ -193,14 +193,9 @@ class _Graph:
         return self._translator.value(value)
 
     def _is_tensor(self, value: Any) -> bool:
-        return (
-            isinstance(value, list)
-            and len(value) in (3, 4)
-            and isinstance(value[0], str)
-            and value[0] in self._classes
-            and isinstance(value[1], int)
-            and isinstance(value[2], int)
-        )
+        if not isinstance(value, list) or len(value) not in (3, 4) or not isinstance(value[0], str):
+            return False
+        return value[0] in self._classes and all(isinstance(index, int) for index in value[1:3])
 
 
 def _alone(tensors: Any) -> Any:
