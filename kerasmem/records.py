@@ -63,7 +63,7 @@ class Record:
         cls._what, cls._version, cls._also, cls._rows = what, version, also, rows
         if rows is not None:  # takes precedence over the dataclass's
             cls.__repr__ = _one_line  # type: ignore[method-assign, assignment]
-            cls.__str__ = _answer  # type: ignore[method-assign, assignment]
+            cls.__str__ = _answer  # type: ignore[method-assign]
 
     def to_frame(self) -> Any:
         """Return the rows, or else all fields as one row, as a `pandas.DataFrame` with sizes in bytes.

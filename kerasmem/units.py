@@ -47,7 +47,7 @@ def parse_size(value: int | str, *, field: str = "size") -> int:
         1610612736
     """
     plain: Any = value  # may be NumPy's
-    if isinstance(plain, Integral) and not isinstance(plain, bool) and plain >= 0:
+    if not isinstance(plain, bool) and isinstance(plain, Integral) and int(plain) >= 0:
         return int(plain)
     match = _SIZE.match(value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _FACTORS:
