@@ -228,7 +228,7 @@ class TestRefusals:
         with pytest.raises(UsageError, match="Functional or Sequential"):
             kerasmem.recompute(type("Subclassed", (keras.Model,), {})())
         open_sizes = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(2), keras.layers.Dense(1)])
-        with pytest.raises(UsageError, match="open dimensions"):
+        with pytest.raises(UsageError, match="unknown dimensions"):
             kerasmem.recompute(open_sizes, segments=2)
         assert kerasmem.recompute(open_sizes, segments=2, input_shape=(6, 4)).plan is not None
 
