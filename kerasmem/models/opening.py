@@ -104,7 +104,7 @@ def open_model(
         else:
             kind = f"{type(source).__module__}.{type(source).__qualname__}"
             raise UsageError(
-                f"model must be a path, 'package.module:function', a function or a Keras model; got {kind}"
+                f"model must be a path, 'package.module:function', a function or a Keras 3 model; got {kind}"
             )
 
 

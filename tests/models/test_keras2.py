@@ -134,7 +134,7 @@ def test_a_lambda_does_not_run(tmp_path):
 
 
 def test_a_live_keras_2_model_is_refused():
-    with pytest.raises(UsageError, match=r"a Keras 3 model; got a tf_keras\."):
+    with pytest.raises(UsageError, match=r"a Keras 3 model; got tf_keras\."):
         estimate(tf_keras.Sequential([layers.Input((4,)), layers.Dense(2)]))
 
 

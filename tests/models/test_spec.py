@@ -99,5 +99,5 @@ def test_a_model_without_a_configuration_is_refused():
 
 
 def test_no_model_is_refused():
-    with pytest.raises(UsageError, match=r"model must be .*got a builtins\.int"), StepSpec(3).portable().opened():
+    with pytest.raises(UsageError, match=r"model must be .*got builtins\.int"), StepSpec(3).portable().opened():
         pass
