@@ -89,13 +89,13 @@ def test_a_file_whose_name_looks_like_a_pattern(numbered, tmp_path):
 
 
 def test_lists_that_are_refused(parts, tmp_path):
-    with pytest.raises(DataError, match=r"none-\*.h5'?: no file matches this pattern; give"):
+    with pytest.raises(DataError, match=r"none-\*.h5'?: no file matches this pattern; pass"):
         H5ChunkSequence(tmp_path / "none-*.h5")
     with pytest.raises(UsageError, match="list of files is empty"):
         H5ChunkSequence([])
     with pytest.raises(UsageError, match=r"part-2.h5' is named more than once"):
         H5ChunkSequence([*parts, parts[0].parent / "." / "part-2.h5"])
-    with pytest.raises(UsageError, match="a list or a pattern of paths, not int"):
+    with pytest.raises(UsageError, match="a pattern or a list of paths; got int"):
         H5ChunkSequence([parts[0], 3])
     with pytest.raises(DataError, match=r"gone.h5'?: there is no such file"):
         H5ChunkSequence([*parts, tmp_path / "gone.h5"])
