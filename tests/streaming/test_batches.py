@@ -92,7 +92,7 @@ def test_the_other_dtypes(write):
     assert H5ChunkSequence(path, "dense", dtype=np.float64)[0][0].dtype == np.float64
     with pytest.raises(UsageError, match="contradict"):
         H5ChunkSequence(path, "tokens", dtype="stored", scale=2)
-    with pytest.raises(UsageError, match="dtype must be one of .*; got 'int8'"):
+    with pytest.raises(UsageError, match=r"dtype must be one of .*; got 'int8'"):
         H5ChunkSequence(path, dtype="int8")
 
 
