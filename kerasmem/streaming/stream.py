@@ -123,15 +123,7 @@ class Stream:
         return self.opened().batch(self._position(index, epoch))
 
     def batch_rows(self, index: int, epoch: int | None = None) -> np.ndarray:
-        """Return the row numbers of a batch in the order of delivery.
-
-        Args:
-            index: number of the batch, 0 to `len(self) - 1`.
-            epoch: number of the epoch. Defaults to the current one.
-
-        Returns:
-            int64 array. Rows are numbered across all files.
-        """
+        """Return the row numbers of a batch, int64, in the order of delivery and counted across all files."""
         return self.opened().batch_rows(self._position(index, epoch))
 
     def as_tf_dataset(self, *, endless: bool = False, prefetch: int = 2) -> Any:
