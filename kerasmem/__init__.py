@@ -83,9 +83,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kerasmem' has no attribute {name!r}")
     module = importlib.import_module(_PUBLIC[name])
-    value = module if name == "data" else getattr(module, name)
-    globals()[name] = value
-    return value
+    return module if name == "data" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -78,8 +78,8 @@ def find_shard(environ: Mapping[str, str] | None = None) -> Worker:
             "shard=(index, count)"
         ) from error
     replica = _keras_replica()
-    workers = _workers(_current_strategy(), environ)
-    name, worker = next(workers, ("", ALONE)) if replica is None else ("keras.distribution", replica)
+    first = next(_workers(_current_strategy(), environ), ("", ALONE))
+    name, worker = first if replica is None else ("keras.distribution", replica)
     if worker.size > 1:
         _print_once(f"kerasmem: shard='auto': worker {worker.rank} of {worker.size:,}, from {name}")
     return worker
