@@ -130,7 +130,7 @@ class Checkpoint:
         if saved.data == self.source.kind:
             now = self.source.describe()
             differences = [(name, repr(saved.agrees.get(name)), repr(value)) for name, value in now.items()]
-        if run.batch or self.source.reads_skipped:
+        if run.batch or (self.source.reads_skipped and run.steps is not None):
             differences.append(("steps_per_epoch", f"{run.steps} batches", f"{steps} batches"))
         for name, before, after in differences:
             if before != after:
