@@ -105,6 +105,19 @@ def steps_skipped(epochs: int, count: int, skip: Callable[[Any], object]) -> Ite
         yield
 
 
+@contextlib.contextmanager
+def epoch_iterators_recorded() -> Iterator[list[Any]]:
+    """Yield a list that receives the epoch iterators created in this thread."""
+    iterators: list[Any] = []
+
+    def note(own: _Own, epoch_iterator: Any, *arguments: Any, **named: Any) -> None:
+        iterators.append(epoch_iterator)
+        own(epoch_iterator, *arguments, **named)
+
+    with patched(*NEW_EPOCHS.owner(), note):
+        yield iterators
+
+
 def step_on_data(function: Any) -> Any:
     """Return the `tf.function` for one batch inside a train or test function, or None."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))

@@ -9,7 +9,7 @@ import keras
 
 from kerasmem import checks
 from kerasmem.compat.keras_layers import flatten_layers
-from kerasmem.compat.keras_training import is_under_strategy
+from kerasmem.compat.keras_training import epoch_iterators_recorded, is_under_strategy
 from kerasmem.errors import UsageError, warn_user
 from kerasmem.models.own_step import has_own_step
 from kerasmem.streaming.sequence import H5ChunkSequence
@@ -165,7 +165,7 @@ def train(model: Any, arguments: dict[str, Any], options: FitOptions, *, source:
     trainer = Trainer(model, run, options, checkpoint)
     saver = SaveCallback(trainer, first_epoch, options.save_freq)
     arguments["callbacks"] = [trainer, *callbacks, saver]
-    with trainer.in_place(callbacks), saver.skipping:
+    with trainer.in_place(callbacks), saver.skipping, epoch_iterators_recorded() as saver.epoch_iterators:
         history = model.fit(**arguments)
     if history is None or (checkpoint is not None and checkpoint.saved is not None):
         history = _history_of(model, run)

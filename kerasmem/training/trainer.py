@@ -16,6 +16,7 @@ from kerasmem.errors import ModelError, UsageError, warn_user
 from kerasmem.models.freeing import drop_frames
 from kerasmem.training.checkpoint import SAVE_FREQ, Checkpoint, SavingCallback
 from kerasmem.training.run_state import WEIGHTS, RunState, load_state, read_state
+from kerasmem.training.sources import pass_batches
 from kerasmem.training.steps.batches import has_any_rows, row_count, without_optionals
 from kerasmem.training.steps.driver import Driver
 from kerasmem.training.steps.engine import LocalEngine, RanOut, build_step
@@ -289,6 +290,22 @@ class SaveCallback(SavingCallback):
     def __init__(self, trainer: Trainer, first_epoch: int, save_freq: int) -> None:
         super().__init__(trainer.run, trainer.source, save_freq)
         self._trainer, self._first_epoch = trainer, first_epoch
+        self.epoch_iterators: list[Any] = []
+        self._has_epochs = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count the epoch's batches from 0."""
+        self._has_epochs = True
+        super().on_epoch_begin(epoch, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Read the data of a finished run again, as a shuffled pipeline may be used by later calls of `fit`."""
+        if self._trainer.to_restore and not self._has_epochs and self.source is not None and self.source.reads_skipped:
+            iterator = self.epoch_iterators[0]
+            for _ in self.run.epochs:
+                with iterator.catch_stop_iteration():
+                    for *_, data in iterator:
+                        pass_batches(data, self.model.steps_per_execution)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Go to the position of an earlier process."""
