@@ -301,6 +301,7 @@ class SaveCallback(SavingCallback):
     def on_train_end(self, logs: Any = None) -> None:
         """Read the data of a finished run again, as a shuffled pipeline may be used by later calls of `fit`."""
         if self._trainer.to_restore and not self._has_epochs and self.source is not None and self.source.reads_skipped:
+            self.skipping.close()
             iterator = self.epoch_iterators[0]
             for _ in self.run.epochs:
                 with iterator.catch_stop_iteration():
