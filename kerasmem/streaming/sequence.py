@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ import keras
 
 from kerasmem import checks
 from kerasmem.compat.keras_reading import Call, attach_reader
-from kerasmem.errors import UsageError
+from kerasmem.errors import UsageError, warn_user
 from kerasmem.hdf5.format.columns import read_dtype, read_parts, read_scale
 from kerasmem.hdf5.rows.paths import read_data
 from kerasmem.streaming.cursor import Cursor
@@ -172,10 +171,9 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
             in_processes=in_processes,
         )
         if y is None and settings.shuffle:
-            warnings.warn(
+            warn_user(
                 "H5ChunkSequence: predict would return results in shuffled order. If you need them in the order of "
-                "the rows, pass shuffle=False",
-                stacklevel=2,
+                "the rows, pass shuffle=False"
             )
         Stream.__init__(self, files, parts, settings, access)
         self._keras_reads = False

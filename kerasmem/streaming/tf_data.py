@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from kerasmem.cluster import worker_of
 from kerasmem.compat.keras_reading import Call
-from kerasmem.errors import UsageError
+from kerasmem.errors import UsageError, warn_user
 from kerasmem.streaming.stream_plan import StreamPlan, build_batch
 from kerasmem.streaming.workers import Batch
 
@@ -41,10 +40,9 @@ def check_devices(plan: StreamPlan) -> None:
     replicas = mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
     count = min(processes, replicas)
     if count > 1 and settings.shard[1] == 1:
-        warnings.warn(
+        warn_user(
             f"H5ChunkSequence: without shard all {count:,} processes deliver the same rows unless their files differ; "
-            "create the sequence with shard='auto' after the distribution is set",
-            stacklevel=3,
+            "create the sequence with shard='auto' after the distribution is set"
         )
     devices = max(1, replicas // processes)
     rows = settings.batch_size
@@ -115,11 +113,10 @@ def _check_whole_rows(plan: StreamPlan, workers: int) -> None:
             f"seed must be a number: None draws another seed in each of the {workers:,} workers, and their batches "
             "would not match"
         )
-    warnings.warn(
+    warn_user(
         f"H5ChunkSequence: without shard each of the {workers:,} workers reads all rows and drops the other workers' "
         f"part of each batch. {_SCOPE.capitalize()}; batch_size is then per worker. If each worker has its own file, "
-        "pass the list of all files to every worker",
-        stacklevel=2,
+        "pass the list of all files to every worker"
     )
 
 

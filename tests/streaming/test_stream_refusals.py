@@ -119,8 +119,12 @@ def test_rows_without_storage_or_fill_value_are_zeros(tmp_path, monkeypatch):
     with h5py.File(path, "w") as file:
         file["y"] = np.arange(1.0, 101)
         h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple((100,)), creation)
-    with pytest.warns(UserWarning, match="never written"), H5ChunkSequence(path, trust_file=True) as train:
+    with (
+        pytest.warns(UserWarning, match="never written") as warned,
+        H5ChunkSequence(path, trust_file=True) as train,
+    ):
         assert not np.concatenate([x for x, _ in train.next_epoch()]).any()
+    assert warned[0].filename == __file__
 
 
 def virtual(file, name, source, dataset, rows=8, of=8):

@@ -12,11 +12,10 @@ import glob
 import os
 import random
 import threading
-import warnings
 import zlib
 
 from kerasmem import files
-from kerasmem.errors import UsageError
+from kerasmem.errors import UsageError, warn_user
 from kerasmem.hdf5.format.layout import shown
 from kerasmem.units import KIB
 
@@ -76,10 +75,7 @@ class DiskCache:
         except (OSError, UsageError) as error:
             self._broken = True
             reason = error.strerror if isinstance(error, OSError) else error
-            warnings.warn(
-                f"cache: {shown(self.folder)} cannot be written to ({reason}); fetched data is not cached",
-                stacklevel=2,
-            )
+            warn_user(f"cache: {shown(self.folder)} cannot be written to ({reason}); fetched data is not cached")
 
     def _path(self, key: str) -> str:
         return os.path.join(self.folder, key + _SUFFIX)

@@ -7,13 +7,12 @@ import errno
 import hashlib
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from kerasmem import files
-from kerasmem.errors import DataError
+from kerasmem.errors import DataError, warn_user
 from kerasmem.hdf5.format.filters import view_of
 from kerasmem.hdf5.format.layout import shown
 
@@ -191,7 +190,7 @@ class FileHandle(Handle):
         if now.st_size > self.length or self._take_sample() != self._sample:
             return "the file was written to while in use; make the sequence again"
         self.status = now
-        warnings.warn(f"{shown(self.path)}: the modification time changed, the content did not", stacklevel=2)
+        warn_user(f"{shown(self.path)}: the modification time changed, the content did not")
         return ""
 
     def close(self) -> None:

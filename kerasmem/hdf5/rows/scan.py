@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kerasmem.errors import DataError, KerasmemError
+from kerasmem.errors import DataError, KerasmemError, warn_user
 from kerasmem.hdf5.format.filters import EXTRA, is_undone_here, register_filters
 from kerasmem.hdf5.format.layout import DataLayout, DatasetLayout, FileLayout, one_line, shown
 from kerasmem.hdf5.format.links import DAMAGED, open_dataset, points_of, shape_of, walk_objects
@@ -134,7 +133,7 @@ def scan_file(path: str, names: list[str], access: Access, known: ObjectInfo | N
             size, tag = file.remote.known.size, file.remote.known.tag
             if tag is None:
                 note = "its store reports no version, so a file replaced by another of the same size is not detected"
-                warnings.warn(f"{shown(path)}: {note}", stacklevel=2)
+                warn_user(f"{shown(path)}: {note}")
         else:
             size = os.path.getsize(path)
         datasets = [scan_dataset(file, path, name, access) for name in names]
@@ -226,7 +225,7 @@ def _scan_undamaged(file: h5py.File, path: str, name: str, access: Access) -> Da
             f"{label} is not complete: {missing}. Write the rest, or pass trust_file=True to read fill values there"
         )
     if missing:
-        warnings.warn(f"{label} is not complete: {missing}; fill values are read there", stacklevel=2)
+        warn_user(f"{label} is not complete: {missing}; fill values are read there")
     return DatasetLayout(
         name=name,
         shape=shape,
