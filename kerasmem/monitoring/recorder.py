@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +20,7 @@ from kerasmem.monitoring.device_reader import DeviceReader
 from kerasmem.monitoring.epoch_maxima import EpochMaxima
 from kerasmem.monitoring.leak_watch import LeakWatch
 from kerasmem.monitoring.logfile import format_of
-from kerasmem.monitoring.run_log import Overhead, RawBatch, RunLog, Timer
+from kerasmem.monitoring.run_log import Overhead, RawBatch, RunLog
 from kerasmem.monitoring.sampler import CurrentPhase, Sampler
 from kerasmem.monitoring.timeline import Sample, Timeline
 
@@ -29,13 +30,15 @@ _WRITE_SECONDS = 0.2  # between writes of batches
 _SETTINGS = ("filename", "append", "update_freq", "nvml", "epoch_logs", "sampling", "leaks")
 
 
-def _survives(hook: F) -> F:
-    """End the recording, but not the training, after an unexpected exception."""
+def _hook(hook: F) -> F:
+    """Time a hook. After an unexpected exception, end the recording, but not the training."""
+    name = hook.__name__
 
     @functools.wraps(hook)
     def guarded(recorder: Recorder, *args: Any) -> Any:
         if recorder.broken:
             return None
+        start = recorder.clock()
         try:
             return hook(recorder, *args)
         except KerasmemError:
@@ -43,6 +46,8 @@ def _survives(hook: F) -> F:
         except Exception as error:
             recorder.break_off(error)
             return None
+        finally:
+            recorder.seconds[name] += recorder.clock() - start
 
     return guarded  # type: ignore[return-value]
 
@@ -64,6 +69,7 @@ class Recorder:
         run_peaks: largest peak of each device in the latest run that has ended.
         worker: number of this process in the run, or None if it trains alone.
         phase: phase of the training.
+        seconds: time in each hook so far, by its name.
         broken: True after an unexpected exception has ended the recording.
         leak_watch: watch over the epochs, or None without `leaks`.
 
@@ -103,9 +109,7 @@ class Recorder:
         self.phase = CurrentPhase()
         self.worker: Worker | None = None
         self.leak_watch = LeakWatch("epochs") if leaks else None
-        self._hooks, self._batch_hooks = Timer(clock), Timer(clock)
-        self._step_seconds = 0.0
-        self._step_start: float | None = None
+        self.seconds: Counter[str] = Counter()
         self._batches = 0
         self._leak_notes: tuple[str, ...] = ()  # of the latest run, which replaces those of earlier runs
         self._zero: float | None = None  # time of the clock at the start of the timeline
@@ -134,8 +138,8 @@ class Recorder:
     @property
     def overhead(self) -> Overhead:
         """Cost of the recording so far."""
-        batch_seconds = self._batch_hooks.seconds
-        return Overhead(self._hooks.seconds + batch_seconds, batch_seconds, self._batches, self._step_seconds)
+        batch_seconds = self.seconds["begin_batch"] + self.seconds["end_batch"]
+        return Overhead(self.seconds.total(), batch_seconds, self._batches)
 
     # ---------------------------------------------------------------- runs
 
@@ -149,14 +153,12 @@ class Recorder:
             UsageError: If the file cannot be written.
         """
         self.broken = False
-        with self._hooks:
-            self._begin_run(worker)
+        self.end_run()  # of a run that broke off
+        self._begin_run(worker)
 
-    @_survives
+    @_hook
     def _begin_run(self, worker: Worker | None) -> None:
-        self._finish()  # of a run that broke off
         self.phase.enter("between")
-        self._step_start = None
         if self._zero is None:
             self._zero = self.clock()
         self.worker = worker
@@ -173,22 +175,9 @@ class Recorder:
         self._sampler = sampler
         sampler.start()
 
-    @_survives
+    @_hook
     def end_run(self) -> None:
         """Close the log file and release the devices. The next run opens them again."""
-        with self._hooks:
-            self._finish()
-
-    def break_off(self, error: Exception) -> None:
-        """End the recording because of an exception in it; training goes on."""
-        self.broken = True
-        self.write_quietly()
-        self._waiting = []
-        self._end_sampler()
-        self._release()
-        self.log.add_note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", warns=True)
-
-    def _finish(self) -> None:
         self._end_sampler()
         if self.log.run is not None:
             if self.leak_watch is not None:
@@ -200,6 +189,15 @@ class Recorder:
             self._write_batches()
             self.log.add_object("cost", **self.overhead.to_dict())
         self._release()
+
+    def break_off(self, error: Exception) -> None:
+        """End the recording because of an exception in it; training goes on."""
+        self.broken = True
+        self.write_quietly()
+        self._waiting = []
+        self._end_sampler()
+        self._release()
+        self.log.add_note(f"logger: stopped by an unexpected {type(error).__name__}: {error}", warns=True)
 
     def _end_sampler(self) -> None:
         """Stop the background thread and keep its peaks."""
@@ -223,38 +221,36 @@ class Recorder:
 
     # -------------------------------------------------------------- epochs
 
-    @_survives
+    @_hook
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch. Earlier readings belong to the previous epoch."""
-        with self._hooks:
-            if self._sampler is not None:
-                self._sampler.start()  # it ends after a long time without hooks
-                self._sampler.read()
-                self.log.add_phases(self._sampler.cut(self.log.run or 0, self.epoch))
-            self.phase.enter("between")
-            self.epoch = epoch
-            self.begin_part("train")
-            if self._reader is not None:
-                self._reader.peaks()
-                self._maxima = EpochMaxima(epoch, self._reader.names)
+        if self._sampler is not None:
+            self._sampler.start()  # it ends after a long time without hooks
+            self._sampler.read()
+            self.log.add_phases(self._sampler.cut(self.log.run or 0, self.epoch))
+        self.phase.enter("between")
+        self.epoch = epoch
+        self.begin_part("train")
+        if self._reader is not None:
+            self._reader.peaks()
+            self._maxima = EpochMaxima(epoch, self._reader.names)
 
-    @_survives
+    @_hook
     def end_epoch(self) -> tuple[dict[str, float], str] | None:
         """Record the epoch's maxima. Return values for Keras's logs, and a line to print."""
-        with self._hooks:
-            self._write_batches()
-            maxima, self._maxima = self._maxima, None
-            if maxima is None or self._reader is None or self._sampler is None:
-                return None
-            self._sampler.read()
-            maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
-            self.phase.enter("epoch end")
-            maxima.add_after(self._reader.read(self._sampler.latest))
-            rows = maxima.rows(self.log.run or 0, self._moment())
-            self.log.add_rows(rows)
-            if self.leak_watch is not None:
-                self.leak_watch.sample(self.log.bytes)
-            return maxima.logs(self._known, in_bytes=self.epoch_logs == "bytes"), maxima.line()
+        self._write_batches()
+        maxima, self._maxima = self._maxima, None
+        if maxima is None or self._reader is None or self._sampler is None:
+            return None
+        self._sampler.read()
+        maxima.add_background(*map(self._sampler.largest, ("rss_bytes", "tree_bytes", "swap_bytes")))
+        self.phase.enter("epoch end")
+        maxima.add_after(self._reader.read(self._sampler.latest))
+        rows = maxima.rows(self.log.run or 0, self._moment())
+        self.log.add_rows(rows)
+        if self.leak_watch is not None:
+            self.leak_watch.sample(self.log.bytes)
+        return maxima.logs(self._known, in_bytes=self.epoch_logs == "bytes"), maxima.line()
 
     # ------------------------------------------------------------- batches
 
@@ -263,26 +259,17 @@ class Recorder:
         self._due.pop(kind, None)
         self._open.pop(kind, None)
 
-    @_survives
+    @_hook
     def begin_batch(self, kind: Kind, batch: int) -> None:
         """Read the peak since the previous reading, and start the batch's own, if the batch is recorded."""
-        with self._batch_hooks:
-            self._step_start = self._batch_hooks.start
-            self.phase.batch("train batch" if kind == "train" else self.phase.rest)
-            if batch < self._due.get(kind, 0) or self._reader is None:
-                return
-            self._open[kind] = batch, self._reader.peaks()
+        self.phase.batch("train batch" if kind == "train" else self.phase.rest)
+        if batch < self._due.get(kind, 0) or self._reader is None:
+            return
+        self._open[kind] = batch, self._reader.peaks()
 
-    @_survives
+    @_hook
     def end_batch(self, kind: Kind, phase: str, last: int) -> None:
         """Record the batch, or the batches up to `last` if an execution has several steps."""
-        with self._batch_hooks:
-            self._end_batch(kind, phase, last)
-        if self._step_start is not None:
-            self._step_seconds += self._batch_hooks.end - self._step_start
-            self._step_start = None
-
-    def _end_batch(self, kind: Kind, phase: str, last: int) -> None:
         self._batches += 1
         current = self.phase
         current.phase, current.changes = current.rest, current.changes + 1

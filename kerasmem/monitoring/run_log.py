@@ -166,48 +166,20 @@ class RunLog:
 
 
 @dataclass(frozen=True)
-class Overhead(Record, what="overhead", also=("per_batch_seconds", "step_share")):
+class Overhead(Record, what="overhead", also=("per_batch_seconds",)):
     """Time spent inside the logger, in seconds.
 
     Attributes:
         total_seconds: in all hooks.
         batch_seconds: in the hooks of batches only.
         batches: number of batches (of steps, with `steps_per_execution`), logged or not.
-        step_seconds: from the beginning to the end of those batches, including the logger's hooks.
     """
 
     total_seconds: float
     batch_seconds: float
     batches: int
-    step_seconds: float = 0.0
 
     @property
     def per_batch_seconds(self) -> float | None:
         """Mean time per batch, or None before the first."""
         return self.batch_seconds / self.batches if self.batches else None
-
-    @property
-    def step_share(self) -> float | None:
-        """Time in batch hooks divided by the time of the batches without them, or None before the first."""
-        bare = self.step_seconds - self.batch_seconds
-        return self.batch_seconds / bare if bare > 0 else None
-
-
-class Timer:
-    """Context manager that adds up the time of its blocks.
-
-    Attributes:
-        seconds: of all blocks that have ended.
-        start, end: of the latest block, by the clock.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.seconds = self.start = self.end = 0.0
-
-    def __enter__(self) -> None:
-        self.start = self._clock()
-
-    def __exit__(self, *_: object) -> None:
-        self.end = self._clock()
-        self.seconds += self.end - self.start
