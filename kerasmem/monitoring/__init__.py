@@ -12,7 +12,7 @@ logfile       CSV and JSON lines that survive a crash, written and read back
 log_summary   peaks, means and growth of each run
 curves        sizes over time, thinned for charts
 tracking      `track`: the memory that one action takes
-leak_watch    `LeakWatch`: tells growth that goes on from warm-up and noise
+leak_watch    `LeakWatch`: distinguishes lasting growth from warm-up and noise
 evidence      objects that grow with the memory: containers of arrays, graphs, tracings
 ============= =======================================================================
 

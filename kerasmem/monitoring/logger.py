@@ -34,18 +34,18 @@ class MemoryLogger(keras.callbacks.Callback):
 
     A background thread reads the host, the subprocesses and the driver, to see peaks in data loading, validation and
     callbacks too. `phases` has the largest sizes of each phase. The thread ends with the run. If `fit` raises an
-    exception, it ends with the logger's next run, with `close`, with the logger, or after ten minutes.
+    exception, the thread ends when the logger is used again, closed or deleted, or after ten minutes.
 
-    If a reading fails, training goes on. The size is None from then on, and `notes` has the reason. After an exception,
-    the file contains every batch that ended. After `kill -9`, batches of the last 0.2 seconds may be missing, because
-    they are written together.
+    If a reading fails, training continues. The size is None from then on, and `notes` has the reason. After an
+    exception, the file contains every batch that ended. After `kill -9`, batches of the last 0.2 seconds may be
+    missing, because they are written together.
 
     If several processes train together (`tf.distribute`, `keras.distribution`, torchrun, MPI, srun), each writes its
     own file ("run.rank1.jsonl" for "run.jsonl"), and only rank 0 prints. `kerasmem report` takes all of them.
 
     Several loggers at once, in one `fit` or in nested ones, each have their own true peaks. One logger logs one
-    `fit` at a time, with the `evaluate` and `predict` inside it. Meanwhile, a `fit` inside that one and a method in
-    another thread are not logged, with one warning.
+    `fit` at a time, with the `evaluate` and `predict` inside it. A nested `fit`, or a method in another thread, is
+    not logged during that time, and one warning is issued.
 
     Args:
         filename: path of the log, `.csv` or `.jsonl`, with one row for each batch and device. None keeps the samples in

@@ -112,13 +112,13 @@ class Recorder:
         self.seconds: Counter[str] = Counter()
         self._batches = 0
         self._leak_notes: tuple[str, ...] = ()  # of the latest run, which replaces those of earlier runs
-        self._zero: float | None = None  # time of the clock at the start of the timeline
-        self._known: set[str] = set()  # sizes that can be read
+        self._start: float | None = None  # time of the clock at the start of the timeline
+        self._readable: set[str] = set()  # sizes that can be read
         self._reader: DeviceReader | None = None
         self._maxima: EpochMaxima | None = None
         self._sampler: Sampler | None = None
-        self._open: dict[str, tuple[int, list[int | None]]] = {}  # batches in progress, and the peaks before them
-        self._due: dict[str, int] = {}  # next batch to record
+        self._open_batches: dict[str, tuple[int, list[int | None]]] = {}  # with the peaks before them
+        self._next_batch: dict[str, int] = {}  # to record, by kind
         self._waiting: list[RawBatch] = []
         self._write_at = 0.0
 
@@ -144,7 +144,7 @@ class Recorder:
     # ---------------------------------------------------------------- runs
 
     def begin_run(self, worker: Worker | None = None) -> None:
-        """Open the log file and the devices. A recording that was broken starts anew.
+        """Open the log file and the devices. A recording that was broken off starts again.
 
         Args:
             worker: number of this process, if several train together.
@@ -159,18 +159,18 @@ class Recorder:
     @_hook
     def _begin_run(self, worker: Worker | None) -> None:
         self.phase.enter("between")
-        if self._zero is None:
-            self._zero = self.clock()
+        if self._start is None:
+            self._start = self.clock()
         self.worker = worker
         self.log.open(worker)
         self._reader = DeviceReader(self._reader_note, self.nvml)
         sampler = Sampler(self.phase, self._reader.read_driver, self._reader_note, self.sampling)
         readings = self._reader.start_run(sampler.latest)
-        self._known = {name for r in readings for name, value in r._asdict().items() if value is not None}
-        if "in_use_bytes" in self._known:
-            self._known.add("peak_bytes")
-        if "rss_bytes" in self._known:
-            self._known.add("tree_bytes")
+        self._readable = {name for r in readings for name, value in r._asdict().items() if value is not None}
+        if "in_use_bytes" in self._readable:
+            self._readable.add("peak_bytes")
+        if "rss_bytes" in self._readable:
+            self._readable.add("tree_bytes")
         self.log.begin_run(worker)
         self._sampler = sampler
         sampler.start()
@@ -182,8 +182,8 @@ class Recorder:
         if self.log.run is not None:
             if self.leak_watch is not None:
                 report = self.leak_watch.report()
-                is_telling = report.leaks or (report.iterations and report.too_short)
-                self._leak_notes = tuple(f"leak: {text}" for text in report.explain()) if is_telling else ()
+                is_conclusive = report.leaks or (report.iterations and report.too_short)
+                self._leak_notes = tuple(f"leak: {text}" for text in report.explain()) if is_conclusive else ()
                 for text in self._leak_notes:
                     self.log.add_object("note", text=text)
             self._write_batches()
@@ -191,7 +191,7 @@ class Recorder:
         self._release()
 
     def break_off(self, error: Exception) -> None:
-        """End the recording because of an exception in it; training goes on."""
+        """End the recording because of an exception in it. Training continues."""
         self.broken = True
         self.write_quietly()
         self._waiting = []
@@ -216,8 +216,8 @@ class Recorder:
         if reader is not None:
             self.run_peaks = reader.end_run()
         self.epoch = self._maxima = None
-        self._open.clear()
-        self._due.clear()
+        self._open_batches.clear()
+        self._next_batch.clear()
 
     # -------------------------------------------------------------- epochs
 
@@ -250,22 +250,22 @@ class Recorder:
         self.log.add_rows(rows)
         if self.leak_watch is not None:
             self.leak_watch.sample(self.log.bytes)
-        return maxima.logs(self._known, in_bytes=self.epoch_logs == "bytes"), maxima.line()
+        return maxima.logs(self._readable, in_bytes=self.epoch_logs == "bytes"), maxima.line()
 
     # ------------------------------------------------------------- batches
 
     def begin_part(self, kind: Kind) -> None:
         """Count batches of a kind from 0 again. Drop a batch that began after the last data."""
-        self._due.pop(kind, None)
-        self._open.pop(kind, None)
+        self._next_batch.pop(kind, None)
+        self._open_batches.pop(kind, None)
 
     @_hook
     def begin_batch(self, kind: Kind, batch: int) -> None:
         """Read the peak since the previous reading, and start the batch's own, if the batch is recorded."""
         self.phase.batch("train batch" if kind == "train" else self.phase.rest)
-        if batch < self._due.get(kind, 0) or self._reader is None:
+        if batch < self._next_batch.get(kind, 0) or self._reader is None:
             return
-        self._open[kind] = batch, self._reader.peaks()
+        self._open_batches[kind] = batch, self._reader.peaks()
 
     @_hook
     def end_batch(self, kind: Kind, phase: str, last: int) -> None:
@@ -275,11 +275,11 @@ class Recorder:
         current.phase, current.changes = current.rest, current.changes + 1
         if self._maxima is not None and kind == "train":
             self._maxima.steps = last + 1
-        if kind not in self._open or self._reader is None or self._sampler is None:
+        if kind not in self._open_batches or self._reader is None or self._sampler is None:
             return
-        batch, between = self._open.pop(kind)
+        batch, between = self._open_batches.pop(kind)
         devices, host = self._reader.read_raw(), self._sampler.latest
-        self._due[kind] = max(batch + self.update_freq, last + 1)
+        self._next_batch[kind] = max(batch + self.update_freq, last + 1)
         now = self.clock()
         ended = (self.log.run or 0, phase, self.epoch, batch, last - batch + 1, now, devices, host, between)
         self._waiting.append(RawBatch._make(ended))
@@ -307,7 +307,7 @@ class Recorder:
 
     def _moment(self, now: float | None = None) -> float:
         now = self.clock() if now is None else now
-        return int((now - (self._zero or 0.0)) * 1e6) / 1e6  # whole microseconds, as in the file
+        return int((now - (self._start or 0.0)) * 1e6) / 1e6  # whole microseconds, as in the file
 
     def _reader_note(self, text: str) -> None:
         self.log.add_note(text, warns=self.nvml is True and text.startswith("driver:"))

@@ -60,7 +60,7 @@ class RawBatch(NamedTuple):
 class RunLog:
     """Rows, notes and phases of a recording, in memory and in the log file.
 
-    If the disk fails, writing ends with a warning, and the recording goes on in memory.
+    If the disk fails, writing stops with a warning, and the recording continues in memory.
 
     Args:
         filename: path of the log file, or None to keep everything in memory only.
@@ -107,7 +107,7 @@ class RunLog:
         _begun.add(self.family)
 
     def begin_run(self, worker: Worker | None) -> None:
-        """Number the run, and write its start and the notes so far."""
+        """Assign the next run number, and write the run's start and the notes so far."""
         self.run = self._next_run
         self._next_run += 1
         ranks = {} if worker is None else {"rank": worker.rank, "ranks": worker.size}
@@ -120,7 +120,7 @@ class RunLog:
         self.run = None
 
     def add_note(self, text: str, *, warns: bool = False) -> None:
-        """Keep a sentence on a failed reading once, and warn if asked."""
+        """Add a note, once, to memory and the file. With `warns`, also warn the user."""
         if text in self.notes:
             return
         self.notes[text] = None
@@ -130,7 +130,7 @@ class RunLog:
             warn_user(f"MemoryLogger: {text}")
 
     def add_rows(self, samples: Sequence[Sample]) -> None:
-        """Keep samples and write them. Beyond the limit of memory the oldest are dropped there."""
+        """Keep samples and write them. In memory, the oldest are dropped beyond 120 MB."""
         self._tables.append(pack(samples))
         self.bytes += sys.getsizeof(self._tables[-1])
         while self.bytes > _MOST_BYTES:
@@ -156,7 +156,9 @@ class RunLog:
         except OSError as error:
             self._close()
             reason = error.strerror or error
-            self.add_note(f"file: writing to {self._filename} stopped: {reason}; .timeline goes on", warns=True)
+            self.add_note(
+                f"file: writing to {self._filename} stopped: {reason}; `timeline` still gets all rows", warns=True
+            )
 
     def _close(self) -> None:
         file, self._file = self._file, None

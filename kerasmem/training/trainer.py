@@ -223,7 +223,7 @@ class Trainer(keras.callbacks.Callback):
         if not self.isolated:
             driver.good = None
             return
-        here, there = read_state(self.model), driver.keep()
+        here, there = read_state(self.model), driver.copy_state()
         pairs = [pair for group in WEIGHTS for pair in zip(here[group], there[group], strict=True)]
         if not all(np.array_equal(mine, theirs) for mine, theirs in pairs):
             driver.engine.load({**here, "metrics": there["metrics"]})
@@ -240,7 +240,7 @@ class Trainer(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Update the model's weights for later callbacks."""
         if self.driver is not None and self.isolated:
-            load_state(self.model, self.driver.keep(), WEIGHTS)
+            load_state(self.model, self.driver.copy_state(), WEIGHTS)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Replace Keras's test function during this `fit`'s validation."""
@@ -267,8 +267,8 @@ class Trainer(keras.callbacks.Callback):
     def save(self) -> None:
         """Write the position and the state of the run."""
         if self.checkpoint is not None and self.driver is not None:
-            self.run.micro_batch_rows = self.driver.size
-            self.checkpoint.write(self.run, self.driver.keep())
+            self.run.micro_batch_rows = self.driver.piece_rows
+            self.checkpoint.write(self.run, self.driver.copy_state())
 
 
 def _logs_of_any(logs: dict[str, Any] | None) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def test_a_process_that_ends_between_two_steps_is_told_of_too():
     driver.step("train", BATCH)
     ended = engine.pid
     os.kill(ended, signal.SIGKILL)
-    assert driver.keep() and engine.pid not in (None, ended)
+    assert driver.copy_state() and engine.pid not in (None, ended)
     (told,) = driver.recoveries
     assert (told.kind, told.rows, told.micro_batch_rows, told.replayed) == ("state", 0, None, 1)
     assert "was ended by SIGKILL" in told.summary

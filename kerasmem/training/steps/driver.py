@@ -111,11 +111,11 @@ class Driver:
                 raise UsageError(f"micro_batches: {obstacle}; use a smaller batch_size")
             self._warn_uneven(kind)
         if kind not in self._proven or self.good is None:
-            self.keep()
+            self.copy_state()
         entry = _Entry(kind, batch, rate)
         logs = self._run(entry)
         self._proven.add(kind)
-        self._note(entry)
+        self._record(entry)
         self._steps += 1
         return logs
 
@@ -126,22 +126,22 @@ class Driver:
         self._journal.append(_Entry("reset", None, None))
 
     @property
-    def size(self) -> int | None:
+    def piece_rows(self) -> int | None:
         """Rows of a training piece, or None for whole batches."""
         return None if self._sizes["train"] == WHOLE else self._sizes["train"]
 
-    def keep(self) -> ModelState:
-        """Take a copy of the state and return it."""
+    def copy_state(self) -> ModelState:
+        """Return a copy of the current state: the last good copy if no step has run since, else a new one."""
         if self.good is None or self._journal:
             self.good, self._bytes = self._run(_Entry("state", None, None)), 0
             self._journal.clear()
         return self.good
 
-    def _note(self, entry: _Entry) -> None:
+    def _record(self, entry: _Entry) -> None:
         size = byte_count(entry.batch)
         if self._bytes + size > self._journal_limit or len(self._journal) >= JOURNAL_STEPS:
             self._journal.append(entry)  # forces a new copy
-            self.keep()
+            self.copy_state()
             return
         self._journal.append(entry._replace(batch=on_host(entry.batch)))
         self._bytes += size
@@ -154,7 +154,7 @@ class Driver:
             try:
                 if failures:
                     self._recover(entry, failures)
-                done = self._take(entry)
+                result = self._execute(entry)
                 break
             except RanOut as failure:
                 failure.rows = min(self._sizes.get(entry.kind, rows), rows)
@@ -165,9 +165,9 @@ class Driver:
             size = self._sizes.get(entry.kind, rows)
             pieces, summary = size if size < rows else None, failures[0].diagnosis.summary
             self.recoveries.append(Recovery(self._steps, entry.kind, rows, pieces, self._since(), summary))
-        return done
+        return result
 
-    def _take(self, entry: _Entry) -> Any:
+    def _execute(self, entry: _Entry) -> Any:
         if entry.kind == "state":
             return self.engine.state()
         if entry.kind == "reset":
@@ -189,7 +189,7 @@ class Driver:
         if tries_one_row:
             self._try_one_row(entry)
         for old in self._journal:
-            self._take(old)
+            self._execute(old)
 
     def _choose_pieces(self, entry: _Entry, failures: list[RanOut]) -> bool:
         """Choose the pieces of an entry, and return whether to try one row first.

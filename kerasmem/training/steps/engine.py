@@ -56,7 +56,7 @@ class LocalEngine:
 
     Args:
         model: compiled and built.
-        any_rows: whether the number of rows is open in the specs of Keras's pipeline.
+        any_rows: whether Keras's pipeline leaves the number of rows open. Defaults to False.
 
     Attributes:
         whole: Keras's train and test functions, for whole batches.
@@ -66,7 +66,7 @@ class LocalEngine:
         self.model = model
         self.whole = {kind: _keras_function(model, kind) for kind in ("train", "test")}
         self._micro = MicroStep(model)
-        self._open = {"train", "test"} if any_rows and not model.run_eagerly else set()
+        self._untraced = {"train", "test"} if any_rows and not model.run_eagerly else set()
         reserve_in_one_piece()
 
     def step(self, kind: str, batch: Any, size: int) -> dict[str, Any]:
@@ -76,8 +76,8 @@ class LocalEngine:
             if size < row_count(batch):
                 logs: dict[str, Any] = getattr(self._micro, kind)(batch, size)
                 return logs
-            if kind in self._open:
-                self._open.discard(kind)
+            if kind in self._untraced:
+                self._untraced.discard(kind)
                 _trace_for_any_rows(self.whole[kind], batch)
             return dict(self.whole[kind](iter((batch,))))
         except Exception as error:
@@ -118,13 +118,13 @@ class LocalEngine:
 def _keras_function(model: Any, kind: str) -> Any:
     """Return Keras's train or test function, or make one if the model has none."""
     name = f"{kind}_function"
-    present = getattr(model, name)
-    if present is not None and not getattr(present, "is_kerasmem", False):
-        return present
+    current = getattr(model, name)
+    if current is not None and not getattr(current, "is_kerasmem", False):
+        return current
     getattr(model, f"make_{kind}_function")(force=True)
-    made = getattr(model, name)
-    setattr(model, name, present)
-    return made
+    function = getattr(model, name)
+    setattr(model, name, current)
+    return function
 
 
 def build_step(model: Any, batch: Any) -> None:
@@ -175,7 +175,7 @@ class MicroStep:
         self._takes_training = "training" in inspect.signature(model.call).parameters
         self._loss, self._loss_tracker = loss_and_tracker(model)
         self._divisors = Divisors()
-        self._is_known = False
+        self._has_divisors = False
         self._kinds: list[str] = []  # of each gradient: "" for dense, "slices", "none"
         self.accumulators: list[Any] = []
         self.is_updating = False
@@ -215,11 +215,11 @@ class MicroStep:
         """Yield each piece with its share of the rows and the factors of its losses."""
         total = row_count(batch)
         bounds = [(start, min(start + size, total)) for start in range(0, total, size)]
-        if not self._is_known:  # tracing finds the kinds of divisors
+        if not self._has_divisors:  # tracing finds the kinds of divisors
             first = part(batch, *bounds[0])
             count = self._function("count", self._count, row_count(first))
             getattr(count, "get_concrete_function", count)(first)
-            self._is_known = True
+            self._has_divisors = True
         counted: list[list[float]] = [[1.0] * len(self._divisors.kinds)] * len(bounds)
         if COUNTED in self._divisors.kinds:
             counted = [self._read_divisors(part(batch, *bound)) for bound in bounds]

@@ -39,7 +39,7 @@ def uneven_layers(model: Any) -> str | None:
             added.append(layer.name)
     reasons = (
         (statistics, "statistics are those of each micro-batch (unless frozen, or with LayerNormalization)"),
-        (random, "each micro-batch draws its random numbers, which differ from those of the whole batch"),
+        (random, "each micro-batch draws its own random numbers, which differ from those of the whole batch"),
         (added, "penalties that the layer adds are taken as means over the rows"),
         (half, "gradients are sums over the rows in half precision, which micro-batches round differently"),
     )
@@ -100,7 +100,7 @@ class GiveUp:
 
 
 class SplitPolicy:
-    """Choose the rows of the pieces of a batch after failures.
+    """Chooses the number of rows per piece after a batch ran out of memory.
 
     A failure costs ten seconds or more, as TensorFlow's allocator waits. So the driver tries one row first: if that
     runs out too, no smaller piece helps. Then pieces are halved, as larger ones train faster.
@@ -117,7 +117,7 @@ class SplitPolicy:
 
 
 def nothing_fits(summary: str, model: Any, since: int) -> str:
-    """Return the message if not even one row fits.
+    """Return the error message for a step that does not fit even with one row.
 
     Args:
         summary: summary of the failure.
@@ -132,7 +132,7 @@ def nothing_fits(summary: str, model: Any, since: int) -> str:
 
 
 def no_update_fits(summary: str, model: Any, since: int) -> str:
-    """Return the message if the update after the last piece ran out of memory."""
+    """Return the error message for an update that ran out of memory after the last piece."""
     all_rows = "a smaller batch_size, as the gradients of embeddings are kept for each row until the update"
     has_embeddings = any(isinstance(layer, keras.layers.Embedding) for layer in flatten_layers(model))
     options = [*([all_rows] if has_embeddings else []), *_lean_optimizer(model), _SMALLER, _LARGER]
@@ -143,7 +143,7 @@ def no_update_fits(summary: str, model: Any, since: int) -> str:
 
 
 def cannot_divide(summary: str, obstacle: str, since: int) -> str:
-    """Return the message if a batch that ran out of memory cannot be divided.
+    """Return the error message for a batch that ran out of memory and cannot be divided.
 
     Args:
         summary, since: as for `nothing_fits`.
