@@ -57,8 +57,8 @@ def attach_reader(dataset: Any, make_reader: Callable[[Call], Any]) -> None:
     Args:
         dataset: the `PyDataset`. This function is called from one of its properties.
         make_reader: function that returns the reader for a call. A reader has the attributes of a `PyDataset`,
-            `batches()`, which yields the batches of an epoch, and `for_tensorflow(data, look)`, which returns a
-            `tf.data.Dataset`. `look()` yields batches without TensorFlow.
+            `batches()`, which yields the batches of an epoch, and `for_tensorflow(data, peek)`, which returns a
+            `tf.data.Dataset`. `peek()` yields batches without TensorFlow.
     """
     if not all(part.exists() for part in (ADAPTER, ITERATION, STANDARD_BATCH)):
         return

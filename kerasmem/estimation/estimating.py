@@ -169,12 +169,12 @@ class EstimateSession:
         if self._opened is None:
             self._cache = StepCache()
             try:  # the formula uses a model object as it is
-                opened = self._stack.enter_context(spec.opened(shapes_only=spec.method != "formula"))
+                opened = self._stack.enter_context(spec.open_model(shapes_only=spec.method != "formula"))
             except NotRebuiltError as error:
                 if spec.method != "auto" or spec.dtype_policy is not None:
                     raise
                 self._not_rebuilt = str(error)
-                opened = self._stack.enter_context(spec.opened())
+                opened = self._stack.enter_context(spec.open_model())
             training = with_replaced(opened.training, spec.optimizer, spec.loss, spec.targets())
             self._opened = replace(opened, training=training)
         return self._opened

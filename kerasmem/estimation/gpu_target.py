@@ -202,7 +202,7 @@ def compile_request(request: StepSpec, target: str, has_triton: bool, folder: st
     # One thread suffices for machine code, as the plan is complete before it.
     options = {"xla_gpu_cuda_data_dir": cuda_folder(), "xla_gpu_force_compilation_parallelism": 1}
     device = topologies.get_topology_desc("target", "cuda", target_config=target, topology="1x1x1").devices[0]
-    with request.opened() as opened:
+    with request.open_model() as opened:
         model, mode = opened.model, request.mode
         if mode != "inference" and has_own_step(model):
             raise UsageError(

@@ -107,7 +107,7 @@ class Session:
         self.prepared: PreparedStep | None = None
         self.batch: Any = None
         self.take: Callable[[], Any] = lambda: None
-        with request.opened() as opened:
+        with request.open_model() as opened:
             self.model = opened.model
             self.structure, self.inputs = model_inputs(opened.model, request.input_shapes())
             self.training = with_replaced(opened.training, request.optimizer, request.loss, request.targets())

@@ -105,8 +105,8 @@ class StepSpec:
         """Return the user's settings of the targets."""
         return given_targets(self.target_shape, self.target_dtype)
 
-    def opened(self, *, shapes_only: bool = False) -> contextlib.AbstractContextManager[OpenedModel]:
-        """Open the model with `open_model`."""
+    def open_model(self, *, shapes_only: bool = False) -> contextlib.AbstractContextManager[OpenedModel]:
+        """Return a context manager that opens the model with these settings."""
         objects = self.custom_objects or {}
         return open_model(
             self.model,

@@ -55,7 +55,7 @@ def build(origin: StepSpec, changes: Sequence[Mapping[str, Any]], rows: int = 32
     """
     values = {change["kind"]: change["value"] for change in changes}
     changed = replace(origin, dtype_policy=values.get("dtype_policy", origin.dtype_policy))
-    with changed.opened(shapes_only=True) as opened:
+    with changed.open_model(shapes_only=True) as opened:
         model = opened.model
         training = _training(opened, origin, values)
         if "freeze" in values:

@@ -140,16 +140,16 @@ class Cursor:
         progress: progress of the sequence.
         trains: whether the cursor uses up epochs; those of `evaluate` and `predict` do not.
         steps: batches in one of Keras's epochs if these are not the data's, else 0.
-        looks: whether the reader peeks at batches first. Nothing counts until the first `end`. `evaluate` peeks again
+        peeks: whether the reader peeks at batches first. Nothing counts until the first `end`. `evaluate` peeks again
             before each of its epochs.
     """
 
-    def __init__(self, progress: Progress, *, trains: bool = True, steps: int = 0, looks: bool = False) -> None:
+    def __init__(self, progress: Progress, *, trains: bool = True, steps: int = 0, peeks: bool = False) -> None:
         self._progress = progress
         self._trains = trains
-        self._looks_again = looks and not trains
+        self._peeks_again = peeks and not trains
         self.steps = steps if trains else 0
-        self.looking = looks
+        self.is_peeking = peeks
         self.is_open = False
         self.delivered = 0  # batches since the start
         self._start = Position(0, 0)
@@ -176,7 +176,7 @@ class Cursor:
     def begin(self) -> None:
         """Begin an epoch."""
         with self._progress.lock:
-            if self.looking or not self._trains:
+            if self.is_peeking or not self._trains:
                 return
             if not self.is_open:
                 self._start, self._skipped = self._progress.start(self)
@@ -192,11 +192,11 @@ class Cursor:
     def end(self) -> bool:
         """End an epoch. Return whether all its batches were delivered."""
         with self._progress.lock:
-            if self.looking:
-                self.looking = False
+            if self.is_peeking:
+                self.is_peeking = False
                 return False
             if not self._trains:
-                self.looking = self._looks_again
+                self.is_peeking = self._peeks_again
                 return True
             if not self.is_open:
                 return False
@@ -211,8 +211,8 @@ class Cursor:
         """Yield the positions of the rest of the epoch, and for each whether it counts as read."""
         with self._progress.lock:
             opened = self._times_opened if self.is_open else 0
-            counts = self.is_open or (not self._trains and not self.looking)
-            start = self._start if self.is_open else self._peek()
+            counts = self.is_open or (not self._trains and not self.is_peeking)
+            start = self._start if self.is_open else self._next_start()
             first, left = self._moved if self.is_open else 0, self._left() if self.is_open else None
         left = self._progress.batches - start.batch if left is None else left
         for index in itertools.count() if self.steps else range(left):
@@ -225,7 +225,7 @@ class Cursor:
                 position = self._take(first + index)
             yield position, True
 
-    def named(self, index: int) -> tuple[Position, bool]:
+    def position_of(self, index: int) -> tuple[Position, bool]:
         """Return the position of batch `index` in the epoch, and whether it counts as read."""
         with self._progress.lock:
             if not self.is_open:
@@ -248,7 +248,7 @@ class Cursor:
             self._progress.use_up(self._start.epoch)
         return self.at(index - self._moved)
 
-    def _peek(self) -> Position:
+    def _next_start(self) -> Position:
         return self._progress.upcoming if self._trains else Position(self._progress.epoch_reached(), 0)
 
     def _left(self) -> int:

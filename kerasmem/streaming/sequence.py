@@ -199,12 +199,12 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         """End the epoch that `on_epoch_begin` began. Keras calls this."""
         if not self._keras_reads and self.progress.direct.end():
-            self.opened().stop_ahead(self.progress.direct)
+            self.open_stream().stop_ahead(self.progress.direct)
 
     def __getitem__(self, index: Any) -> Batch:
         """Return batch `index` of the current epoch, (x,), (x, y) or (x, y, sample_weight)."""
-        position, counts = self.progress.direct.named(self._check_index(index))
-        return self.opened().batch(position, self.progress.direct if counts else None)
+        position, counts = self.progress.direct.position_of(self._check_index(index))
+        return self.open_stream().batch(position, self.progress.direct if counts else None)
 
     @contextmanager
     def hooks_of_keras(self) -> Iterator[None]:
@@ -242,8 +242,8 @@ class KerasReader:
         self._sequence = sequence
         self._call = call
         # `fit` and `evaluate` may peek at batches before an epoch, and end an epoch that they did not begin.
-        looks = call.name in ("fit", "validate", "evaluate")
-        self._cursor = Cursor(sequence.progress, trains=call.name in ("fit", ""), steps=call.steps, looks=looks)
+        peeks = call.name in ("fit", "validate", "evaluate")
+        self._cursor = Cursor(sequence.progress, trains=call.name in ("fit", ""), steps=call.steps, peeks=peeks)
 
     @property
     def num_batches(self) -> int | None:
@@ -267,10 +267,10 @@ class KerasReader:
     def on_epoch_end(self) -> None:
         """End an epoch."""
         if self._cursor.end():
-            self._sequence.opened().stop_ahead(self._cursor)
+            self._sequence.open_stream().stop_ahead(self._cursor)
         with self._sequence.hooks_of_keras():
             self._sequence.on_epoch_end()
 
-    def for_tensorflow(self, data: Any, look: Callable[[], Iterator[Any]]) -> Any:
+    def for_tensorflow(self, data: Any, peek: Callable[[], Iterator[Any]]) -> Any:
         """Return a `tf.data.Dataset` of the batches in the form that the active strategy needs."""
-        return for_strategy(self._sequence.stream_plan, self._call, data, look, lambda: self._cursor.looking)
+        return for_strategy(self._sequence.stream_plan, self._call, data, peek, lambda: self._cursor.is_peeking)

@@ -110,7 +110,7 @@ class Stream:
         process, stream = 0, None
         for position, counts in cursor.positions():
             if stream is None or process != os.getpid():
-                process, stream = os.getpid(), self.opened()
+                process, stream = os.getpid(), self.open_stream()
             yield stream.batch(position, cursor if counts else None)  # refuses after `close`
 
     def batch(self, index: int, epoch: int | None = None) -> Batch:
@@ -120,11 +120,11 @@ class Stream:
             index: number of the batch, 0 to `len(self) - 1`.
             epoch: number of the epoch. Defaults to the current one.
         """
-        return self.opened().batch(self._position(index, epoch))
+        return self.open_stream().batch(self._position(index, epoch))
 
     def batch_rows(self, index: int, epoch: int | None = None) -> np.ndarray:
         """Return the row numbers of a batch, int64, in the order of delivery and counted across all files."""
-        return self.opened().batch_rows(self._position(index, epoch))
+        return self.open_stream().batch_rows(self._position(index, epoch))
 
     def as_tf_dataset(self, *, endless: bool = False, prefetch: int = 2) -> Any:
         """Return a `tf.data.Dataset` of the same batches in the same order, for `fit`, `map` or a custom loop.
@@ -230,7 +230,7 @@ class Stream:
         return 0 if stream is None else stream.reader.files.bytes_read
 
     # ---- opening and closing
-    def opened(self) -> OpenStream:
+    def open_stream(self) -> OpenStream:
         """Return the open stream of this process. A forked or unpickled copy opens its own."""
         return self._opened.get(lambda: OpenStream(self.stream_plan, self._access))
 

@@ -58,7 +58,7 @@ def check_devices(plan: StreamPlan) -> None:
 
 
 def for_strategy(
-    plan: StreamPlan, call: Call, data: Any, look: Callable[[], Iterator[Any]], looking: Callable[[], bool]
+    plan: StreamPlan, call: Call, data: Any, peek: Callable[[], Iterator[Any]], is_peeking: Callable[[], bool]
 ) -> Any:
     """Return a sequence's `tf.data.Dataset` in the form that Keras needs under a strategy.
 
@@ -66,8 +66,8 @@ def for_strategy(
         plan: plan of the sequence.
         call: the call that reads it.
         data: the data set that Keras created.
-        look: yields batches to peek at, without reading ahead.
-        looking: returns whether Keras only peeks.
+        peek: yields batches to peek at, without reading ahead.
+        is_peeking: returns whether Keras only peeks.
 
     Returns:
         `data` itself if there is one worker, because Keras then splits each batch among its devices without losing
@@ -88,7 +88,7 @@ def for_strategy(
         make_logs_reducible(call.model)
     if plan.settings.shard[1] == 1:
         _check_whole_rows(plan, worker.size)
-        return make_peekable(look, looking, strategy.experimental_distribute_dataset(data))
+        return make_peekable(peek, is_peeking, strategy.experimental_distribute_dataset(data))
     if tuple(plan.settings.shard) != worker:
         index, count = plan.settings.shard
         raise UsageError(
@@ -104,7 +104,7 @@ def for_strategy(
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     per_worker = (data if replicas == 1 else share_batches(data, replicas)).with_options(options)
-    return make_peekable(look, looking, strategy.distribute_datasets_from_function(lambda context: per_worker))
+    return make_peekable(peek, is_peeking, strategy.distribute_datasets_from_function(lambda context: per_worker))
 
 
 def _check_whole_rows(plan: StreamPlan, workers: int) -> None:
@@ -136,15 +136,15 @@ def share_batches(data: Any, replicas: int) -> Any:
     return data.flat_map(pieces)
 
 
-def make_peekable(look: Callable[[], Iterator[Any]], looking: Callable[[], bool], distributed: Any) -> Any:
+def make_peekable(peek: Callable[[], Iterator[Any]], is_peeking: Callable[[], bool], distributed: Any) -> Any:
     """Return a distributed data set that Keras can peek at before training.
 
     To build a model, Keras (3.15) peeks at one batch and averages it over the replicas with `strategy.reduce`. With
     more than one worker that fails for any data (keras#20585), but a batch that is not distributed works.
 
     Args:
-        look: yields the batch to peek at.
-        looking: returns whether Keras only peeks.
+        peek: yields the batch to peek at.
+        is_peeking: returns whether Keras only peeks.
         distributed: yields the batches to train on.
     """
     import tensorflow as tf
@@ -157,7 +157,7 @@ def make_peekable(look: Callable[[], Iterator[Any]], looking: Callable[[], bool]
             return distributed.element_spec
 
         def __iter__(self) -> Iterator[Any]:
-            return look() if looking() else iter(distributed)
+            return peek() if is_peeking() else iter(distributed)
 
         def reduce(self, initial_state: Any, reduce_func: Any) -> Any:
             return distributed.reduce(initial_state, reduce_func)

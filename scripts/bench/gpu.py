@@ -95,7 +95,7 @@ def card(case: Case) -> Case:
     from kerasmem.models.step import prepare_step
 
     request = request_of(case)
-    with request.opened() as opened:
+    with request.open_model() as opened:
         structure, inputs = model_inputs(opened.model, {})
         step = prepare_step(
             opened.model, opened.training, structure, inputs, request.batch_size, request.mode, jit_compile=True

@@ -51,7 +51,7 @@ def ask(monkeypatch):
         for name in EXECUTION:
             monkeypatch.setitem(METHODS, name, replace(METHODS[name], outcome=answer_of(name)))
         spec = StepSpec(model, 8, method, jit_compile=jit_compile)
-        with spec.opened(shapes_only=True) as opened:
+        with spec.open_model(shapes_only=True) as opened:
             step = shape_step(spec, target, opened, StepCache())
             formula = replace(step.formula, total_bytes=formula_bytes)
             step = replace(step, formula=formula, opened=replace(opened, model=model))

@@ -87,7 +87,7 @@ def test_any_dataset_is_read_unchanged(tmp_path_factory, dataset, data):
             assert np.array_equal(features, wanted[n].astype(features.dtype))
             delivered += n.tolist()
         assert sorted(delivered) == (list(range(len(x))) if chosen is None else chosen)
-        assert not isinstance(stream.opened().reader.files._files[0].source("x"), Hdf5Source)
+        assert not isinstance(stream.open_stream().reader.files._files[0].source("x"), Hdf5Source)
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip", "shuffle": True}])
@@ -140,7 +140,7 @@ def test_types_that_numpy_lacks_are_read_through_hdf5(tmp_path):
         file["nbit"] = np.zeros(1)
     stream = H5ChunkSequence(tmp_path / "odd.h5", y=None, shuffle=False, batch_size=20)
     assert np.array_equal(stream[0][0], np.arange(60).reshape(20, 3) - 30)
-    assert isinstance(stream.opened().reader.files._files[0].source("x"), Hdf5Source)
+    assert isinstance(stream.open_stream().reader.files._files[0].source("x"), Hdf5Source)
     stream.close()
 
 

@@ -169,7 +169,7 @@ def test_chunks_of_parts_of_rows_are_read_once(tmp_path, chunks, filters):
     with H5ChunkSequence(path, batch_size=16, memory_budget="60kB") as stream:
         assert sum(len(y) for _, y in stream.next_epoch()) == ROWS
         assert stream.read_bytes <= 1.05 * stored
-        assert isinstance(stream.opened().reader.files._files[0].source("x"), ChunkedSource)
+        assert isinstance(stream.open_stream().reader.files._files[0].source("x"), ChunkedSource)
 
 
 def test_appended_rows_are_ignored(tmp_path):
@@ -224,7 +224,7 @@ def test_compact_dataset_is_read_through_hdf5(tmp_path):
     check(path, "x", "y")
     with H5ChunkSequence(path) as stream:
         stream[0]
-        assert isinstance(stream.opened().reader.files._files[0].source("x"), Hdf5Source)
+        assert isinstance(stream.open_stream().reader.files._files[0].source("x"), Hdf5Source)
 
 
 @pytest.mark.parametrize("kind", ["gzip", "checksum", "shuffle"])

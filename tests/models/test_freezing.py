@@ -51,7 +51,7 @@ def test_copies_train_the_same_weights(freeze):
     paths = [weight.path for weight in model.trainable_weights]
     with open_model(model, shapes_only=True) as opened:
         assert [weight.path for weight in opened.model.trainable_weights] == paths
-    with StepSpec(model).portable().opened() as opened:
+    with StepSpec(model).portable().open_model() as opened:
         assert [weight.path for weight in opened.model.trainable_weights] == paths
 
 

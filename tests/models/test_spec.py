@@ -52,7 +52,7 @@ def test_a_live_model_is_opened_again_with_its_training(mnist_cnn):
     spec = StepSpec(mnist_cnn, batch_size=7).portable(mode="evaluate")
     assert len(cloudpickle.dumps(spec)) < 50_000  # no weights
     assert (spec.batch_size, spec.mode) == (7, "evaluate")
-    with sent(spec).opened() as opened:
+    with sent(spec).open_model() as opened:
         assert opened.model is not mnist_cnn
         assert opened.model.count_params() == mnist_cnn.count_params()
         assert (opened.training.optimizer, opened.training.loss) == ("adam", "sparse_categorical_crossentropy")
@@ -63,7 +63,7 @@ def test_classes_of_a_module_cross(zoo):
     model.compile(loss=zoo.own_loss)
     spec = StepSpec(model).portable()
     assert {"Twice", "zoo>Registered", "own_loss"} <= set(spec.model.objects)
-    with sent(spec).opened() as opened:
+    with sent(spec).open_model() as opened:
         assert [type(layer).__name__ for layer in opened.model.layers] == ["Dense", "Twice", "Registered"]
         assert opened.training.loss == "own_loss"
 
@@ -76,9 +76,9 @@ def test_classes_and_functions_of_a_script_cross():
     here = keras.Sequential([keras.Input((3,)), Local()])
     here.compile("sgd", [lambda y, p: keras.ops.mean(y - p)], metrics=["mae", keras.metrics.Mean()])
     for model in (here, lambda: keras.Sequential([keras.Input((3,)), Local()])):
-        with sent(StepSpec(model).portable()).opened() as opened:
+        with sent(StepSpec(model).portable()).open_model() as opened:
             assert type(opened.model.layers[0]).__name__ == "Local"
-    with sent(StepSpec(here).portable()).opened() as opened:
+    with sent(StepSpec(here).portable()).open_model() as opened:
         compile_model(opened.model, opened.training, lambda: [0], jit_compile=False)
         assert opened.model.loss[0](1.0, 0.5) == 0.5
     assert not StepSpec(keras.Sequential([keras.Input((3,)), Local()])).portable().model.training.optimizer
@@ -99,5 +99,5 @@ def test_a_model_without_a_configuration_is_refused():
 
 
 def test_no_model_is_refused():
-    with pytest.raises(UsageError, match=r"model must be .*got builtins\.int"), StepSpec(3).portable().opened():
+    with pytest.raises(UsageError, match=r"model must be .*got builtins\.int"), StepSpec(3).portable().open_model():
         pass

@@ -54,7 +54,7 @@ def main(task: str, path: str, limit: str, budget: str) -> None:
     else:
         stream = H5ChunkSequence(path, batch_size=256, memory_budget=budget)
         history = model.fit(stream, verbose=0).history
-        reader = stream.opened().reader
+        reader = stream.open_stream().reader
         result.update(loss=history["loss"][0], rows=rows, rows_read=reader.rows_read)
     result.update(data=status("VmData"), grown=status("VmHWM") - before)
     print(json.dumps(result))

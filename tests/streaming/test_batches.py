@@ -166,7 +166,7 @@ def test_large_batches_in_file_order_need_small_windows(write, chunks, settings)
             features, rows = stream[place]
             assert rows.tolist() == stream.batch_rows(place).tolist()
             assert np.array_equal(features, x[rows] * settings.get("scale", 1))
-    read = stream.opened().reader.rows_read
+    read = stream.open_stream().reader.rows_read
     assert 2 * stream.num_rows >= read >= 2 * (stream.num_rows // 1024 * 1024)
     stream.close()
 

@@ -46,7 +46,7 @@ def test_leaving_a_with_block_closes_files_and_frees_memory(numbered):
         stream.on_epoch_begin()
         stream[0]
         assert path in open_files()
-        live = stream.opened()
+        live = stream.open_stream()
         assert live.windows.nbytes
     assert path not in open_files()
     assert live.windows.nbytes == 0
@@ -203,7 +203,7 @@ def test_delivered_batches_are_never_overwritten(numbered):
     for _ in stream:
         pass
     memory = stream.stream_plan.memory
-    assert stream.opened().windows.nbytes <= memory.windows * memory.window_bytes, "and then it is"
+    assert stream.open_stream().windows.nbytes <= memory.windows * memory.window_bytes, "and then it is"
     stream.close()
 
 

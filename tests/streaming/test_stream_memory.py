@@ -57,7 +57,7 @@ def test_windows_take_what_was_planned(write):
     for budget in ("1MiB", "4MiB"):
         stream = H5ChunkSequence(path, memory_budget=budget)
         for _ in stream:
-            held = stream.opened().windows.nbytes
+            held = stream.open_stream().windows.nbytes
             memory = stream.stream_plan.memory
             assert held <= memory.windows * memory.window_bytes <= parse_size(budget)
         assert held > 0.6 * parse_size(budget)

@@ -82,8 +82,8 @@ def test_element_spec(write):
 
 def test_prefetch_is_bounded(path):
     sequence, asked = stream(path), []
-    deliver = sequence.opened().batch
-    sequence.opened().batch = lambda *which: (asked.append(which), deliver(*which))[1]
+    deliver = sequence.open_stream().batch
+    sequence.open_stream().batch = lambda *which: (asked.append(which), deliver(*which))[1]
     for number, _ in enumerate(sequence.as_tf_dataset(prefetch=3).as_numpy_iterator()):
         assert len(asked) <= number + 1 + 3 + 1
     with pytest.raises(UsageError, match=r"prefetch must be .*got -1"):
