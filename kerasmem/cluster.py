@@ -42,7 +42,7 @@ ALONE = Worker(0, 1)
 
 
 def find_worker(strategy: Any = None, environ: Mapping[str, str] | None = None) -> Worker | None:
-    """Return the rank of this process, or None if it trains alone or is an evaluator.
+    """Return the rank of this process, or None for a single process or an evaluator.
 
     Sources in order of precedence: the strategy, JAX's processes (including those of `keras.distribution`),
     `TF_CONFIG`, and the environment variables of torchrun, Open MPI and Slurm. TensorFlow and JAX are not imported.
@@ -56,7 +56,7 @@ def find_worker(strategy: Any = None, environ: Mapping[str, str] | None = None) 
 
 
 def find_shard(environ: Mapping[str, str] | None = None) -> Worker:
-    """Return the shard of rows for this process, or (0, 1) if it trains alone.
+    """Return the shard of rows for this process, or (0, 1) for a single process.
 
     The distribution of `keras.distribution.set_distribution` takes precedence, because several processes may share one
     of its replicas. Then the sources of `find_worker` follow, with the current strategy. If there are several workers,

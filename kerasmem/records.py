@@ -47,7 +47,7 @@ class Record:
 
     Class arguments:
         what: its noun in messages, such as "report".
-        version: its `format_version`, for a record with a file of its own.
+        version: its `format_version`, for a record with its own file format.
         also: properties to write to JSON in addition to the fields.
         rows: the field with the rows of its table, for a result that has an `answer`.
     """

@@ -63,7 +63,7 @@ def convert_command(sources: tuple[str, ...], columns: tuple[str, ...], as_json:
     SRC: .npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with one folder of images per class.
     Sources with the same columns are read one after another, sources without a common column side by side.
     float64 becomes float32; if a value would become infinite, it is an error. If the output is NAME.index, rows are
-    written to part-00000.h5 and so on beside it, in --workers processes or on a --dask cluster.
+    written to part-00000.h5 and so on in its folder, in --workers processes or on a --dask cluster.
 
     Examples:
       kerasmem data convert x.npy y.npy -o train.h5

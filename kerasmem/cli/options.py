@@ -25,7 +25,7 @@ _SEVERITY = (0, 4, 3)
 
 
 class Choice(click.Choice[str]):
-    """A choice whose error suggests the nearest word."""
+    """A choice that suggests the nearest word on an error."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """Add the nearest word to the error."""
@@ -161,7 +161,7 @@ def check_options(command: str, model: str | None, options: dict[str, Any], need
 
     Raises:
         ModelFileError: If the file does not exist.
-        UsageError: If there is no model, device, Python file or card, or two output formats.
+        UsageError: If a model, device, Python file or card is missing, or two output formats are named.
     """
     from kerasmem.devices.catalogue import resolve_device
     from kerasmem.models.document import check_factory_name, check_model_name

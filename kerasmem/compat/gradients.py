@@ -1,4 +1,4 @@
-"""TensorFlow's registry of custom gradients, whose entries keep deleted graphs alive, and living objects.
+"""Find living objects, and free deleted graphs in TensorFlow's registry of gradients.
 
 Each traced `tf.custom_gradient` adds an entry "CustomGradient-N" to a registry of the process. One operation of its
 graph has the entry's name, by which the graph is differentiated, copied or exported. The entry's function references
@@ -44,7 +44,7 @@ def custom_gradients() -> dict[str, Callable[..., Any]]:
     """Return the gradient functions of `tf.custom_gradient` by name.
 
     Raises:
-        NotAvailableError: If this TensorFlow has no such registry.
+        NotAvailableError: If this TensorFlow lacks the registry.
     """
     functions: dict[str, Callable[..., Any]] = {}
     for name, entry in list(_REGISTRY.get().items()):
@@ -64,7 +64,7 @@ def free_unneeded_gradients() -> tuple[int, int, int]:
         metrics), and their bytes.
 
     Raises:
-        NotAvailableError: If this TensorFlow has no such registry. Nothing is freed.
+        NotAvailableError: If this TensorFlow lacks the registry. Nothing is freed.
     """
     with _LOCK:
         if not custom_gradients():
@@ -82,7 +82,7 @@ def free_unneeded_gradients() -> tuple[int, int, int]:
 def forget_gradients(graph: Any) -> None:
     """Remove the entries that the operations of a graph name, if the graph is not differentiated again.
 
-    Entries of graphs that it calls stay. If TensorFlow has no such registry, nothing is removed.
+    Entries of graphs that it calls stay. If TensorFlow lacks the registry, nothing is removed.
     """
     with contextlib.suppress(NotAvailableError):
         registry = _REGISTRY.get()
@@ -91,12 +91,12 @@ def forget_gradients(graph: Any) -> None:
 
 
 def kept_variables() -> list[int]:
-    """Return the bytes of each variable that a graph has captured and whose `tf.Variable` is deleted.
+    """Return the bytes of each variable that only a graph still references.
 
     They are the weights, optimizer slots and metrics of deleted models. Uncollected garbage does not count.
 
     Raises:
-        NotAvailableError: If this TensorFlow has no such registry.
+        NotAvailableError: If this TensorFlow lacks the registry.
     """
     if not custom_gradients():
         return []
@@ -213,7 +213,7 @@ _NO_TUPLES: dict[type, Any] = {tuple: ()}  # replaces a group of tuples
 def living_objects() -> list[Any]:
     """Return the objects that the garbage collector tracks, except plain tuples and frozen objects.
 
-    It is a single call without Python code in between, so no other thread runs meanwhile.
+    A single C call: no other thread runs during it.
     """
     everything = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
     # The None at the end keeps groupby from referencing the last object.

@@ -22,7 +22,7 @@ _SAFE_MODE = Borrowed(
 )
 # Returns whether Keras only infers shapes.
 in_symbolic_scope = Borrowed("keras.src.backend.common.symbolic_scope:in_symbolic_scope", feature=_RECOMPUTE)
-# Scope that casts variables to a dtype, or does not cast if it is None.
+# Scope that casts variables to a dtype; None disables it.
 autocast = Borrowed("keras.src.backend:AutocastScope", feature=_RECOMPUTE)
 _GET_AUTOCAST = Borrowed("keras.src.backend:get_autocast_scope", feature=_RECOMPUTE)
 mask_of = Borrowed("keras.src.backend:get_keras_mask", feature=_RECOMPUTE)
@@ -69,7 +69,7 @@ def names_restarted() -> Iterator[None]:
 def variables_stay_uninitialized() -> Iterator[None]:
     """Remove new variables from Keras's list of uninitialized variables when the context ends.
 
-    If Keras has no such list, a later scope may initialize them.
+    If Keras lacks the list, a later scope may initialize them.
     """
     if not attribute.exists():
         yield

@@ -45,7 +45,7 @@ def set_initial_epoch(model: Any, epoch: Any) -> None:
     """Override `initial_epoch` of the current `fit` in `on_train_begin`, and of later ones, as `BackupAndRestore` does.
 
     Raises:
-        NotAvailableError: If Keras has no such override.
+        NotAvailableError: If Keras lacks this override.
     """
     if not hasattr(model, "_initial_epoch"):
         raise NotAvailableError("ResumeTraining does not work with this Keras: a callback cannot choose the epoch")
@@ -67,7 +67,7 @@ def logs_from_steps(model: Any) -> Iterator[None]:
 def steps_skipped(epochs: int, count: int, skip: Callable[[Any], object]) -> Iterator[None]:
     """Have the `fit` in progress in this thread skip the first steps of its next epoch.
 
-    Keras counts skipped steps, but calls neither callbacks nor the training function for them. An `evaluate` or
+    Keras counts skipped steps, but does not call callbacks or the training function for them. An `evaluate` or
     `predict` that begins later is not changed. Whole epochs are read as Keras reads them: it starts the data once more
     per epoch if it knows the number of batches, and each start draws another order of a shuffled pipeline.
 

@@ -94,7 +94,7 @@ def compile_named(name: str, arguments: list[Any]) -> bytes:
 def body_of(name: str) -> Any:
     """Describe a function of TensorFlow's runtime so that functions which differ only in names are equal.
 
-    A model has a function for each grouped convolution, and few of them differ.
+    A model has a function for each grouped convolution, and few differ.
 
     Args:
         name: name of the function.

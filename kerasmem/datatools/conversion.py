@@ -70,7 +70,7 @@ def convert(
         sources: files, patterns or folders: .npy, .npz, .csv, .tsv, .parquet, .arrow, .tfrecord, HDF5, or a folder with
             one folder of images per class.
         output: the HDF5 file. With `split`, "data.h5" becomes "data-train.h5" and so on. If it ends with ".index", the
-            rows are written in order to part-00000.h5 and so on beside it, and it becomes their index.
+            rows are written in order to part-00000.h5 and so on in its folder, and it becomes their index.
         columns: columns of each dataset to write, {"x": "pixel*", "y": "label"}. "*" is all columns that no other
             pattern matches. Defaults to one dataset per column.
         drop: names or patterns of columns to omit.

@@ -49,7 +49,7 @@ class RowSource(ABC):
 
     @abstractmethod
     def pieces(self, rows: int) -> Iterator[Rows]:
-        """Yield all rows in order, at most `rows` at a time."""
+        """Yield all rows in order, in pieces of at most `rows`."""
 
     def part(self, start: int, stop: int) -> RowSource:
         """Return rows `start` to `stop` as a separate source."""

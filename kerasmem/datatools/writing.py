@@ -143,7 +143,7 @@ def _shuffled(pieces: Iterator[Rows], plan: WritePlan, seed: int, folder: str, p
     """Yield the same rows in random order.
 
     Rows are assigned to random buckets and written to a temporary file in runs, which are sorted by bucket. Then each
-    bucket is shuffled in memory. This is equivalent to sorting by random numbers whose first digits are the bucket, so
+    bucket is shuffled in memory. This is equivalent to sorting by random numbers that begin with the bucket, so
     every order is equally likely for any memory size (Rao, 1961; Sandelius, 1962).
     """
     random = np.random.default_rng(seed)

@@ -8,7 +8,7 @@
 A device is either a card or a size:
 
 - **A card** ("t4", "a100-80", "NVIDIA GeForce RTX 3090"): `memory_bytes` is the card's total, and `available_bytes` is
-  what TensorFlow's allocator takes of it by default, beside its CUDA context.
+  what TensorFlow's allocator takes of it by default, without the CUDA context.
 - **A size** ("16GB", "11GiB"): the memory that the allocator has. Nothing is subtracted, because TensorFlow's reserve
   depends on the compute capability, which is unknown, and because the size may be a limit set for the allocator.
 
@@ -113,7 +113,7 @@ def allocator_bytes(free_bytes: int, compute_capability: tuple[int, int]) -> int
 
     TensorFlow reserves 225 MiB for the system if less than 2 GiB are free. Otherwise, the reserve depends on the major
     compute capability: 500 MiB up to 6, 1050 MiB for 7, 1536 MiB for 8 and 1800 MiB from 9 on. If that would leave
-    nothing, there is no reserve. cuBLAS, cuDNN and NCCL allocate from the reserve. The rule is the same with memory
+    nothing, the reserve is 0. cuBLAS, cuDNN and NCCL allocate from the reserve. The rule is the same with memory
     growth. `TF_DEVICE_MIN_SYS_MEMORY_IN_MB` and `gpu_options.experimental.gpu_system_memory_size_in_mb` change the
     reserve; `per_process_gpu_memory_fraction` and a logical device's `memory_limit` change the limit.
 
@@ -156,7 +156,7 @@ def all_cards() -> tuple[Card, ...]:
 
 
 def families() -> dict[str, list[str]]:
-    """Return the names of several cards, with the keys of these cards."""
+    """Return the keys of the cards by the family's name."""
     keys: dict[str, list[str]] = package_data(__package__, "cards")["families"]
     return keys
 

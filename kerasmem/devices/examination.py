@@ -39,7 +39,7 @@ class Finding:
     Attributes:
         kind: "problem", "note" or "fine".
         what: the observation.
-        fix: the fix, or None if there is none.
+        fix: the fix, or None.
     """
 
     kind: Literal["problem", "note", "fine"]
@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class SelfReport:
-    """Report of a subprocess with TensorFlow. A field is None if the process ended before it.
+    """Report of a subprocess with TensorFlow. Fields that the process did not reach have the value None.
 
     Attributes:
         tensorflow, keras: versions.

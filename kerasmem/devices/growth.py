@@ -85,7 +85,7 @@ def enable_memory_growth() -> GrowthStatus:
 
 
 def _switch_on(config: Any, gpus: list[Any]) -> tuple[GrowthState, str]:
-    """Enable growth on all of the GPUs, or on none of them, and return the state and a message."""
+    """Enable growth on all GPUs or none, and return the state and a message."""
     names = _listing(gpus)
     if limited := [gpu for gpu in gpus if config.get_logical_device_configuration(gpu)]:
         return "set differently", (

@@ -186,7 +186,7 @@ class MemoryLimit:
 
 
 def parse_limit(text: str) -> int | None:
-    """Parse the limit of a control group, or return None if there is no limit.
+    """Parse the limit of a control group, or return None if unlimited.
 
     Examples:
         >>> parse_limit("8589934592"), parse_limit("max"), parse_limit("9223372036854771712")
@@ -215,7 +215,7 @@ def _group_folders(cgroup: str) -> Iterator[tuple[int, PurePosixPath]]:
 
 
 def slurm_limit(environ: Mapping[str, str]) -> MemoryLimit | None:
-    """Return Slurm's limit of the job on this node, or None if there is none.
+    """Return Slurm's limit of the job on this node, or None if unlimited.
 
     Examples:
         >>> slurm_limit({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "2048", "SLURM_CPUS_ON_NODE": "4"}).limit_bytes

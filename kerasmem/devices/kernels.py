@@ -76,7 +76,7 @@ class CardKernels:
 
 
 def kernels_on(device: DeviceTarget | None) -> CpuKernels | CardKernels:
-    """Return the kernels of a card, or of this machine's CPU if the device is no card."""
+    """Return the kernels of a card, or of this machine's CPU if the device is not a card."""
     if device is None or device.compute_capability is None:
         return cpu_kernels()
     return CardKernels(device.compute_capability, device.available_bytes, cpu_kernels())

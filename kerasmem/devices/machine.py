@@ -65,7 +65,7 @@ class LiveMachine(Record, what="machine", version=1):
 
     Attributes:
         devices: the GPUs.
-        reason: the reason if there are no GPUs.
+        reason: the reason for missing GPUs, or None.
         host: host memory.
         notes: other messages of the driver, such as a lost card.
     """

@@ -29,7 +29,7 @@ class AllocatorEvent(NamedTuple):
         requested: requested bytes.
         allocated: bytes of the chunk.
         in_use: bytes of all chunks in use after this event.
-        op: name of the running operation with its scopes, or "" if there is none.
+        op: name of the running operation with its scopes, or "".
         region: purpose of the memory: "output", "temp", "persist" or "".
         shape: TensorFlow's text of the shape, such as "[32,10]", or "".
     """

@@ -36,8 +36,8 @@ _NO_CPU_STATS = (
 def tracked_devices() -> tuple[list[TrackedDevice], list[str]]:
     """List the devices of training with their allocators, and notes on missing figures.
 
-    They are TensorFlow's GPUs, or its CPU if there is no GPU. TensorFlow initializes its devices. On JAX, they are the
-    GPUs of this process, or a device without a name if there is no GPU.
+    They are TensorFlow's GPUs, or else its CPU. TensorFlow initializes its devices. On JAX, they are the GPUs of this
+    process, or else a device without a name.
 
     Returns:
         At least one device, and notes on figures that cannot be read.
@@ -164,7 +164,7 @@ def tensorflow_allocator(device: str) -> Allocator:
         device: a logical device, such as "GPU:0" or "CPU:0".
 
     Raises:
-        ValueError: If TensorFlow has no such device, or no statistics of it.
+        ValueError: If TensorFlow lacks the device or its statistics.
 
     Examples:
         >>> import tensorflow as tf
@@ -218,8 +218,8 @@ class TrackedDevice:
     """Device of training.
 
     Attributes:
-        name: name of the logical device, such as "GPU:0"; None if the backend has no such device.
-        allocator: its allocator, or None if there are no statistics.
+        name: name of the logical device, such as "GPU:0"; None if the backend lacks one.
+        allocator: its allocator, or None without statistics.
         ordinal: CUDA ordinal of the GPU; None for a CPU.
         card: CUDA's name of the GPU.
     """
@@ -260,7 +260,7 @@ def training_memory() -> int:
 
 
 def training_kernels() -> CpuKernels | CardKernels:
-    """Return the kernels of the first visible GPU, or of the CPU if there is no GPU."""
+    """Return the kernels of the first visible GPU, or else of the CPU."""
     import tensorflow as tf
 
     gpu = _first_gpu()

@@ -1,6 +1,6 @@
 """Finds the figures, the operation and the cause of a failure.
 
-Sizes are bytes. A figure is None if the text neither gives it nor implies it.
+Sizes are bytes. Figures are None if the text does not give or imply them.
 
 Keras 3 numbers each scope of a call: "net_1/block_2_1/Relu" is the layer block_2 of the model net. Keras 2 does not,
 so its layers cannot be told apart by name.

@@ -37,7 +37,7 @@ def explain_oom(text_or_exception: str | bytes | BaseException | os.PathLike[str
 
     Raises:
         InputError: If the path cannot be read, or the file is compressed.
-        TypeError: If the argument is none of these.
+        TypeError: If the argument has another type.
 
     Examples:
         >>> diagnosis = explain_oom("Error allocating 900 bytes of device memory (out of memory). "

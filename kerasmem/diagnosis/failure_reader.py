@@ -54,7 +54,7 @@ class Collector:
     Attributes:
         wanted: pattern of the lines that `read` needs.
         failure: the first failure, or None.
-        weak: kills and errors whose most likely cause is memory.
+        weak: kills and errors that are most likely due to memory.
         others: messages about other errors, with the number and the text of the line.
     """
 

@@ -3,7 +3,7 @@
 A message has these fields. The first message that matches a line wins.
 
 ========= ==========================================================================================================
-needles   pieces of text; every such line contains one of them. They are searched first, because that is fast
+needles   pieces of text; every such line contains at least one. They are searched first, because that is fast
 pattern   a regular expression without unbounded backtracking, searched in the line. `<limit_bytes:size>` is a group for
           a fact: `size` ("1.5GiB"), `count` (bytes without a unit), `kilobytes` (without a unit) or `shape`
           ("64,112,112,64"). Any other `(?P<name>…)` is text; a `place`, an `allocator` or the number of a `gpu` gives
@@ -152,7 +152,7 @@ def tensor_bytes(sizes: tuple[int, ...] | None, dtype: str | None) -> int | None
     return total if total <= MOST else None
 
 
-# Every out-of-memory message, and every kill that may be due to memory, contains one of these.
+# Every out-of-memory message, and every kill that may be due to memory, contains at least one.
 NEEDLES = (
     b"emory", b"lloc", b"OOM", b"oom", b"OUT_OF", b"nitialized", b"illed", b"137", b"SIGKILL", b"_FAILED", b"Hbm usage",
     b"Exhausted", b"EXHAUSTED",

@@ -64,7 +64,7 @@ def check_factory_name(text: str, option: str) -> None:
     """Refuse a name that cannot be a function, without running code.
 
     Raises:
-        UsageError: If the name has another form, or there is no such Python file.
+        UsageError: If the name has another form, or the Python file does not exist.
     """
     module, _, function = text.rpartition(":")
     if not module or not function.isidentifier():

@@ -1,4 +1,4 @@
-"""Free trained models, whose graphs, weights and optimizers TensorFlow keeps after they are deleted."""
+"""Free the graphs, weights and optimizers that TensorFlow keeps of deleted models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Freed(Record, what="freed memory"):
     Attributes:
         gradients: number of entries of TensorFlow's gradient registry without a function that uses them.
         variables: number of weights, optimizer slots and metrics that traced functions referenced.
-        variable_bytes: size of these variables, before the allocator's rounding.
+        variable_bytes: size of the variables, before the allocator's rounding.
     """
 
     gradients: int = 0
@@ -46,8 +46,8 @@ def clear_session(*models: Any) -> Freed:
     referenced. On other backends, it only calls `keras.utils.clear_session`.
 
     Args:
-        *models: Keras models whose traced functions (`train_function`, `test_function`, `predict_function`) are
-            dropped. Their next `fit` traces again. If there are any, Keras's state is not cleared.
+        *models: Keras models. Their traced functions (`train_function`, `test_function`, `predict_function`) are
+            dropped, and their next `fit` traces again. If there are any, Keras's state is not cleared.
 
     Returns:
         A `Freed`. If this version of TensorFlow is not supported, nothing is freed and a warning is issued.

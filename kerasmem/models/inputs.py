@@ -138,7 +138,7 @@ def check_dtype(dtype: str, name: str) -> str:
         name: the setting's name in messages.
 
     Raises:
-        UsageError: If Keras has no such dtype.
+        UsageError: If Keras does not know the dtype.
     """
     try:
         return str(import_keras().backend.standardize_dtype(dtype))
@@ -152,7 +152,7 @@ class GivenTargets:
 
     Attributes:
         shapes: shapes without the batch by name of the target, "" for a single one. If empty, the loss decides.
-        dtype: dtype of the targets whose shape has none. If None, the loss decides.
+        dtype: default for shapes without a dtype. If None, the loss decides.
         are_none: whether the step takes no targets.
     """
 

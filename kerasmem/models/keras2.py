@@ -1,6 +1,6 @@
 """Translation of configurations of Keras 1 and 2 (`tf.keras`, `tf_keras`) to Keras 3.
 
-Keras 3 reads some of these files. For the others, this module
+Keras 3 reads some such files. For the others, this module
 
 - drops arguments that constructors lost (`groups` of a DepthwiseConv2D, `time_major`, …), and refuses those that would
   change the model;
@@ -199,7 +199,7 @@ class _Graph:
 
 
 def _alone(tensors: Any) -> Any:
-    """Unwrap a list of one tensor, because the output of such a model is no list in Keras 2."""
+    """Unwrap a list of one tensor, because such a model returns a single tensor in Keras 2."""
     return tensors[0] if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], list) else tensors
 
 

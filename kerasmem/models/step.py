@@ -199,7 +199,7 @@ def trace_step(prepared: PreparedStep, keep_alive: list[Any] | None = None) -> T
         if id(handle) in stand_ins
     }
     variables = variables_of(prepared.model, prepared.mode)
-    for variable in captures.values():  # also states that are no weights in Keras, such as those of a stateful RNN
+    for variable in captures.values():  # with states that Keras does not count as weights (stateful RNN)
         variables.setdefault(id(variable), (variable, "weights"))
     return TracedStep(
         function,

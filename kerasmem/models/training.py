@@ -103,7 +103,7 @@ def with_replaced(
     """Replace the model's settings by those of the user.
 
     Raises:
-        UsageError: If Keras has no such optimizer or loss.
+        UsageError: If Keras does not know the optimizer or loss.
     """
     own = replace(own, targets=targets)
     if loss is not None:
@@ -132,7 +132,7 @@ def check_loss(name: str) -> None:
     """Refuse the name of an unknown loss.
 
     Raises:
-        UsageError: If Keras has no such loss, and none is registered with it.
+        UsageError: If the loss is unknown to Keras and not registered.
     """
     losses = import_keras().losses
     if _restore(losses, losses.Loss, name) is None:
@@ -166,7 +166,7 @@ def make_optimizer(name: str, config: dict[str, Any]) -> Any:
     """Create an optimizer of Keras from its name and configuration. Unknown settings are ignored.
 
     Raises:
-        UsageError: If Keras has no such optimizer.
+        UsageError: If Keras does not know the optimizer.
         ValueError: If a setting must not be read from files.
     """
     cls = _optimizer_class(name)

@@ -96,7 +96,7 @@ def is_custom(custom_objects: Mapping[str, Any], *names: object) -> bool:
 
 
 def module_of(class_name: str, is_operation: bool = False) -> str | None:
-    """Return the module of a Keras building block, or None if there is none.
+    """Return the module of a Keras building block, or None if unknown.
 
     Layers, metrics and operations share names (Add, Mean, …). If `is_operation` is true, operations take precedence.
     """
@@ -163,7 +163,7 @@ def _danger(class_name: Any, config: Any) -> str | None:
 
 
 def check_names(config: dict[str, Any], custom_objects: Mapping[str, Any]) -> None:
-    """Refuse a configuration with names that neither Keras nor the user defines.
+    """Refuse a configuration with names unknown to Keras and the user.
 
     Raises:
         UnknownLayerError: If there are any; the message lists them and the options to pass them.
@@ -210,7 +210,7 @@ def with_dtype_policy(config: dict[str, Any], name: str) -> Any:
     """Replace the dtype policy float32 in a configuration of Keras 3. Inputs keep their dtype.
 
     Raises:
-        UsageError: If Keras has no such policy, or it quantizes.
+        UsageError: If the policy is unknown to Keras, or quantizes.
     """
     try:
         policy = import_keras().dtype_policies.get(name)
@@ -280,7 +280,7 @@ def configuration(model: Any) -> dict[str, Any]:
 def own_objects(model: Any) -> dict[str, Any]:
     """Return the user's classes and functions in a model, by the names that Keras uses for them.
 
-    They are those of its layers, optimizer, losses and metrics, and of the attributes of these.
+    They come from its layers, optimizer, losses and metrics, and from their attributes.
     """
     keras = import_keras()
     metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]

@@ -16,7 +16,7 @@ leak_watch    `LeakWatch`: distinguishes lasting growth from warm-up and noise
 evidence      objects that grow with the memory: containers of arrays, graphs, tracings
 ============= =======================================================================
 
-`Timeline`, `Sample` and `read_timeline` are imported here. None of them needs TensorFlow.
+`Timeline`, `Sample` and `read_timeline` are imported here, without TensorFlow.
 """
 
 from __future__ import annotations

@@ -119,11 +119,11 @@ class Stretch:
 
 
 def thin(seconds: Array, values: Array, limit: int) -> Array:
-    """Choose points that draw like all of them: the smallest and the largest of each stretch of time.
+    """Choose points that draw like the whole curve: each interval's smallest and largest.
 
     Args:
         seconds: shape (n,), ascending.
-        values: shape (n,), none of them NaN.
+        values: shape (n,), without NaN.
         limit: maximum number of points, at least 4.
 
     Returns:

@@ -71,7 +71,7 @@ class EpochMaxima:
 
         Args:
             known: sizes that could be read at the start.
-            in_bytes: whether to return all of them, rather than one figure in MiB: the device peak, or else the
+            in_bytes: whether to return all sizes, rather than one figure in MiB: the device peak, or else the
                 memory of this process.
         """
         values = {size: self.largest(size) for size in LOG_SIZES if size in known}

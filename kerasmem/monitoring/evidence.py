@@ -41,7 +41,7 @@ class Container(Record, what="container"):
         kind: "list", "dict" or "deque".
         items: number of its items.
         arrays: number of arrays in it, in nested lists, tuples and dicts too.
-        bytes: size of these arrays.
+        bytes: total size of the arrays.
         bytes_per_iteration: growth from one census to a later one.
     """
 
@@ -63,7 +63,7 @@ class Census:
     Attributes:
         iteration: number of iterations before the census.
         known: number of "live graphs", "variables" and so on.
-        containers: containers whose last item has arrays, by `id`.
+        containers: containers with arrays in their last item, by `id`.
         tracings: number of tracings of each `tf.function`, by name.
         kept_bytes: weights and optimizers that TensorFlow keeps of deleted models, or None if unknown.
     """

@@ -20,8 +20,8 @@ from kerasmem.monitoring.sampler import PhaseMaxima
 from kerasmem.monitoring.timeline import BATCH_PHASES, SIZES, PhasePeaks, Table, Timeline, largest_known
 from kerasmem.records import Record
 
-_LARGEST = ("driver_used_bytes", "driver_total_bytes", "rss_bytes")  # sizes whose maximum a run summary has
-_SERIES = ("in_use_bytes", "rss_bytes")  # sizes whose growth it has
+_LARGEST = ("driver_used_bytes", "driver_total_bytes", "rss_bytes")  # summarized by their maximum
+_SERIES = ("in_use_bytes", "rss_bytes")  # summarized by their growth
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def growth(values: Array) -> int | None:
     The first fifth is the warm-up (first batches, tracing, growing pools). Medians ignore single peaks.
 
     Args:
-        values: shape (n,), none of them NaN.
+        values: shape (n,), without NaN.
 
     Returns:
         Growth in the unit of the values, or None if there are fewer than ten.

@@ -67,10 +67,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
-    """Return the format that a log's suffix names.
+    """Return the format of a log by its suffix.
 
     Raises:
-        UsageError: If the suffix is neither .csv nor .jsonl.
+        UsageError: If the suffix is not .csv or .jsonl.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
@@ -174,7 +174,7 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
         The samples of the log. Damaged lines are left out, with a note.
 
     Raises:
-        InputError: If the file cannot be read, or is no such log.
+        InputError: If the file cannot be read, or is not a log.
 
     Examples:
         >>> import tempfile, pathlib

@@ -41,7 +41,7 @@ class MemoryLogger(keras.callbacks.Callback):
     missing, because they are written together.
 
     If several processes train together (`tf.distribute`, `keras.distribution`, torchrun, MPI, srun), each writes its
-    own file ("run.rank1.jsonl" for "run.jsonl"), and only rank 0 prints. `kerasmem report` takes all of them.
+    own file ("run.rank1.jsonl" for "run.jsonl"), and only rank 0 prints. `kerasmem report` takes all files.
 
     Several loggers at once, in one `fit` or in nested ones, each have their own true peaks. One logger logs one
     `fit` at a time, with the `evaluate` and `predict` inside it. A nested `fit`, or a method in another thread, is
@@ -128,7 +128,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     @property
     def rank(self) -> int | None:
-        """Number of this process in the latest run, or None if it trains alone."""
+        """Number of this process in the latest run, or None for a single process."""
         worker = self._recorder.worker
         return None if worker is None else worker.rank
 
@@ -171,7 +171,7 @@ class MemoryLogger(keras.callbacks.Callback):
         self._recorder.end_run()
 
     def __del__(self) -> None:
-        """Close a logger that nobody refers to after an exception in `fit`."""
+        """Close a logger that is deleted after an exception in `fit`."""
         recorder = self.__dict__.get("_recorder")  # missing if an argument was wrong
         if recorder is not None:
             recorder.end_run()

@@ -67,7 +67,7 @@ class Recorder:
         log: rows, notes and phases so far.
         epoch: number of the epoch in progress, or None between epochs.
         run_peaks: largest peak of each device in the latest run that has ended.
-        worker: number of this process in the run, or None if it trains alone.
+        worker: number of this process in the run, or None for a single process.
         phase: phase of the training.
         seconds: time in each hook so far, by its name.
         broken: True after an unexpected exception has ended the recording.

@@ -24,7 +24,7 @@ from kerasmem.processes.children import GOES_ON
 from kerasmem.records import Record
 
 _MOST_BYTES = 120_000_000  # of rows in memory, about a million
-_begun: set[str] = set()  # families whose file this process has begun
+_begun: set[str] = set()  # families with a file begun by this process
 
 
 class RawBatch(NamedTuple):
@@ -99,7 +99,7 @@ class RunLog:
         if self._filename is None:
             return
         target = own_path(Path(self._filename), worker)
-        write_waiting(target)  # of a logger whose run broke off
+        write_waiting(target)  # of a logger after an exception
         has_begun = self._next_run > 0 or self.family in _begun
         self._file = LogFile(target, self._append or has_begun or bool(os.environ.get(GOES_ON)))
         open_logs[target.resolve()] = self._write_rows

@@ -36,7 +36,7 @@ class Sample(NamedTuple):
         in_use_bytes: in use by the allocator after the batch.
         peak_bytes: the allocator's peak during the batch.
         between_peak_bytes: the allocator's peak between the previous row and this batch: data loading, other callbacks,
-            skipped batches (`update_freq`); in an "epoch" row, the largest of these in the epoch.
+            skipped batches (`update_freq`); in an "epoch" row, the largest in the epoch.
         reserved_bytes: reserved by the allocator, in use or not.
         driver_used_bytes: in use on the card, by all processes, from the latest background reading of the driver.
         driver_total_bytes: memory of the card, from the driver.

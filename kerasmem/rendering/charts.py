@@ -35,7 +35,7 @@ class Limit(NamedTuple):
     name: str
 
     def label(self) -> str:
-        """Return the text beside the limit's line."""
+        """Return the label of the limit's line."""
         return svg_text(f"{short_name(self.name, 24)}: {format_size(self.bytes)}")
 
 
@@ -112,7 +112,7 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def bars(caption: str, rows: Mapping[str, Mapping[str, int]], limit: Limit | None = None) -> str:
-    """Return a stacked bar for each row, with its total beside it.
+    """Return a stacked bar for each row, with its total.
 
     Args:
         caption: text above the chart.

@@ -57,7 +57,7 @@ def interval(need: Bytes, stands_in: bool) -> str:
 
     Args:
         need: bytes of a step.
-        stands_in: whether they are of this machine's CPU in place of a card.
+        stands_in: whether this machine's CPU stands in for a card.
     """
     if need.low is None:
         return "not known"

@@ -44,7 +44,7 @@ class H5DataSource:
         x: dataset name of the features, or a list or dict of names, as for `H5ChunkSequence`.
         y: the same for the targets. None for none.
         sample_weight: the same for weights.
-        rows: rows to use, as for `H5ChunkSequence`. `source[0]` is then the first of these rows. Defaults to all.
+        rows: rows to use, as for `H5ChunkSequence`. `source[0]` is the first selected row. Defaults to all.
         dtype: type of the features, as for `H5ChunkSequence`.
         scale: factor, or (factor, offset), as for `H5ChunkSequence`.
         trust_file: as for `H5ChunkSequence`.

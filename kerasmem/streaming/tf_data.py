@@ -250,7 +250,7 @@ def batches_signature(batches: Sequence[Batch]) -> Batch:
 
 
 def _without_lists(value: Any) -> Any:
-    """Return a batch with tuples in place of lists, which tf.data would convert to arrays."""
+    """Return a batch with tuples instead of lists, which tf.data would convert to arrays."""
     if isinstance(value, (list, tuple)):
         return tuple(_without_lists(entry) for entry in value)
     if isinstance(value, dict):

@@ -46,7 +46,7 @@ class _Convolution(NamedTuple):
         results: spatial shape of the result.
         steps: spatial strides.
         paddings: (before, after) for each spatial dimension.
-        is_dense: whether it is neither dilated nor grouped.
+        is_dense: whether dilation and groups are 1.
         is_last: whether the channels come last.
         filter_bytes: bytes of the filter.
         element: bytes of an element.

@@ -50,7 +50,7 @@ class RemoteAccess:
     ahead_bytes: int = AHEAD_BYTES
 
     def open_cache(self) -> DiskCache | None:
-        """Return the disk cache, or None if there is none."""
+        """Return the disk cache, or None."""
         return None if self.cache is None else DiskCache(self.cache, self.cache_size)
 
     def cache_key(self, url: str, tag: str | None, size: int) -> str | None:
