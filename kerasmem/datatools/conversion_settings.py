@@ -180,4 +180,4 @@ def check_outputs(outputs: Sequence[str], sources: Sequence[str], *, force: bool
         if not os.path.isdir(os.path.dirname(output)):
             raise UsageError(f"output: the folder {shown(os.path.dirname(output))} does not exist; create it first")
         if os.path.lexists(output) and not force:
-            raise UsageError(f"output: {shown(output)} exists already; choose another name, or force=True (--force)")
+            raise UsageError(f"output: {shown(output)} exists already; to replace it, pass force=True (--force)")

@@ -194,7 +194,7 @@ class RecordSource(RowSource):
         shape: tuple[int, ...] = () if len(values) == 1 else (len(values),)
         dtype = {"int64_list": "<i8", "float_list": "<f4"}.get(kind, "|u1")
         if not values or (dtype == "|u1" and (shape or not values[0].startswith(_SIGNATURES))):
-            self.notes.append(f"left out: {shown(name)} (neither numbers nor an encoded image)")
+            self.notes.append(f"left out: {shown(name)} (not numbers or an encoded image)")
             return
         if dtype == "|u1":
             shape = decode_image(values[0], f"{self.label}: {shown(name)} of record 0", self._options).shape

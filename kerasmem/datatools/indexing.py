@@ -215,7 +215,7 @@ def _clear(folder: str, target: str, sources: Sequence[str], access: RemoteAcces
         except DataError:  # there are none, or writing the first part will fail with a better message
             return
         if not force:
-            raise UsageError(f"output: {shown(old[0])} exists already; choose another folder, or force=True (--force)")
+            raise UsageError(f"output: {shown(old[0])} exists already; to replace it, pass force=True (--force)")
         return
     old = glob.glob(f"{glob.escape(folder)}/{_PATTERN}")
     check_outputs([target, *old], sources, force=force)

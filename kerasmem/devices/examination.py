@@ -210,7 +210,7 @@ def judge(report: SelfReport, machine: LiveMachine, environ: Mapping[str, str]) 
 def _fix(report: SelfReport) -> str:
     error = report.error or ""
     if error.startswith("ModuleNotFoundError") and "tensorflow" in error:
-        return f"install it: {_INSTALL} (or 'tensorflow' for the CPU alone)"
+        return f"install it: {_INSTALL} (or 'tensorflow' if there is only a CPU)"
     return "run `python -c 'import tensorflow'` for the full message"
 
 
@@ -234,7 +234,7 @@ def _about_gpus(report: SelfReport, machine: LiveMachine, environ: Mapping[str, 
         cause = f"libraries could not be loaded: {', '.join(report.missing_libraries)}"
         fix = f"{_INSTALL} installs them"
         if "libcuda.so.1" in report.missing_libraries:
-            fix = "libcuda.so.1 is part of the NVIDIA driver: install it, or start the container with --gpus all"
+            fix = "install the NVIDIA driver (libcuda.so.1); if this is a container, start it with --gpus all"
     elif report.failure is None:
         cause, fix = "its log has no reason", "see the log below; restart the machine"
     else:

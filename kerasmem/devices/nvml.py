@@ -191,7 +191,7 @@ def _why_no_driver(error: Exception) -> str:
         12: "no NVIDIA driver here: its library libnvidia-ml.so.1 is not found",
         9: "the NVIDIA driver is installed but not loaded",
         18: "the NVIDIA driver's library does not match its kernel module, as after an update; reboot",
-        4: "no permission to use the NVIDIA driver; start the container with its GPUs",
+        4: "no permission to use the NVIDIA driver; if this is a container, start it with its GPUs",
     }
     return reasons.get(_code(error) or 0, f"the NVIDIA driver cannot be reached: {error}")
 

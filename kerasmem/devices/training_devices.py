@@ -66,7 +66,7 @@ def tracked_devices() -> tuple[list[TrackedDevice], list[str]]:
             notes.append(f"allocator: {name}: {error}{hint}")
         devices.append(TrackedDevice(name, allocator, *cards.get(name, (None, None))))
     if not devices:
-        notes.append(f"allocator: TensorFlow has neither a GPU nor CPU:0 in this process, only {logical}; {_HOST_ONLY}")
+        notes.append(f"allocator: TensorFlow has only {logical} in this process, without GPU or CPU:0; {_HOST_ONLY}")
     if any(device.allocator for device in devices):
         notes.append(NO_RESERVED)
     if any(device.name == "CPU:0" and device.allocator for device in devices) and not cpu_uses_bfc():

@@ -151,8 +151,8 @@ class LogFile:
         expected = (_HEADER + "\n").encode() if self.format == "csv" else b'{"kind":'
         if not start.startswith(expected):
             raise UsageError(
-                f"filename: {str(self.path)!r} exists, but is no kerasmem log of this version; "
-                "choose another name, or overwrite it with append=False"
+                f"filename: {str(self.path)!r} exists and is not a kerasmem log of this version; "
+                "if it may be overwritten, pass append=False"
             )
         tail = files.read_bytes(self._file, 65536, max(0, size - 65536))
         cut = len(tail) - (tail.rfind(b"\n") + 1)
@@ -229,7 +229,7 @@ def _samples(
         elif data["kind"] == "run":
             check_format(name, data, FORMAT_VERSION)
     if is_json and not valid_count:
-        raise InputError(f"{name}: no kerasmem log: no line is a valid sample")
+        raise InputError(f"{name}: not a kerasmem log: no line is a valid sample")
     if damaged:
         numbers = ", ".join(map(str, damaged)) + (", …" if damaged_count > len(damaged) else "")
         notes[f"file: {damaged_count} damaged line(s) were left out (line {numbers})"] = None
@@ -275,13 +275,13 @@ def _csv_lines(file: Iterable[str], name: str) -> Iterator[tuple[int, Any]]:
             columns = cells or []
             missing = [column for column in ("run", "time", "phase") if column not in columns]
             if missing:
-                raise InputError(f"{name}: no kerasmem log: its first line has no {', '.join(missing)}")
+                raise InputError(f"{name}: not a kerasmem log: its first line has no {', '.join(missing)}")
         elif cells is None or len(cells) != len(columns) or not line.endswith("\n"):
             yield number, None
         else:
             yield number, {**dict(zip(columns, cells, strict=True)), "kind": "sample"}
     if not columns:
-        raise InputError(f"{name}: no kerasmem log: it is empty")
+        raise InputError(f"{name}: not a kerasmem log: it is empty")
 
 
 def _cells(line: str) -> list[Any]:

@@ -304,7 +304,7 @@ class MemoryLogger(keras.callbacks.Callback):
 
     def _refuse(self) -> None:
         text = "a fit inside another, a method in another thread or a loop without on_train_begin is not logged"
-        self._recorder.log.add_note(f"run: {text}; give it a MemoryLogger of its own", warns=True)
+        self._recorder.log.add_note(f"run: {text}; pass it another MemoryLogger", warns=True)
 
     def _print_line(self) -> None:
         line, self._line = self._line, None

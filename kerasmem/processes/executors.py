@@ -48,8 +48,8 @@ def run_tasks(executor: Executor | None, function: Callable[[Task], Result], tas
         raise
     except BrokenExecutor as error:
         raise KerasmemError(
-            "executor: a worker process ended unexpectedly, most often because it ran out of memory: use fewer "
-            'workers. A script that starts processes must do so under `if __name__ == "__main__":`.'
+            "executor: a worker process ended unexpectedly. If it ran out of memory, use fewer workers. "
+            'If this is a script, it must start processes under `if __name__ == "__main__":`.'
         ) from error
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]

@@ -70,7 +70,7 @@ def read_report(data: Mapping[str, Any], source: str) -> SavedReport:
             _check_sizes("layers", layer)
     except InputError as error:
         raise InputError(
-            f"{source}: no kerasmem estimate or profile: {error}; "
+            f"{source}: not a kerasmem estimate or profile: {error}; "
             "write it again: kerasmem estimate MODEL --json > estimate.json"
         ) from error
     return SavedReport(source, report)

@@ -80,7 +80,7 @@ def test_repack_stats(cli, file, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["inspect", "none.h5"], "there is no such file"),
+        (["inspect", "none.h5"], "the file does not exist"),
         (["inspect", "evil.csv"], "not an HDF5 file"),
         (["stats", "evil.csv"], "not an HDF5 file"),
         (["repack", "evil.csv", "-o", "o.h5"], "not an HDF5 file"),

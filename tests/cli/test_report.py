@@ -62,7 +62,7 @@ def test_json_has_each_log_and_report(cli, log, tmp_path):
     ("name", "content", "told"),
     [
         ("empty.jsonl", b"", "is empty"),
-        ("a.csv", b"x,y\n1,2\n", "no kerasmem log"),
+        ("a.csv", b"x,y\n1,2\n", "not a kerasmem log"),
         ("b.csv", (",".join(COLUMNS) + "\n").encode(), "has no samples"),
         ("c.json", b'{"a": 1}', "must have the field bytes"),
         ("d.json", b'{"bytes": {"total": 1}}', "format_version must be 1; got None"),
@@ -72,7 +72,7 @@ def test_json_has_each_log_and_report(cli, log, tmp_path):
             "no line is a valid sample",
         ),
         ("f.json", b'{"bytes":' + b"[" * 100_000, "nested too deeply"),
-        ("g.jsonl", b"\x00\xff\x89PNG", "no kerasmem log"),
+        ("g.jsonl", b"\x00\xff\x89PNG", "not a kerasmem log"),
         ("h.json", json.dumps({**REPORT, "bytes": {"total": 10**30, "low": 0, "high": 0}}).encode(), "bytes.total"),
     ],
 )

@@ -58,6 +58,6 @@ def test_refusals(slow, tmp_path):
     np.save(tmp_path / "x.npy", X)
     with pytest.raises(DataError, match="not an HDF5 file"):
         repack(tmp_path / "x.npy", tmp_path / "out.h5")
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="the file does not exist"):
         repack(tmp_path / "none.h5", tmp_path / "out.h5")
     assert left_in(tmp_path, slow, "x.npy") == []

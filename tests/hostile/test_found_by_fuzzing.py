@@ -138,5 +138,5 @@ def test_a_record_without_values(tmp_path):
     value = tf.train.Feature(int64_list=tf.train.Int64List())
     with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as writer:
         writer.write(tf.train.Example(features=tf.train.Features(feature={"x": value})).SerializeToString())
-    with pytest.raises(DataError, match=r"'x' .neither numbers"):
+    with pytest.raises(DataError, match=r"'x' .not numbers"):
         kerasmem.data.convert(tmp_path / "d.tfrecord", tmp_path / "out.h5")

@@ -143,7 +143,7 @@ def test_a_fit_inside_a_fit_is_not_logged(scenario):
     outer = [[0, phase, epoch, batch] for epoch in (0, 1) for phase, batch in phases]
     assert found["rows"] == [*outer, [1, "train", 0, 0], [1, "epoch", 0, None]]
     assert "memory_rss_bytes" in found["keys"]
-    assert len(found["warnings"]) == 1 and "MemoryLogger of its own" in found["warnings"][0]
+    assert len(found["warnings"]) == 1 and "another MemoryLogger" in found["warnings"][0]
 
 
 def test_a_fit_in_another_thread_is_not_mixed_into_the_run(scenario):

@@ -72,7 +72,7 @@ def test_a_changed_or_removed_file_is_named(numbered, write):
     with pytest.raises(DataError, match=r"'x' has changed .* was \(100, 3\) <f4 and is \(150, 3\)"):
         stream[0]
     os.unlink(path)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="the file does not exist"):
         stream[0]
     numbered(rows=100)
     assert len(stream[0][1]) == 32, "and it recovers with the file"

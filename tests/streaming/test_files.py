@@ -97,7 +97,7 @@ def test_lists_that_are_refused(parts, tmp_path):
         H5ChunkSequence([*parts, parts[0].parent / "." / "part-2.h5"])
     with pytest.raises(UsageError, match="a pattern or a list of paths; got int"):
         H5ChunkSequence([parts[0], 3])
-    with pytest.raises(DataError, match=r"gone.h5'?: there is no such file"):
+    with pytest.raises(DataError, match=r"gone.h5'?: the file does not exist"):
         H5ChunkSequence([*parts, tmp_path / "gone.h5"])
 
 

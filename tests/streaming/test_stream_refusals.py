@@ -23,7 +23,7 @@ def refuse(error, text, *args, **settings):
 
 
 def test_files_that_are_not_complete_hdf5_are_refused(numbered, tmp_path):
-    refuse(DataError, "no such file", tmp_path / "none.h5")
+    refuse(DataError, "the file does not exist", tmp_path / "none.h5")
     refuse(DataError, "not a file", tmp_path)
     refuse(UsageError, "must be a path, a pattern or a list of paths; got int", 7)
     refuse(UsageError, "not a path", "")

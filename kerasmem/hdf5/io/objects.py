@@ -27,8 +27,10 @@ _NO_RANGES = (
 _TRIES = 7
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 8.0  # seconds
 _Result = TypeVar("_Result")
-_NO_CREDENTIALS = "no credentials were found; put them into storage_options, for a public bucket {'anon': True}"
-_FORBIDDEN = "no permission to read it; credentials go into storage_options, and a signed link may have run out"
+_NO_CREDENTIALS = "no credentials were found; pass them in storage_options, or {'anon': True} if the bucket is public"
+_FORBIDDEN = (
+    "no permission to read it; pass credentials in storage_options, or a new signed link if the old one has expired"
+)
 _MISSING = "the object does not exist"
 _PERMANENT = {
     401: _FORBIDDEN, 403: _FORBIDDEN, "PermissionError": _FORBIDDEN,

@@ -208,8 +208,8 @@ class DataIndex(Sequence[str]):
         url = name if is_url(name) else f"{scheme}:{urljoin('//' + rest, name)}"
         if (scheme_of(url), urlsplit(url).netloc) != (scheme_of(self.path), urlsplit(self.path).netloc):
             raise DataError(
-                f"{shown(self.path)}: the index names {shown(url)} on another server. If you trust it, download the "
-                "index: a remote one may only name files of its own server or bucket"
+                f"{shown(self.path)}: the index must name files on the same server or bucket; got {shown(url)}. "
+                "If you trust the index, download it"
             )
         return url
 

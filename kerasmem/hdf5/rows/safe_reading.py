@@ -156,7 +156,8 @@ def _refuse_unchecked(file: h5py.File, dataset: h5py.Dataset, name: str) -> None
     if creation.get_nfilters():
         raise DataError(
             f"{label} is compressed, and stored in a way that only HDF5 can read. HDF5 does not check chunks: "
-            "a damaged one could crash this process or leak its memory. Write plain numbers, or pass trust_file=True"
+            "a damaged one could crash this process or leak its memory. "
+            "If you trust the file, pass trust_file=True; otherwise write plain numbers"
         )
     itemsize = _element_size(dataset)
     if dataset.chunks is not None:

@@ -39,7 +39,7 @@ _VISITED = 2000  # objects visited for a message; a hostile file may hold millio
 def refuse_no_file(path: str) -> None:
     """Refuse a path if it is not a file, or the file is empty."""
     if not os.path.exists(path):
-        raise DataError(f"{shown(path)}: there is no such file")
+        raise DataError(f"{shown(path)}: the file does not exist; check the path")
     if not os.path.isfile(path):
         raise DataError(f"{shown(path)}: this is not a file; pass the path of an HDF5 file")
     if os.path.getsize(path) == 0:  # also endless files of the kernel
@@ -222,7 +222,8 @@ def _scan_undamaged(file: h5py.File, path: str, name: str, access: Access) -> Da
     missing = missing_part(file, dataset)
     if missing and not access.trust_file:
         raise DataError(
-            f"{label} is not complete: {missing}. Write the rest, or pass trust_file=True to read fill values there"
+            f"{label} is not complete: {missing}. Write the rest, "
+            "or pass trust_file=True if fill values may be read there"
         )
     if missing:
         warn_user(f"{label} is not complete: {missing}; fill values are read there")
@@ -250,7 +251,7 @@ def _refuse_filters(label: str, creation: Any, access: Access) -> None:
         if not access.trust_file:
             raise DataError(
                 f"{problem}, which HDF5 would decode unchecked: a damaged chunk could crash this process or leak its "
-                f"memory. Options: {fix}, or pass trust_file=True"
+                f"memory. If you trust the file, pass trust_file=True; otherwise {fix}"
             )
 
 
