@@ -39,8 +39,8 @@ def summary(
         model: a Keras model, or another model that `kerasmem.estimate` accepts.
         batch_size: samples in a batch. Defaults to 32.
         line_length: characters in a line. Defaults to the terminal's width.
-        print_fn: function to call with the text instead of printing it.
-        show_trainable: whether to show if a layer is trainable.
+        print_fn: function that is called with the text. Defaults to printing to the terminal.
+        show_trainable: whether to show if a layer is trainable. Defaults to False.
         **options: arguments of `kerasmem.estimate`, such as `input_shape` or `dtype_policy`. `method` defaults to
             "formula", which is immediate.
 
@@ -90,7 +90,7 @@ def report_page(*results: Any, title: str = "Memory report") -> ReportPage:
 
     Args:
         *results: timelines (`logger.timeline`, `kerasmem.read_timeline`), memory reports (`kerasmem.estimate`) and
-            profiles of a step (`logger.profile`).
+            profiles of a step (`kerasmem.profile`).
         title: heading of the page. Defaults to "Memory report".
 
     Returns:

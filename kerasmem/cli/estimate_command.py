@@ -32,8 +32,8 @@ def estimate_command(
     MODEL is a .h5 or .keras file, an architecture .json, or package.module:function (also file.py:function) that
     returns a Keras model.
 
-    Several models, or values of --grid, each have a row: in a table, in CSV, or with --json as a line of JSON when it
-    is ready. A failure is a row with its reason. Limits of time and memory apply to each row.
+    With several models or --grid, each estimate is a row of a table, of CSV, or with --json a line of JSON, printed as
+    soon as it is ready. A failed estimate is a row with the reason. Limits of time and memory apply to each row.
 
     Examples:
       kerasmem estimate model.h5

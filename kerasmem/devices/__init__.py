@@ -9,7 +9,7 @@ recording        events of the allocator, recorded by TensorFlow's profiler
 nvml             the NVIDIA driver (the only module that uses NVML)
 machine          this machine's GPUs and their CUDA ordinals, without TensorFlow
 host             memory of this process, its children and this machine; limits of jobs
-doctor           `kerasmem doctor`: whether TensorFlow sees the GPU
+examination      `kerasmem doctor`: whether TensorFlow sees the GPU
 ================ =================================================================================
 """
 

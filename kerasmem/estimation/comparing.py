@@ -113,8 +113,8 @@ def compare(
     batch size, method and mode, unless `settings` override them.
 
     Args:
-        a: a model as for `kerasmem.estimate`, a `MemoryReport`, or the path of one that `kerasmem estimate --json`
-            printed.
+        a: a model as for `kerasmem.estimate`, a `MemoryReport`, or the path of a report saved by
+            `kerasmem estimate --json`.
         b: the same, after the change.
         budget: maximum for `b`: bytes, or a size such as "14GiB". Defaults to no limit.
         max_increase: maximum increase from `a` to `b`: bytes, a size such as "200MB", or a share of `a` such as "5%".

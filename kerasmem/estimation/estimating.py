@@ -32,7 +32,7 @@ from kerasmem.models.weightless import random_state_kept
 from kerasmem.processes.children import ChildFailure, Limits
 from kerasmem.processes.forking import run_child
 
-LONGEST = 1800.0  # seconds of an isolated estimate, as many as `kerasmem estimate` has
+LONGEST = 1800.0  # time limit of an isolated estimate in seconds, the default of `kerasmem estimate`
 
 
 @shows_settings()
@@ -65,8 +65,9 @@ def estimate(model: Any, *, isolated: bool = False, **settings: Unpack[EstimateS
         factory_args: keyword arguments for the function that builds the model.
         custom_objects: classes and functions of the file that are not Keras's, by name.
         trust: allow serialised Python in the file to run. Defaults to False.
-        isolated: whether to open the file in a subprocess, if its origin is unknown. Limits are half an hour and 80 %
-            of the memory that this job may have. The first call takes seconds, others 0.1 s more. Defaults to False.
+        isolated: open the file in a subprocess, limited to 30 minutes and 80 % of the memory available to this job. Use
+            it for files of unknown origin. The first call takes some seconds longer, later ones 0.1 s. Defaults to
+            False.
 
     Returns:
         A `MemoryReport`; all sizes in bytes.
@@ -144,7 +145,8 @@ class EstimateSession:
         """Estimate the step.
 
         Args:
-            **changes: settings that replace the spec's: `batch_size`, `device`, or `method` unless that was "formula".
+            **changes: settings that replace the spec's: `batch_size`, `device`, and `method` unless the spec's is
+                "formula".
 
         Raises:
             KerasmemError: As `kerasmem.estimate`.

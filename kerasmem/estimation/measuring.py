@@ -45,7 +45,7 @@ def measure(
 
     Args:
         model: as for `kerasmem.estimate`.
-        steps: number of measured steps, after a first one that sets things up. Defaults to 10.
+        steps: number of measured steps, after one warm-up step. Defaults to 10.
         timeout: seconds for the whole subprocess. Defaults to 600.
         **settings: as for `kerasmem.estimate`, except `method` and `replicas`.
 
@@ -109,7 +109,7 @@ def profile(
 
     Args:
         model: as for `kerasmem.estimate`.
-        steps: number of recorded steps, after those that warm up. Defaults to 5.
+        steps: number of recorded steps, after the warm-up steps. Defaults to 5.
         timeout: seconds for the whole subprocess. Defaults to 600.
         **settings: as for `measure`.
 

@@ -98,7 +98,7 @@ def _compiles(step: ShapedStep) -> tuple[bool, str]:
     if step.spec.replicas > 1:
         return False, "Keras does not compile with XLA under tf.distribute"
     if not step.is_on_card:
-        reason = "no card is named" if step.target is None else "a size need not be a GPU's"
+        reason = "no card is named" if step.target is None else "a memory size alone does not name a GPU"
         return False, f"Keras compiles with XLA on a GPU only, and {reason}"
     for layer in flatten_layers(model):
         if not layer.supports_jit:
@@ -258,7 +258,7 @@ def _why_no_steps(step: ShapedStep) -> str | None:
     needed, free = step.formula.total_bytes, host_memory().available_bytes
     if step.spec.method == "auto" and needed > PROBED_SHARE * free:
         return (
-            f"no step was run (--method probe runs some): by the formula it needs {needed:,} B, more than a quarter of "
+            f"no step was run (--method probe runs some): the formula gives {needed:,} B, more than a quarter of "
             f"the {free:,} B of free memory here"
         )
     return backend_refusal("probe", step.spec.jit_compile)

@@ -1,4 +1,4 @@
-"""Logs how much memory a running fit uses.
+"""Log the memory of a running `fit`.
 
 ============= =======================================================================
 logger        `MemoryLogger`, the Keras callback: translates Keras's hooks

@@ -77,7 +77,7 @@ class Advice(Record, Sequence[Remedy], what="advice", version=1, also=("verdict"
         settings: settings of the training now.
         need: memory of the training now, in bytes.
         device: the device, and whether the training fits.
-        remedies: single changes that save memory, by bytes saved for each unit of arithmetic.
+        remedies: single changes that save memory, those with the most bytes saved per unit of arithmetic first.
         plans: single or combined changes that fit, the least harmful first; if none fits, the nearest. Empty if the
             training fits.
         considered: remedies that are not offered, with the reason.

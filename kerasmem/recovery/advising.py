@@ -54,7 +54,8 @@ def advise(
         **settings: as for `kerasmem.estimate`, except `replicas`. Method "auto" uses one method for all estimates.
 
     Returns:
-        An `Advice`: a sequence of `Remedy`, by bytes saved for each unit of arithmetic; all sizes in bytes.
+        An `Advice`: a sequence of `Remedy`, those with the most bytes saved per unit of arithmetic first. All sizes are
+        in bytes.
 
     Raises:
         UsageError: If an argument is wrong.

@@ -42,7 +42,7 @@ class H5DataSource:
     Args:
         path: files, a pattern, URLs or an index, as for `H5ChunkSequence`.
         x: dataset name of the features, or a list or dict of names, as for `H5ChunkSequence`.
-        y: the same for the targets. None for none.
+        y: the same for the targets; None if there are none.
         sample_weight: the same for weights.
         rows: rows to use, as for `H5ChunkSequence`. `source[0]` is the first selected row. Defaults to all.
         dtype: type of the features, as for `H5ChunkSequence`.

@@ -53,14 +53,14 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
             `remote`). A list of files or a pattern ("data/part-*.h5", part-2 before part-10) is read as one data set in
             that order. Row shapes and types must agree; chunks, filters and storage may differ. The number of rows is
             read once: rows appended to a file later need a new sequence.
-        x: dataset name of the features, such as "x" or "train/images". A list of names yields a tuple (several inputs),
-            a dict of input name to dataset name yields a dict.
-        y: the same for the targets. None for none, as for `predict`.
-        sample_weight: the same for weights, one value per row.
-        batch_size: rows per batch; the last batch of an epoch may be smaller.
+        x: dataset name of the features, such as "train/images". A list of names yields a tuple (several inputs), a dict
+            of input name to dataset name yields a dict. Defaults to "x".
+        y: the same for the targets; None if there are none, as for `predict`. Defaults to "y".
+        sample_weight: the same for weights, one value per row. Defaults to None.
+        batch_size: rows per batch; the last batch of an epoch may be smaller. Defaults to 32.
         shuffle: True for a new order in each epoch, False for file order. `predict` needs file order if its results are
-            to be matched with rows.
-        seed: seed of the order. If None, one is drawn.
+            to be matched with rows. Defaults to True.
+        seed: seed of the order. If None, one is drawn. Defaults to 0.
         dtype: type of the features: "float32", "float16", "float64", or "stored" to keep integers such as token IDs; or
             a dict by dataset name, which may name targets too. Integers and booleans without `scale` are cast (exact
             below 2**24). Integer and boolean targets keep their stored type; targets and weights that are floats become
@@ -97,8 +97,8 @@ class H5ChunkSequence(Stream, keras.utils.PyDataset):
             ranges are fetched, one request per block and up to 64 small ones in parallel. If the file changes after the
             sequence was created, reading it is an error. Needs `kerasmem[remote]`, `[s3]` or `[gcs]`.
         workers: if 2 or more, this many threads read and transform batches ahead of training. With 0 or 1, batches are
-            made when Keras requests them (on TensorFlow already in a background thread).
-        use_multiprocessing: run `transform` in `workers` processes (reading stays in this one).
+            made when Keras requests them (on TensorFlow already in a background thread). Defaults to 1.
+        use_multiprocessing: run `transform` in `workers` processes (reading stays in this one). Defaults to False.
 
     Keras sees `workers=1, use_multiprocessing=False`: its own workers would neither keep the order nor read each chunk
     once, so the sequence prepares batches itself.

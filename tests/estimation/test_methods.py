@@ -86,7 +86,7 @@ def other_recurrent():
     ("jit_compile", "target", "build", "first", "why"),
     [
         ("auto", None, None, "graph", "no card is named"),
-        ("auto", SIZE, None, "graph", "a size need not be a GPU's"),
+        ("auto", SIZE, None, "graph", "a memory size alone does not name a GPU"),
         ("auto", CARD, None, "gpu-target", "--no-jit-compile"),
         ("auto", CARD, no_jit, "graph", "layer 'stubborn' cannot be compiled by XLA"),
         ("auto", CARD, recurrent, "graph", "cuDNN runs layer 'memory'"),
