@@ -232,7 +232,7 @@ def _open_source(path: str, options: ReadOptions) -> RowSource:
     if os.path.isdir(path):
         return ImageFolder(path, options)
     if not os.path.isfile(path):
-        problem = "is not a file or folder" if os.path.exists(path) else "no such file or folder"
+        problem = "is not a file or folder" if os.path.exists(path) else "the file or folder does not exist"
         raise DataError(f"{shown(path)}: {problem}")
     if lower.endswith((".npy", ".npz")):
         return ArraySource(path, options)

@@ -57,7 +57,7 @@ def check_model_name(text: str) -> None:
         raise ModelFileError("the model must be a path or package.module:function; got an empty text")
     elif "\0" not in text and not os.path.lexists(text):
         hint = "; write Keras's own models as keras.applications:ResNet50" if text.isidentifier() else ""
-        raise ModelFileError(f"{text}: no such file{hint}")
+        raise ModelFileError(f"{text}: the file does not exist{hint}")
 
 
 def check_factory_name(text: str, option: str) -> None:
@@ -70,7 +70,7 @@ def check_factory_name(text: str, option: str) -> None:
     if not module or not function.isidentifier():
         raise UsageError(f"{option} must be package.module:function or file.py:function; got {text!r}")
     if module.endswith(".py") and not Path(module).exists():
-        raise UsageError(f"{option} {module}: no such file")
+        raise UsageError(f"{option} {module}: the file does not exist")
 
 
 def is_factory_name(text: str) -> bool:

@@ -101,11 +101,11 @@ import contextlib, io, sys
 from kerasmem.cli import main
 for arguments, message in (
     ("estimat", "did you mean 'estimate'?"),
-    ("estimate modl.h5", "modl.h5: no such file"),
-    ("compare absent model.h5", "absent: no such file"),
+    ("estimate modl.h5", "modl.h5: the file does not exist"),
+    ("compare absent model.h5", "absent: the file does not exist"),
     ("estimate ResNet50", "keras.applications:ResNet50"),
     ("estimate s3://bucket/model.h5", "must be a local file"),
-    ("estimate absent.py:build", "absent.py: no such file"),
+    ("estimate absent.py:build", "absent.py: the file does not exist"),
     ("estimate --factory build", "must be package.module:function"),
     ("estimate model.h5 --method grap", "did you mean 'graph'?"),
     ("estimate model.h5 --mode trian", "did you mean 'train'?"),

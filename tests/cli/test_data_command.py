@@ -86,7 +86,7 @@ def test_repack_stats(cli, file, tmp_path):
         (["repack", "evil.csv", "-o", "o.h5"], "not an HDF5 file"),
         (["convert", "evil.csv", "-o", "o.h5"], "Expected 2 columns, got 3"),
         (["convert", "evil.csv", "-o", "o.h5", "--columns", "x"], "--columns must be NAME=VALUE"),
-        (["convert", "none", "-o", "o.h5"], "no such file or folder"),
+        (["convert", "none", "-o", "o.h5"], "the file or folder does not exist"),
         (["convert", "evil.csv"], "Missing option '-o'"),
         (["convert", "-o", "o.h5"], "Missing argument 'SRC...'"),
         (["nope"], "the command must be one of inspect, convert, repack, stats, index"),

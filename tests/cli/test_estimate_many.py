@@ -76,7 +76,8 @@ def test_the_worst_verdict_is_the_exit_code(cli, models):
     ("words", "said"),
     [
         (("--grid", "batch_size"), "must be NAME=VALUE"), (("--grid", "a=1", "--grid", "a=2"), "got it twice"),
-        (("absent.keras",), "absent.keras: no such file"), (("--grid", "a=1", "--json", "--csv"), "choose one"),
+        (("absent.keras",), "absent.keras: the file does not exist"),
+        (("--grid", "a=1", "--json", "--csv"), "choose one"),
         (("--workers", "2", "--dask", "tcp://a:1"), "choose one"),
     ],
 )  # fmt: skip

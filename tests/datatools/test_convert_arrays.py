@@ -200,7 +200,7 @@ def test_sources_that_do_not_match_are_refused(tmp_path):
         convert([tmp_path / "a.npz", tmp_path / "c.npz"], tmp_path / "out.h5")
     with pytest.raises(UsageError, match="must be different files"):
         convert([tmp_path / "a.npz", tmp_path / "a.npz"], tmp_path / "out.h5")
-    with pytest.raises(DataError, match="no such file or folder"):
+    with pytest.raises(DataError, match="the file or folder does not exist"):
         convert(tmp_path / "none.npy", tmp_path / "out.h5")
     with pytest.raises(DataError, match="no file matches this pattern"):
         convert(str(tmp_path / "none-*.npy"), tmp_path / "out.h5")

@@ -36,7 +36,7 @@ def test_reads_each_kind_whatever_the_name_ends_with(mnist_cnn, tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("absent.h5", "no such file"), ("empty.h5", "is empty"), ("model\0.h5", "cannot be read"),
+        ("absent.h5", "the file does not exist"), ("empty.h5", "is empty"), ("model\0.h5", "cannot be read"),
         ("", "got an empty text"), ("http://x/y.h5", "must be a local file"),
     ],
 )  # fmt: skip

@@ -237,7 +237,7 @@ def test_factories(tmp_path, monkeypatch):
     ]:
         with pytest.raises(error, match=message):
             estimate(name)
-    with pytest.raises(ModelFileError, match="no such file"):
+    with pytest.raises(ModelFileError, match="the file does not exist"):
         estimate("absent.weights.h5", factory="nets:build")
 
 
