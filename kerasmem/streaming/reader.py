@@ -111,7 +111,7 @@ class RowReader:
         return tasks
 
     def read(self, rows: np.ndarray, grid: Grid) -> list[np.ndarray]:
-        """Return some rows in the order of their numbers here, one array per column.
+        """Return rows in the order of `rows`, one array per column.
 
         Args:
             rows: row numbers.

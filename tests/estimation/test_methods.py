@@ -183,5 +183,5 @@ def test_a_live_model_that_cannot_be_rebuilt_has_the_formula():
     report = estimate(odd, input_shape=(3,))
     assert report.settings.method == "formula"
     assert any("cannot be rebuilt from its configuration" in note for note in report.notes)
-    with pytest.raises(UsageError, match="give a function that builds it"):
+    with pytest.raises(UsageError, match="pass a function that builds it"):
         estimate(odd, input_shape=(3,), method="graph")
